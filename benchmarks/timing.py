@@ -1,0 +1,63 @@
+"""Interleaved timing: several calls take turns, so that the machine's load hits them alike."""
+
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+Call = Callable[[], Any]
+
+
+def block(call: Call, num_calls: int) -> float:
+    """CPU seconds per call over one block of `num_calls` calls."""
+    start = time.process_time_ns()
+    for _ in itertools.repeat(None, num_calls):
+        call()
+    return (time.process_time_ns() - start) / num_calls / 1e9
+
+
+def block_length(call: Call, seconds: float) -> int:
+    """How many calls fill a block of `seconds`; the trial blocks warm the call up."""
+    num_calls = 1
+    while (per_call := block(call, num_calls)) * num_calls < seconds / 4:
+        num_calls *= 4
+    return max(1, round(seconds / per_call))
+
+
+def interleave(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds per call of each of `calls`, one figure a round; the garbage collector rests."""
+    lengths = {name: block_length(call, seconds) for name, call in calls.items()}
+    return take_turns(
+        {name: lambda name=name: block(calls[name], lengths[name]) for name in calls}, rounds
+    )
+
+
+def take_turns(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Every block once a round; each round starts one further, so that no one is always first."""
+    names = list(blocks)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                times[name].append(blocks[name]())
+    finally:
+        gc.enable()
+    return times
+
+
+def paired_ratio(times: list[float], reference: list[float]) -> tuple[float, float]:
+    """Median of the per-round ratios, and their spread: half the interquartile range.
+
+    >>> paired_ratio([1., 2., 3., 4.], [2., 4., 6., 8.])
+    (0.5, 0.0)
+    """
+    ratios = [a / b for a, b in zip(times, reference, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0], 0.0
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return middle, (high - low) / 2

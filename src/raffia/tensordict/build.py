@@ -1,0 +1,548 @@
+"""Making containers from other structures, and showing them."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Node
+
+
+def as_size(value: Any) -> torch.Size:
+    """A batch size from an int, a sequence of ints or None."""
+    if isinstance(value, torch.Size):
+        return value
+    if value is None:
+        return torch.Size()
+    if isinstance(value, (int, np.integer, torch.SymInt)):
+        return torch.Size((value,))
+    try:
+        size = torch.Size(value)
+    except TypeError:
+        raise TypeError(
+            f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
+            "entries are given as a dict or as keywords"
+        ) from None
+    if any([isinstance(n, int) and n < 0 for n in size]):
+        raise ValueError(f"a batch_size has no negative dimensions, got {tuple(size)}")
+    return size
+
+
+def as_device(value: Any) -> torch.device:
+    """A device, with its index where that is left open."""
+    device = value if isinstance(value, torch.device) else torch.device(value)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def as_entry(value: Any, td: Any, name: str) -> Any:
+    """The tensor or node that stands for any Python value in the container `td`."""
+    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+    from raffia.tensordict.tensordict import TensorDict
+
+    if isinstance(value, (Tensor, Node)):
+        return value
+    if isinstance(value, Mapping):
+        return TensorDict(value, batch_size=td.batch_size, device=td.device)
+    if isinstance(value, _NUMBERS):
+        return torch.as_tensor(value, device=td.device)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.as_tensor(value, device=td.device)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        tensor = _sequence_as_tensor(value, td.device)
+        if tensor is not None:
+            return tensor
+        if isinstance(value, list):
+            return NonTensorStack.from_list(value, device=td.device)
+    return NonTensorData(value, batch_size=td.batch_size, device=td.device)
+
+
+def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
+    """A tensor of a (nested) list of numbers or of tensors of one shape; None if it is neither."""
+    if not value:
+        return torch.as_tensor(value, device=device)
+    first = value[0]
+    if isinstance(first, Tensor):
+        if all([isinstance(v, Tensor) and v.shape == first.shape for v in value]):
+            return torch.stack(list(value))
+        return None
+    if isinstance(first, (*_NUMBERS, list, tuple)):
+        try:
+            return torch.as_tensor(value, device=device)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+    return None
+
+
+def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
+    """The error for a value that does not have the leading dimensions of the container."""
+    return RuntimeError(
+        f"batch dimension mismatch: the batch size is {batch_size} but the value has shape {value.shape} for key {name!r}; "
+        "the leading dimensions of a value must be the batch size"
+        + ("" if value.shape else ". Scalars are 0-dim tensors: expand it to the batch size, or keep it with set_non_tensor")
+    )
+
+
+def holds(value: Any, td: Any) -> bool:
+    """Whether a node is `td`, or has it nested in it."""
+    return value is td or any([holds(child, td) for child in value._children()])
+
+
+def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
+    """A copy of a nested container with the batch size of the one that takes it in."""
+    given = value._batch_size
+    copy = value.copy()
+    try:
+        copy._set_batch_size(batch_size)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"batch dimension mismatch: the batch size is {batch_size} but the container for key {name!r} has {given}, "
+            f"and its entries can't be given the larger one: {error}"
+        ) from error
+    return copy
+
+
+def common_size(td: Any, batch_dims: int | None) -> torch.Size:
+    """The longest leading dimensions that all entries share, at most `batch_dims` of them."""
+    size: Any = None
+    for value in td._entries().values():
+        if isinstance(value, Node) and not value._is_data():
+            shape = common_size(value, batch_dims)
+            if not value._entries():
+                continue
+        elif isinstance(value, Node):
+            continue
+        else:
+            shape = value.shape
+        if batch_dims is not None:
+            shape = shape[:batch_dims]
+        if size is None:
+            size = shape
+        else:
+            same = 0
+            while same < min(len(size), len(shape)) and size[same] == shape[same]:
+                same += 1
+            size = size[:same]
+    return torch.Size(()) if size is None else torch.Size(size)
+
+
+def auto_batch_size(td: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
+    size = common_size(td, batch_dims)
+    for value in td._entries().values():
+        if isinstance(value, Node) and not value._is_data() and value._entries():
+            if not (keep_compliant_size and value._batch_size[: len(size)] == size):
+                auto_batch_size(value, batch_dims, keep_compliant_size)
+    td._set_batch_size(size)
+
+
+def finished(cls: Any, entries: Any, auto_batch_size: bool | None, batch_size: Any, device: Any, batch_dims: int | None, names: Any = None) -> Any:
+    """A container over `entries` with the batch size that is given or found."""
+    if batch_size is not None and (auto_batch_size or batch_dims is not None):
+        raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
+    td = cls._from_entries(entries, batch_size, device)
+    if auto_batch_size or batch_dims is not None:
+        td.auto_batch_size_(batch_dims)
+    if names is not None:
+        td.names = names
+    return td
+
+
+def from_dict(
+    cls: Any,
+    input_dict: Mapping[Any, Any],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_size: Any = None,
+    device: Any = None,
+    batch_dims: int | None = None,
+    names: Sequence[str | None] | None = None,
+) -> Any:
+    """A container from a (nested) dict.
+
+    auto_batch_size: take as batch size the longest leading dimensions that all entries share, at most `batch_dims`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
+    torch.Size([2, 3])
+    """
+    return finished(cls, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+
+
+def from_dict_instance(
+    td: Any,
+    input_dict: Mapping[Any, Any],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_size: Any = None,
+    device: Any = None,
+    batch_dims: int | None = None,
+    names: Sequence[str | None] | None = None,
+) -> Any:
+    """A container from a (nested) dict, of the kind and the batch size of this one.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2]).from_dict_instance({"a": [1, 2]}).batch_size
+    torch.Size([2])
+    """
+    if batch_size is None and not auto_batch_size and batch_dims is None:
+        batch_size = td.batch_size
+    return from_dict(
+        type(td),
+        input_dict,
+        auto_batch_size=auto_batch_size,
+        batch_size=batch_size,
+        device=td.device if device is None else device,
+        batch_dims=batch_dims,
+        names=names,
+    )
+
+
+def from_any(
+    cls: Any,
+    obj: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A container from a dict, dataclass, named tuple, tuple, list, structured array or container; others are kept.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_any({"a": (torch.zeros(2), {"b": 1})}).to_dict()
+    {'a': {'0': tensor([0., 0.]), '1': {'b': tensor(1)}}}
+    """
+    found = any_entries(obj, cls)
+    if found is None:
+        return obj
+    if isinstance(found, Node):
+        return found
+    return finished(cls, found, auto_batch_size, batch_size, device, batch_dims)
+
+
+def any_entries(obj: Any, cls: Any) -> Any:
+    """Entries of a structure, with structures inside taken apart too; None if it has no entries."""
+    if isinstance(obj, Node):
+        return obj
+    if isinstance(obj, Mapping):
+        pairs: Any = obj.items()
+    elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        pairs = [(field.name, getattr(obj, field.name)) for field in dataclasses.fields(obj)]
+    elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
+        pairs = zip(obj._fields, obj, strict=True)
+    elif isinstance(obj, np.ndarray) and obj.dtype.names:
+        pairs = [(name, obj[name]) for name in obj.dtype.names]
+    elif isinstance(obj, tuple):
+        pairs = [(str(i), value) for i, value in enumerate(obj)]
+    elif isinstance(obj, list) and any([isinstance(v, (Mapping, tuple, list, Tensor)) for v in obj]):
+        pairs = [(str(i), value) for i, value in enumerate(obj)]
+    else:
+        return None
+    out = {}
+    for name, value in pairs:
+        below = any_entries(value, cls)
+        out[name] = value if below is None else below
+    return out
+
+
+def from_pytree(
+    cls: Any, pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+) -> Any:
+    """A container from nested dicts, lists and tuples of tensors; its `to_pytree` gives the structure back.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()
+    {'0': tensor([0., 0.]), '1': {'a': tensor([1., 1.])}}
+    """
+    found = any_entries(pytree, cls)
+    if found is None:
+        raise ValueError(f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}")
+    if isinstance(found, Node):
+        return found
+    td = finished(cls, found, auto_batch_size, batch_size, None, batch_dims)
+    td._skeleton = _kinds(pytree)
+    return td
+
+
+def _kinds(tree: Any) -> Any:
+    """The structure of a pytree: which kind of sequence or dict stands where."""
+    if isinstance(tree, Mapping):
+        return {name: _kinds(value) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [_kinds(value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return None
+
+
+def from_namedtuple(
+    cls: Any,
+    named_tuple: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A container from a named tuple.
+
+    >>> from collections import namedtuple
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_namedtuple(namedtuple("Point", "x y")(torch.zeros(2), torch.ones(2)))["y"]
+    tensor([1., 1.])
+    """
+    if not hasattr(named_tuple, "_fields"):
+        raise TypeError(f"from_namedtuple takes a named tuple, got {type(named_tuple).__name__}")
+    return finished(cls, any_entries(named_tuple, cls), auto_batch_size, batch_size, device, batch_dims)
+
+
+def from_dataclass(
+    cls: Any,
+    dataclass: Any,
+    *,
+    dest_cls: Any = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    as_tensorclass: bool = False,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A container from an instance of a dataclass.
+
+    as_tensorclass: give a tensorclass with the same fields; `dest_cls` names the one to use.
+
+    >>> import dataclasses
+    >>> from raffia import TensorDict
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: torch.Tensor
+    >>> TensorDict.from_dataclass(Point(torch.zeros(2)))["x"]
+    tensor([0., 0.])
+    """
+    if not dataclasses.is_dataclass(dataclass):
+        raise TypeError(f"from_dataclass takes a dataclass, got {type(dataclass).__name__}")
+    if as_tensorclass or dest_cls is not None or isinstance(dataclass, type):
+        from raffia.tensordict.tensorclass import from_dataclass as to_class
+
+        made = to_class(dataclass, dest_cls)
+        if isinstance(dataclass, type):
+            return made
+        cls = made
+    return finished(cls, any_entries(dataclass, cls), auto_batch_size, batch_size, device, batch_dims)
+
+
+def from_tuple(
+    cls: Any,
+    obj: tuple[Any, ...],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A container from a tuple; the entries are named "0", "1", ...
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_tuple((torch.zeros(2), torch.ones(2)))["1"]
+    tensor([1., 1.])
+    """
+    if not isinstance(obj, tuple):
+        raise TypeError(f"from_tuple takes a tuple, got {type(obj).__name__}")
+    return finished(cls, any_entries(tuple(obj), cls), auto_batch_size, batch_size, device, batch_dims)
+
+
+def from_list(
+    cls: Any,
+    input: list[Any],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_size: Any = None,
+    device: Any = None,
+    batch_dims: int | None = None,
+    names: Sequence[str | None] | None = None,
+    lazy: bool | None = None,
+) -> Any:
+    """A stack of containers, one for each dict in the list.
+
+    lazy: stack without copying; None: only where shapes or keys differ.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
+    tensor([1, 2])
+    """
+    from raffia.tensordict.lazy import lazy_stack, maybe_dense_stack
+    from raffia.tensordict.stack import stack
+
+    rows = [finished(cls, row, auto_batch_size, batch_size, device, batch_dims) for row in input]
+    how = maybe_dense_stack if lazy is None else lazy_stack if lazy else stack
+    out = how(rows, 0)
+    if names is not None:
+        out.names = names
+    return out
+
+
+def from_struct_array(
+    cls: Any,
+    struct_array: np.ndarray,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """A container from a structured numpy array; its shape is the batch size.
+
+    >>> from raffia import TensorDict
+    >>> rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i8"), ("b", "f4")])
+    >>> TensorDict.from_struct_array(rows)["b"]
+    tensor([2., 4.])
+    """
+    if not struct_array.dtype.names:
+        raise TypeError(f"from_struct_array takes an array with named fields, got dtype {struct_array.dtype}")
+    entries = {name: _field(struct_array[name], cls) for name in struct_array.dtype.names}
+    if batch_size is None and not auto_batch_size and batch_dims is None:
+        batch_size = struct_array.shape
+    return finished(cls, entries, auto_batch_size, batch_size, device, batch_dims)
+
+
+def _field(column: np.ndarray, cls: Any) -> Any:
+    if column.dtype.names:
+        return from_struct_array(cls, column)
+    return torch.as_tensor(np.ascontiguousarray(column)) if column.dtype.kind in "biufc" else column.tolist()
+
+
+def fromkeys(cls: Any, keys: Sequence[NestedKey], value: Any = 0) -> Any:
+    """A container with `value` under each key.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.fromkeys(["a", ("b", "c")], 1).to_dict()
+    {'a': tensor(1), 'b': {'c': tensor(1)}}
+    """
+    td = cls()
+    for key in keys:
+        td.set(key, value)
+    return td
+
+
+# ---------------------------------------------------------------------------------------------- like this one
+
+
+def _new_filled(td: Any, make: str, size: Any, fill: tuple[Any, ...], options: dict[str, Any], empty_lazy: bool = False) -> Any:
+    shape = as_size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    ndim = len(td._batch_size)
+    options = {name: value for name, value in options.items() if value is not None}
+    out = td._batched(lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape)
+    if "device" in options:
+        out._set_device(as_device(options["device"]))
+    return out
+
+
+def new_zeros(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A container of zeros with these entries and another batch size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2, 3), batch_size=[2]).new_zeros(4)["a"].shape
+    torch.Size([4, 3])
+    """
+    return _new_filled(td, "new_zeros", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+
+
+def new_ones(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A container of ones with these entries and another batch size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_ones(3)["a"]
+    tensor([1., 1., 1.])
+    """
+    return _new_filled(td, "new_ones", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+
+
+def new_empty(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A container of uninitialised tensors with these entries and another batch size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, 3), batch_size=[2]).new_empty(5)["a"].shape
+    torch.Size([5, 3])
+    """
+    return _new_filled(td, "new_empty", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+
+
+def new_full(td: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A container filled with `fill_value`, with these entries and another batch size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_full([3], 7)["a"]
+    tensor([7., 7., 7.])
+    """
+    options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
+    return _new_filled(td, "new_full", (as_size(size),), (fill_value,), options)
+
+
+def new_tensor(td: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A container with these entries whose values come from `data`, a container or something for all entries.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_tensor(TensorDict(a=[1, 2]))["a"]
+    tensor([1., 2.])
+    """
+    options = {k: v for k, v in dict(dtype=dtype, device=device).items() if v is not None}
+
+    def made(like: Tensor, value: Any) -> Tensor:
+        source = value.detach().clone() if isinstance(value, Tensor) else torch.as_tensor(value)
+        return source.to(**{"dtype": like.dtype, "device": like.device, **options}).requires_grad_(requires_grad)
+
+    if not isinstance(data, Node):
+        source = torch.as_tensor(data)
+        return td._batched(lambda x: made(x, source), len(td._batch_size), source.shape)
+    entries = {}
+    for name, value in data._entries().items():
+        mine = td._get_str(name)
+        if isinstance(value, Node):
+            entries[name] = value if mine is None or value._is_data() else new_tensor(mine, value, **options)
+        else:
+            entries[name] = made(value if mine is None else mine, value)
+    return td._new(entries, data._batch_size)
+
+
+# ---------------------------------------------------------------------------------------------- showing
+
+
+def show(td: Any) -> str:
+    """The text of a container: entries in alphabetical order, nested ones indented."""
+    lines = [f"{name}: {_describe(td, name)}" for name in sorted(td.keys())]
+    fields = ",\n".join(textwrap.indent(line, "    ") for line in lines)
+    body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
+    body[len(body) :] = [
+        f"batch_size={td.batch_size}",
+        f"device={td.device}",
+        f"is_shared={td.is_shared()}",
+        *td._last_lines(),
+    ]
+    return f"{type(td).__name__}(\n" + textwrap.indent(",\n".join(body), "    ") + ")"
+
+
+def _describe(td: Any, name: str) -> str:
+    try:
+        value = td._get_str(name)
+    except RuntimeError:
+        return td._describe_unlike(name)
+    return repr(value) if isinstance(value, Node) else describe_tensor(value)
+
+
+def describe_tensor(value: Any) -> str:
+    """One line for a tensor: class, shape, device, dtype, sharing."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
+    shared = value.is_shared() if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value) else value.is_cuda
+    return f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"

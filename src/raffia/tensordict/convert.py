@@ -1,0 +1,930 @@
+"""Device, dtype, memory, gradients; copies; and other forms of the same content."""
+
+from __future__ import annotations
+
+import collections
+import math
+import weakref
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.build import as_device
+from raffia.tensordict.entries import NO_DEFAULT, get
+from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Node
+
+# ---------------------------------------------------------------------------------------------- device and dtype
+
+
+def to(td: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    """The container on another device or with another dtype; itself if nothing changes.
+
+    Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`, `to(other)`; of another container
+    it takes the device and, if all its entries have one dtype, that. In a `with` statement, changes are written back.
+
+    inplace: replace the entries of this container.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).to(torch.float64)["a"].dtype, TensorDict(a=0).to("cpu").device
+    (torch.float64, device(type='cpu'))
+    """
+    if len(args) == 1 and not kwargs and args[0].__class__ is torch.dtype:
+        device, dtype, non_blocking, memory_format = None, args[0], False, None
+    else:
+        if args and isinstance(args[0], type) and issubclass(args[0], Node):
+            return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)  # type: ignore[attr-defined]
+        other = kwargs.pop("other", None)
+        if other is None and args and isinstance(args[0], Node):
+            other, args = args[0], args[1:]
+        if isinstance(other, Node):
+            kwargs = {"device": other._device, "dtype": other.dtype, **kwargs}  # type: ignore[attr-defined]
+        elif isinstance(other, Tensor):
+            args = (other, *args)
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        if not args and not kwargs.keys() - {"non_blocking"}:
+            return td
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    if device is not None:
+        device = as_device(device)
+    if dtype is None and (device is None or device == td._device):
+        return td
+    if memory_format is not None:
+        out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format))
+    elif dtype is None:
+        out = td._map(lambda leaf: leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking))
+    elif device is None:
+        out = td._map(methodcaller("to", dtype))
+    else:
+        out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking))
+    if device is not None:
+        out._set_device(device)
+        if non_blocking and device.type == "cpu":
+            synchronise(td)
+    if inplace:
+        if device is not None:
+            td._set_device(device)
+        for key, leaf in out.items(True, True):
+            td.set(key, leaf)
+        return td
+    out._origin = ("to", weakref.ref(td))
+    return out.lock_() if td._locked else out
+
+
+def synchronise(td: Any) -> None:
+    """Wait for copies to the CPU that are under way, so that nobody reads half of one."""
+    if torch.cuda.is_available() and any([leaf.is_cuda for leaf in td._leaves([])]):
+        torch.cuda.current_stream().synchronize()
+
+
+def cpu(td: Any, **options: Any) -> Any:
+    """The container on the CPU.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=0).cpu().device
+    device(type='cpu')
+    """
+    return to(td, torch.device("cpu"), **options)
+
+
+def cuda(td: Any, device: Any = None, **options: Any) -> Any:
+    """The container on a CUDA device, the current one if not given.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=0).cuda().is_cuda if torch.cuda.is_available() else True
+    True
+    """
+    if device is None:
+        return to(td, torch.device("cuda"), **options)
+    return to(td, torch.device("cuda", device) if isinstance(device, int) else torch.device(device), **options)
+
+
+def type_(td: Any, dst_type: torch.dtype, *, cast_filter: Callable[[Tensor], bool] | None = None) -> Any:
+    """The container with all entries, or those for which `cast_filter` is true, cast to a dtype.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).type(torch.int64)["a"].dtype
+    torch.int64
+    """
+    out = td._map(lambda leaf: leaf.to(dst_type) if cast_filter is None or cast_filter(leaf) else leaf)
+    return out.lock_() if td._locked else out
+
+
+def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """The method `name`, which casts to `dtype`."""
+
+    def cast(td: Any, *, cast_filter: Callable[[Tensor], bool] | None = None) -> Any:
+        return type_(td, dtype, cast_filter=cast_filter)
+
+    cast.__name__ = cast.__qualname__ = name
+    cast.__doc__ = (
+        f"The container with all entries, or those for which `cast_filter` is true, cast to {dtype}.\n\n"
+        f"    >>> from raffia import TensorDict\n    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
+    )
+    return cast
+
+
+def dtype(td: Any) -> torch.dtype | None:
+    """The dtype of all entries, None if they have several.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).dtype
+    torch.float32
+    """
+    found = {leaf.dtype for leaf in td._leaves([])}
+    return found.pop() if len(found) == 1 else None
+
+
+def is_floating_point(td: Any) -> bool:
+    """Whether all entries have a floating point dtype.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).is_floating_point()
+    True
+    """
+    return all([leaf.is_floating_point() for leaf in td._leaves([])])
+
+
+def is_cuda(td: Any) -> bool:
+    """Whether the device is a CUDA device.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict().is_cuda
+    False
+    """
+    return td._device is not None and td._device.type == "cuda"
+
+
+def is_cpu(td: Any) -> bool:
+    """Whether the device is the CPU.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(device="cpu").is_cpu
+    True
+    """
+    return td._device is not None and td._device.type == "cpu"
+
+
+def is_meta(td: Any) -> bool:
+    """Whether the device is "meta", where tensors have a shape but no content.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), device="meta").is_meta
+    True
+    """
+    return td._device is not None and td._device.type == "meta"
+
+
+def clear_device_(td: Any) -> Any:
+    """Leave the device open, here and in what is nested; entries stay where they are.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(device="cpu").clear_device_().device is None
+    True
+    """
+    td._set_device(None)
+    return td
+
+
+def auto_device_(td: Any) -> Any:
+    """Set the device to the one of all entries, or leave it open if they have several.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).auto_device_().device
+    device(type='cpu')
+    """
+    found = {leaf.device for leaf in td._leaves([])}
+    td._set_device(found.pop() if len(found) == 1 else None)
+    return td
+
+
+# ---------------------------------------------------------------------------------------------- copies
+
+
+def clone(td: Any, recurse: bool = True) -> Any:
+    """A copy: of the tensors too, or with `recurse=False` of the structure only. Never locked.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2))
+    >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+    (False, True)
+    """
+    return td._map(_clone) if recurse else td._shallow()
+
+
+_clone = Tensor.clone
+
+
+def copy(td: Any) -> Any:
+    """A copy of the structure over the same tensors: `clone(recurse=False)`.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2))
+    >>> td.copy()["a"] is td["a"]
+    True
+    """
+    return td._shallow()
+
+
+def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
+    import copy as copier
+
+    out = td._map(lambda leaf: copier.deepcopy(leaf, memo))
+    memo[id(td)] = out
+    return out
+
+
+def contiguous(td: Any) -> Any:
+    """A container whose tensors are contiguous; those that are already are not copied.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, 3).t()).contiguous()["a"].is_contiguous()
+    True
+    """
+    return td._map(Tensor.contiguous)
+
+
+def is_contiguous(td: Any) -> bool:
+    """Whether all entries are contiguous.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
+    False
+    """
+    return all([leaf.is_contiguous() for leaf in td._leaves([])])
+
+
+def empty(
+    td: Any, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT
+) -> Any:
+    """A container without entries, of the same batch size, device and names.
+
+    recurse: with the nested containers, empty too.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).empty().batch_size
+    torch.Size([2])
+    """
+    from raffia.tensordict.build import as_size
+
+    entries = {}
+    if recurse:
+        for name, value in td._peek().items():
+            if isinstance(value, Node) and not value._is_data():
+                entries[name] = value.empty(recurse=True)  # type: ignore[attr-defined]
+    out = td._new(entries, td._batch_size if batch_size is None else as_size(batch_size))
+    if device is not NO_DEFAULT:
+        out._set_device(None if device is None else as_device(device))
+    if names is not NO_DEFAULT:
+        out.names = names
+    elif batch_size is None and td._names is not None:
+        out._set_names(list(td._names))
+    return out
+
+
+def to_tensordict(td: Any, *, retain_none: bool | None = None) -> Any:
+    """A plain `TensorDict` with clones of all entries, nested containers too.
+
+    retain_none: False leaves out entries that are None.
+
+    >>> from raffia import TensorDict, lazy_stack
+    >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_tensordict()).__name__
+    'TensorDict'
+    """
+    entries = {}
+    for name, value in td._entries().items():
+        if not isinstance(value, Node):
+            entries[name] = value.clone()
+        elif value._is_data():
+            if retain_none is not False or value._unwrapped() is not None:
+                entries[name] = value.clone()  # type: ignore[attr-defined]
+        else:
+            entries[name] = value.to_tensordict(retain_none=retain_none)  # type: ignore[attr-defined]
+    return td._plain._make(entries, td._batch_size, td._device, td._names)
+
+
+def to_lazystack(td: Any, dim: int = 0) -> Any:
+    """The rows along `dim` as a lazy stack; views.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).to_lazystack().stack_dim
+    0
+    """
+    ndim = len(td._batch_size)
+    dim = dim % ndim if ndim else dim
+    return type(td).lazy_stack(list(td.unbind(dim)), dim)
+
+
+def densify(td: Any, layout: torch.layout = torch.strided) -> Any:
+    """The container with lazy stacks replaced by dense containers; entries of unlike shape become nested tensors.
+
+    >>> from raffia import TensorDict, lazy_stack
+    >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).densify()).__name__
+    'TensorDict'
+    """
+    entries = {
+        name: value.densify(layout) if isinstance(value, Node) else value  # type: ignore[attr-defined]
+        for name, value in td._entries().items()
+    }
+    return td._new(entries, td._batch_size, td._names)
+
+
+def to_padded_tensor(td: Any, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
+    """The container with nested tensors padded to plain ones.
+
+    mask_key: entry to which a mask of what is not padding is written, for each nested tensor below it.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), batch_size=[2])
+    >>> td.to_padded_tensor()["a"]
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+    masks: list[Tensor] = []
+
+    def padded(leaf: Tensor) -> Tensor:
+        if not leaf.is_nested:
+            return leaf
+        if mask_key is not None and not masks:
+            ones = torch.nested.nested_tensor([torch.ones_like(part, dtype=torch.bool) for part in leaf.unbind()], layout=leaf.layout)
+            masks.append(torch.nested.to_padded_tensor(ones.to(torch.uint8), 0).bool())
+        return torch.nested.to_padded_tensor(leaf, padding)
+
+    out = td._map(padded)
+    if masks:
+        mask = masks[0]
+        out.set(mask_key, mask.flatten(2).any(-1) if mask.dim() > 2 else mask)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+def detach(td: Any) -> Any:
+    """The container with its tensors cut off from the graph of gradients.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach().requires_grad
+    False
+    """
+    out = td._map(Tensor.detach)
+    return out.lock_() if td._locked else out
+
+
+def detach_(td: Any) -> Any:
+    """Cut the tensors off from the graph of gradients, in place.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach_().requires_grad
+    False
+    """
+    for leaf in td._leaves([]):
+        leaf.detach_()
+    return td
+
+
+def data(td: Any) -> Any:
+    """The container of the tensors' `data`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).data.requires_grad
+    False
+    """
+    out = td._map(_data)
+    return out.lock_() if td._locked else out
+
+
+def _data(leaf: Tensor) -> Tensor:
+    return leaf.data
+
+
+def set_data(td: Any, value: Any) -> None:
+    data(td).update_(value)
+
+
+def grad(td: Any) -> Any:
+    """The container of the tensors' gradients, without those that have none; None if there is none.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2, requires_grad=True))
+    >>> (3 * td["a"]).sum().backward()
+    >>> td.grad["a"]
+    tensor([3., 3.])
+    """
+    out = td.apply(lambda leaf: leaf.grad)
+    return out.lock_() if out is not None and td._locked else out
+
+
+def requires_grad(td: Any) -> bool:
+    """Whether any entry requires a gradient.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).requires_grad
+    False
+    """
+    return any([leaf.requires_grad for leaf in td._leaves([])])
+
+
+def requires_grad_(td: Any, requires_grad: bool = True) -> Any:
+    """Say of all entries whether they require a gradient.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).requires_grad_().requires_grad
+    True
+    """
+    for leaf in td._leaves([]):
+        leaf.requires_grad_(requires_grad)
+    return td
+
+
+def zero_grad(td: Any, set_to_none: bool = True) -> Any:
+    """Remove the gradients of all entries, or fill them with zeros.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).zero_grad().grad is None
+    True
+    """
+    for leaf in td._leaves([]):
+        if leaf.grad is not None:
+            if set_to_none:
+                leaf.grad = None
+            else:
+                leaf.grad.zero_()
+    return td
+
+
+def backward(
+    td: Any,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    """Accumulate gradients of all entries, as `torch.autograd.backward` does.
+
+    gradient: container with the gradient of each entry; not needed for entries of one element.
+    inputs: tensors, or a container of them, to accumulate into.
+
+    >>> from raffia import TensorDict
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> TensorDict(a=x.sum()).backward()
+    >>> x.grad
+    tensor([1., 1.])
+    """
+    leaves = [leaf for leaf in td._leaves([]) if leaf.requires_grad]
+    if not leaves:
+        raise RuntimeError("backward: no entry requires a gradient, so there is nothing to compute")
+    grads = None
+    if gradient is not None:
+        grads = [get(gradient, key, NO_DEFAULT) for key, leaf in td.items(True, True) if leaf.requires_grad]
+    if isinstance(inputs, Node):
+        inputs = inputs._leaves([])
+    torch.autograd.backward(leaves, grads, retain_graph, create_graph, inputs=inputs)
+
+
+# ---------------------------------------------------------------------------------------------- content in place
+
+
+def zero_(td: Any) -> Any:
+    """Fill all entries with zeros.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).zero_()["a"]
+    tensor([0., 0.])
+    """
+    for leaf in td._leaves([]):
+        leaf.zero_()
+    return td
+
+
+def copy_(td: Any, tensordict: Any, non_blocking: bool = False) -> Any:
+    """Write the entries of another container into the tensors of this one.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).copy_(TensorDict(a=torch.zeros(2)))["a"]
+    tensor([0., 0.])
+    """
+    return td.update_(tensordict, non_blocking=non_blocking)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+def pin_memory(td: Any, num_threads: int | None = None) -> Any:
+    """A copy in page-locked memory, from which copies to a GPU are faster; itself where there is no GPU to pin for.
+
+    num_threads: so many threads copy.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).pin_memory()["a"] if torch.cuda.is_available() else torch.ones(2)
+    tensor([1., 1.])
+    """
+    if num_threads:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            leaves = list(threads.map(Tensor.pin_memory, td._leaves([])))
+        return td._rebuild(iter(leaves))
+    return td._map(Tensor.pin_memory)
+
+
+def pin_memory_(td: Any, num_threads: int | None = None) -> Any:
+    """Replace all entries by copies in page-locked memory.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict().pin_memory_().is_empty()
+    True
+    """
+    pinned = pin_memory(td, num_threads)
+    for key, leaf in pinned.items(True, True):
+        td.set(key, leaf)
+    return td
+
+
+def share_memory_(td: Any) -> Any:
+    """Move all entries to shared memory, so that other processes see the same content; locks the container.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).share_memory_().is_shared()
+    True
+    """
+    for leaf in td._leaves([]):
+        if leaf.device.type == "cpu":
+            leaf.share_memory_()
+    return td.lock_()
+
+
+def is_shared(td: Any) -> bool:
+    """Whether all entries are in shared memory (those on a GPU always are).
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).is_shared()
+    False
+    """
+    if td._device is not None and td._device.type != "cpu":
+        return td._device.type == "cuda"
+    leaves = td._leaves([])
+    return bool(leaves) and all([_shared(leaf) for leaf in leaves])
+
+
+def _shared(leaf: Tensor) -> bool:
+    if leaf.is_cuda:
+        return True
+    return leaf.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(leaf) and leaf.is_shared()
+
+
+def record_stream(td: Any, stream: Any) -> Any:
+    """Tell the memory allocator that the entries are used on a CUDA stream.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict().record_stream(None).is_empty()
+    True
+    """
+    for leaf in td._leaves([]):
+        leaf.record_stream(stream)
+    return td
+
+
+_ALIGN = 16  # bytes: the largest item size, complex128
+
+
+def consolidate(
+    td: Any,
+    *,
+    device: Any = None,
+    non_blocking: bool = False,
+    inplace: bool = False,
+    share_memory: bool = False,
+    pin_memory: bool = False,
+    metadata: bool = False,
+) -> Any:
+    """The container with all its entries in one buffer, locked: one copy to a device, one block to share or to send.
+
+    device: where the buffer is made.
+    inplace: replace the entries of this container.
+    share_memory, pin_memory: where on the CPU the buffer lies.
+    metadata: keep what it takes to pickle the container as one buffer.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.ones(2), b=dict(c=[1, 2])).consolidate()
+    >>> td["a"].untyped_storage().data_ptr() == td["b", "c"].untyped_storage().data_ptr()
+    True
+    """
+    leaves = [leaf.detach() for leaf in td._leaves([])]
+    spans = []
+    total = 0
+    for leaf in leaves:
+        spans.append(total)
+        total += -(-leaf.numel() * leaf.element_size() // _ALIGN) * _ALIGN
+    sources = {leaf.device for leaf in leaves}
+    where = as_device(device) if device is not None else sources.pop() if len(sources) == 1 else torch.device("cpu")
+    buffer = torch.zeros(total, dtype=torch.uint8, device=where, pin_memory=pin_memory)
+    if share_memory:
+        buffer.share_memory_()
+    parts = []
+    for leaf, start in zip(leaves, spans, strict=True):
+        size = leaf.numel() * leaf.element_size()
+        part = buffer[start : start + size].view(leaf.dtype).view(leaf.shape)
+        part.copy_(leaf, non_blocking=non_blocking)
+        parts.append(part)
+    if non_blocking and where.type == "cpu":
+        synchronise(td)
+    out = td._rebuild(iter(parts))
+    if device is not None:
+        out._set_device(where)
+    if inplace:
+        for key, leaf in out.items(True, True):
+            td.set(key, leaf)
+        out = td
+    out._buffer = buffer
+    out._spans = spans if metadata else None
+    return out.lock_()
+
+
+def reduce_consolidated(td: Any) -> Any:
+    """How a container that was consolidated with its metadata is pickled: its buffer, and the tree without content."""
+    tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
+    return from_buffer, (tree, td._buffer, td._spans)
+
+
+def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
+    """A consolidated container from its buffer, and a tree of the same structure that says the shapes and dtypes."""
+    parts = []
+    for leaf, start in zip(tree._leaves([]), spans, strict=True):
+        size = leaf.numel() * leaf.element_size()
+        parts.append(buffer[start : start + size].view(leaf.dtype).view(leaf.shape))
+    out = tree._rebuild(iter(parts))
+    out._buffer, out._spans = buffer, spans
+    return out.lock_()
+
+
+def is_consolidated(td: Any) -> bool:
+    """Whether all entries lie in one buffer.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
+    (False, True)
+    """
+    buffer = td.__dict__.get("_buffer")
+    if buffer is None:
+        return False
+    pointer = buffer.untyped_storage().data_ptr()
+    return all([leaf.untyped_storage().data_ptr() == pointer for leaf in td._leaves([])])
+
+
+def data_ptr(td: Any, *, storage: bool = False) -> Any:
+    """A container-shaped dict of the addresses of all entries, or of their storages.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.ones(2))
+    >>> td.data_ptr() == {"a": td["a"].data_ptr()}
+    True
+    """
+    return {
+        key: value.untyped_storage().data_ptr() if storage else value.data_ptr() for key, value in td.items(True, True)
+    }
+
+
+def numel(td: Any) -> int:
+    """How many rows there are: the product of the batch size, at least 1.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3]).numel()
+    6
+    """
+    return max(1, math.prod(td._batch_size))
+
+
+def bytes_(td: Any, *, count_duplicates: bool = True) -> int:
+    """How many bytes all entries take.
+
+    count_duplicates: count a tensor that stands under two keys twice.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).bytes()
+    8
+    """
+    return sum([leaf.numel() * leaf.element_size() for leaf in _distinct(td, count_duplicates)])
+
+
+def param_count(td: Any, *, count_duplicates: bool = True) -> int:
+    """How many numbers all entries hold.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2, 3)).param_count()
+    6
+    """
+    return sum([leaf.numel() for leaf in _distinct(td, count_duplicates)])
+
+
+def _distinct(td: Any, count_duplicates: bool) -> list[Tensor]:
+    leaves = td._leaves([])
+    return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
+
+
+# ---------------------------------------------------------------------------------------------- other forms
+
+
+def as_tensor(td: Any) -> Any:
+    """The container with memory-mapped and other special tensors as plain ones over the same memory.
+
+    >>> from raffia import TensorDict
+    >>> type(TensorDict(a=torch.zeros(2)).memmap()["a"]).__name__
+    'MemoryMappedTensor'
+    >>> type(TensorDict(a=torch.zeros(2)).memmap().as_tensor()["a"]).__name__
+    'Tensor'
+    """
+    return td._map(lambda leaf: leaf if type(leaf) in (Tensor, nn.Parameter) else leaf.as_subclass(Tensor))
+
+
+def numpy(td: Any) -> Any:
+    """Nested dicts of numpy arrays.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).numpy()
+    {'a': array([0., 0.], dtype=float32)}
+    """
+    return td.to_dict(convert_tensors="numpy")
+
+
+def tolist(
+    td: Any, *, convert_nodes: bool = True, convert_tensors: bool | str = False, tolist_first: bool = False
+) -> Any:
+    """Nested lists over the batch dimensions, of dicts.
+
+    convert_nodes: False gives containers instead of dicts.
+    convert_tensors: True turns tensors into lists, "numpy" into arrays.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).tolist()
+    [{'a': tensor(1)}, {'a': tensor(2)}]
+    """
+    options = dict(convert_nodes=convert_nodes, convert_tensors=convert_tensors)
+    if td._batch_size:
+        return [tolist(row, **options, tolist_first=tolist_first) for row in td.unbind(0)]  # type: ignore[arg-type]
+    if not convert_nodes:
+        return td
+    if tolist_first:
+        return {
+            name: value.tolist() if isinstance(value, Node) else to_plain(value, convert_tensors)  # type: ignore[attr-defined]
+            for name, value in td._entries().items()
+        }
+    return td.to_dict(convert_tensors=convert_tensors)
+
+
+def to_plain(leaf: Tensor, how: bool | str) -> Any:
+    return leaf.numpy() if how == "numpy" else leaf.tolist() if how else leaf
+
+
+def to_namedtuple(td: Any, dest_cls: Any = None) -> Any:
+    """A named tuple with these entries, nested ones too.
+
+    dest_cls: class of the named tuple; made from the keys if not given.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=1, b=dict(c=2)).to_namedtuple().b.c
+    tensor(2)
+    """
+    values = {}
+    for name, value in td._entries().items():
+        if isinstance(value, Node):
+            value = value._unwrapped() if value._is_data() else to_namedtuple(value)
+        values[name] = value
+    cls = dest_cls or collections.namedtuple("GenericDict", list(values))  # type: ignore[misc]
+    return cls(**values)
+
+
+def to_struct_array(td: Any) -> np.ndarray:
+    """A structured numpy array whose shape is the batch size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).to_struct_array()["a"]
+    array([1, 2])
+    """
+    columns = {}
+    for name, value in td._entries().items():
+        if isinstance(value, Node):
+            columns[name] = np.asarray(value._unwrapped()) if value._is_data() else to_struct_array(value)
+        else:
+            columns[name] = value.numpy()
+    shape = tuple(td._batch_size)
+    fields = [(name, column.dtype, column.shape[len(shape) :]) for name, column in columns.items()]
+    out = np.zeros(shape, dtype=fields)
+    for name, column in columns.items():
+        out[name] = column
+    return out
+
+
+def _keyed(td: Any, sorted: Any) -> list[Tensor]:
+    if isinstance(sorted, (list, tuple)):
+        return [get(td, key, NO_DEFAULT) for key in sorted]
+    return list(td.values(True, True, sort=True if sorted is None else bool(sorted)))
+
+
+def stack_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None) -> Tensor:
+    """All entries stacked to one tensor.
+
+    sorted: in alphabetical order of the keys (the default), as stored (False), or in the order of this list of keys.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), b=torch.ones(2)).stack_from_tensordict()
+    tensor([[0., 0.],
+            [1., 1.]])
+    """
+    return torch.stack(_keyed(td, sorted), dim, out=out)
+
+
+def cat_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None) -> Tensor:
+    """All entries concatenated to one tensor; `sorted` as in `stack_from_tensordict`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), b=torch.ones(1)).cat_from_tensordict()
+    tensor([0., 0., 1.])
+    """
+    return torch.cat(_keyed(td, sorted), dim, out=out)
+
+
+# ---------------------------------------------------------------------------------------------- state dict
+
+
+def state_dict(
+    td: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+) -> Any:
+    """An ordered dict of all tensors, for `load_state_dict`; its attribute `_metadata` holds the batch sizes.
+
+    destination: dict to write into; prefix: what the keys begin with.
+    keep_vars: do not detach the tensors.
+    flatten: names of nested keys joined by "."; else nested dicts.
+
+    >>> from raffia import TensorDict
+    >>> list(TensorDict(a=dict(b=1)).state_dict())
+    ['a.b']
+    """
+    out: Any = collections.OrderedDict() if destination is None else destination
+    if not hasattr(out, "_metadata"):
+        out._metadata = {}
+    out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
+    for name, value in td._entries().items():
+        if not isinstance(value, Node):
+            out[prefix + name] = value if keep_vars else value.detach()
+        elif value._is_data():
+            continue
+        elif flatten:
+            state_dict(value, out, f"{prefix}{name}.", keep_vars)
+        else:
+            out[prefix + name] = state_dict(value, None, "", keep_vars, False)
+    return out
+
+
+def load_state_dict(
+    td: Any, state_dict: Any, strict: bool = True, assign: bool = False, from_flatten: bool | None = None
+) -> Any:
+    """Take over the tensors of a `state_dict`.
+
+    strict: RuntimeError if its keys are not those of this container; False adds those that are new.
+    assign: take its tensors themselves, instead of writing into these.
+    from_flatten: whether it has flat keys; found out if not given.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).load_state_dict(TensorDict(a=torch.ones(2)).state_dict())["a"]
+    tensor([1., 1.])
+    """
+    flat = _flat_state(state_dict, from_flatten)
+    mine = {key if key.__class__ is str else ".".join(key): key for key in td.keys(True, True)}
+    if strict and flat.keys() != mine.keys():
+        raise RuntimeError(
+            f"the state dict does not fit this container: missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
+            f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
+        )
+    size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
+    for name, value in flat.items():
+        key = mine.get(name, tuple(name.split(".")))
+        old = td.get(key) if name in mine else None
+        if old is None or assign:
+            td.set(key, value)
+        elif old.shape != value.shape:
+            raise RuntimeError(
+                f"entry {key!r} has shape {tuple(old.shape)}, the state dict {tuple(value.shape)}; assign=True replaces it"
+            )
+        else:
+            td.set_(key, value)
+    if size is not None and not mine:
+        td._set_batch_size(torch.Size(size))
+    return td
+
+
+def _flat_state(state: Any, from_flatten: bool | None, prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, dict) and from_flatten is not True:
+            out.update(_flat_state(value, from_flatten, prefix + name + "."))
+        else:
+            out[prefix + name] = value
+    return out
+
+
+__all__ = ["NestedKey"]

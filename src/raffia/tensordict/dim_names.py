@@ -1,0 +1,111 @@
+"""Names of the batch dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+
+def get_names(td: Any) -> list[str | None]:
+    """Names of the batch dimensions; None where a dimension has none. Assign to change them.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3], names=["time", None]).names
+    ['time', None]
+    """
+    return [None] * len(td._batch_size) if td._names is None else list(td._names)
+
+
+def set_names(td: Any, value: Sequence[str | None] | None) -> None:
+    if value is None:
+        value = [None] * len(td._batch_size)
+    if isinstance(value, str) or len(value) != len(td._batch_size):
+        raise ValueError(
+            f"the batch size {tuple(td._batch_size)} needs {len(td._batch_size)} names, got {value!r}; None stands for no name"
+        )
+    checked = list(value)
+    given = [name for name in checked if name is not None]
+    if len(given) != len(dict.fromkeys(given)):
+        raise ValueError(f"each name can stand for one dimension only, got {checked}")
+    store(td, checked if given else None)
+
+
+def store(td: Any, value: list[str | None] | None) -> None:
+    td._set_names(value)
+    for child in td._named_children():
+        extra = child.names[len(td._batch_size) :]
+        merged = (value or [None] * len(td._batch_size)) + extra
+        store(child, merged if any(merged) else None)
+
+
+def adopt(value: Any, names: list[str | None]) -> Any:
+    """A nested container whose first dimensions bear `names`; a copy if it had others."""
+    mine = value.names
+    wanted = list(names) + mine[len(names) :]
+    if mine == wanted:
+        return value
+    value = value.copy()
+    store(value, wanted)
+    return value
+
+
+def refine_names(td: Any, *names: Any) -> Any:
+    """Name dimensions that have no name, and return the container; `...` passes over dimensions.
+
+    Raises RuntimeError for a dimension that has another name.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
+    [None, None, 'time']
+    """
+    mine = get_names(td)
+    wanted = list(names)
+    if Ellipsis in wanted:
+        at = wanted.index(Ellipsis)
+        rest = wanted[at + 1 :]
+        if Ellipsis in rest:
+            raise RuntimeError("refine_names: '...' can stand once only")
+        wanted = wanted[:at] + mine[at : len(mine) - len(rest)] + rest
+    if len(wanted) != len(mine):
+        raise RuntimeError(f"refine_names: {len(mine)} dimensions need {len(mine)} names, got {list(names)}")
+    for old, new in zip(mine, wanted, strict=True):
+        if old is not None and new != old:
+            raise RuntimeError(
+                f"refine_names: cannot coerce the name {old!r} of {mine} to {new!r}; td.rename({old}={new!r}) changes it"
+            )
+    set_names(td, wanted)
+    return td
+
+
+def rename_(td: Any, *names: str | None, **rename_map: str) -> Any:
+    """Give the dimensions new names, all by position or some by `old=new`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename_(a="time").names
+    ['time', 'b']
+    """
+    if names and rename_map:
+        raise ValueError("rename takes all names by position or some as old=new, not both")
+    if not names and not rename_map:
+        raise ValueError("rename needs names: all by position or some as old=new")
+    if names:
+        wanted = [None] * len(td._batch_size) if names == (None,) else list(names)
+    else:
+        mine = get_names(td)
+        for old in rename_map:
+            if old not in mine:
+                raise ValueError(f"rename: there is no dimension {old!r}; the names are {mine}")
+        wanted = [rename_map.get(name, name) if name is not None else None for name in mine]
+    set_names(td, wanted)
+    return td
+
+
+def rename(td: Any, *names: str | None, **rename_map: str) -> Any:
+    """A copy (same tensors) whose dimensions have new names; see `rename_`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3]).rename("a", "b").names
+    ['a', 'b']
+    """
+    return rename_(td.copy(), *names, **rename_map)

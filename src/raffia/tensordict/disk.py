@@ -1,0 +1,1528 @@
+"""Containers on disk: a folder of memory-mapped files, or one safetensors file. No pickle in either.
+
+Both hold the same JSON record of the tree: class, batch size, names, and what stands under each
+name. `outline` makes it from a container, `rebuild` makes a container from it and trusts nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import secrets
+import stat
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.entries import locked_error
+from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
+from raffia.tensordict.lock import _lock
+from raffia.tensordict.memmap import (
+    DTYPE_NAMES,
+    DTYPES,
+    DamagedFileError,
+    MemoryMappedTensor,
+    Path,
+    allocate,
+    check_length,
+    is_whole,
+    map_file,
+    refuse_copy,
+    reserve,
+)
+from raffia.tensordict.node import Node
+
+VERSION = 1
+META = "meta.json"
+CPU = torch.device("cpu")
+VALUE_CLASSES = ("NonTensorData", "NonTensorStack")
+Record = dict[str, Any]
+
+# ---------------------------------------------------------------------------------- non-tensor values
+
+
+def encode(value: Any, key: tuple[str, ...]) -> Any:
+    """A non-tensor value as JSON, such that `decode` gives an equal one of the same types.
+
+    >>> encode({"a": (1, None)}, ())
+    {'a': {'$tuple': [1, None]}}
+    """
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if type(value) is list:
+        return [encode(item, key) for item in value]
+    if type(value) is tuple:
+        return {"$tuple": [encode(item, key) for item in value]}
+    if type(value) is dict and all([isinstance(name, str) for name in value]):
+        items = {name: encode(item, key) for name, item in value.items()}
+        return {"$dict": items} if any([name.startswith("$") for name in items]) else items
+    raise TypeError(
+        f"entry {'.'.join(key)!r} is a {type(value).__name__}, which can't be stored on disk: a "
+        "non-tensor value is None, a bool, a number, a string, or a list, tuple or dict (with "
+        "strings as keys) of such. Convert it, or leave it out: td.exclude(...)"
+    )
+
+
+def decode(value: Any) -> Any:
+    """What `encode` encoded.
+
+    >>> decode({"a": {"$tuple": [1, None]}})
+    {'a': (1, None)}
+    """
+    if type(value) is list:
+        return [decode(item) for item in value]
+    if type(value) is dict:
+        if len(value) == 1:
+            tag, content = next(iter(value.items()))
+            if tag == "$tuple" and type(content) is list:
+                return tuple([decode(item) for item in content])
+            if tag == "$dict" and type(content) is dict:
+                value = content
+        return {name: decode(item) for name, item in value.items()}
+    return value
+
+
+# ------------------------------------------------------------------------- the record of a container
+
+
+class Outline:
+    """A node as it goes to disk: its record, and its entries, for which the format finds a place."""
+
+    __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "result")
+
+    def __init__(self, node: Any, key: tuple[str, ...], record: Record) -> None:
+        self.node = node
+        self.key = key
+        self.record = record
+        self.entries: dict[str, Any] = {}  # name -> Tensor | Outline
+        self.wrap: Any = None  # the tensorclass around the node
+        self.folder: str | None = None
+        self.mapped: dict[str, Tensor] = {}
+        self.result: Any = None
+
+    def walk(self) -> Iterator[Outline]:
+        """This outline after those below it."""
+        for entry in self.entries.values():
+            if isinstance(entry, Outline):
+                yield from entry.walk()
+        yield self
+
+    @property
+    def is_value(self) -> bool:
+        return self.record["class"] in VALUE_CLASSES
+
+
+def outline(node: Any, key: tuple[str, ...] = (), like: bool = False) -> Outline:
+    """The outline of a container; TypeError if it holds what can't be stored."""
+    from raffia.tensordict.lazy import LazyStackedTensorDict
+    from raffia.tensordict.tensorclass import TensorClass
+
+    if node._is_data():
+        return Outline(node, key, value_record(node, key))
+    if isinstance(node, TensorClass):
+        out = outline(node._td, key, like)
+        out.wrap = type(node)
+        out.record["tensorclass"] = f"{out.wrap.__module__}.{out.wrap.__qualname__}"
+        return out
+    record: Record = {"class": "TensorDict", "batch_size": list(node._batch_size)}
+    if isinstance(node, LazyStackedTensorDict):
+        record = {"class": "LazyStackedTensorDict", "stack_dim": node.stack_dim}
+        record["batch_size"] = list(node._member_size()) if not node.tensordicts else None
+        entries = {str(i): member for i, member in enumerate(node.tensordicts)}
+    else:
+        entries = node._entries()
+    if node._device is not None:
+        record["device"] = "cpu"  # where it is loaded to, unless told otherwise
+    if node._names is not None and any(node._names):
+        record["names"] = list(node._names)
+    out = Outline(node, key, record)
+    for name, value in entries.items():
+        if isinstance(value, Node):
+            out.entries[name] = outline(value, (*key, name), like)
+        else:
+            check_leaf(value, (*key, name), like)
+            out.entries[name] = value
+    return out
+
+
+def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool) -> None:
+    if leaf.dtype not in DTYPE_NAMES or leaf.layout is not torch.strided:
+        raise TypeError(
+            f"entry {'.'.join(key)!r} is a tensor of dtype {leaf.dtype} and layout {leaf.layout}, "
+            "which can't be stored on disk"
+        )
+    if leaf.is_meta and not like:
+        raise TypeError(f"entry {'.'.join(key)!r} is on the meta device: it has no data to store")
+
+
+def value_record(node: Any, key: tuple[str, ...]) -> Record:
+    """The record of a non-tensor entry, which holds its value, or a value for each row."""
+    from raffia.tensordict.nontensor import NonTensorData
+
+    if isinstance(node, NonTensorData):
+        value = encode(node._data, key)
+        record: Record = {"class": "NonTensorData", "value": value, "batch_size": [*node._batch_size]}
+    else:
+        members = node.tensordicts
+        record = {"class": "NonTensorStack", "stack_dim": node.stack_dim}
+        if all([isinstance(m, NonTensorData) and not m._batch_size for m in members]):
+            record["values"] = [encode(member._data, key) for member in members]
+            record["batch_size"] = [*node._member_size()]
+        else:
+            record["members"] = [value_record(member, key) for member in members]
+    if node._device is not None:
+        record["device"] = "cpu"
+    return record
+
+
+class Reader:
+    """Where a record comes from: it finds the tensors and containers that the record refers to."""
+
+    path: str
+    device: torch.device | None  # where the tensors are wanted
+
+    def fail(self, why: str) -> NoReturn:
+        raise DamagedFileError(self.path, why)
+
+    def tensor(self, entry: Record) -> Tensor:
+        raise NotImplementedError
+
+    def container(self, entry: Record) -> Any:
+        raise NotImplementedError
+
+    # what a record may hold
+
+    def check_version(self, record: Any) -> None:
+        version = record.get("version") if type(record) is dict else None
+        if type(version) is not int or version != VERSION:
+            self.fail(f"it has version {shown(version)}, this reads {VERSION}")
+
+    def size(self, value: Any) -> list[int]:
+        if type(value) is not list or not all([type(n) is int and 0 <= n < 2**63 for n in value]):
+            self.fail(f"{shown(value)} is not a shape")
+        return value
+
+    def dtype(self, name: Any) -> torch.dtype:
+        if type(name) is not str or name not in DTYPES:
+            self.fail(f"there is no dtype {shown(name)}")
+        return DTYPES[name]
+
+    def names(self, value: Any, ndim: int) -> list[str | None] | None:
+        if value is None:
+            return None
+        if type(value) is not list or len(value) != ndim:
+            self.fail(f"{shown(value)} does not name {ndim} dimensions")
+        given = [name for name in value if name is not None]
+        if not all([type(name) is str for name in given]) or len({*given}) < len(given):
+            self.fail(f"{shown(value)} are not names of dimensions")
+        return value
+
+    def on(self, device: Any) -> torch.device | None:
+        if device is not None and device != "cpu":
+            self.fail(f"{shown(device)} is not a device")
+        return self.device or (CPU if device else None)
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def rebuild(reader: Reader, record: Any) -> Any:
+    """The container that a record describes; DamagedFileError if it describes none."""
+    from raffia.tensordict.tensordict import TensorDict
+
+    if type(record) is not dict:
+        reader.fail("it is not a record")
+    kind = record.get("class")
+    if "tensorclass" in record:
+        bare = {name: value for name, value in record.items() if name != "tensorclass"}
+        return wrapped(reader, record["tensorclass"], rebuild(reader, bare))
+    if kind == "LazyStackedTensorDict":
+        return lazy_node(reader, record)
+    if kind in VALUE_CLASSES:
+        return value_node(reader, record)
+    batch_size = torch.Size(reader.size(record.get("batch_size")))
+    entries = read_entries(reader, record)
+    ndim = len(batch_size)
+    for name, value in entries.items():
+        if ndim and value.shape[:ndim] != batch_size:
+            reader.fail(
+                f"entry {shown(name)} of shape {list(value.shape)} does not begin with the batch "
+                f"size {list(batch_size)}"
+            )
+    names = reader.names(record.get("names"), ndim)
+    if kind != "TensorDict":
+        reader.fail(f"there is no class {shown(kind)}")
+    return TensorDict._make(entries, batch_size, reader.on(record.get("device")), names)
+
+
+def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
+    listed = record.get("entries")
+    if type(listed) is not dict:
+        reader.fail("its entries are missing")
+    entries = {}
+    for name, entry in listed.items():
+        if type(entry) is not dict:
+            reader.fail(f"entry {shown(name)} is not a record")
+        entries[name] = reader.tensor(entry) if "dtype" in entry else reader.container(entry)
+    return entries
+
+
+def lazy_node(reader: Reader, record: Record) -> Any:
+    from raffia.tensordict.lazy import LazyStackedTensorDict
+
+    members = list(read_entries(reader, record).values())
+    for member in members:
+        if not isinstance(member, Node) or member._is_data():
+            reader.fail("a member of a stack is not a container")
+    size = reader.size(record.get("batch_size")) if not members else None
+    out = stacked(reader, record, LazyStackedTensorDict, members, size)
+    names = reader.names(record.get("names"), len(out._batch_size))
+    if names is not None:
+        out.names = names
+    return out
+
+
+def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: Any) -> Any:
+    """A lazy stack of members; `size` is the batch size of a member where there is none."""
+    ndims = {len(member._batch_size) for member in members} or {len(size or ())}
+    dim = record.get("stack_dim")
+    if len(ndims) > 1 or type(dim) is not int or not 0 <= dim <= min(ndims):
+        reader.fail(f"{len(members)} members can't be stacked along dimension {shown(dim)}")
+    return cls._of(members, dim, None if size is None else torch.Size(size))
+
+
+def wrapped(reader: Reader, name: Any, td: Any) -> Any:
+    """A tensorclass around a container; only classes that are defined in this process are known."""
+    from raffia.tensordict.tensorclass import REGISTRY
+
+    cls = REGISTRY.get(name) if type(name) is str else None
+    if cls is None:
+        reader.fail(
+            f"it holds the tensorclass {shown(name)}, which is not defined here: import the module "
+            "that defines it before loading"
+        )
+    unknown = [key for key in td.keys() if key not in cls._fields]
+    if unknown:
+        reader.fail(f"{shown(unknown)} are not fields of {name}")
+    return cls._wrap(td.lock_() if cls._frozen else td)
+
+
+def value_node(reader: Reader, record: Any) -> Any:
+    """The non-tensor entry that a record describes."""
+    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+
+    device = reader.on(record.get("device"))
+    size = reader.size(record.get("batch_size")) if "members" not in record else None
+    if record["class"] == "NonTensorData":
+        if "value" not in record:
+            reader.fail("a value is missing")
+        return NonTensorData(decode(record["value"]), torch.Size(size), device)
+    rows = record.get("values", record.get("members"))
+    if type(rows) is not list:
+        reader.fail("the values of a stack are missing")
+    if size is not None:
+        members = [NonTensorData(decode(value), None, device) for value in rows]
+    else:
+        members = []
+        for row in rows:
+            if type(row) is not dict or row.get("class") not in VALUE_CLASSES:
+                reader.fail(f"{shown(row)} is not a non-tensor value")
+            members.append(value_node(reader, row))
+    return stacked(reader, record, NonTensorStack, members, size)
+
+
+# ------------------------------------------------------------------------------- writing one file
+
+
+def write_atomically(
+    path: Path, content: bytes | Callable[[BinaryIO], Any], *, sync: bool = True
+) -> None:
+    """Write a file such that at any time, also after a crash, there is the old one or the new one.
+
+    content: the bytes, or a function that writes them into the file that it is given.
+    sync: False leaves it to the system when the data goes to disk: for a crash of the process only.
+    If anything fails, the old file is as it was and no other file is left.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/x", b"new")
+    ...     pathlib.Path(folder, "x").read_bytes()
+    b'new'
+    """
+    path = os.path.abspath(path)
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    folder = os.path.dirname(path)
+    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        fd = os.open(temporary, flags, 0o666)
+        try:
+            if isinstance(content, bytes):
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            else:
+                with open(fd, "wb", closefd=False) as file:
+                    content(file)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+    if sync:
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def dump(record: Any) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def parse(path: str, text: bytes) -> Any:
+    """JSON that has each name once."""
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(path, f"it is not JSON: {error}") from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> Record:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return out
+
+
+def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
+    """A descriptor for reading, and the length; DamagedFileError for all that is not a plain file."""
+    try:  # a pipe must not block us
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise DamagedFileError(path, "it is not a file (links are not followed)") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise DamagedFileError(path, "it is not a file")
+    return fd, found.st_size
+
+
+# ------------------------------------------------------------------ a folder of memory-mapped files
+
+SAFE = re.compile(r"[^A-Za-z0-9_.+=,@~()\[\]{}#!$&^-]")
+
+
+def file_name(name: str, suffix: str, used: set[str], robust: bool, key: tuple[str, ...]) -> str:
+    """A file name for an entry, which no other has, also where upper and lower case are the same.
+
+    >>> file_name("a/b", ".memmap", set(), True, ()), file_name("..", "", set(), True, ())
+    ('a%2Fb.memmap', '%2E.')
+    """
+    if not robust:
+        stem = name
+        plain = name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
+        if not plain or (stem + suffix).lower() in used:
+            raise ValueError(
+                f"entry {'.'.join(key)!r} can't be a file name as it is; leave out robust_key=False"
+            )
+    else:
+        stem = SAFE.sub(lambda m: quoted(m.group()), name) or "%"
+        if stem[0] == ".":
+            stem = "%2E" + stem[1:]
+        if len(stem) > 180:
+            stem = stem[:120] + "%" + hashlib.sha256(quoted(name).encode()).hexdigest()[:40]
+        if (stem + suffix).lower() in used:
+            n = 2
+            while f"{stem}~{n}{suffix}".lower() in used:
+                n += 1
+            stem = f"{stem}~{n}"
+    used.add((stem + suffix).lower())
+    return stem + suffix
+
+
+def quoted(text: str) -> str:
+    return "".join([f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass")])
+
+
+class Job:
+    """One container on its way into a folder, or into temporary files if there is no folder."""
+
+    def __init__(
+        self,
+        td: Any,
+        prefix: Path | None,
+        *,
+        copy_existing: bool,
+        existsok: bool,
+        robust: bool,
+        like: bool,
+        inplace: bool,
+    ) -> None:
+        self.td = td
+        self.root = outline(td, (), like)
+        self.existsok, self.like, self.inplace = existsok, like, inplace
+        self.folders: list[str] = []
+        self.metas: list[tuple[str, bytes]] = []  # the outermost one comes last
+        self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
+        folder = None if prefix is None else os.path.abspath(prefix)
+        self.place(self.root, folder, robust, copy_existing)
+        if not like:
+            self.detach_sources()
+        for plan in self.root.walk() if inplace else ():
+            if isinstance(plan.node, nn.Module):
+                raise RuntimeError(
+                    f"Cannot build a memmap TensorDict in-place: {'.'.join(plan.key)!r} holds "
+                    "parameters, and a mapped tensor is none. Use memmap or memmap_like instead."
+                )
+
+    def detach_sources(self) -> None:
+        """Copy tensors that lie in a file which is about to be written, other than their own."""
+        sources = [
+            leaf.device.type == "cpu" and leaf.untyped_storage().filename
+            for _, _, leaf, _ in self.leaves
+        ]
+        if not any(sources):
+            return
+        targets = {os.path.realpath(file) for *_, file in self.leaves if file is not None}
+        for i, (plan, name, leaf, file) in enumerate(self.leaves):
+            if sources[i] and os.path.realpath(sources[i]) in targets and not in_place(leaf, file):
+                self.leaves[i] = plan, name, leaf.detach().clone(), file
+
+    def place(self, plan: Outline, folder: str | None, robust: bool, copy_existing: bool) -> None:
+        """Give every leaf its file and every container its folder; nothing is written yet."""
+        plan.folder = folder
+        if folder is not None:
+            self.folders.append(folder)
+        used = {META}
+        listed: Record = {}
+        for name, entry in plan.entries.items():
+            if not isinstance(entry, Outline):
+                record = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
+                file = None
+                if folder is not None:
+                    record["file"] = file_name(name, ".memmap", used, robust, (*plan.key, name))
+                    file = f"{folder}/{record['file']}"
+                    self.check(entry, file, copy_existing)
+                self.leaves.append((plan, name, entry, file))
+            elif entry.is_value:
+                record, entry.folder = entry.record, folder
+            else:
+                record, below = {}, None
+                if folder is not None:
+                    record["folder"] = file_name(name, "", used, robust, (*plan.key, name))
+                    below = f"{folder}/{record['folder']}"
+                self.place(entry, below, robust, copy_existing)
+            listed[name] = record
+        if not plan.is_value:
+            plan.record["entries"] = listed
+        if folder is not None:
+            plan.record["device"] = "cpu"
+            record = {"format": "raffia", "version": VERSION, **plan.record}
+            self.metas.append((f"{folder}/{META}", dump(record)))
+
+    def check(self, leaf: Tensor, file: str, copy_existing: bool) -> None:
+        if isinstance(leaf, MemoryMappedTensor) and not self.like and not is_whole(leaf, file):
+            refuse_copy(leaf, copy_existing)
+        if self.existsok and not self.like:
+            return
+        try:
+            length = os.path.getsize(file)
+        except OSError:
+            return
+        if not self.existsok:
+            raise RuntimeError(f"The file {file} already exists; `existsok=True` writes over it")
+        if length != leaf.numel() * leaf.dtype.itemsize:
+            raise RuntimeError(
+                f"The file {file} already exists and has {length} bytes, the tensor "
+                f"{leaf.numel() * leaf.dtype.itemsize}: remove it, or take another folder"
+            )
+
+    def write(self, threads: ThreadPoolExecutor | None) -> None:
+        """Write the files, the record of the outermost folder last: without it there is no save."""
+        for folder in self.folders:
+            os.makedirs(folder, exist_ok=True)
+        for path, _ in self.metas:  # from here to the end there is nothing that could be loaded
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+        if threads is None:
+            for leaf in self.leaves:
+                self.store(leaf)
+        else:
+            for _ in threads.map(self.store, self.leaves):
+                pass
+        for path, text in self.metas:
+            write_atomically(path, text, sync=False)
+
+    def store(self, job: tuple[Outline, str, Tensor, str | None]) -> None:
+        plan, name, leaf, file = job
+        if not self.like and in_place(leaf, file):
+            plan.mapped[name] = leaf
+            return
+        out = allocate(file, leaf.shape, leaf.dtype, True)
+        if not self.like:
+            out.copy_(leaf.detach())
+        plan.mapped[name] = out
+
+    def finish(self) -> Any:
+        """The container over the files, locked."""
+        if self.inplace:
+            forget(self.td)
+            self.td._set_device(CPU)
+        td = self.assemble(self.root)
+        td = self.td if self.inplace else td
+        td.lock_()
+        for plan in self.root.walk():
+            mark(plan.result, plan.folder)
+            if plan.is_value:
+                mark_values(plan.result, plan.folder, plan.key[-1:], weakref.ref(plan.result))
+        return td
+
+    def assemble(self, plan: Outline) -> Any:
+        """The container of this outline, with mapped leaves."""
+        node = plan.node
+        entries = {
+            name: self.assemble(entry) if isinstance(entry, Outline) else plan.mapped[name]
+            for name, entry in plan.entries.items()
+        }
+        if self.inplace:
+            for store in node._stores() if plan.mapped else ():
+                store.update(plan.mapped)
+        elif plan.is_value:
+            node = node._shallow()
+            node._set_device(CPU)
+        else:
+            node = restored(node, entries)
+        plan.result = node
+        return node if plan.wrap is None else plan.wrap._wrap(node)
+
+
+def restored(node: Any, entries: dict[str, Any]) -> Any:
+    """A container like `node` over other entries, on the CPU."""
+    from raffia.tensordict.lazy import LazyStackedTensorDict
+
+    if isinstance(node, LazyStackedTensorDict):
+        return node._of_members(list(entries.values()))
+    names = None if node._names is None else list(node._names)
+    return node._plain._make(entries, node._batch_size, CPU, names)
+
+
+def mark(node: Any, folder: str | None) -> None:
+    """Note in a locked container where its tensors are, for as long as it stays locked."""
+    if node._cache is None:
+        node._cache = {}
+    node._cache["memmap"] = folder
+
+
+def mark_values(node: Any, folder: str | None, name: tuple[str, ...], top: Any) -> None:
+    """Note in a non-tensor entry which entry of which record holds its values."""
+    if folder is not None:
+        node._cache["home"] = (folder, name, top)
+        for member in node._children():
+            mark_values(member, folder, name, top)
+
+
+def write_value(node: Any) -> None:
+    """Bring a change of the non-tensor entry of a memory-mapped container to its folder."""
+    folder, name, top = (node._cache or {}).get("home", (None, None, None))
+    entry = top() if top is not None else None
+    if folder is not None and entry is not None:
+        record, new = read_record(folder), value_record(entry, name)
+        if name:
+            record["entries"][name[0]] = new
+        else:
+            record.update(new)
+        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+
+
+def forget(td: Any) -> None:
+    """Drop what locked containers remember of their entries: in `td`, below and above it."""
+    below = [td]
+    for node in below:
+        below += node._children()
+    above = [td]
+    for node in above:
+        above += [ref() for ref in node._parents or () if ref() is not None]
+    for node in (*below, *above[1:]):
+        if node._cache:
+            kept = {name: node._cache[name] for name in ("memmap", "home") if name in node._cache}
+            node._cache.clear()
+            node._cache.update(kept)
+
+
+def in_place(leaf: Tensor, file: str | None) -> bool:
+    """Whether a tensor needs no file: it is what stands in this one, or mapped where none is asked for."""
+    return isinstance(leaf, MemoryMappedTensor) and (file is None or is_whole(leaf, file))
+
+
+class TensorDictFuture:
+    """A container that threads still write to disk; `result()` waits for it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     future = TensorDict(a=torch.ones(2)).memmap(folder, num_threads=2, return_early=True)
+    ...     future.result()["a"]
+    MemoryMappedTensor([1., 1.])
+    """
+
+    def __init__(self, written: Future[None], finish: Callable[[], Any]) -> None:
+        self._written, self._finish = written, finish
+        self._td: Any = None
+
+    def result(self) -> Any:
+        """Wait until everything is written, and return the container."""
+        self._written.result()
+        if self._td is None:
+            self._td = self._finish()
+        return self._td
+
+
+def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
+    if num_threads <= 1:
+        job.write(None)
+        return job.finish()
+
+    def write() -> None:
+        with ThreadPoolExecutor(num_threads) as threads:
+            job.write(threads)
+
+    if not return_early:
+        write()
+        return job.finish()
+    background = ThreadPoolExecutor(1)
+    future = TensorDictFuture(background.submit(write), job.finish)
+    background.shutdown(wait=False)
+    return future
+
+
+def memmap(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+) -> Any:
+    """A locked copy whose tensors are memory-mapped files: what is written into them is on disk.
+
+    prefix: the folder; None is the folder of a container that has one, else temporary files, which
+        go with the tensors.
+    copy_existing: copy tensors that are mapped from files elsewhere, which is refused otherwise.
+    num_threads: how many threads write; return_early: with more than one, return a future at once,
+        whose `result()` is the container.
+    existsok: write over files that are there. A file of the same length is written in place, which
+        other maps of it see; one of another length is replaced.
+    robust_key: False uses keys as file names as they are, or raises ValueError.
+
+    The folder holds `meta.json` (class, batch size, names, non-tensor values, and dtype, shape and
+    file of each tensor), a file `<key>.memmap` for each tensor (its bytes, row by row) and a folder
+    `<key>` of the same kind for each container; a lazy stack has one for each member. In file names,
+    what is not a letter, a digit or one of `_-+=.,@~()[]{}#!$&^` is written as %XX, and so is a dot
+    in front; names that are too long are cut and get a hash, names that differ from another one by
+    upper and lower case only get a number. The keys themselves stand in `meta.json`. It is written
+    last: a folder without it, from a save that was interrupted, is not loaded. Data goes to disk when
+    the system likes; `td.save("name.safetensors")` waits for it, and checks it when it is loaded.
+
+    Raises TypeError, before anything is written, for a value that JSON can't hold.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     td = TensorDict(a=torch.zeros(3), n=dict(text="hi")).memmap(folder)
+    ...     td["a"].fill_(1)
+    ...     TensorDict.load_memmap(folder)["a"], sorted(os.listdir(folder))
+    MemoryMappedTensor([1., 1., 1.])
+    (MemoryMappedTensor([1., 1., 1.]), ['a.memmap', 'meta.json', 'n'])
+    """
+    prefix = own_folder(td) if prefix is None else prefix
+    job = Job(
+        td,
+        prefix,
+        copy_existing=copy_existing,
+        existsok=existsok,
+        robust=robust_key is not False,
+        like=False,
+        inplace=False,
+    )
+    return carry_out(job, num_threads, return_early)
+
+
+def memmap_(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+) -> Any:
+    """Replace the tensors of this container by memory-mapped ones, lock it and return it.
+
+    The arguments are those of `memmap`; with `return_early`, `result()` replaces the tensors.
+    The device becomes the CPU. Raises RuntimeError for a container in shared memory.
+
+    >>> td = TensorDict(a=torch.zeros(3)).memmap_()
+    >>> td["a"], td.is_memmap(), td.is_locked
+    (MemoryMappedTensor([0., 0., 0.]), True, True)
+    """
+    mapped_already = [isinstance(leaf, MemoryMappedTensor) for leaf in td._leaves([])]
+    if td._locked and not all(mapped_already) and td.is_shared():
+        raise RuntimeError(
+            "memory-mapped files and shared memory are mutually exclusive, and this container is in "
+            "shared memory: td.memmap(...) makes a copy"
+        )
+    prefix = own_folder(td) if prefix is None else prefix
+    job = Job(
+        td,
+        prefix,
+        copy_existing=copy_existing,
+        existsok=existsok,
+        robust=robust_key is not False,
+        like=False,
+        inplace=True,
+    )
+    return carry_out(job, num_threads, return_early)
+
+
+def memmap_like(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    existsok: bool = True,
+    num_threads: int = 0,
+    return_early: bool = False,
+    robust_key: bool | None = True,
+) -> Any:
+    """A locked container of the same keys, shapes and dtypes over new files, which hold zeros.
+
+    No tensor is read or copied, so an expanded row reserves the files of a large buffer cheaply.
+    A file that is there is opened as it is, if it has the right length (else RuntimeError): so a
+    buffer is opened again; existsok=False refuses that. The other arguments are those of `memmap`;
+    copy_existing changes nothing here. Non-tensor values are kept.
+
+    >>> row = TensorDict(obs=torch.ones(4), reward=torch.ones(()))
+    >>> buffer = row.expand(1000).memmap_like()
+    >>> buffer[2] = row
+    >>> buffer["obs"].shape, buffer["reward"].sum()
+    (torch.Size([1000, 4]), tensor(1.))
+    """
+    job = Job(
+        td,
+        prefix,
+        copy_existing=True,
+        existsok=existsok,
+        robust=robust_key is not False,
+        like=True,
+        inplace=False,
+    )
+    return carry_out(job, num_threads, return_early)
+
+
+def is_memmap(td: Any) -> bool:
+    """Whether this is what `memmap`, `memmap_` or `memmap_like` gave, and locked since.
+
+    >>> td = TensorDict(a=torch.zeros(3))
+    >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
+    (False, True, False)
+    """
+    return bool(td._cache) and "memmap" in td._cache
+
+
+def own_folder(td: Any) -> str | None:
+    return td._cache["memmap"] if is_memmap(td) else None
+
+
+def saved_path(td: Any) -> pathlib.Path:
+    """The folder in which the tensors of a memory-mapped container are.
+
+    Raises AttributeError if there is none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     str(TensorDict(a=torch.zeros(3)).memmap(folder).saved_path) == folder
+    True
+    """
+    folder = own_folder(td)
+    if folder is None:
+        raise AttributeError(
+            "this container has no saved path: it is not memory-mapped, or to temporary files; "
+            "td.memmap(folder) gives one that is"
+        )
+    return pathlib.Path(folder)
+
+
+# ------------------------------------------------------------------------------- reading a folder
+
+
+class FolderReader(Reader):
+    def __init__(self, folder: str, device: torch.device | None, non_blocking: bool) -> None:
+        self.folder, self.device, self.non_blocking = folder, device, non_blocking
+        self.path = f"{folder}/{META}"
+
+    def read(self) -> Any:
+        """The container in this folder."""
+        return rebuild(self, self.record())
+
+    def record(self) -> Record:
+        try:
+            fd, length = open_regular(self.path, os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            self.fail("it is missing: nothing was saved here, or saving was interrupted")
+        try:
+            text = os.read(fd, length + 1)
+            while len(text) < length and (more := os.read(fd, length)):
+                text += more
+        finally:
+            os.close(fd)
+        record = parse(self.path, text)
+        if type(record) is not dict or record.get("format") != "raffia":
+            self.fail("it is not a record of a container that was saved by this package")
+        self.check_version(record)
+        return record
+
+    def below(self, name: Any) -> tuple[str, os.stat_result]:
+        """The path of a file or folder in this one, and what it is; links are not followed."""
+        if type(name) is not str or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
+            self.fail(f"{shown(name)} is not the name of a file in this folder")
+        path = f"{self.folder}/{name}"
+        try:
+            return path, os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedFileError(path, "it is missing") from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, PermissionError):
+                raise
+            raise DamagedFileError(path, f"it can't be found: {error}") from None
+
+    def tensor(self, entry: Record) -> Tensor:
+        dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
+        path, found = self.below(entry.get("file"))
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedFileError(path, "it is not a file (links are not followed)")
+        nbytes = math.prod(shape) * dtype.itemsize
+        if found.st_size != nbytes:
+            raise DamagedFileError(
+                path, f"it holds {found.st_size} bytes, a tensor of {entry['dtype']} {shape} has {nbytes}"
+            )
+        device = self.device
+        try:
+            if device is None or device.type == "cpu":
+                return map_file(path, dtype, shape)
+            if device.type == "meta":
+                return torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            self.fail(f"no tensor has the shape {shown(shape)}: {error}")
+        return map_file(path, dtype, shape).to(device, non_blocking=self.non_blocking)
+
+    def container(self, entry: Record) -> Any:
+        if "class" in entry:
+            return rebuild(self, entry)
+        path, found = self.below(entry.get("folder"))
+        if not stat.S_ISDIR(found.st_mode):
+            raise DamagedFileError(path, "it is not a folder (links are not followed)")
+        return FolderReader(path, self.device, self.non_blocking).read()
+
+
+def load_memmap(
+    cls: Any,
+    prefix: Path,
+    device: Any = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+) -> Any:
+    """Open a folder that `memmap` or `save` wrote: the tensors are mapped, data is read when used.
+
+    device: where the tensors are copied to; None and the CPU leave them mapped, "meta" reads none.
+    non_blocking: don't wait for the copies to the device.
+    out: a container to load into: its nested containers stay, its tensors are replaced.
+    robust_key: as for `memmap`; both ways are read, since `meta.json` says which files there are.
+    The result is not locked. Its class is the one that was saved; a tensorclass must have been
+    defined before, nothing is imported.
+    Raises FileNotFoundError if there is no such folder, DamagedFileError if something in it is
+    missing, too short, too long or not what it should be.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=torch.zeros(3)).memmap(folder)
+    ...     td = TensorDict.load_memmap(folder)
+    ...     td["a"].fill_(1)
+    ...     TensorDict.load_memmap(folder)["a"]
+    MemoryMappedTensor([1., 1., 1.])
+    MemoryMappedTensor([1., 1., 1.])
+    """
+    if not os.path.isdir(prefix):
+        if os.path.exists(prefix):
+            raise NotADirectoryError(f"{prefix} is a file; TensorDict.load(path) reads files")
+        raise FileNotFoundError(f"there is no folder {prefix}")
+    return loaded(lambda device: FolderReader(os.path.abspath(prefix), device, non_blocking).read(), prefix, device, out)
+
+
+def loaded(read: Callable[[Any], Any], prefix: Path, device: Any, out: Any) -> Any:
+    from raffia.tensordict.build import as_device
+
+    if device is not None:
+        device = as_device(device)
+    if out is not None and out._device is not None:
+        if device is not None and device != out._device:
+            raise ValueError(f"`out` is on {out._device}, so nothing can be loaded on {device}")
+        device = out._device
+    try:
+        td = read(device)
+    except RecursionError:
+        raise DamagedFileError(prefix, "containers are nested too deeply in it") from None
+    return td if out is None else refill(out, td)
+
+
+def refill(out: Any, source: Any) -> Any:
+    """Make the content of `out` that of `source`; its nested containers stay where they can."""
+    if out._locked:
+        raise locked_error(out)
+    entries = source._entries()
+    for name, value in list(out._entries().items()):
+        if name not in entries or not keeps(value, entries[name]):
+            out._del_str(name)
+    if out._batch_size != source._batch_size:
+        out.batch_size = source._batch_size
+    if out._names != source._names:
+        out.names = source._names
+    for name, value in entries.items():
+        mine = out._get_str(name)
+        if mine is None:
+            out._set_str(name, value)
+        else:
+            refill(mine, value)
+    return out
+
+
+def keeps(mine: Any, value: Any) -> bool:
+    """Whether a nested container can take what stands for it in what is loaded."""
+    return isinstance(mine, Node) and type(mine) is type(value) and hasattr(mine, "_d")
+
+
+def load_memmap_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
+    """Load a folder into this container, and return it: entries are replaced, or removed.
+
+    Raises RuntimeError if it is locked; one that is memory-mapped is mapped to the folder then.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=torch.ones(3)).memmap(folder)
+    ...     TensorDict(b=torch.zeros(2)).load_memmap_(folder)["a"]
+    MemoryMappedTensor([1., 1., 1.])
+    """
+    return load_(td, prefix)
+
+
+def memmap_refresh_(td: Any) -> Any:
+    """Load again what is in the folder of this memory-mapped container, and return the container.
+
+    For when another process has added, removed or resized entries; what it wrote into the tensors is
+    seen without.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     td = TensorDict(a=torch.zeros(3)).memmap(folder)
+    ...     _ = TensorDict(a=torch.ones(3), b=torch.ones(2)).memmap(folder)
+    ...     sorted(td.memmap_refresh_().keys())
+    ['a', 'b']
+    """
+    folder = own_folder(td)
+    if folder is None:
+        raise RuntimeError(
+            "Cannot refresh a TensorDict that is not memory mapped or has no path associated."
+        )
+    return load_(td, folder)
+
+
+def make_memmap(
+    td: Any,
+    key: NestedKey,
+    shape: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    robust_key: bool | None = True,
+) -> MemoryMappedTensor:
+    """Add a memory-mapped tensor of zeros to a memory-mapped container, locked though it is.
+
+    Raises RuntimeError if the container is not memory-mapped, the key is taken or the shape does not
+    begin with the batch size.
+
+    >>> td = TensorDict(a=torch.zeros(3)).memmap()
+    >>> td.make_memmap("b", (2,)).fill_(1), "b" in td
+    (MemoryMappedTensor([1., 1.]), True)
+    """
+    dtype = dtype or torch.get_default_dtype()
+    shape = as_shape(shape)
+
+    def make(file: str | None) -> MemoryMappedTensor:
+        return allocate(file, shape, dtype, True).zero_()
+
+    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False)
+
+
+def make_memmap_from_tensor(
+    td: Any,
+    key: NestedKey,
+    tensor: Tensor,
+    *,
+    copy_data: bool = True,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+) -> MemoryMappedTensor:
+    """Copy a tensor to a file of a memory-mapped container, as a new entry.
+
+    copy_data: False makes a tensor of zeros of the same shape and dtype.
+    existsok: write over a file that is there.
+    Raises RuntimeError as `make_memmap`.
+
+    >>> td = TensorDict(a=torch.zeros(3)).memmap()
+    >>> td.make_memmap_from_tensor("b", torch.ones(2))
+    MemoryMappedTensor([1., 1.])
+    """
+
+    def make(file: str | None) -> MemoryMappedTensor:
+        out = allocate(file, tensor.shape, tensor.dtype, existsok)
+        return out.copy_(tensor.detach()) if copy_data else out.zero_()
+
+    return add(td, unravel_key_to_tuple(key), tensor.shape, make, robust_key is not False)
+
+
+def make_memmap_from_storage(
+    td: Any,
+    key: NestedKey,
+    storage: torch.UntypedStorage,
+    shape: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    robust_key: bool | None = True,
+) -> MemoryMappedTensor:
+    """Add a tensor over a storage as a new entry of a memory-mapped container.
+
+    The storage is that of the file of this entry; one that has no file is copied to it.
+    Raises RuntimeError as `make_memmap`, or if the storage is mapped from another file.
+
+    >>> td = TensorDict(a=torch.zeros(3)).memmap()
+    >>> td.make_memmap_from_storage("b", torch.ones(2).untyped_storage(), (2,))
+    MemoryMappedTensor([1., 1.])
+    """
+    shape = as_shape(shape)
+
+    def make(file: str | None) -> MemoryMappedTensor:
+        return MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=file)
+
+    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False)
+
+
+def as_shape(shape: Any) -> torch.Size:
+    return torch.Size(shape.tolist() if isinstance(shape, Tensor) else shape)
+
+
+def add(
+    td: Any,
+    path: tuple[str, ...],
+    shape: torch.Size,
+    make: Callable[[str | None], MemoryMappedTensor],
+    robust: bool,
+) -> MemoryMappedTensor:
+    """Add to a memory-mapped container, at the end of `path`, what `make` makes of a file name."""
+    from raffia.tensordict.tensorclass import is_tensorclass
+
+    if is_tensorclass(td) and path[0] in td._fields:
+        td = td._td
+    if not is_memmap(td) or type(td) is not td._plain:
+        raise RuntimeError(
+            "Can only make a memmap tensor within a memory-mapped TensorDict; this is a "
+            f"{type(td).__name__}, memory-mapped: {is_memmap(td)}"
+        )
+    name, *rest = path
+    child, size = td._get_str(name), td._batch_size
+    if rest and child is not None:
+        if not isinstance(child, Node):
+            raise through_leaf(name, child, rest[0])
+        return add(child, tuple(rest), shape, make, robust)
+    if child is not None:
+        raise RuntimeError(
+            f"The key {name!r} already exists within the target tensordict. "
+            "Delete that entry before overwriting it."
+        )
+    if shape[: len(size)] != size:
+        raise RuntimeError(
+            f"batch dimension mismatch: the batch size is {size} but the value has shape {shape} for "
+            f"key {path[-1]!r}"
+        )
+    folder, record, file = own_folder(td), {}, None
+    if folder is not None:
+        record = read_record(folder)
+        used = {META} | {
+            str(entry.get("file", entry.get("folder"))).lower() for entry in record["entries"].values()
+        }
+        file = file_name(name, "" if rest else ".memmap", used, robust, path)
+    at = None if file is None else f"{folder}/{file}"
+    if rest:
+        child = memmap(td._plain._make({}, size, CPU, td._names), at)
+        out = add(child, tuple(rest), shape, make, robust)
+        entry: Record = {"folder": file}
+    else:
+        child = out = make(at)
+        entry = {"dtype": DTYPE_NAMES[out.dtype], "shape": list(out.shape), "file": file}
+    if folder is not None:
+        record["entries"][name] = entry
+        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+    td._d[name] = child
+    if rest:
+        _lock(child, weakref.ref(td))
+    forget(td)
+    return out
+
+
+def read_record(folder: str) -> Record:
+    return FolderReader(folder, None, False).record()
+
+
+# --------------------------------------------------------------------------- one safetensors file
+
+FILE_DTYPES = {
+    "BOOL": torch.bool,
+    **{f"U{n}": DTYPES[f"uint{n}"] for n in (8, 16, 32, 64)},
+    **{f"I{n}": DTYPES[f"int{n}"] for n in (8, 16, 32, 64)},
+    **{f"F{n}": DTYPES[f"float{n}"] for n in (16, 32, 64)},
+    "BF16": torch.bfloat16,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+CARRIERS = {  # dtypes that the format, or older readers of it, lack -> what carries their bytes
+    torch.complex32: ("F16", [2]),
+    torch.complex128: ("F64", [2]),
+    torch.float8_e8m0fnu: ("U8", []),
+    torch.float4_e2m1fn_x2: ("U8", []),
+}
+FILE_DTYPE_NAMES = {dtype: (name, []) for name, dtype in FILE_DTYPES.items()} | CARRIERS
+LONGEST_HEADER = 100_000_000  # as in other readers of the format
+RECORD, CHECKSUM = "raffia", "raffia.sha256"
+NO_CHECKSUM = "0" * 64
+
+
+def save_file(td: Any, path: Path) -> None:
+    """Write a container as one safetensors file."""
+    stored: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}  # by place in memory, so that a tensor with two keys is stored once
+
+    def place(plan: Outline) -> Record:
+        if plan.is_value:
+            return plan.record
+        listed = {}
+        for name, entry in plan.entries.items():
+            if isinstance(entry, Outline):
+                listed[name] = place(entry)
+                continue
+            record = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
+            where: Any = (entry.data_ptr(), entry.dtype, entry.shape, entry.stride(), entry.device)
+            where = where if entry.numel() else id(entry)
+            if where not in names:
+                names[where] = tensor_name((*plan.key, name), stored)
+                stored[names[where]] = entry
+            record["tensor"] = names[where]
+            if isinstance(entry, nn.Parameter):
+                record["parameter"] = entry.requires_grad
+            listed[name] = record
+        return {**plan.record, "entries": listed}
+
+    record = {"format": "raffia", "version": VERSION, **place(outline(td))}
+    tensors = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
+    metadata = {"format": "pt", RECORD: dump(record).decode(), CHECKSUM: NO_CHECKSUM}
+    header: Record = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors:
+        dtype, extra = FILE_DTYPE_NAMES[tensor.dtype]
+        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        shape = [*tensor.shape, *extra]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = dump(header)
+    text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(f"the keys and values take {len(text)} bytes, one file holds 100 MB of them")
+
+    def write(file: BinaryIO) -> None:
+        checksum = hashlib.sha256(text)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            if tensor.numel():
+                data = raw_bytes(tensor)
+                checksum.update(data)
+                file.write(data)
+        file.seek(8 + text.index(NO_CHECKSUM.encode(), text.index(f'"{CHECKSUM}"'.encode())))
+        file.write(checksum.hexdigest().encode())
+
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    write_atomically(path, write)
+
+
+def tensor_name(key: tuple[str, ...], taken: dict[str, Tensor]) -> str:
+    """The name under which other readers of the file see a tensor: its key with dots, made unique."""
+    name = ".".join(key).encode("utf-8", "replace").decode()
+    n, out = 1, name
+    while out in taken or out == "__metadata__":
+        n += 1
+        out = f"{name}~{n}"
+    return out
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, row by row."""
+    plain = tensor.detach().cpu().as_subclass(Tensor)
+    plain = plain.resolve_conj().resolve_neg().contiguous()
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+class FileReader(Reader):
+    def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
+        self.path, self.device, self.non_blocking = path, device, non_blocking
+        self.tensors: dict[str, Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+
+    def read(self) -> Any:
+        """The container in this file."""
+        from raffia.tensordict.tensordict import TensorDict
+
+        fd, length = open_regular(self.path)
+        with open(fd, "rb", buffering=0) as file:
+            size = int.from_bytes(self.exactly(file, bytearray(min(8, length))), "little")
+            if length < 8 or not 2 <= size <= min(length - 8, LONGEST_HEADER):
+                self.fail("it does not begin as a safetensors file does")
+            text = bytes(self.exactly(file, bytearray(size)))
+            header = parse(self.path, text)
+            metadata = header.pop("__metadata__", {}) if type(header) is dict else None
+            if type(metadata) is not dict:
+                self.fail("it has no safetensors header")
+            known = metadata.get(CHECKSUM)
+            if type(known) is str and len(known) == 64 and known.isascii():
+                text = text.replace(known.encode(), NO_CHECKSUM.encode(), 1)
+            checksum = hashlib.sha256(text)
+            for name, dtype, shape in self.layout(header, length - 8 - size):
+                self.tensors[name] = tensor = self.empty(shape, dtype)
+                if tensor.numel():
+                    checksum.update(self.exactly(file, raw_bytes(tensor)))
+        if RECORD not in metadata and CHECKSUM not in metadata:  # written by someone else
+            td = TensorDict._make(self.tensors, torch.Size(), None, None)
+            return td if self.device is None else td.to(self.device)
+        if known != checksum.hexdigest():
+            self.fail("its content is not what was saved: the checksum differs")
+        if self.device is not None:
+            self.tensors = {
+                name: tensor.to(self.device, non_blocking=self.non_blocking)
+                for name, tensor in self.tensors.items()
+            }
+        record = metadata.get(RECORD)
+        if type(record) is not str:
+            self.fail("its record is missing")
+        record = parse(self.path, record.encode())
+        self.check_version(record)
+        return rebuild(self, record)
+
+    def exactly(self, file: BinaryIO, buffer: Any) -> Any:
+        """Fill the buffer from the file."""
+        view = memoryview(buffer)
+        while view:
+            n = file.readinto(view)  # type: ignore[attr-defined]
+            if not n:
+                self.fail("it ends too early")
+            view = view[n:]
+        return buffer
+
+    def layout(self, header: Record, length: int) -> list[tuple[str, torch.dtype, list[int]]]:
+        """Name, dtype and shape of all tensors, in the order in which they fill the file."""
+        found = []
+        for name, entry in header.items():
+            offsets = entry.get("data_offsets") if type(entry) is dict else None
+            if type(offsets) is not list or len(offsets) != 2:
+                self.fail(f"tensor {shown(name)} has no place")
+            begin, end = self.size(offsets)
+            if type(entry.get("dtype")) is not str or entry["dtype"] not in FILE_DTYPES:
+                self.fail(f"there is no dtype {shown(entry.get('dtype'))}")
+            dtype, shape = FILE_DTYPES[entry["dtype"]], self.size(entry.get("shape"))
+            if math.prod(shape) * dtype.itemsize != end - begin:
+                self.fail(f"tensor {shown(name)} of shape {shown(shape)} has {end - begin} bytes")
+            found.append((begin, end, name, dtype, shape))
+        found.sort(key=lambda entry: entry[:2])
+        at = 0
+        for begin, end, name, _, _ in found:
+            if begin != at:
+                self.fail(f"tensor {shown(name)} begins at {begin}, where {at} is expected")
+            at = end
+        if at != length:
+            self.fail(f"it holds {length} bytes of data, its tensors have {at}")
+        return [(name, dtype, shape) for _, _, name, dtype, shape in found]
+
+    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=dtype, device=CPU)
+        except RuntimeError as error:
+            return self.fail(f"no tensor has the shape {shown(shape)}: {error}")
+
+    def tensor(self, entry: Record) -> Tensor:
+        name, dtype, shape = entry.get("tensor"), self.dtype(entry["dtype"]), entry.get("shape")
+        found = self.tensors.get(name) if type(name) is str else None
+        if found is None:
+            self.fail(f"there is no tensor {shown(name)}")
+        if found.dtype is not dtype:
+            carrier, extra = CARRIERS.get(dtype, ("", []))
+            if FILE_DTYPES.get(carrier) is not found.dtype or list(found.shape[found.dim() - len(extra):]) != extra:
+                self.fail(f"tensor {shown(name)} is not of {entry['dtype']}")
+            found = torch.view_as_complex(found) if extra else found.view(dtype)
+            self.tensors[name] = found
+        if list(found.shape) != shape:
+            self.fail(f"tensor {shown(name)} is not of shape {shown(shape)}")
+        needs_grad = entry.get("parameter")
+        if needs_grad is None:
+            return found
+        if type(needs_grad) is not bool or (needs_grad and not (dtype.is_floating_point or dtype.is_complex)):
+            self.fail(f"tensor {shown(name)} can't be a parameter")
+        if name not in self.parameters:
+            self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
+        return self.parameters[name]
+
+    def container(self, entry: Record) -> Any:
+        return rebuild(self, entry)
+
+
+def save(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    robust_key: bool | None = True,
+) -> Any:
+    """Write this container to disk: to one safetensors file, or to a folder as `memmap` does.
+
+    prefix: a path that ends in `.safetensors` is the file, any other path is the folder.
+
+    The file is complete or not there: it is written beside, brought to disk, and takes the place of
+    an older one at once. A checksum finds any bit of it that changes later. A tensor under two keys
+    is stored once, and shared again when loaded; parameters become parameters again. Other readers
+    of safetensors see the tensors under their keys, with dots between names. Returns the container.
+
+    For a folder the other arguments and the result are those of `memmap`.
+    Raises TypeError, before anything is written, for a value that JSON can't hold.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=torch.ones(2), n=dict(text="hi")).save(f"{folder}/td.safetensors")
+    ...     TensorDict.load(f"{folder}/td.safetensors").to_dict()
+    {'a': tensor([1., 1.]), 'n': {'text': 'hi'}}
+    """
+    if prefix is None or not os.fspath(prefix).endswith(".safetensors"):
+        return memmap(
+            td,
+            prefix,
+            copy_existing,
+            num_threads=num_threads,
+            return_early=return_early,
+            robust_key=robust_key,
+        )
+    if num_threads > 1 or return_early:
+        raise ValueError("num_threads and return_early are for folders; one file is written at once")
+    save_file(td, prefix)
+    return td
+
+
+def load(
+    cls: Any,
+    prefix: Path,
+    device: Any = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+) -> Any:
+    """Read what `save` wrote: a safetensors file, or a folder as `load_memmap` does.
+
+    The arguments are those of `load_memmap`. Of a file all is read and checked. A safetensors file
+    from elsewhere gives a flat container: its names are the keys, the batch size is [].
+    Raises FileNotFoundError if there is nothing, DamagedFileError if it is not as it was saved.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=torch.ones(2)).save(f"{folder}/td.safetensors")
+    ...     with open(f"{folder}/td.safetensors", "r+b") as file:
+    ...         _ = file.seek(-1, os.SEEK_END), file.write(b"!")
+    ...     try:
+    ...         TensorDict.load(f"{folder}/td.safetensors")
+    ...     except DamagedFileError as error:
+    ...         error.why
+    'its content is not what was saved: the checksum differs'
+    """
+    if not os.path.isfile(prefix):
+        return load_memmap(cls, prefix, device, non_blocking, out=out)
+    return loaded(lambda device: FileReader(os.fspath(prefix), device, non_blocking).read(), prefix, device, out)
+
+
+def load_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
+    """Load what `save` wrote, a file or a folder, into this container: see `load_memmap_`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=torch.ones(3)).save(f"{folder}/td.safetensors")
+    ...     TensorDict(b=torch.zeros(2)).load_(f"{folder}/td.safetensors")["a"]
+    tensor([1., 1., 1.])
+    """
+    mapped = is_memmap(td)
+    if td._locked and not mapped:
+        raise locked_error(td)
+    source = load(None, prefix, td._device)  # before anything is changed
+    if mapped:
+        td.unlock_()
+    refill(td, source)
+    if mapped:
+        td.lock_()
+        if os.path.isdir(prefix):
+            mark_folder(td, os.path.abspath(prefix))
+    return td
+
+
+def mark_folder(node: Any, folder: str) -> None:
+    """Note in what was loaded from a folder, and is locked now, that it is mapped from there."""
+    mark(node, folder)
+    record = read_record(folder)
+    if record["class"] in VALUE_CLASSES:
+        mark_values(node, folder, (), weakref.ref(node))
+    children = dict(enumerate(node._children())) if record["class"] == "LazyStackedTensorDict" else None
+    for i, (name, entry) in enumerate(record.get("entries", {}).items()):
+        child = node._get_str(name) if children is None else children[i]
+        if "folder" in entry:
+            mark_folder(child, f"{folder}/{entry['folder']}")
+        elif "class" in entry:
+            mark_values(child, folder, (name,), weakref.ref(child))

@@ -1,0 +1,436 @@
+"""Rows: reading and writing by index, exactly as a tensor of shape `batch_size` behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.tensordict import dim_names
+from raffia.tensordict.entries import all_or_nothing, locked_error
+from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Node
+
+_SCALAR = torch.zeros((), dtype=torch.bool)
+
+
+def indexed_size(batch_size: torch.Size, index: Any) -> torch.Size:
+    """The shape of `tensor[index]` for a tensor of shape `batch_size`."""
+    return _SCALAR.expand(batch_size)[index].shape
+
+
+def normalise(index: Any, batch_size: torch.Size) -> Any:
+    """The index in a form that means the same on a leaf, which has more dimensions than the batch.
+
+    The ellipsis is written out, boolean masks become the indices of their true elements (found once, not once per leaf),
+    lists, ranges and arrays become tensors.
+    Raises IndexError for more indices than batch dimensions.
+    """
+    given = [_plain_part(part) for part in (index if isinstance(index, tuple) else (index,))]
+    used = sum([_dims_of(part) for part in given])
+    missing = len(batch_size) - used
+    if missing < 0:
+        raise IndexError(
+            f"too many indices for tensor of dimension {len(batch_size)}: the batch size is {tuple(batch_size)}, "
+            f"the index {index!r}"
+        )
+    if sum([part is Ellipsis for part in given]) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    parts: list[Any] = []
+    at = 0
+    for part in given:
+        if part is Ellipsis:
+            parts.extend([slice(None)] * missing)
+            at += missing
+        elif isinstance(part, Tensor) and part.dtype is torch.bool and part.dim():
+            parts.extend(_true_rows(part, batch_size[at : at + part.dim()]))
+            at += part.dim()
+        else:
+            parts.append(part)
+            at += _dims_of(part)
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _plain_part(part: Any) -> Any:
+    """One part of an index as an int, slice, None, `...`, truth value or tensor."""
+    if part is None or part is Ellipsis or isinstance(part, (int, slice, Tensor)):
+        return part
+    if isinstance(part, np.integer):
+        return int(part)
+    if isinstance(part, str):
+        raise IndexError(f"a key and an index can't be mixed in one pair of brackets: read the entry first, td[{part!r}][...]")
+    if not isinstance(part, (list, tuple, range, np.ndarray)):
+        raise IndexError(
+            "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+            f"(got {type(part).__name__})"
+        )
+    tensor = torch.as_tensor(list(part) if isinstance(part, (range, tuple)) else part)
+    return tensor.long() if tensor.numel() == 0 and tensor.dtype.is_floating_point else tensor
+
+
+def _dims_of(part: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    return part.dim() if isinstance(part, Tensor) and part.dtype is torch.bool else 1
+
+
+def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
+    if mask.shape != size:
+        raise IndexError(f"the mask has shape {tuple(mask.shape)}, the dimensions that it indexes have {tuple(size)}")
+    return mask.nonzero(as_tuple=True)
+
+
+def getitem(td: Any, index: Any) -> Any:
+    """Rows of the container: every entry indexed alike; integers, slices and `...` give views.
+
+    Raises IndexError for an index out of range or with more parts than batch dimensions.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.arange(6).view(3, 2), batch_size=[3])
+    >>> td[1]["a"], td[td["a"][:, 0] > 1].batch_size
+    (tensor([2, 3]), torch.Size([2]))
+    """
+    batch_size = td._batch_size
+    kind = index.__class__
+    if index is Ellipsis or (kind is tuple and not index):
+        return td
+    if not batch_size:
+        index = _scalar_index(index)
+    elif kind is int:
+        size = batch_size[0]
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
+        out = td._index(index, len(batch_size), batch_size[1:])
+        if td._names is not None:
+            dim_names.store(out, _kept(td._names[1:]))
+        return out
+    elif kind is slice:
+        if index == _ALL:
+            return td
+        size = len(range(*index.indices(batch_size[0])))
+        out = td._index(index, len(batch_size), torch.Size((size, *batch_size[1:])))
+        if td._names is not None:
+            dim_names.store(out, list(td._names))
+        return out
+    elif kind is Tensor and index.dtype is torch.int64:
+        out = td._index(index, len(batch_size), index.shape + batch_size[1:])
+        if td._names is not None:
+            dim_names.store(out, _indexed_names(td._names, index))
+        return out
+    else:
+        index = normalise(index, batch_size)
+        if index.__class__ is not Tensor:
+            parts = index if isinstance(index, tuple) else (index,)
+            if all([p.__class__ is slice and p == _ALL for p in parts]):
+                return td
+    out = td._index(index, len(batch_size), None)
+    if td._names is not None:
+        dim_names.store(out, _indexed_names(td._names, index))
+    return out
+
+
+_ALL = slice(None)
+
+
+def _scalar_index(index: Any) -> Any:
+    """What can index a container without batch dimensions: None, `...`, a single truth value."""
+    parts = [part for part in (index if isinstance(index, tuple) else (index,)) if part is not Ellipsis]
+    for part in parts:
+        mask = isinstance(part, bool) or (isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() == 0)
+        if part is not None and not mask:
+            raise RuntimeError(f"indexing a tensordict with td.batch_dims==0 is not permitted. Got index {index!r}.")
+    return tuple(parts)
+
+
+def _kept(names: list[str | None]) -> list[str | None] | None:
+    return names if any(names) else None
+
+
+def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | None:
+    """Names after indexing: slices keep theirs, integers drop it, new dimensions have none."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    arrays = [p for p in parts if isinstance(p, Tensor) and p.dim() and p.dtype is not torch.bool]
+    width = max([p.dim() for p in arrays], default=0)
+    out: list[str | None] = []
+    source = iter(names)
+    first_array = None
+    for part in parts:
+        if part is None or isinstance(part, bool):
+            out.append(None)
+        elif isinstance(part, slice):
+            out.append(next(source))
+        elif isinstance(part, Tensor) and part.dim():
+            name = next(source)
+            if first_array is None:
+                first_array = len(out)
+                out.extend([*[None] * (width - 1), name if len(arrays) == 1 else None])
+        else:
+            next(source)
+    return _kept([*out, *source])
+
+
+def setitem(td: Any, index: Any, value: Any) -> None:
+    """Write into rows of the container: `td[index] = value`.
+
+    value: a container or dict whose batch size is that of the rows (or expands to it), or a number or tensor for all entries.
+    Entries that are new are created, with zeros in the other rows.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
+    >>> td[1] = TensorDict(a=1.0, b=5)
+    >>> td["a"], td["b"]
+    (tensor([0., 1., 0.]), tensor([0, 5, 0]))
+    """
+    batch_size = td._batch_size
+    if index.__class__ is tuple and not index:
+        raise KeyError("Only NestedKeys are supported as keys, and () is neither a key nor an index of rows; td[...] = value writes all")
+    if not batch_size and index is not Ellipsis:
+        index = _scalar_index(index)
+    else:
+        index = normalise(index, batch_size)
+    if isinstance(value, (Node, Mapping)):
+        size = indexed_size(batch_size, index)
+        if not isinstance(value, Node):
+            value = td._plain(value, batch_size=size, device=td.device)
+        elif value._batch_size != size:
+            value = _expanded(value, size, batch_size, index)
+        new = [k for k in value.keys() if td._get_str(k) is None]
+        if new and td._locked:
+            raise locked_error(td, new[0])
+    td._set_index(index, value, len(batch_size))
+
+
+def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) -> Any:
+    given = value._batch_size
+    if given == size[: len(given)] and all([leaf.shape[: len(size)] == size for leaf in value._leaves([])]):
+        value = value.copy()
+        value.batch_size = size
+        return value
+    if len(given) >= len(size) or given != size[len(size) - len(given) :]:
+        raise RuntimeError(
+            f"indexed destination TensorDict batch size is {size} (batch_size = {batch_size}, index = {index!r}), "
+            f"which differs from the source batch size {given}"
+        )
+    return value.expand(size)
+
+
+def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
+    """Write `value` into the rows of a dense node; `index` is normalised and covers the first `ndim` dimensions."""
+    entries = td._entries()
+    if not isinstance(value, Node):
+        if not isinstance(value, (Tensor, np.ndarray, list, tuple, int, float, complex, np.generic)):
+            raise TypeError(f"rows can be set to a container, a dict, a tensor or a number, not to {type(value).__name__} {value!r}")
+        for name, mine in entries.items():
+            if isinstance(mine, Node):
+                mine._set_index(index, value, ndim)  # type: ignore[attr-defined]
+            else:
+                _set_rows(mine, index, value, name)
+        return
+    rows_ndim = len(value._batch_size) - len(td._batch_size) + ndim
+    for name, theirs in value._entries().items():
+        mine = entries.get(name)
+        if mine is None:
+            mine = _zeros_for(td, theirs, rows_ndim, ndim)
+            td._set_str(name, mine)
+        if isinstance(mine, Node):
+            replaced = mine._set_index(index, theirs, ndim)  # type: ignore[attr-defined]
+            if replaced is not None:
+                td._replace_str(name, replaced)
+        else:
+            _set_rows(mine, index, theirs, name)
+
+
+def _set_rows(leaf: Tensor, index: Any, value: Any, name: str) -> None:
+    try:
+        leaf[index] = value
+    except (RuntimeError, ValueError) as error:
+        shape = getattr(value, "shape", None)
+        raise RuntimeError(
+            f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value of shape {shape}: {error}"
+        ) from error
+
+
+def _zeros_for(td: Any, theirs: Any, rows_ndim: int, ndim: int) -> Any:
+    """A new entry for all rows, zero where nothing is written."""
+    shape = td._batch_size[:ndim] + theirs.shape[rows_ndim:]
+    if not isinstance(theirs, Node):
+        return theirs.new_zeros(shape)
+    if theirs._is_data():
+        return theirs._filled(shape)  # type: ignore[attr-defined]
+    return td._new({}, shape)
+
+
+def iterate(td: Any) -> Iterator[Any]:
+    """The rows along the first dimension, one after the other.
+
+    >>> from raffia import TensorDict
+    >>> [row["a"].item() for row in TensorDict(a=torch.arange(3), batch_size=[3])]
+    [0, 1, 2]
+    """
+    if not td._batch_size:
+        raise TypeError("iteration over a 0-d container; td.keys(), td.values() and td.items() go over its entries")
+    return iter(td.unbind(0))
+
+
+def length(td: Any) -> int:
+    """The size of the first batch dimension, 0 without one.
+
+    >>> from raffia import TensorDict
+    >>> len(TensorDict(batch_size=[3, 4]))
+    3
+    """
+    return td._batch_size[0] if td._batch_size else 0
+
+
+def expand_right(mask: Tensor, leaf: Tensor) -> Tensor:
+    """`mask` with singleton dimensions at its end, so that it broadcasts over the leaf's own dimensions."""
+    extra = leaf.dim() - mask.dim()
+    return mask.reshape(mask.shape + (1,) * extra) if extra > 0 else mask
+
+
+def where(
+    td: Any,
+    condition: Tensor,
+    other: Any,
+    *,
+    out: Any = None,
+    pad: float | bool | None = None,
+    update_batch_size: bool = False,
+) -> Any:
+    """This container where `condition` is true, `other` (a container, number or tensor) elsewhere.
+
+    condition: its shape broadcasts with the batch size.
+    out: container that the result is written to.
+    pad: stands for entries that only one of the two has (else KeyError).
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2), batch_size=[2]).where(torch.tensor([True, False]), 0.0)["a"]
+    tensor([1., 0.])
+    """
+    result = _where(td, condition, other, pad)
+    if out is None:
+        return result
+    if update_batch_size:
+        out.batch_size = result._batch_size
+    if out._batch_size != result._batch_size:
+        raise RuntimeError(
+            f"where: out has batch size {out._batch_size}, the result {result._batch_size}; pass update_batch_size=True"
+        )
+    return out.update(result, inplace=not update_batch_size)
+
+
+def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
+    if not isinstance(other, Node):
+        return td._map(lambda leaf: torch.where(expand_right(condition, leaf), leaf, other))
+    entries = {}
+    mine, theirs = td._entries(), other._entries()
+    for name in dict.fromkeys([*mine, *theirs]):
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None:
+            if pad is None:
+                raise KeyError(
+                    f"where: only one of the two containers has {name!r}; pass pad=value to fill in for the other"
+                )
+            there: Any = a if b is None else b
+            filler = there._map(lambda leaf: torch.full_like(leaf, pad)) if isinstance(there, Node) else torch.full_like(there, pad)
+            a, b = (filler if a is None else a), (filler if b is None else b)
+        if isinstance(a, Node):
+            entries[name] = a if a._is_data() else _where(a, condition, b, pad)
+        else:
+            entries[name] = torch.where(expand_right(condition, a), a, b)
+    ndim = len(td._batch_size)
+    size = td._batch_size
+    if condition.dim() <= ndim:
+        size = torch.broadcast_shapes(condition.shape + (1,) * (ndim - condition.dim()), size)
+    return td._new(entries, size, td._names)
+
+
+def masked_fill(td: Any, mask: Tensor, value: float | bool) -> Any:
+    """A container with `value` in all entries where `mask` is true.
+
+    mask: shape of the batch size, or broadcast with it.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2), batch_size=[2]).masked_fill(torch.tensor([True, False]), 0)["a"]
+    tensor([0., 1.])
+    """
+    return td._map(lambda leaf: leaf.masked_fill(expand_right(mask, leaf), value))
+
+
+def masked_fill_(td: Any, mask: Tensor, value: float | bool) -> Any:
+    """Write `value` into all entries where `mask` is true.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2), batch_size=[2]).masked_fill_(torch.tensor([True, False]), 0)["a"]
+    tensor([0., 1.])
+    """
+    for leaf in td._leaves([]):
+        leaf.masked_fill_(expand_right(mask, leaf), value)
+    return td
+
+
+def masked_select(td: Any, mask: Tensor, *, inplace: bool = False) -> Any:
+    """The rows where `mask` is true.
+
+    mask: shape of the first batch dimensions.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(3), batch_size=[3]).masked_select(torch.tensor([True, False, True]))["a"]
+    tensor([0, 2])
+    """
+    out = getitem(td, mask)
+    if not inplace:
+        return out
+    if td._locked:
+        raise locked_error(td)
+    with all_or_nothing(td):
+        td._set_batch_size(torch.Size())
+        for name, value in out._entries().items():
+            td._replace_str(name, value)
+        td._set_batch_size(out._batch_size)
+    return td
+
+
+def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
+    """Gather rows along `dim`: `out[i, j] = td[index[i, j], j]` for dim = 0.
+
+    index: as many dimensions as the batch size.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.arange(6).view(2, 3), batch_size=[2, 3])
+    >>> td.gather(1, torch.tensor([[2], [0]]))["a"]
+    tensor([[2],
+            [3]])
+    """
+    ndim = len(td._batch_size)
+    if index.dim() != ndim:
+        raise RuntimeError(f"gather: the index has shape {tuple(index.shape)}, the batch size is {tuple(td._batch_size)}; both need as many dimensions")
+    if not -ndim <= dim < ndim:
+        raise RuntimeError(f"gather: dim {dim} is out of range for batch size {tuple(td._batch_size)}")
+    dim = dim % ndim
+
+    def rows(leaf: Tensor) -> Tensor:
+        extra = leaf.shape[ndim:]
+        return torch.gather(leaf, dim, expand_right(index, leaf).expand(index.shape + extra))
+
+    result = td._batched(rows, ndim, index.shape, td._names)
+    if inplace:
+        return td.update(result, inplace=True)
+    return result if out is None else out.update_(result)
+
+
+def copy_at_(td: Any, source: Any, idx: Any, non_blocking: bool = False) -> Any:
+    """Write a container into the rows `idx`, in place; all keys must be there.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).copy_at_(TensorDict(a=1.0), 0)["a"]
+    tensor([1., 0.])
+    """
+    return td.update_at_(source, idx, non_blocking=non_blocking)
+
+
+__all__ = ["NestedKey"]

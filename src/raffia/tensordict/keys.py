@@ -1,0 +1,139 @@
+"""Nested keys: normalise them, and say clearly when one is missing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+NestedKey = str | tuple[Any, ...]
+
+
+class MissingKeyError(KeyError):
+    """A key is not in the container; the message names the nearest one that is.
+
+    >>> import torch
+    >>> from raffia import TensorDict
+    >>> TensorDict(action=torch.zeros(2))["acton"]
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.keys.MissingKeyError: key "acton" not found in TensorDict with keys ['action']. Did you mean "action"?
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class KeyThroughLeafError(MissingKeyError, ValueError):
+    """A nested key leads through an entry that is a tensor, not a container.
+
+    >>> import torch
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2))["a", "b"]
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.keys.KeyThroughLeafError: entry "a" is a Tensor, not a container, so it has no entry "b"
+    """
+
+
+def _malformed(key: Any) -> KeyError:
+    return KeyError(
+        "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested tuple of strings, "
+        f"such as 'obs' or ('next', 'obs'). Got {key!r}."
+    )
+
+
+def unravel_key(key: NestedKey) -> NestedKey:
+    """Flatten a nested key: inner tuples are merged, a tuple of one is unwrapped.
+
+    >>> unravel_key(("a", ("b", ("c",))))
+    ('a', 'b', 'c')
+    >>> unravel_key(("a",))
+    'a'
+    """
+    if key.__class__ is str:
+        return key
+    flat = unravel_key_to_tuple(key)
+    if not flat:
+        raise _malformed(key)
+    return flat[0] if len(flat) == 1 else flat
+
+
+def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
+    """Flatten a nested key to a tuple of strings.
+
+    >>> unravel_key_to_tuple("a")
+    ('a',)
+    >>> unravel_key_to_tuple((("a",), "b"))
+    ('a', 'b')
+    """
+    if isinstance(key, str):
+        return (key,)
+    if isinstance(key, tuple) and all([k.__class__ is str for k in key]):
+        return key
+    out: list[str] = []
+    if not _unravel(key, out):
+        raise _malformed(key)
+    return tuple(out)
+
+
+def _unravel(key: Any, out: list[str]) -> bool:
+    """Append the names in a nested key; False if it is malformed."""
+    if isinstance(key, str):
+        out.append(key)
+        return True
+    return isinstance(key, tuple) and bool(key) and all([_unravel(part, out) for part in key])
+
+
+def unravel_key_list(keys: Sequence[NestedKey]) -> list[NestedKey]:
+    """Flatten each key of a list or tuple of keys.
+
+    >>> unravel_key_list(["a", ("b", ("c",))])
+    ['a', ('b', 'c')]
+    """
+    if isinstance(keys, str) or not isinstance(keys, (list, tuple)):
+        raise TypeError(f"unravel_key_list takes a list or a tuple of keys, got {type(keys).__name__}")
+    return [unravel_key(key) for key in keys]
+
+
+def is_key(index: Any) -> bool:
+    """Whether `index` is a nested key, as opposed to an index into the batch."""
+    if isinstance(index, str):
+        return True
+    return isinstance(index, tuple) and bool(index) and all([is_key(part) for part in index])
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint that names the entry whose spelling is closest, or nothing."""
+    near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)], n=1)
+    return f'. Did you mean "{near[0]}"?' if near else ""
+
+
+def missing(name: NestedKey, node: Any) -> MissingKeyError:
+    """The error for a key that is not in `node`."""
+    names = list(node.keys())
+    hint = nearest(name, names) if isinstance(name, str) else ""
+    if isinstance(name, str) and (not hint or "." in name):
+        nested = [k for k in node.keys(True) if isinstance(k, tuple) and name in (k[-1], ".".join(k))]
+        hint = f". Did you mean {nested[0]!r}?" if nested else hint
+    return MissingKeyError(f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}')
+
+
+def through_leaf(name: str, value: Any, rest: str) -> KeyThroughLeafError:
+    return KeyThroughLeafError(f'entry "{name}" is a {type(value).__name__}, not a container, so it has no entry "{rest}"')
+
+
+def raise_missing(key: NestedKey, td: Any) -> NoReturn:
+    """Walk down `key` and raise the error for the first part of it that is not there."""
+    from raffia.tensordict.node import Node
+
+    path = unravel_key_to_tuple(key)
+    node = td
+    for i, name in enumerate(path):
+        if not isinstance(node, Node):
+            raise through_leaf(path[i - 1], node, name)
+        child = node._get_str(name)
+        if child is None:
+            raise missing(name, node)
+        node = child
+    raise AssertionError(f"{key!r} is there")

@@ -1,0 +1,1607 @@
+"""Lazy stacks: containers that stay apart and are stacked when an entry is read.
+
+A `LazyStackedTensorDict` shows its members as one container with a batch dimension more. Reading an
+entry stacks it, writing one takes it apart; indexing and shape operations go to the members, so
+that members whose entries differ in shape, or that have other entries, can be handled together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict import build, entries, index, shape
+from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
+from raffia.tensordict.keys import (
+    NestedKey,
+    is_key,
+    missing,
+    unravel_key,
+    unravel_key_to_tuple,
+)
+from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+
+Names = list[str | None] | None
+_new_object = object.__new__
+_ALL = slice(None)
+
+
+class LazyStackedTensorDict(TensorDictBase):
+    """Containers shown as one with a new batch dimension; an entry is stacked when it is read.
+
+    tensordicts: the members; their batch sizes have as many dimensions, and a dimension whose sizes
+        differ shows as -1.
+    stack_dim: where the new dimension stands.
+    batch_size: that of the members, where there are none.
+    device: the members are moved there.
+    names, stack_dim_name: names of all dimensions, or of the new one.
+    strict_shape: refuse members of unlike batch sizes.
+    hook_in, hook_out: called on what is written to and read from the stack.
+
+    >>> td = LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2, b=3))
+    >>> td["a"], list(td.keys()), td[1]["b"]
+    (tensor([1, 2]), ['a'], tensor(3))
+    """
+
+    tensordicts: list[Any]
+    stack_dim: int
+    hook_in: Callable[[Any], Any] | None = None
+    hook_out: Callable[[Any], Any] | None = None
+    _lazy = True
+    _own_lock = False
+
+    def __init__(
+        self,
+        *tensordicts: Any,
+        stack_dim: int = 0,
+        hook_out: Callable[[Any], Any] | None = None,
+        hook_in: Callable[[Any], Any] | None = None,
+        batch_size: Sequence[int] | None = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        for td in tensordicts:
+            if not isinstance(td, Node):
+                raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
+        if device is not None:
+            tensordicts = tuple([td.to(device) for td in tensordicts])  # type: ignore[attr-defined]
+        if strict_shape:
+            for i, td in enumerate(tensordicts):
+                if td._batch_size != tensordicts[0]._batch_size:
+                    raise _unlike_sizes(tensordicts[0]._batch_size, td._batch_size, i)
+        size = as_size(batch_size) if batch_size is not None and not tensordicts else None
+        self._setup(list(tensordicts), stack_dim, size, stack_dim_name)
+        if hook_in is not None:
+            self.hook_in = hook_in
+        if hook_out is not None:
+            self.hook_out = hook_out
+        if names is not None:
+            self.names = names
+
+    def _setup(
+        self,
+        members: list[Any],
+        stack_dim: int,
+        member_size: torch.Size | None = None,
+        stack_dim_name: str | None = None,
+    ) -> None:
+        """Fill in a new object; `member_size` is the batch size of a member where there is none."""
+        if members:
+            first = members[0]
+            size = first._batch_size
+            for td in members:
+                if td._batch_size != size:
+                    size = _common_size(members)
+                    break
+            device = first._device
+            if device is not None and any([td._device != device for td in members]):
+                device = None
+        else:
+            size, device = torch.Size() if member_size is None else member_size, None
+        ndim = len(size)
+        if not -ndim - 1 <= stack_dim <= ndim:
+            raise IndexError(
+                f"stack dim {stack_dim} is out of range: members of batch size {tuple(size)} can "
+                "be stacked "
+                f"along dims {-ndim - 1} to {ndim}"
+            )
+        if stack_dim < 0:
+            stack_dim += ndim + 1
+        self.tensordicts = members
+        self.stack_dim = stack_dim
+        self._batch_size = torch.Size((*size[:stack_dim], len(members), *size[stack_dim:]))
+        if device is not None:
+            self._device = device
+        names = _common_names(members, ndim)
+        if names is not None or stack_dim_name is not None:
+            names = names or [None] * ndim
+            self._names = [*names[:stack_dim], stack_dim_name, *names[stack_dim:]]
+
+    @classmethod
+    def _of(cls, members: list[Any], stack_dim: int, member_size: torch.Size | None = None) -> Any:
+        """A lazy stack of these members, of this class."""
+        td = _new_object(cls)
+        td._setup(members, stack_dim, member_size)
+        return td
+
+    def _of_members(self, members: list[Any]) -> Any:
+        """The same stack over other members, with the same names."""
+        td = _new_object(type(self))
+        td._setup(members, self.stack_dim, self._member_size())
+        if self.hook_in is not None or self.hook_out is not None:
+            td.hook_in, td.hook_out = self.hook_in, self.hook_out
+        if self._names is not None and td._batch_size == self._batch_size:
+            td._names = list(self._names)
+        return td
+
+    def _member_size(self) -> torch.Size:
+        dim = self.stack_dim
+        return torch.Size((*self._batch_size[:dim], *self._batch_size[dim + 1 :]))
+
+    # -- lock: a stack is locked if it was locked, or if all of its members are
+
+    @property
+    def _locked(self) -> bool:  # type: ignore[override]
+        if self._own_lock:
+            return True
+        members = self.tensordicts
+        return bool(members) and all([td._locked for td in members])
+
+    @_locked.setter
+    def _locked(self, value: bool) -> None:
+        self._own_lock = value
+
+    def _children(self) -> list[Any]:
+        return self.tensordicts
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_locked"] = state.pop("_own_lock", False)
+        return state
+
+    # -- reading
+
+    def _get_str(self, name: str) -> Any:
+        values = [td._get_str(name) for td in self.tensordicts]
+        for value in values:
+            if value is None:
+                return None
+        if not values:
+            return None
+        if isinstance(values[0], Tensor):
+            try:
+                out: Any = torch.stack(values, self.stack_dim)
+            except (RuntimeError, TypeError) as error:
+                if any([not isinstance(v, Tensor) or v.shape != values[0].shape for v in values]):
+                    raise self._unlike(name) from error
+                raise
+        else:
+            out = self._stacked_nodes(name, values)
+        return out if self.hook_out is None else self.hook_out(out)
+
+    def _stacked_nodes(self, name: str, values: list[Any]) -> Any:
+        for value in values:
+            if not isinstance(value, Node):
+                raise self._unlike(name)
+        return lazy_stack(values, self.stack_dim)
+
+    def _unlike(self, name: str) -> RuntimeError:
+        shapes = [_member_shape(td, name) for td in self.tensordicts]
+        return RuntimeError(
+            f"Failed to stack tensors within a tensordict under the key {name!r}: their shapes are "
+            f"{shapes}. td.get({name!r}, as_list=True) gives them one by one, "
+            "as_padded_tensor=True padded "
+            "to one shape, as_nested_tensor=True as a nested tensor."
+        )
+
+    def _peek_str(self, name: str) -> Any:
+        """What stands under `name`, without stacking it: a tensor of one member for a tensor."""
+        values = []
+        for td in self.tensordicts:
+            value = td._peek_str(name)
+            if value is None:
+                return None
+            values.append(value)
+        if not values:
+            return None
+        if all([isinstance(value, Node) for value in values]):
+            return lazy_stack(values, self.stack_dim)
+        return values[0]
+
+    def _peek(self) -> Entries:
+        return {name: self._peek_str(name) for name in self._shared()}
+
+    def _entries(self) -> Entries:
+        return {name: self._get_str(name) for name in self._shared()}
+
+    def _shared(self) -> list[str]:
+        """Names of the entries that all members have, in the order of the first."""
+        stores = [td._peek() for td in self.tensordicts]
+        names = list(stores[0]) if stores else []
+        for store in stores[1:]:
+            if not store.keys() >= set(names):
+                names = [name for name in names if name in store]
+        return names
+
+    def _get_lazy(
+        self,
+        name: str,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_value: float | bool = 0.0,
+        padding_side: str = "right",
+        layout: torch.layout | None = None,
+    ) -> Any:
+        """The entry `name` in a form that also holds tensors of unlike shape."""
+        options: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
+        options |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
+        options |= dict(padding_value=padding_value, padding_side=padding_side)
+        values = [td._get_lazy(name, **options) for td in self.tensordicts]
+        if not values or any([value is None for value in values]):
+            return None
+        if isinstance(values[0], Node):
+            return self._get_str(name)
+        if as_list:
+            return values
+        if as_padded_tensor:
+            return torch.stack(_padded(values, padding_value, padding_side), self.stack_dim)
+        if as_nested_tensor:
+            return _nested(values, layout)
+        return self._get_str(name)
+
+    def get_nestedtensor(
+        self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None
+    ) -> Any:
+        """The entry under `key` as a nested tensor: `get(key, as_nested_tensor=True)`.
+
+        >>> td = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2))])
+        >>> td.get_nestedtensor("a").is_nested
+        True
+        """
+        return entries.get(self, key, default, as_nested_tensor=True, layout=layout)
+
+    def __getitem__(self, idx: Any) -> Any:
+        if idx.__class__ is str:
+            value = self._get_str(idx)
+            if value is None:
+                raise missing(idx, self)
+            return value._unwrapped() if isinstance(value, Node) else value
+        if idx.__class__ is tuple and idx and is_key(idx):
+            return entries.getitem_key(self, idx)
+        if -1 in self._batch_size:
+            return self._index(index.normalise(idx, self._batch_size), self.ndim, None)
+        return index.getitem(self, idx)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A live view of the keys that all members have; the flags are those of `TensorDict.keys`.
+
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).keys())
+        ['a']
+        """
+        return _Keys(self, (include_nested, leaves_only, is_leaf, sort), 0)
+
+    def is_empty(self) -> bool:
+        """Whether there is no leaf that all members have.
+
+        >>> lazy_stack([TensorDict(), TensorDict()]).is_empty()
+        True
+        """
+        return not any(
+            [not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()]  # type: ignore[attr-defined]
+        )
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """The shape of the entry under `key`, with -1 for dimensions that differ.
+
+        >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
+        >>> td.get_item_shape("a")
+        torch.Size([2, -1])
+        """
+        path = unravel_key_to_tuple(key)
+        node = self if len(path) == 1 else entries.get(self, path[:-1], NO_DEFAULT)
+        found = _member_shape(node, path[-1])
+        if found is None:
+            entries.raise_missing(key, self)
+        return found
+
+    # -- writing
+
+    def _set_str(self, name: str, value: Any) -> None:
+        members = self.tensordicts
+        if self._locked or any([td._locked for td in members]):
+            raise locked_error(self, name)
+        if self.hook_in is not None:
+            value = self.hook_in(value)
+        parts = self._parts(name, value)
+        stores = [store for td in members for store in td._stores()]
+        saved = [store.get(name) for store in stores]
+        try:
+            for td, part in zip(members, parts, strict=True):
+                td._set_str(name, part)
+        except BaseException:
+            for store, value in zip(stores, saved, strict=True):
+                store.pop(name, None)
+                if value is not None:
+                    store[name] = value
+            raise
+
+    def _parts(self, name: str, value: Any) -> Sequence[Any]:
+        """What `value` is for each member."""
+        num, dim, size = len(self.tensordicts), self.stack_dim, self._batch_size
+        if isinstance(value, list) and dim == 0:
+            if len(value) != num:
+                raise self._mismatch(name, f"is a list of {len(value)} values")
+            return value
+        if not isinstance(value, (Tensor, Node)):
+            value = build.as_entry(value, self, name)
+        if isinstance(value, Tensor) and value.is_nested:
+            parts: Any = value.unbind(0)
+            if len(parts) != num:
+                raise self._mismatch(name, f"is a nested tensor of {len(parts)} tensors")
+            return parts
+        given = value.shape[: len(size)]
+        if isinstance(value, Node) and len(given) < len(size) and _fits(given, size):
+            value = build.promoted(value, size, name)
+        elif len(given) < len(size) or not _fits(given, size):
+            raise self._mismatch(name, f"has shape {value.shape}")
+        return value.unbind(dim)
+
+    def _mismatch(self, name: str, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"batch dimension mismatch: the batch size is {self._batch_size} but the value {what} "
+            "for key "
+            f"{name!r}; the leading dimensions of a value must be the batch size"
+        )
+
+    def _split(self, other: Any) -> Sequence[Any] | None:
+        """The part of another container for each member; None if it can't be taken apart so."""
+        num, dim = len(self.tensordicts), self.stack_dim
+        if isinstance(other, LazyStackedTensorDict) and other.stack_dim == dim:
+            return other.tensordicts if len(other.tensordicts) == num else None
+        size = other._batch_size
+        if len(size) <= dim or size[dim] != num:
+            return None
+        return other.unbind(dim)
+
+    def _del_str(self, name: str) -> None:
+        if self._locked or any([td._locked for td in self.tensordicts]):
+            raise locked_error(self, name)
+        for td in self.tensordicts:
+            if td._peek_str(name) is not None:
+                td._del_str(name)
+
+    def _replace_str(self, name: str, value: Any) -> None:
+        for td, part in zip(self.tensordicts, value.unbind(self.stack_dim), strict=True):
+            td._replace_str(name, part)
+
+    def _stores(self) -> list[Entries]:
+        return [store for td in self.tensordicts for store in td._stores()]
+
+    def del_(self, key: NestedKey) -> Any:
+        """Remove the entry under `key` from all members that have it, and return the container.
+
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).del_("b")[0].keys())
+        ['a']
+        """
+        path = unravel_key_to_tuple(key)
+        if len(path) > 1:
+            entries.del_(self, key)
+            return self
+        if self._locked:
+            raise locked_error(self, key)
+        if all([td._peek_str(path[0]) is None for td in self.tensordicts]):
+            raise missing(path[0], self)
+        self._del_str(path[0])
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Any:
+        """Move an entry of all members to another key.
+
+        safe: refuse to overwrite an entry that is there.
+
+        >>> list(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).rename_key_("a", "b").keys())
+        ['b']
+        """
+        old_key, new_key = unravel_key(old_key), unravel_key(new_key)
+        if not entries.contains(self, old_key):
+            entries.raise_missing(old_key, self)
+        if self._locked:
+            raise locked_error(self, old_key)
+        if safe and entries.contains(self, new_key) and old_key != new_key:
+            raise KeyError(
+                f"key {new_key!r} already present in {type(self).__name__}; "
+                "rename_key_(..., safe=False) overwrites it"
+            )
+        for td in self.tensordicts:
+            td.rename_key_(old_key, new_key)
+        return self
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
+        """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
+
+        Raises KeyError if a member has no such entry.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.set_("a", torch.zeros(2))[0]["a"]
+        tensor(0)
+        """
+        key = unravel_key(key)
+        if not entries.contains(self, key):
+            entries.raise_missing(key, self)
+        if isinstance(item, (int, float, complex, str)) or (
+            isinstance(item, Tensor) and not item.dim()
+        ):
+            parts: Sequence[Any] = [item] * len(self.tensordicts)
+        else:
+            parts = self._parts(str(key), item)
+        for td, part in zip(self.tensordicts, parts, strict=True):
+            td.set_(key, part, non_blocking=non_blocking)
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Any:
+        """Write `value` into the rows `index` of the entry under `key`.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.set_at_("a", 5, 0)["a"]
+        tensor([5, 2])
+        """
+        key = unravel_key(key)
+        if not entries.contains(self, key):
+            entries.raise_missing(key, self)
+        if isinstance(value, (list, tuple)):
+            value = torch.as_tensor(value)
+        for td in self.tensordicts:  # the entry itself in containers of its own
+            if isinstance(entries.get(td, key), Node):
+                break
+        else:
+            self.select(key)[index] = value
+            return self
+        entry = entries.get(self, key)
+        entry[index] = value
+        return self
+
+    def fill_(self, key: NestedKey, value: float | bool) -> Any:
+        """Fill the tensors of the members under `key` with `value`.
+
+        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).fill_("a", 5)["a"]
+        tensor([5, 5])
+        """
+        if not entries.contains(self, key):
+            entries.raise_missing(key, self)
+        for td in self.tensordicts:
+            td.fill_(key, value)
+        return self
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Store all entries of a container or dict in the members; see `TensorDict.update`.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.update({"b": torch.tensor([3, 4])})[1]["b"]
+        tensor(4)
+        """
+        if self._locked and ignore_lock:
+            with self.unlock_():
+                return self.update(
+                    input_dict_or_td, clone, inplace, keys_to_update=keys_to_update, **options
+                )
+        known = {k: options.pop(k) for k in ("non_blocking", "is_leaf") if k in options}
+        source = entries.merged(input_dict_or_td, options)
+        if source is self:
+            return self
+        saved = entries.snapshot(self)
+        try:
+            parts = None
+            if isinstance(source, Node) and keys_to_update is None:
+                parts = self._split(source)
+            if parts is not None:
+                for td, part in zip(self.tensordicts, parts, strict=True):
+                    td.update(part, clone, inplace, **known)
+                return self
+            if keys_to_update is not None:
+                source = entries.restricted(source, keys_to_update)
+            pairs = source._peek() if isinstance(source, Node) else source
+            for key in list(pairs):
+                value = source._get_str(key) if isinstance(source, Node) else source[key]
+                self._update_one(unravel_key(key), value, clone, inplace, known)
+        except BaseException:
+            entries.restore(saved)
+            raise
+        return self
+
+    def _update_one(self, key: Any, value: Any, clone: bool, inplace: bool, known: Any) -> None:
+        if isinstance(value, Mapping) or (isinstance(value, Node) and not value._is_data()):
+            node: Any = self
+            for name in unravel_key_to_tuple(key):
+                node = node._peek_str(name) if isinstance(node, Node) else None
+            if isinstance(node, Node) and not node._is_data():
+                node.update(value, clone, inplace, **known)  # type: ignore[attr-defined]
+                return
+        if clone and isinstance(value, (Tensor, Node)):
+            value = value.clone()  # type: ignore[union-attr]
+        if inplace and entries.contains(self, key):
+            self.set_(key, value)
+        else:
+            self.set(key, value)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        **entries_: Any,
+    ) -> Any:
+        """Write the entries of a container or dict into the members' tensors; allowed when locked.
+
+        Raises KeyError, before anything is written, if a key is not there.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)]).lock_()
+        >>> td.update_({"a": torch.tensor([3, 4])})["a"]
+        tensor([3, 4])
+        """
+        source = entries.merged(input_dict_or_td, entries_)
+        parts = self._split(source) if isinstance(source, Node) and keys_to_update is None else None
+        if parts is None:
+            return entries.update_(
+                self, source, clone, non_blocking=non_blocking, keys_to_update=keys_to_update
+            )
+        for td, part in zip(self.tensordicts, parts, strict=True):
+            for key in part.keys():
+                if not entries.contains(td, key):
+                    entries.raise_missing(key, td)
+        for td, part in zip(self.tensordicts, parts, strict=True):
+            td.update_(part, clone, non_blocking=non_blocking)
+        return self
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Put a container before the member `index`, as in a list.
+
+        Raises ValueError if its batch size or device is not that of the members.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.insert(0, TensorDict(a=0))
+        >>> td["a"]
+        tensor([0, 1, 2])
+        """
+        if not isinstance(tensordict, Node):
+            raise TypeError(
+                f"Expected new value to be a container, got {type(tensordict).__name__}; "
+                "TensorDict(...) makes one of a dict"
+            )
+        if self._locked:
+            raise locked_error(self)
+        size, given = self._member_size(), tensordict._batch_size
+        if self.tensordicts and not (len(given) == len(size) and _fits(given, size)):
+            raise ValueError(
+                f"Batch sizes differ: the members have batch size {tuple(size)}, the new one "
+                f"{tuple(given)}"
+            )
+        if self.tensordicts and tensordict._device != self._device:
+            raise ValueError(
+                f"Devices differ: the stack has device {self._device}, the new member "
+                f"{tensordict._device}; "
+                f"tensordict.to({str(self._device)!r}) moves it"
+            )
+        name = None if self._names is None else self._names[self.stack_dim]
+        members = list(self.tensordicts)
+        members.insert(index, tensordict)
+        self._names = None
+        self._setup(members, self.stack_dim, None, name)
+
+    def append(self, tensordict: Any) -> None:
+        """Put a container behind the last member.
+
+        >>> td = lazy_stack([TensorDict(a=1)])
+        >>> td.append(TensorDict(a=2))
+        >>> td["a"]
+        tensor([1, 2])
+        """
+        self.insert(len(self.tensordicts), tensordict)
+
+    def extend(self, tensordicts: Any) -> None:
+        """Put containers behind the last member: those of a list, or of another lazy stack.
+
+        >>> td = lazy_stack([TensorDict(a=1)])
+        >>> td.extend([TensorDict(a=2), TensorDict(a=3)])
+        >>> td["a"]
+        tensor([1, 2, 3])
+        """
+        if isinstance(tensordicts, Node):
+            tensordicts = tensordicts.unbind(self.stack_dim)  # type: ignore[attr-defined]
+        for tensordict in list(tensordicts):
+            self.append(tensordict)
+
+    # -- the contract of Node: maps
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
+        return TensorDict._make(entries, batch_size, self._device, names)
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        return self._of_members([td._map(fn) for td in self.tensordicts])
+
+    def _shallow(self) -> Any:
+        return self._of_members([td._shallow() for td in self.tensordicts])
+
+    def _leaves(self, out: list[Tensor]) -> list[Tensor]:
+        for td in self.tensordicts:
+            td._leaves(out)
+        return out
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
+        return self._of_members([td._rebuild(leaves) for td in self.tensordicts])
+
+    def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
+        for td, part in zip(self.tensordicts, self._tensor_parts(tensor), strict=True):
+            td._spread(part, out)
+        return out
+
+    def _tensor_parts(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The part of a tensor over the first batch dimensions for each member."""
+        dim = self.stack_dim
+        if tensor.dim() <= dim:
+            return [tensor] * len(self.tensordicts)
+        if tensor.shape[dim] == 1:
+            return [tensor.squeeze(dim)] * len(self.tensordicts)
+        return tensor.unbind(dim)
+
+    def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
+        parts = self._split(other)
+        if parts is None:
+            return [(self, other)]
+        return list(zip(self.tensordicts, parts, strict=True))
+
+    def _member_wise(self, others: tuple[Any, ...], default: Any) -> bool:
+        return all(
+            [o is default or (isinstance(o, Node) and self._split(o) is not None) for o in others]
+        )
+
+    def _apply_members(
+        self, run: Any, others: tuple[Any, ...], prefix: tuple[str, ...] = ()
+    ) -> Any:
+        """`apply` on each member; None if it left nothing of any."""
+        rows = [
+            self._split(o) if isinstance(o, Node) else [o] * len(self.tensordicts) for o in others
+        ]
+        results = [
+            run.node(td, tuple([row[i] for row in rows]), prefix)  # type: ignore[index]
+            for i, td in enumerate(self.tensordicts)
+        ]
+        if all([result is None for result in results]):
+            return None
+        results = [
+            td.empty() if result is None else result
+            for td, result in zip(self.tensordicts, results, strict=True)
+        ]
+        return self._of_members(results)
+
+    def _set_names(self, new: Names) -> None:
+        dim = self.stack_dim
+        self._names = None if new is None else list(new)
+        mine = None if new is None else [*new[:dim], *new[dim + 1 :]]
+        if mine is not None and not any(mine):
+            mine = None
+        for td in self.tensordicts:
+            if td._names != mine:
+                td._set_names(mine)
+
+    def _named_children(self) -> list[Any]:
+        return [child for td in self.tensordicts for child in td._named_children()]
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+        for td in self.tensordicts:
+            td._set_device(device)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The members' batch size, with their number at `stack_dim`; -1 where sizes differ.
+
+        >>> lazy_stack([TensorDict(batch_size=[2]), TensorDict(batch_size=[3])]).batch_size
+        torch.Size([2, -1])
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: Any) -> None:
+        size = build.as_size(value)
+        if size != self._batch_size:
+            raise RuntimeError(
+                f"Received a new batch size {list(size)} with an existing batch size "
+                f"{self._batch_size} in a "
+                "lazy stack. Modifying the batch size of a lazy representation of a tensordict is "
+                "not "
+                "permitted. Consider instantiating the tensordict first by calling "
+                "`td = td.to_tensordict()` before resetting the batch size."
+            )
+
+    shape = batch_size
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        dim = self.stack_dim
+        if len(batch_size) <= dim or batch_size[dim] != len(self.tensordicts):
+            raise RuntimeError(
+                f"a lazy stack of {len(self.tensordicts)} members along dim {dim} can't have the "
+                "batch size "
+                f"{tuple(batch_size)}; td.to_tensordict() gives a dense one, which can"
+            )
+        size = torch.Size((*batch_size[:dim], *batch_size[dim + 1 :]))
+        before = [td._batch_size for td in self.tensordicts]
+        try:
+            for td in self.tensordicts:
+                td._set_batch_size(size)
+        except RuntimeError:
+            for td, old in zip(self.tensordicts, before, strict=True):
+                td._set_batch_size(old)
+            raise
+        if self._names is not None:
+            self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
+        self._batch_size = batch_size
+
+    # -- the contract of Node: shape
+
+    def _batched(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        ndim: int,
+        batch_size: torch.Size,
+        names: Names = None,
+        op: tuple[Any, ...] = (),
+    ) -> Any:
+        if self.stack_dim >= ndim:
+            moved = self.stack_dim + len(batch_size) - ndim
+            members = [td._batched(fn, ndim, batch_size, None, op) for td in self.tensordicts]
+            size = batch_size + self._member_size()[ndim:]
+            out = self._of(members, moved, size)
+        else:
+            out = self._kept_lazy(ndim, batch_size, op)
+            if out is None:
+                return self._batched_dense(fn, ndim, batch_size, names, op)
+        if names is not None or self._names is not None:
+            names = child_names(self, ndim, batch_size, names)
+            if names is not None:
+                out._set_names(names)
+        return out
+
+    def _batched_dense(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        ndim: int,
+        batch_size: torch.Size,
+        names: Names,
+        op: Any,
+    ) -> Any:
+        dense = TensorDict._make(self._entries(), self._batch_size, self._device, self._names)
+        return dense._batched(fn, ndim, batch_size, names, op)
+
+    def _kept_lazy(self, ndim: int, batch_size: torch.Size, op: tuple[Any, ...]) -> Any:
+        """The result of a shape operation as a lazy stack; None where there is none."""
+        name = op[0] if op else None
+        if name == "transpose":
+            order = list(range(ndim))
+            order[op[1]], order[op[2]] = op[2], op[1]
+            return self._permuted(tuple(order))
+        if name == "permute":
+            return self._permuted(op[1])
+        if name == "unsqueeze":
+            return self._unsqueezed(op[1], ndim)
+        if name == "squeeze":
+            return self._squeezed(op[1], ndim)
+        if name == "expand":
+            return self._expanded(op[1], ndim)
+        if name in ("view", "reshape"):
+            return self._reshaped(name, batch_size, ndim)
+        if name == "repeat":
+            return self._repeated(op[1])
+        if name == "repeat_interleave" and len(op) == 3:
+            return self._interleaved(op[1], op[2], ndim)
+        return None
+
+    def _on_members(
+        self, fn: Callable[[Tensor], Tensor], ndim: int, size: torch.Size, op: tuple[Any, ...]
+    ) -> list[Any]:
+        """`fn` on the first `ndim - 1` dimensions of each member, which become `size`."""
+        return [td._batched(fn, ndim - 1, size, None, op) for td in self.tensordicts]
+
+    def _permuted(self, order: tuple[int, ...]) -> Any:
+        dim, ndim = self.stack_dim, len(order)
+        inner = tuple([d - (d > dim) for d in order if d != dim])
+        old = self._member_size()
+        size = torch.Size([old[d] for d in inner])
+
+        def permuted(leaf: Tensor) -> Tensor:
+            return leaf.permute(*inner, *range(ndim - 1, leaf.dim()))
+
+        members: list[Any] = self.tensordicts
+        if inner != tuple(range(ndim - 1)):
+            members = self._on_members(permuted, ndim, size, ("permute", inner))
+        return self._of(list(members), order.index(dim), size + old[ndim - 1 :])
+
+    def _unsqueezed(self, at: int, ndim: int) -> Any:
+        dim = self.stack_dim
+        inner = at if at <= dim else at - 1
+        old = self._member_size()
+        size = torch.Size((*old[:inner], 1, *old[inner : ndim - 1]))
+        members = self._on_members(
+            lambda leaf: leaf.unsqueeze(inner), ndim, size, ("unsqueeze", inner)
+        )
+        return self._of(members, dim + (at <= dim), size + old[ndim - 1 :])
+
+    def _squeezed(self, dims: tuple[int, ...], ndim: int) -> Any:
+        dim = self.stack_dim
+        inner = tuple([d - (d > dim) for d in dims if d != dim])
+        old = self._member_size()
+        size = torch.Size([old[d] for d in range(ndim - 1) if d not in inner])
+        members: list[Any] = self.tensordicts
+        if inner:
+            members = self._on_members(
+                lambda leaf: leaf.squeeze(inner), ndim, size, ("squeeze", inner)
+            )
+        if dim in dims:
+            return members[0]
+        moved = dim - len([d for d in dims if d < dim])
+        return self._of(list(members), moved, size + old[ndim - 1 :])
+
+    def _expanded(self, target: torch.Size, ndim: int) -> Any:
+        lead = len(target) - ndim
+        dim = self.stack_dim + lead
+        size = torch.Size((*target[:dim], *target[dim + 1 :]))
+        old = self._member_size()
+
+        def expanded(leaf: Tensor) -> Tensor:
+            return leaf.expand((*size, *leaf.shape[ndim - 1 :]))
+
+        if size == old[: ndim - 1] and target[dim] == len(self.tensordicts):
+            members = list(self.tensordicts)
+        else:
+            members = self._on_members(expanded, ndim, size, ("expand", size))
+        if target[dim] != len(members):  # one member, shown several times
+            members = members * target[dim]
+        return self._of(members, dim, size + old[ndim - 1 :])
+
+    def _reshaped(self, name: str, new: torch.Size, ndim: int) -> Any:
+        """A reshape that members can do, or that merges the stack dimension with others into one.
+
+        The old dimensions fall into three groups: those that the stack dimension is merged with,
+        and those before and after; the new dimensions must fall into groups of the same sizes.
+        """
+        dim, old = self.stack_dim, self._batch_size[:ndim]
+        rest = self._member_size()[ndim - 1 :]
+        if not math.prod(old) or -1 in old:
+            return None
+        for first, last in _spans(dim, ndim):
+            cut = _cut_out(old, new, first, last)
+            if cut is None:
+                continue
+            start, stop = cut
+            if first == last:  # the stack dimension on its own, maybe split into several
+                size = torch.Size((*new[:start], *new[stop:]))
+                members = self._on_members(
+                    _reshaper(name, size, ndim - 1), ndim, size, (name, size)
+                )
+                return self._grid(members, new[start:stop], start, size + rest)
+            if stop - start != 1:
+                return None
+            lead, cells = (
+                (_ALL,) * first,
+                itertools.product(*[range(n) for n in old[first : last + 1]]),
+            )
+            out = self._of([self._index((*lead, *cell), ndim, None) for cell in cells], first)
+            width = ndim - (last - first)
+            return out if out._batch_size[:width] == new else out._reshaped(name, new, width)
+        return None
+
+    def _grid(
+        self, members: list[Any], sizes: torch.Size, dim: int, member_size: torch.Size
+    ) -> Any:
+        """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`."""
+        if not sizes:
+            return members[0]
+        for n in reversed(sizes[1:]):
+            if not n:
+                return None
+            members = [self._of(members[i : i + n], dim) for i in range(0, len(members), n)]
+        return self._of(
+            members, dim, torch.Size((*member_size[:dim], *sizes[1:], *member_size[dim:]))
+        )
+
+    def _repeated(self, times: Sequence[int]) -> Any:
+        dim, ndim = self.stack_dim, len(times)
+        inner = (*times[:dim], *times[dim + 1 :])
+        old = self._member_size()
+        size = torch.Size([n * k for n, k in zip(old, inner, strict=False)])
+
+        def repeated(leaf: Tensor) -> Tensor:
+            return leaf.repeat((*inner, *[1] * (leaf.dim() - ndim + 1)))
+
+        members = []
+        for _ in range(times[dim]):
+            members += self._on_members(repeated, ndim, size, ("repeat", inner))
+        return self._of(members, dim, size + old[ndim - 1 :])
+
+    def _interleaved(self, repeats: Any, at: int, ndim: int) -> Any:
+        dim, old = self.stack_dim, self._member_size()
+        if at == dim:
+            counts = [repeats] * len(self.tensordicts)
+            if isinstance(repeats, Tensor):
+                counts = repeats.expand(len(self.tensordicts)).tolist()
+            members = [
+                td.clone() for td, n in zip(self.tensordicts, counts, strict=True) for _ in range(n)
+            ]
+            return self._of(members, dim, old)
+        inner = at - (at > dim)
+        total = int(repeats.sum()) if isinstance(repeats, Tensor) and repeats.numel() > 1 else None
+        longer = old[inner] * int(repeats) if total is None else total
+        size = torch.Size((*old[:inner], longer, *old[inner + 1 : ndim - 1]))
+        members = self._on_members(
+            lambda leaf: torch.repeat_interleave(leaf, repeats, dim=inner),
+            ndim,
+            size,
+            ("repeat_interleave", repeats, inner),
+        )
+        return self._of(members, dim, size + old[ndim - 1 :])
+
+    # -- the contract of Node: rows
+
+    def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
+        plan = _Plan(self, idx)
+        if plan.kind == "member":
+            return self._row(plan.at, plan.rest, ndim)
+        if not plan.rows:
+            if not self.tensordicts:
+                return self._of([], plan.dim, plan.member_size(self, ndim))
+            return self._no_rows(plan, ndim)
+        members = [self._row(at, rest, ndim) for at, rest in plan.rows]
+        if plan.spare is not None:
+            members = [td._index((*(_ALL,) * plan.spare, 0), td.ndim, None) for td in members]
+        if plan.kind == "rows":
+            return self._of(members, plan.dim)
+        return self._grid(members, plan.grid, plan.dim, members[0]._batch_size)
+
+    def _row(self, at: int, rest: tuple[Any, ...], ndim: int) -> Any:
+        try:
+            td = self.tensordicts[at]
+        except IndexError:
+            raise IndexError(
+                f"index {at} is out of bounds for dimension {self.stack_dim} with size "
+                f"{len(self.tensordicts)}"
+            ) from None
+        if all([part.__class__ is slice and part == _ALL for part in rest]):
+            return td
+        return td._index(rest, ndim - 1, None)
+
+    def _no_rows(self, plan: _Plan, ndim: int) -> Any:
+        """A dense container without rows: with the entries of the first member, of size 0."""
+        first = self._of([self.tensordicts[0]], self.stack_dim)
+        dense = TensorDict._make(first._entries(), first._batch_size, self._device)
+        return dense._index(plan.emptied, ndim, None)
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        if idx.__class__ is str:
+            self._set_str(idx, value)
+            return
+        if idx.__class__ is tuple and idx and is_key(idx):
+            self.set(idx, value)
+            return
+        ndim = self.ndim
+        idx = index.normalise(idx, self._batch_size)
+        if isinstance(value, (Node, Mapping)):
+            if -1 in self._batch_size:
+                size = self._index(idx, ndim, None)._batch_size
+            else:
+                size = index.indexed_size(self._batch_size, idx)
+            if not isinstance(value, Node):
+                value = TensorDict(value, batch_size=size, device=self._device)
+            elif value._batch_size != size:
+                value = index._expanded(value, size, self._batch_size, idx)
+            if self._locked:
+                for name in value.keys():
+                    if all([td._peek_str(name) is None for td in self.tensordicts]):
+                        raise locked_error(self, name)
+        self._set_index(idx, value, ndim)
+
+    def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
+        plan = _Plan(self, idx)
+        if isinstance(value, Tensor) and value.dim():
+            value = _like_tensor(self._index(idx, ndim, None), value)
+        if plan.kind == "member":
+            self._set_row(plan.at, plan.rest, value, ndim)
+            return None
+        if isinstance(value, Node):
+            if plan.kind == "rows":
+                parts: Sequence[Any] = value.unbind(plan.dim) if plan.rows else ()  # type: ignore[attr-defined]
+            else:
+                lead, cells = (_ALL,) * plan.dim, itertools.product(*[range(n) for n in plan.grid])
+                given = len(value._batch_size)
+                parts = [value._index((*lead, *cell), given, None) for cell in cells]
+            if plan.spare is not None:
+                parts = [part.unsqueeze(plan.spare) for part in parts]
+        else:
+            parts = [value] * len(plan.rows)
+        for (at, rest), part in zip(plan.rows, parts, strict=True):
+            self._set_row(at, rest, part, ndim)
+        return None
+
+    def _set_row(self, at: int, rest: tuple[Any, ...], value: Any, ndim: int) -> None:
+        if not -len(self.tensordicts) <= at < len(self.tensordicts):
+            self._row(at, rest, ndim)  # raises
+        replaced = self.tensordicts[at]._set_index(rest, value, ndim - 1)
+        if replaced is not None:
+            self.tensordicts[at] = replaced
+
+    # -- operations that go to the members
+
+    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True) -> Any:
+        """The lazy stack of the members with only these entries; see `TensorDict.select`.
+
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).select("a").keys())
+        ['a']
+        """
+        if inplace and self._locked:
+            raise locked_error(self)
+        chosen = [td.select(*keys, strict=strict) for td in self.tensordicts]
+        if not inplace:
+            return self._of_members(chosen)
+        for td in self.tensordicts:
+            td.select(*keys, inplace=True, strict=strict)
+        return self
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Any:
+        """The lazy stack of the members without these entries; see `TensorDict.exclude`.
+
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).exclude("a").keys())
+        ['b']
+        """
+        if not inplace:
+            return self._of_members([td.exclude(*keys) for td in self.tensordicts])
+        if self._locked:
+            raise locked_error(self)
+        for td in self.tensordicts:
+            td.exclude(*keys, inplace=True)
+        return self
+
+    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Any:
+        """The lazy stack of the members without nesting; see `TensorDict.flatten_keys`.
+
+        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+        >>> td.flatten_keys(".")["a.b"]
+        tensor([1, 2])
+        """
+        return self._rekeyed("flatten_keys", "keys", separator, inplace, dict(is_leaf=is_leaf))
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Any:
+        """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
+
+        >>> td = lazy_stack([TensorDict({"a.b": 1}), TensorDict({"a.b": 2})])
+        >>> td.unflatten_keys(".")["a", "b"]
+        tensor([1, 2])
+        """
+        return self._rekeyed("unflatten_keys", "nested keys", separator, inplace, {})
+
+    def _rekeyed(self, method: str, kind: str, separator: str, inplace: bool, options: Any) -> Any:
+        if inplace and self._locked:
+            raise locked_error(self)
+        members = [getattr(td, method)(separator, **options) for td in self.tensordicts]
+        if not inplace:
+            out = self._of_members(members)
+            out._origin = (kind, weakref.ref(self), separator)
+            return out
+        for td in self.tensordicts:
+            getattr(td, method)(separator, inplace=True, **options)
+        return self
+
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+    ) -> Any:
+        """The lazy stack of the members without entries; dense for another batch size.
+
+        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).empty().batch_size
+        torch.Size([2])
+        """
+        if batch_size is not None:
+            given = None if device is NO_DEFAULT else device
+            return TensorDict({}, batch_size, self._device if device is NO_DEFAULT else given)
+        out = self._of_members([td.empty(recurse=recurse) for td in self.tensordicts])
+        if device is not NO_DEFAULT:
+            out._set_device(None if device is None else as_device(device))
+        if names is not NO_DEFAULT:
+            out.names = names
+        return out
+
+    def contiguous(self) -> Any:
+        """The dense container: every entry stacked.
+
+        Raises RuntimeError if entries differ in shape; `densify` makes nested tensors of these.
+
+        >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).contiguous()).__name__
+        'TensorDict'
+        """
+        out = {
+            name: value.contiguous() if isinstance(value, Node) else value  # type: ignore[attr-defined]
+            for name, value in self._entries().items()
+        }
+        return TensorDict._make(out, self._batch_size, self._device, self._names)
+
+    def _dense(self) -> Any:
+        return self.contiguous()
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """The dense container; entries of unlike shape become nested tensors of this layout.
+
+        >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
+        >>> td.densify(layout=torch.jagged)["a"].is_nested
+        True
+        """
+        out: Entries = {}
+        for name, value in self._peek().items():
+            if isinstance(value, Node):
+                out[name] = value if value._is_data() else value.densify(layout)  # type: ignore[attr-defined]
+                continue
+            try:
+                out[name] = self._get_str(name)
+            except RuntimeError:
+                out[name] = self._get_lazy(name, as_nested_tensor=True, layout=layout)
+        return TensorDict._make(out, self._batch_size, self._device, self._names)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack along `dim`: itself if it is one.
+
+        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_lazystack().stack_dim
+        0
+        """
+        dim = shape._dim(self, dim)
+        return self if dim == self.stack_dim else lazy_stack(list(self.unbind(dim)), dim)
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The rows along `dim`: along the stack dimension, the members themselves.
+
+        >>> [td["a"].item() for td in lazy_stack([TensorDict(a=1), TensorDict(a=2)]).unbind(0)]
+        [1, 2]
+        """
+        dim = shape._dim(self, dim)
+        if dim == self.stack_dim:
+            return tuple(self.tensordicts)
+        lead = (_ALL,) * dim
+        num = self._batch_size[dim]
+        if num < 0:
+            raise RuntimeError(
+                f"the members differ in size along dim {dim}, so they have no rows there"
+            )
+        return tuple([self[(*lead, i)] for i in range(num)])
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: float | bool | None = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """This container where `condition` is true, `other` elsewhere; see `TensorDict.where`.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.where(torch.tensor([True, False]), 0)["a"]
+        tensor([1, 0])
+        """
+        parts = self._split(other) if isinstance(other, Node) else [other] * len(self.tensordicts)
+        if parts is None or out is not None:
+            options: Any = dict(out=out, pad=pad, update_batch_size=update_batch_size)
+            return index.where(self.contiguous(), condition, other, **options)
+        rows = zip(self.tensordicts, self._tensor_parts(condition), parts, strict=True)
+        return self._of_members([td.where(row, part, pad=pad) for td, row, part in rows])
+
+    # -- showing
+
+    def _exclusive(self) -> list[list[str]]:
+        """Names of the entries of each member that not all of them have."""
+        shared = set(self._shared())
+        return [sorted(name for name in td.keys() if name not in shared) for td in self.tensordicts]
+
+    def _extra_lines(self) -> list[str]:
+        blocks = []
+        for i, (td, names) in enumerate(zip(self.tensordicts, self._exclusive(), strict=True)):
+            if names:
+                lines = ",\n".join([f"{name}: {build._describe(td, name)}" for name in names])
+                blocks.append(f"    {i} ->\n" + textwrap.indent(lines, " " * 8))
+        return ["exclusive_fields={\n" + (",\n".join(blocks) if blocks else "") + "}"]
+
+    def _last_lines(self) -> list[str]:
+        return [f"stack_dim={self.stack_dim}"]
+
+    def _describe_unlike(self, name: str) -> str:
+        first = self
+        while isinstance(first, LazyStackedTensorDict):
+            first = first.tensordicts[0]
+        value = first._get_str(name)  # type: ignore[attr-defined]
+        if not isinstance(value, Tensor):
+            return f"{type(value).__name__} and others"
+        size = _member_shape(self, name)
+        return build.describe_tensor(value).replace(f"shape={value.shape}", f"shape={size}")
+
+
+class _Keys(KeysView):
+    """Keys of a lazy stack, which need not look at the entries where only names are asked for."""
+
+    __slots__ = ()
+
+    def _list(self) -> list[Any]:
+        if any(self.flags):
+            return super()._list()
+        return [(name, None) for name in self.td._shared()]  # type: ignore[attr-defined]
+
+
+class _Plan:
+    """How an index into a lazy stack goes to its members.
+
+    kind: "member": one member, `at`, indexed by `rest`; the result is that of the member.
+        "rows": the members and their indices in `rows`, stacked along `dim`.
+        "grid": the same in row-major order over the new dimensions `grid`, which stand at `dim`.
+    spare: a dimension of size 1 that the members' results have and the result has not.
+    emptied: the index into a stack of one member that gives the result without rows.
+    """
+
+    __slots__ = ("kind", "at", "rest", "rows", "dim", "grid", "spare", "emptied")
+
+    def __init__(self, td: LazyStackedTensorDict, idx: Any) -> None:
+        parts = [_plain_part(part) for part in (idx if isinstance(idx, tuple) else (idx,))]
+        place = self._place(parts, td.stack_dim)
+        item = parts[place]
+        self.rows: list[tuple[int, tuple[Any, ...]]] = []
+        self.spare: int | None = None
+        self.grid: Any = ()
+        if isinstance(item, int):
+            self.kind, self.at = "member", item
+            self.rest = (*parts[:place], *parts[place + 1 :])
+            return
+        slots = [
+            part for part in parts if not isinstance(part, int)
+        ]  # each makes a dimension, or takes part in some
+        arrays = [i for i, part in enumerate(slots) if isinstance(part, Tensor)]
+        side_by_side = not arrays or arrays[-1] - arrays[0] == len(arrays) - 1
+        if isinstance(item, Tensor):
+            self.kind = "grid"
+            self.dim = arrays[0] if side_by_side else 0
+            self._rows_of_arrays(parts, place)
+        else:
+            self.kind = "rows"
+            self._rows_of_slice(td, parts, place, slots, arrays, side_by_side)
+        if not self.rows:
+            none = torch.zeros(tuple(self.grid) if self.kind == "grid" else 0, dtype=torch.int64)
+            cut: Any = slice(0, 0) if self.kind == "rows" else none
+            self.emptied = (*parts[:place], cut, *parts[place + 1 :])
+
+    @staticmethod
+    def _place(parts: list[Any], stack_dim: int) -> int:
+        """The part that indexes the stack dimension; `parts` is filled up to there."""
+        used = 0
+        for i, part in enumerate(parts):
+            if part is None:
+                continue
+            if used == stack_dim:
+                return i
+            used += 1
+        parts.extend([_ALL] * (stack_dim - used + 1))
+        return len(parts) - 1
+
+    def _rows_of_slice(
+        self,
+        td: LazyStackedTensorDict,
+        parts: list[Any],
+        place: int,
+        slots: list[Any],
+        arrays: list[int],
+        side_by_side: bool,
+    ) -> None:
+        mine = place - len([part for part in parts[:place] if isinstance(part, int)])
+        before = len([i for i in arrays if i < mine])
+        if not arrays:
+            self.dim = mine
+        else:
+            width = max([slots[i].dim() for i in arrays])
+            lead = width if not side_by_side or before else 0
+            self.dim = mine - before + lead
+        rest = (*parts[:place], *parts[place + 1 :])
+        if 0 < before < len(arrays):  # between arrays: keep them apart in the members too
+            self.spare = self.dim
+            rest = (*parts[:place], None, *parts[place + 1 :])
+        self.rows = [(at, rest) for at in range(len(td.tensordicts))[parts[place]]]
+
+    def _rows_of_arrays(self, parts: list[Any], place: int) -> None:
+        where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+        arrays = torch.broadcast_tensors(*[parts[i] for i in where])
+        self.grid = arrays[0].shape
+        columns = [array.reshape(-1).tolist() for array in arrays]
+        for cell in zip(*columns, strict=True):
+            filled = list(parts)
+            for i, at in zip(where, cell, strict=True):
+                filled[i] = at
+            at = filled.pop(place)
+            self.rows.append((at, tuple(filled)))
+
+    def member_size(self, td: LazyStackedTensorDict, ndim: int) -> torch.Size:
+        """The batch size of a row of the result, where there are no members."""
+        size = index.indexed_size(td._batch_size[:ndim], self.emptied) + td._batch_size[ndim:]
+        return torch.Size((*size[: self.dim], *size[self.dim + 1 :]))
+
+
+def _plain_part(part: Any) -> Any:
+    """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
+    if isinstance(part, Tensor) and part.dim() == 0:
+        part = part.item()
+    if isinstance(part, bool):
+        if not part:
+            raise IndexError("False can't index a lazy stack; td[:0] gives no rows")
+        return None
+    return part
+
+
+def _common_size(members: Sequence[Any]) -> torch.Size:
+    """The batch size of members, with -1 where it differs."""
+    first = members[0]._batch_size
+    size = list(first)
+    for i, td in enumerate(members):
+        other = td._batch_size
+        if len(other) != len(size):
+            raise _unlike_sizes(first, other, i)
+        size = [a if a == b else -1 for a, b in zip(size, other, strict=True)]
+    return torch.Size(size)
+
+
+def _unlike_sizes(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
+    return RuntimeError(
+        "batch sizes in tensordicts differs, LazyStackedTensorDict cannot be created. Got "
+        f"td[0].batch_size={first} and td[{i}].batch_size={other}. If the length match and you "
+        "wish to stack "
+        "these tensordicts, set strict_shape to False."
+    )
+
+
+def _common_names(members: Sequence[Any], ndim: int) -> Names:
+    """Names of the dimensions of members; None where they differ."""
+    names = None
+    for i, td in enumerate(members):
+        if td._names is None:
+            if names is not None:
+                return None
+        elif names is None:
+            if i:
+                return None
+            names = td._names
+        elif names != td._names:
+            return None
+    return names
+
+
+def _fits(given: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a shape is, as far as it goes, `size`, in which -1 stands for anything."""
+    return all([b in (-1, a) or a == -1 for a, b in zip(given, size, strict=False)])
+
+
+def _member_shape(node: Any, name: str) -> torch.Size | None:
+    """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
+    if not isinstance(node, LazyStackedTensorDict):
+        value = node._get_str(name)
+        return None if value is None else value.shape
+    shapes = [_member_shape(td, name) for td in node.tensordicts]
+    if not shapes or any([size is None for size in shapes]):
+        return None
+    width = min([len(size) for size in shapes])  # type: ignore[arg-type]
+    same = [
+        sizes[0] if len(dict.fromkeys(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False)
+    ]  # type: ignore[arg-type]
+    dim = min(node.stack_dim, width)
+    return torch.Size((*same[:dim], len(shapes), *same[dim:]))
+
+
+def _padded(values: list[Tensor], fill: float | bool, side: str) -> list[Tensor]:
+    """Tensors filled up to the largest size along each dimension."""
+    if side not in ("left", "right"):
+        raise ValueError(f"padding_side is 'left' or 'right', got {side!r}")
+    target = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
+    out = []
+    for value in values:
+        widths: list[int] = []
+        for n, size in zip(reversed(target), reversed(value.shape), strict=True):
+            widths += [n - size, 0] if side == "left" else [0, n - size]
+        out.append(torch.nn.functional.pad(value, widths, value=fill) if any(widths) else value)
+    return out
+
+
+def _nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
+    """A nested tensor: jagged if at most one dimension differs and no layout is asked for."""
+    if any([value.is_nested for value in values]):
+        raise ValueError(
+            "a nested tensor of nested tensors is not possible: flatten the lazy stack of lazy "
+            "stacks first "
+            "with td.view(-1), or pass as_padded_tensor=True"
+        )
+    sizes = list(zip(*[value.shape for value in values], strict=True))
+    ragged = [i for i, column in enumerate(sizes) if len(dict.fromkeys(column)) > 1]
+    if layout is torch.strided or (layout is None and len(ragged) > 1):
+        return torch.nested.as_nested_tensor(values, layout=torch.strided)
+    at = ragged[0] if ragged else 0
+    if at == 0:
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    turned = torch.nested.as_nested_tensor(
+        [v.transpose(0, at) for v in values], layout=torch.jagged
+    )
+    return turned.transpose(1, at + 1)
+
+
+def _like_tensor(rows: Any, tensor: Tensor) -> Any:
+    """A container like `rows` with `tensor`, broadcast, under every key."""
+    out = {
+        name: _like_tensor(value, tensor) if isinstance(value, Node) else tensor.expand(value.shape)
+        for name, value in rows._entries().items()
+        if not (isinstance(value, Node) and value._is_data())
+    }
+    return TensorDict._make(out, rows._batch_size)
+
+
+def _reshaper(name: str, size: torch.Size, ndim: int) -> Callable[[Tensor], Tensor]:
+    op = Tensor.view if name == "view" else Tensor.reshape
+    return lambda leaf: op(leaf, (*size, *leaf.shape[ndim:]))
+
+
+def _spans(dim: int, ndim: int) -> list[tuple[int, int]]:
+    """Runs of dimensions that contain `dim`, as (first, last), the short ones first."""
+    runs = [(a, b) for a in range(dim + 1) for b in range(dim, ndim)]
+    return sorted(runs, key=lambda run: run[1] - run[0])
+
+
+def _cut_out(old: torch.Size, new: torch.Size, first: int, last: int) -> tuple[int, int] | None:
+    """Where in `new` the dimensions `first` to `last` of `old` stand, if none joins them."""
+    before, inside = math.prod(old[:first]), math.prod(old[first : last + 1])
+    for start in range(len(new) + 1):
+        if math.prod(new[:start]) != before:
+            continue
+        for stop in range(start, len(new) + 1):
+            if math.prod(new[start:stop]) == inside:
+                while inside == 1 and stop == start and stop < len(new) and new[stop] == 1:
+                    stop += 1
+                return start, stop
+    return None
+
+
+# ------------------------------------------------------------------------------------- functions
+
+
+def lazy_stack(
+    input: Sequence[Any],
+    dim: int = 0,
+    *,
+    out: Any = None,
+    device: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> Any:
+    """Stack containers without copying; entries are stacked when they are read.
+
+    out: container that the stacked entries are written to.
+    strict_shape: refuse containers of unlike batch sizes.
+
+    >>> td = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
+    >>> td.get("a", as_list=True)
+    [tensor([0., 0.]), tensor([0., 0., 0.])]
+    """
+    members = input if input.__class__ is list else list(input)
+    if not members:
+        raise RuntimeError(
+            "lazy_stack: the list of containers to stack is empty; items cannot be empty"
+        )
+    first = members[0]
+    for td in members:
+        if not isinstance(td, Node):
+            if all([isinstance(other, Tensor) for other in members]):
+                return torch.stack(members, dim, out=out)
+            raise TypeError(
+                f"Expected all inputs to be containers, got {type(td).__name__}; torch.stack "
+                "stacks tensors"
+            )
+    if device is not None:
+        members = [td.to(device) for td in members]
+    if strict_shape:
+        for i, td in enumerate(members):
+            if td._batch_size != first._batch_size:
+                raise _unlike_sizes(first._batch_size, td._batch_size, i)
+    if first._is_data() and all([td._is_data() for td in members]):
+        from raffia.tensordict.nontensor import stack_data
+
+        result = stack_data(members, dim)
+    elif hasattr(first, "_wrap"):
+        result = first._wrap(lazy_stack([_contents(td, type(first)) for td in members], dim))
+    else:
+        result = _new_object(LazyStackedTensorDict)
+        result._setup(list(members), dim, None, stack_dim_name)
+    return result if out is None else out.update(result, inplace=True)
+
+
+def _contents(td: Any, cls: type) -> Any:
+    """The container that a tensorclass instance wraps."""
+    if not hasattr(td, "_td"):
+        raise TypeError(
+            f"stacking a {cls.__name__} with a {type(td).__name__} is ambiguous: make all of one "
+            "class"
+        )
+    return td._td
+
+
+def maybe_dense_stack(
+    items: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+) -> Any:
+    """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
+
+    strict: refuse containers of unlike batch sizes.
+
+    >>> type(maybe_dense_stack([TensorDict(a=1), TensorDict(a=2)])).__name__
+    'TensorDict'
+    >>> type(maybe_dense_stack([TensorDict(a=1), TensorDict(b=2)])).__name__
+    'LazyStackedTensorDict'
+    """
+    from raffia.tensordict.stack import stack_alike
+
+    if strict:
+        options["strict_shape"] = True
+    items = list(items)
+    if not items or options or not all([isinstance(td, Node) for td in items]):
+        return lazy_stack(items, dim, out=out, **options)
+    result = stack_alike(items, dim)
+    return result if out is None else out.update(result, inplace=True)
+
+
+def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
+    """The dense stack of containers: those of a list, or the members of a lazy stack.
+
+    dim: needed for a list; that of the lazy stack otherwise.
+
+    >>> type(dense_stack_tds(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))).__name__
+    'TensorDict'
+    """
+    if isinstance(td_list, LazyStackedTensorDict):
+        dim = td_list.stack_dim if dim is None else dim
+        td_list = td_list.tensordicts
+    elif dim is None:
+        raise ValueError(
+            "dense_stack_tds: a list of containers needs the dim along which to stack it"
+        )
+    return maybe_dense_stack([_dense(td) for td in td_list], dim)
+
+
+def _dense(td: Any) -> Any:
+    return td.contiguous() if isinstance(td, LazyStackedTensorDict) and not td._is_data() else td

@@ -1,0 +1,167 @@
+"""Locked containers: nothing can be added, replaced or removed; tensors can still be written in place."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+def live_parents(node: Any) -> list[Any]:
+    """Locked containers of which this node is an entry."""
+    return [ref for ref in node._parents or () if ref() is not None]
+
+
+def lock_(td: Any) -> Any:
+    """Lock this container and what is nested in it, and return it; also as a context manager.
+
+    While locked, `keys`, `values` and `items` are remembered.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=0)
+    >>> with td.lock_():
+    ...     td.is_locked
+    True
+    >>> td.is_locked
+    False
+    """
+    td._origin = ("lock", td._locked)
+    if not td._locked:
+        _lock(td, None)
+    return td
+
+
+def _lock(node: Any, parent: Any) -> None:
+    if parent is not None:
+        if node._parents is None:
+            node._parents = [parent]
+        else:
+            node._parents.append(parent)
+    if not node._locked:
+        node._locked = True
+        children = node._children()
+        if children:
+            ref = weakref.ref(node)
+            for child in children:
+                _lock(child, ref)
+        node._cache = {}
+
+
+def unlock_(td: Any) -> Any:
+    """Unlock this container and what is nested in it, and return it; also as a context manager.
+
+    Raises RuntimeError if this container is an entry of one that stays locked.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=0).lock_()
+    >>> with td.unlock_():
+    ...     td["b"] = 1
+    >>> td.is_locked, list(td.keys())
+    (True, ['a', 'b'])
+    """
+    was = td._locked
+    if was:
+        if td._parents and live_parents(td):
+            raise _in_locked_graph()
+        graph: dict[int, Any] = {}
+        _collect(td, graph)
+        for node in graph.values():
+            if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
+                raise _in_locked_graph()
+        _unlock(td)
+    td._origin = ("lock", was)
+    return td
+
+
+def _in_locked_graph() -> RuntimeError:
+    return RuntimeError(
+        "Cannot unlock a container that is part of a locked graph: it is an entry of another locked container. "
+        "Unlock the root of that graph, which unlocks its entries too."
+    )
+
+
+def _collect(node: Any, graph: dict[int, Any]) -> None:
+    graph[id(node)] = node
+    for child in node._children():
+        _collect(child, graph)
+
+
+def _unlock(node: Any) -> None:
+    node._locked = False
+    node._parents = None
+    node._cache = None
+    for child in node._children():
+        _unlock(child)
+
+
+def is_locked(td: Any) -> bool:
+    """Whether nothing can be added, replaced or removed; assign to lock or unlock.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict().is_locked
+    False
+    """
+    return td._locked
+
+
+def set_locked(td: Any, value: bool) -> None:
+    if value:
+        lock_(td)
+    else:
+        unlock_(td)
+
+
+def enter(td: Any) -> Any:
+    """Begin a block after which what made this container is undone and its changes are written back."""
+    if td._origin is None:
+        raise RuntimeError(
+            "this container can't be used in a `with` statement: it must come from lock_, unlock_, to_module, flatten_keys, "
+            "unflatten_keys or a shape operation such as view"
+        )
+    if td._origin[0] == "squeeze":
+        raise RuntimeError("with td.squeeze(): which dimensions to put back is not known; name one: with td.squeeze(dim)")
+    if td.__dict__.get("_exits") is None:
+        td._exits = []
+    td._exits.append(td._origin)
+    return td
+
+
+def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
+    """End a block begun by `enter`."""
+    origin = td._exits.pop()
+    what = origin[0]
+    if what == "same":
+        return
+    if what == "lock":
+        if origin[1]:
+            lock_(td)
+        else:
+            unlock_(td)
+        return
+    if what == "undo":
+        for store, name, value in reversed(origin[1]):
+            store[name] = value
+        return
+    if what == "module":
+        origin[1](td)
+        return
+    if kind is not None:
+        return
+    source = origin[1]()
+    if source is None:  # made in the `with` line itself
+        raise RuntimeError("the container that this one was made from is gone, so nothing can be written back")
+    if what == "keys":
+        back = td.unflatten_keys(origin[2])
+    elif what == "nested keys":
+        back = td.flatten_keys(origin[2])
+    elif what == "permute":
+        back = td.permute(origin[2])
+    elif what == "to":
+        known = source.keys(True, True)
+        source.update_(td.select(*[key for key in td.keys(True, True) if key in known]))
+        back = td.exclude(*[key for key in td.keys(True, True) if key in known])
+    else:
+        back = td.reshape(source._batch_size)
+    if source._locked:
+        source.update_(back)
+    else:
+        source.update(back)

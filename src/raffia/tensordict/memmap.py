@@ -1,0 +1,429 @@
+"""Tensors whose data is a file: `MemoryMappedTensor`, and how its file is made, mapped and removed."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import stat
+import tempfile
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Path = str | os.PathLike[str]
+
+DTYPES: dict[str, torch.dtype] = {  # all that can stand in a file; a name that is not here is refused
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex32, torch.complex64, torch.complex128),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+        *(torch.float8_e8m0fnu, torch.float4_e2m1fn_x2),
+    )
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class DamagedFileError(RuntimeError):
+    """A file does not hold what it should: `path` says which, `why` what is wrong with it.
+
+    >>> raise DamagedFileError("td/a.memmap", "it holds 4 bytes, not 12")
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.memmap.DamagedFileError: td/a.memmap: it holds 4 bytes, not 12
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {why}")
+        self.path = os.fspath(path)
+        self.why = why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.why)
+
+
+class TemporaryFile:
+    """A file that goes when the last tensor over it does, at the latest with the process."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.path = f"{tempfile.gettempdir()}/raffia-{secrets.token_hex(8)}.memmap"
+        reserve(self.path, nbytes, False, 0o600)
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has its own copy of everything but the file
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+class MemoryMappedTensor(Tensor):
+    """A tensor whose data is a file: what is written into it is in the file, for every process.
+
+    Indexing with integers and slices, `split`, `chunk` and `unbind` give mapped tensors over the
+    same file; other operations give plain tensors. It is pickled as the name of its file.
+    Without `filename` the file is a temporary one, which goes with the tensor.
+
+    >>> x = MemoryMappedTensor.zeros(2, 3)
+    >>> x[0].fill_(1)
+    MemoryMappedTensor([1., 1., 1.])
+    >>> x + 1
+    tensor([[2., 2., 2.],
+            [1., 1., 1.]])
+    """
+
+    _file: Path | None = None  # its name, or the temporary file, which it keeps alive
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(
+        cls, source: Any, *, dtype: torch.dtype | None = None, filename: Path | None = None
+    ) -> MemoryMappedTensor:
+        return cls.from_tensor(torch.as_tensor(source, dtype=dtype), filename=filename)
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        pass
+
+    @classmethod
+    def from_tensor(
+        cls,
+        input: Tensor,
+        *,
+        filename: Path | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        copy_data: bool = True,
+        shape: Sequence[int] | None = None,
+    ) -> MemoryMappedTensor:
+        """Copy a tensor to a file and map it.
+
+        existsok: write over a file that is there.
+        copy_existing: copy a tensor that is mapped from another file, which is refused otherwise.
+        copy_data: False leaves the file as it is, zeros if it is new.
+        shape: expand `input` to this shape.
+        Raises RuntimeError if the file exists, or if `input` requires a gradient.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     x = MemoryMappedTensor.from_tensor(torch.arange(3), filename=f"{folder}/x")
+        ...     os.path.getsize(x.filename)
+        24
+        """
+        if input.requires_grad:
+            raise RuntimeError(
+                "a tensor that has requires_grad=True can't be mapped: pass tensor.detach()"
+            )
+        if shape is not None:
+            input = input.expand(*shape)
+        if isinstance(input, MemoryMappedTensor):
+            if filename is None or is_whole(input, filename):
+                return input
+            refuse_copy(input, copy_existing)
+        out = allocate(filename, input.shape, input.dtype, existsok)
+        if copy_data:
+            out.copy_(input)
+        return out
+
+    @classmethod
+    def from_filename(
+        cls, filename: Path, dtype: torch.dtype, shape: Sequence[int], index: Any = None
+    ) -> MemoryMappedTensor:
+        """Map a file that holds a tensor of this dtype and shape, or only the part `index` of it.
+
+        Raises FileNotFoundError if there is no such file, DamagedFileError if it is too short.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = MemoryMappedTensor.ones(2, 3, filename=f"{folder}/x")
+        ...     MemoryMappedTensor.from_filename(f"{folder}/x", torch.float32, (2, 3), index=0)
+        MemoryMappedTensor([1., 1., 1.])
+        """
+        filename, shape = os.fspath(filename), torch.Size(shape)
+        check_length(filename, shape.numel() * dtype.itemsize)
+        out = map_file(filename, dtype, shape)
+        return out if index is None else out[index]
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: torch.UntypedStorage,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        filename: Path | None = None,
+    ) -> MemoryMappedTensor:
+        """View a storage that is mapped from a file; one that is not is copied to a file.
+
+        shape: one dimension that covers the storage if not given.
+        Raises RuntimeError if the storage is mapped from a file other than `filename`.
+
+        >>> storage = MemoryMappedTensor.ones(4).untyped_storage()
+        >>> MemoryMappedTensor.from_storage(storage, shape=(2, 2))
+        MemoryMappedTensor([[1., 1.],
+                            [1., 1.]])
+        """
+        dtype = dtype or torch.get_default_dtype()
+        shape = torch.Size(shape or (storage.nbytes() // dtype.itemsize,))
+        view = torch.empty(0, dtype=dtype).set_(storage, 0, shape)
+        if storage.filename is None:
+            return cls.from_tensor(view, filename=filename)
+        if filename is not None and not same_path(filename, storage.filename):
+            raise RuntimeError(
+                f"the storage is mapped from {storage.filename}, not from {os.fspath(filename)}; "
+                "copy it with MemoryMappedTensor.from_tensor(tensor, filename=...)"
+            )
+        return mapped(view, storage.filename)
+
+    @classmethod
+    def empty(
+        cls,
+        *shape: Any,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        filename: Path | None = None,
+    ) -> MemoryMappedTensor:
+        """A mapped tensor over a new file, whose space is reserved on the disk.
+
+        >>> MemoryMappedTensor.empty(2, 3).shape
+        torch.Size([2, 3])
+        """
+        if device is not None and torch.device(device).type != "cpu":
+            raise RuntimeError(f"a mapped tensor is on the CPU, it can't be on {device}")
+        if not shape:
+            raise TypeError("the shape is missing, such as MemoryMappedTensor.zeros(2, 3)")
+        size = torch.Size(shape if isinstance(shape[0], int) else shape[0])
+        return allocate(filename, size, dtype or torch.get_default_dtype(), False)
+
+    @classmethod
+    def zeros(cls, *shape: Any, **options: Any) -> MemoryMappedTensor:
+        """Zeros in a new file; `dtype` and `filename` as in `empty`.
+
+        >>> MemoryMappedTensor.zeros(2)
+        MemoryMappedTensor([0., 0.])
+        """
+        return cls.empty(*shape, **options)  # new files hold zeros
+
+    @classmethod
+    def ones(cls, *shape: Any, **options: Any) -> MemoryMappedTensor:
+        """Ones in a new file; `dtype` and `filename` as in `empty`.
+
+        >>> MemoryMappedTensor.ones(2, dtype=torch.int64)
+        MemoryMappedTensor([1, 1])
+        """
+        return cls.empty(*shape, **options).fill_(1)
+
+    @classmethod
+    def full(cls, *shape: Any, fill_value: Any = None, **options: Any) -> MemoryMappedTensor:
+        """One value everywhere in a new file; `dtype` and `filename` as in `empty`.
+
+        >>> MemoryMappedTensor.full((2,), 3.5), MemoryMappedTensor.full(2, fill_value=3.5)
+        (MemoryMappedTensor([3.5000, 3.5000]), MemoryMappedTensor([3.5000, 3.5000]))
+        """
+        if fill_value is None:
+            *shape, fill_value = shape  # type: ignore[assignment]
+        return cls.empty(*shape, **options).fill_(fill_value)
+
+    @classmethod
+    def empty_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
+        """A new file for a tensor of the shape and dtype of `input`.
+
+        >>> MemoryMappedTensor.empty_like(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+        """
+        return allocate(filename, input.shape, input.dtype, False)
+
+    @classmethod
+    def zeros_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
+        """Zeros of the shape and dtype of `input` in a new file.
+
+        >>> MemoryMappedTensor.zeros_like(torch.ones(2))
+        MemoryMappedTensor([0., 0.])
+        """
+        return cls.empty_like(input, filename=filename)
+
+    @classmethod
+    def ones_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
+        """Ones of the shape and dtype of `input` in a new file.
+
+        >>> MemoryMappedTensor.ones_like(torch.zeros(2))
+        MemoryMappedTensor([1., 1.])
+        """
+        return cls.empty_like(input, filename=filename).fill_(1)
+
+    @classmethod
+    def full_like(
+        cls, input: Tensor, fill_value: Any, *, filename: Path | None = None
+    ) -> MemoryMappedTensor:
+        """One value everywhere, with the shape and dtype of `input`, in a new file.
+
+        >>> MemoryMappedTensor.full_like(torch.zeros(2), 3)
+        MemoryMappedTensor([3., 3.])
+        """
+        return cls.empty_like(input, filename=filename).fill_(fill_value)
+
+    @property
+    def filename(self) -> str:
+        """The file that holds the data; RuntimeError if it is a temporary one."""
+        if self._file is None or isinstance(self._file, TemporaryFile):
+            raise RuntimeError(
+                "this MemoryMappedTensor has no file associated that would outlive it: give "
+                "`filename=`, or a folder to `td.memmap`"
+            )
+        return os.fspath(self._file)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._same_file(super().__getitem__(index))
+
+    def split(self, split_size: Any, dim: int = 0) -> Any:
+        return tuple([self._same_file(part) for part in super().split(split_size, dim)])
+
+    def chunk(self, chunks: int, dim: int = 0) -> Any:
+        return tuple([self._same_file(part) for part in super().chunk(chunks, dim)])
+
+    def unbind(self, dim: int = 0) -> Any:
+        return tuple([self._same_file(part) for part in super().unbind(dim)])
+
+    def _same_file(self, part: Tensor) -> Tensor:
+        return mapped(part, self._file) if part._is_view() else part
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._file is None:
+            return super().__reduce_ex__(protocol)
+        layout = tuple(self.shape), self.stride(), self.storage_offset()
+        length = self.untyped_storage().nbytes() // self.dtype.itemsize
+        return _reopen, (os.fspath(self._file), self.dtype, length, *layout)
+
+
+def _reopen(
+    filename: str,
+    dtype: torch.dtype,
+    length: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> MemoryMappedTensor:
+    whole = MemoryMappedTensor.from_filename(filename, dtype, (length,))
+    return mapped(torch.as_strided(whole, shape, stride, offset), filename)
+
+
+def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
+    """`view`, which lies in the map of `file`, as a mapped tensor."""
+    out = view.as_subclass(MemoryMappedTensor)
+    out._file = file
+    return out
+
+
+def map_file(filename: str, dtype: torch.dtype, shape: Sequence[int]) -> MemoryMappedTensor:
+    """Map a file that is known to be long enough; one that may only be read is mapped privately."""
+    numel = math.prod(shape)
+    if not numel:  # nothing can be mapped
+        return mapped(torch.empty(shape, dtype=dtype, device="cpu"), filename)
+    try:
+        flat = torch.from_file(filename, shared=True, size=numel, dtype=dtype)
+    except RuntimeError:
+        if os.access(filename, os.W_OK):
+            raise
+        flat = torch.from_file(filename, shared=False, size=numel, dtype=dtype)
+    return mapped(flat if len(shape) == 1 else flat.view(shape), filename)
+
+
+def allocate(
+    filename: Path | None, shape: Sequence[int], dtype: torch.dtype, existsok: bool
+) -> MemoryMappedTensor:
+    """Map a file for a tensor of this shape: a new one of zeros, or one that has this length."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if filename is not None:
+        filename = os.fspath(filename)
+        reserve(filename, nbytes, existsok)
+        return map_file(filename, dtype, shape)
+    file = TemporaryFile(nbytes)
+    out = map_file(file.path, dtype, shape)
+    out._file = file
+    return out
+
+
+def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> None:
+    """Make a file of `nbytes`, with its space on the disk, so that a full disk is an OSError here.
+
+    Without the reservation, writing to the map of a file on a full disk kills the process (SIGBUS).
+    A file of this length stays, so that other maps of it see what is written into it. One of another
+    length is replaced: to cut it would kill whoever has mapped it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    made = filename  # what to remove if there is no space
+    try:
+        fd = os.open(filename, flags | os.O_EXCL, mode)
+    except FileExistsError:
+        if not existsok:
+            raise RuntimeError(
+                f"The file {filename} already exists; `existsok=True` writes over it"
+            ) from None
+        found = os.lstat(filename)
+        made = ""
+        if found.st_size != nbytes or not stat.S_ISREG(found.st_mode):
+            made = os.path.join(os.path.dirname(filename), f".{secrets.token_hex(6)}.tmp")
+        fd = os.open(made or filename, flags, mode)
+    try:
+        if nbytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        elif nbytes:  # macOS has no way to reserve
+            os.ftruncate(fd, nbytes)
+        if made and made != filename:
+            os.replace(made, filename)
+    except BaseException:
+        if made:
+            os.unlink(made)
+        raise
+    finally:
+        os.close(fd)
+
+
+def check_length(filename: str, nbytes: int, exact: bool = False) -> None:
+    """Refuse a file that is shorter than `nbytes`: to map it would make it longer, or fail later."""
+    found = os.stat(filename)
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedFileError(filename, "it is not a file")
+    if found.st_size < nbytes or (exact and found.st_size > nbytes):
+        raise DamagedFileError(
+            filename, f"it holds {found.st_size} bytes, the tensor has {nbytes}"
+        )
+
+
+def is_whole(x: MemoryMappedTensor, filename: Path) -> bool:
+    """Whether `x` is all that stands in the file `filename`."""
+    file = x._file
+    if file is None or isinstance(file, TemporaryFile) or not same_path(file, filename):
+        return False
+    nbytes = x.numel() * x.dtype.itemsize
+    if x.untyped_storage().nbytes() != nbytes or not x.is_contiguous():
+        return False
+    return os.path.exists(filename) and os.path.getsize(filename) == nbytes
+
+
+def refuse_copy(x: MemoryMappedTensor, copy_existing: bool) -> None:
+    """Data that stands in a file is only copied to another one if that is wanted."""
+    if not copy_existing and x._file is not None and not isinstance(x._file, TemporaryFile):
+        raise RuntimeError(
+            "A filename was provided but the tensor already has a file associated "
+            f"({os.fspath(x._file)}). To copy the tensor onto the new location, "
+            "pass copy_existing=True."
+        )
+
+
+def same_path(a: Path, b: Path) -> bool:
+    a, b = os.fspath(a), os.fspath(b)
+    return a == b or os.path.realpath(a) == os.path.realpath(b)

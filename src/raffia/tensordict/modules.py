@@ -1,0 +1,360 @@
+"""From a module's parameters and buffers to a container, and back into the module."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.entries import flatten_keys, is_leaf_nontensor
+from raffia.tensordict.keys import nearest
+from raffia.tensordict.node import Entries, Node
+
+_SCALAR = torch.Size()
+
+# ---------------------------------------------------------------------------------------------- out of modules
+
+
+def from_module(
+    cls: Any,
+    module: nn.Module,
+    as_module: bool = False,
+    lock: bool = False,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> Any:
+    """The parameters and buffers of a module, nested as its layers are; the very objects, ties included.
+
+    as_module: give a `TensorDictParams`.
+    lock: lock the result.
+    use_state_dict: go through `module.state_dict()` and its hooks; gives detached tensors.
+    filter_empty: leave out layers that have neither.
+
+    >>> from raffia import TensorDict
+    >>> layer = nn.Linear(3, 4)
+    >>> TensorDict.from_module(layer)["weight"] is layer.weight
+    True
+    """
+    if use_state_dict:
+        td = cls._plain({}, batch_size=_SCALAR)
+        for name, value in module.state_dict().items():
+            if isinstance(value, Tensor):
+                td.set(tuple(name.split(".")), value)
+    else:
+        td = cls._plain._make(_tree(cls._plain, module, filter_empty), _SCALAR)
+    if as_module:
+        from raffia.tensordict.params import TensorDictParams
+
+        td = TensorDictParams(td, no_convert=True)
+        return td.lock_()
+    return td.lock_() if lock else td
+
+
+def _tree(plain: Any, module: Any, filter_empty: bool) -> Entries:
+    if isinstance(module, Node):
+        return dict(module._shallow()._entries())  # type: ignore[attr-defined]
+    entries: Entries = {name: p for name, p in module._parameters.items() if p is not None}
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            entries[name] = buffer
+    for name, child in module._modules.items():
+        if child is not None:
+            below = _tree(plain, child, filter_empty)
+            if below or not filter_empty:
+                entries[name] = plain._make(below, child._batch_size if isinstance(child, Node) else _SCALAR)
+    return entries
+
+
+def from_modules(
+    cls: Any,
+    *modules: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    lazy_stack: bool = False,
+    expand_identical: bool = False,
+) -> Any:
+    """The parameters and buffers of several modules of one structure, stacked: for ensembles by `torch.vmap`.
+
+    as_module: give a `TensorDictParams`.
+    lock: lock the result.
+    use_state_dict: go through `state_dict()` and its hooks; gives detached tensors.
+    lazy_stack: stack the original parameters anew at each access, so that gradients reach them and structures may differ;
+        otherwise the result holds new parameters, which are the ones to optimise.
+    expand_identical: a parameter that all modules share is expanded, not copied; gradients reach the original.
+    Raises RuntimeError if the structures or shapes differ.
+
+    >>> from raffia import TensorDict
+    >>> modules = [nn.Linear(3, 4) for _ in range(2)]
+    >>> params = TensorDict.from_modules(*modules)
+    >>> def call(params, x):
+    ...     with params.to_module(modules[0]):
+    ...         return modules[0](x)
+    >>> torch.vmap(call, (0, None))(params, torch.zeros(3)).shape
+    torch.Size([2, 4])
+    """
+    if not modules:
+        raise RuntimeError("from_modules needs at least one module: from_modules(module, module, ...)")
+    if lazy_stack:
+        if as_module:
+            raise RuntimeError(
+                "LazyStackedTensorDict is not permitted as a module: TensorDictParams must own its parameters; "
+                "drop as_module=True or lazy_stack=True"
+            )
+        td = _lazily(cls, modules, use_state_dict)
+    elif use_state_dict:
+        from raffia.tensordict.stack import stack
+
+        td = stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
+    else:
+        size = torch.Size((len(modules),))
+        with torch.no_grad() if not expand_identical else contextlib.nullcontext():
+            td = cls._plain._make(_stacked(cls._plain, modules, size, expand_identical, ""), size)
+    if as_module:
+        from raffia.tensordict.params import TensorDictParams
+
+        td = TensorDictParams(td, no_convert=True)
+    return td.lock_() if lock else td
+
+
+def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any:
+    from raffia.tensordict.lazy import lazy_stack
+
+    if any([torch.nn.parameter.is_lazy(p) for module in modules for p in module.parameters()]):
+        raise RuntimeError("lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False")
+    return lazy_stack([from_module(cls, module, use_state_dict=use_state_dict) for module in modules], 0)
+
+
+def _stacked(plain: Any, modules: Sequence[nn.Module], size: torch.Size, expand: bool, path: str) -> Entries:
+    """Stacks of what stands under each name in all modules."""
+    first = modules[0]
+    if isinstance(first, Node):
+        return _stacked_params(modules, size)
+    entries: Entries = {}
+    for store in ("_parameters", "_buffers"):
+        stores = [getattr(module, store) for module in modules]
+        for name, value in stores[0].items():
+            values = [s.get(name) for s in stores]
+            if value is not None and all([v is not None for v in values]):
+                entries[name] = _stack_leaves(values, expand, path + name)
+            elif any([v is not None for v in values]):
+                raise _unlike(path + name, expand)
+        for other in stores[1:]:
+            if len(other) != len(stores[0]):
+                raise _unlike(path + str(sorted(other.keys() ^ stores[0].keys())), expand)
+    children = [module._modules for module in modules]
+    for name, child in children[0].items():
+        below = [c.get(name) for c in children]
+        if child is None or any([b is None for b in below]):
+            if any([b is not None and (b.state_dict()) for b in below]):
+                raise _unlike(path + name, expand)
+            continue
+        nested = _stacked(plain, below, size, expand, f"{path}{name}.")
+        if nested:
+            entries[name] = plain._make(nested, size)
+    for other in children[1:]:
+        for name in other.keys() - children[0].keys():
+            if other[name] is not None and other[name].state_dict():
+                raise _unlike(path + name, expand)
+    return entries
+
+
+def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
+    """The same for `TensorDictParams` that stand in the modules."""
+    entries: Entries = {}
+
+    def visit(nodes: list[Any], out: Entries) -> None:
+        for name, value in nodes[0]._entries().items():
+            values = [node._get_str(name) for node in nodes]
+            if isinstance(value, Node):
+                visit(values, below := {})
+                out[name] = value._plain._make(below, size + value._batch_size)  # type: ignore[attr-defined]
+            else:
+                out[name] = _stack_leaves(values, False, name)
+
+    visit(list(modules), entries)
+    return entries
+
+
+def _unlike(where: str, expand: bool) -> Exception:
+    kind = ValueError if expand else RuntimeError
+    return kind(
+        f"The sets of keys in the modules are exclusive: not all of them have {where}. "
+        "Modules of unlike structure can be stacked with lazy_stack=True."
+    )
+
+
+def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
+    first = values[0]
+    if expand and all([value is first for value in values]):
+        return first.expand(len(values), *first.shape)
+    if torch.nn.parameter.is_lazy(first):
+        raise RuntimeError(f"parameter {name} is not initialised yet; run the modules once before stacking them")
+    try:
+        stacked = torch.stack([value.detach() for value in values] if expand else values)
+    except RuntimeError as error:
+        shapes = [value.shape for value in values]
+        other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+        raise RuntimeError(
+            f"The shapes of the tensors to stack is incompatible: {other} vs {shapes[0]} for key {name}. {error}"
+        ) from error
+    if isinstance(first, nn.Parameter):
+        return nn.Parameter(stacked, first.requires_grad)
+    return stacked
+
+
+# ---------------------------------------------------------------------------------------------- into a module
+
+Undo = list[tuple[dict[str, Any], str, Any]]  # (where, name, what stood there)
+
+
+def to_module(
+    td: Any,
+    module: nn.Module,
+    *,
+    inplace: bool | None = None,
+    return_swap: bool = True,
+    swap_dest: Any = None,
+    use_state_dict: bool = False,
+    non_blocking: bool = False,
+    preserve_module_state: bool = True,
+) -> Any:
+    """Put the entries into a module as its parameters and buffers; in a `with` statement, for the length of the block.
+
+    Returns a container with what stood there before, whose own `to_module` puts it back.
+
+    inplace: write into the module's tensors instead of replacing them.
+    return_swap: False returns None.
+    swap_dest: container that takes up what stood there before.
+    use_state_dict: go through `module.load_state_dict()` and its hooks.
+    non_blocking: for `inplace`.
+    preserve_module_state: a parameter of the module stays a parameter that requires a gradient or not as it did; False puts the
+        tensors in as they are.
+    Raises KeyError, before anything is changed, if the module has no place for an entry.
+
+    >>> from raffia import TensorDict
+    >>> layer = nn.Linear(3, 4)
+    >>> with TensorDict(weight=torch.zeros(4, 3), bias=torch.ones(4)).to_module(layer):
+    ...     layer(torch.rand(3)).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"to_module takes an nn.Module, got {type(module).__name__}")
+    if use_state_dict:
+        swap, back = _through_state_dict(td, module)
+    elif inplace:
+        swap, back = _in_place(td, module, non_blocking)
+    else:
+        undo: Undo = []
+        try:
+            swap = td._plain._make(_swapped(td, module, undo, preserve_module_state), td._batch_size)
+        except BaseException:
+            _undo(undo)
+            raise
+        if not return_swap:
+            return None
+        if swap_dest is None:
+            swap._origin = ("undo", undo)
+            return swap
+        back = lambda _: _undo(undo)  # noqa: E731
+    if not return_swap:
+        return None
+    if swap_dest is not None:
+        swap = swap_dest.update(swap)
+    swap._origin = ("module", back)
+    return swap
+
+
+def _undo(undo: Undo) -> None:
+    """Put back what stood there; the first change to a place is undone last, so a layer under two names is whole again."""
+    for store, name, value in reversed(undo):
+        store[name] = value
+
+
+def _swapped(node: Any, module: Any, undo: Undo, preserve: bool) -> Entries:
+    """Put the entries of `node` into one layer and what is below it; returns what stood there."""
+    if isinstance(module, Node):
+        return module._swap(node, undo)  # type: ignore[attr-defined]
+    parameters, buffers, children = module._parameters, module._buffers, module._modules
+    old: Entries = {}
+    for name, value in node._entries().items():
+        if isinstance(value, Node):
+            child = children.get(name)
+            if child is None:
+                if value._is_data() or not value._leaves([]):
+                    continue
+                raise _no_place(name, module)
+            old[name] = node._plain._make(_swapped(value, child, undo, preserve), value._batch_size)
+        elif name in parameters:
+            was = parameters[name]
+            if preserve and was is not None and not (value.__class__ is nn.Parameter and value.requires_grad == was.requires_grad):
+                value = _fitted(value, was)
+            undo.append((parameters, name, was))
+            parameters[name] = value
+            old[name] = was
+        elif name in buffers:
+            was = buffers[name]
+            undo.append((buffers, name, was))
+            buffers[name] = value
+            old[name] = was
+        else:
+            raise _no_place(name, module)
+    if "_flat_weights" in module.__dict__:  # recurrent layers keep a second list of their weights
+        undo.append((module.__dict__, "_flat_weights", module._flat_weights))
+        module.__dict__["_flat_weights"] = [parameters.get(n) for n in module._flat_weights_names]
+    return old
+
+
+def _fitted(value: Tensor, was: Tensor) -> Tensor:
+    """The tensor as a parameter that requires a gradient or not as the module's own does, where that loses nothing."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return value
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.data, was.requires_grad) if value.requires_grad != was.requires_grad else value
+    if value.requires_grad or not isinstance(was, nn.Parameter):
+        return value
+    return nn.Parameter(value, was.requires_grad and (value.is_floating_point() or value.is_complex()))
+
+
+def _no_place(name: str, module: nn.Module) -> KeyError:
+    places = [*module._parameters, *module._buffers, *module._modules]
+    return KeyError(
+        f"{type(module).__name__} has no parameter, buffer or layer {name!r}; it has {sorted(places)}{nearest(name, places)}"
+    )
+
+
+def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Callable[[Any], None]]:
+    """Write the entries into the module's tensors."""
+    mine = from_module(type(td), module)
+    pairs = [(key, mine.get(key), value) for key, value in td.items(True, True)]
+    for key, there, _ in pairs:
+        if there is None:
+            raise KeyError(f"the module has no parameter or buffer {key!r}; it has {list(mine.keys(True, True))}")
+    swap = td._plain({}, batch_size=td._batch_size)
+    for key, there, value in pairs:
+        swap.set(key, there.detach().clone())
+        there.data.copy_(value.detach(), non_blocking=non_blocking)
+
+    def back(swapped: Any) -> None:
+        for key, there, _ in pairs:
+            there.data.copy_(swapped.get(key).detach())
+
+    return swap, back
+
+
+def _through_state_dict(td: Any, module: nn.Module) -> tuple[Any, Callable[[Any], None]]:
+    """Load the entries as a state dict."""
+    swap = from_module(type(td), module, use_state_dict=True).clone()
+
+    def load(source: Any) -> None:
+        flat = flatten_keys(source, ".", is_leaf=is_leaf_nontensor)
+        module.load_state_dict({name: value for name, value in flat.items() if isinstance(value, Tensor)}, strict=False)
+
+    unknown = [key for key in td.keys(True, True) if key not in swap.keys(True, True)]
+    if unknown:
+        raise KeyError(f"the module's state dict has no {unknown}; it has {list(swap.keys(True, True))}")
+    load(td)
+    return swap, load

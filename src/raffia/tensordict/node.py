@@ -1,0 +1,97 @@
+"""What every container class is: the contract that the files of this room are written against.
+
+A container is a tree of *nodes*; a leaf is a tensor. Functions over containers (shape.py, index.py, tree.py, pointwise.py ...)
+touch a node only through the members listed in `Node`, so that a dense `TensorDict`, a `LazyStackedTensorDict`, a
+`TensorDictParams`, a tensorclass and a `NonTensorData` all work in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Entries = dict[str, Any]  # name -> Tensor | Node
+
+
+class Node:
+    """A container in the tree; subclasses store entries, everything else is written over these members.
+
+    Every node has `batch_size`, `device`, `names`, `is_locked` and the public methods of `TensorCollection`.
+    """
+
+    _batch_size: torch.Size = torch.Size()
+    _device: torch.device | None = None
+    _names: list[str | None] | None = None  # one per batch dimension, or None where no dimension is named
+    _locked: bool = False
+
+    def _entries(self) -> Entries:
+        """Entries by name, to be read only: the storage itself in a `TensorDict`, a fresh dict elsewhere."""
+        raise NotImplementedError
+
+    def _get_str(self, name: str) -> Any:
+        """The stored entry `name` (a tensor or a node), or None."""
+        return self._entries().get(name)
+
+    def _set_str(self, name: str, value: Any) -> None:
+        """Store `value` under `name` after the checks (lock, batch size, device); nothing is changed if they fail."""
+        raise NotImplementedError
+
+    def _del_str(self, name: str) -> None:
+        """Remove the entry `name`, which is there."""
+        raise NotImplementedError
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+        """A node of the kind that results from an operation on this one, over `entries`, unchecked; same device."""
+        raise NotImplementedError
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        """The same tree with `fn` applied to every leaf; batch sizes and names are kept, locks are not."""
+        raise NotImplementedError
+
+    def _batched(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        ndim: int,  # how many leading dimensions `fn` replaces
+        batch_size: torch.Size,  # what it replaces them by
+        names: list[str | None] | None = None,  # names of these new dimensions
+        op: tuple[Any, ...] = (),  # (name, *arguments) of the operation, for nodes that have a way of their own
+    ) -> Any:
+        """Apply a shape operation on the first `ndim` dimensions to every leaf."""
+        raise NotImplementedError
+
+    def _index(self, index: Any, ndim: int, batch_size: torch.Size | None) -> Any:
+        """`leaf[index]` for every leaf, where `index` is normalised and covers at most the first `ndim` dimensions.
+
+        `batch_size` is the shape by which the first `ndim` dimensions are replaced, or None if not yet known.
+        """
+        raise NotImplementedError
+
+    def _leaves(self, out: list[Tensor]) -> list[Tensor]:
+        """Append all leaf tensors, depth first, in order of insertion, and return `out`."""
+        raise NotImplementedError
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
+        """The same tree over other leaves, taken in the order of `_leaves`."""
+        raise NotImplementedError
+
+    def _unwrapped(self) -> Any:
+        """What `td[key]` gives for this entry: the node, or the value that a non-tensor node stands for."""
+        return self
+
+    def _is_data(self) -> bool:
+        """True for nodes that stand for a non-tensor value."""
+        return False
+
+
+def child_names(
+    node: Node, ndim: int, batch_size: torch.Size, names: list[str | None] | None
+) -> list[str | None] | None:
+    """Names of a nested node whose first `ndim` dimensions became `batch_size`, named `names`."""
+    rest = node._names[ndim:] if node._names is not None else None
+    if names is None and (rest is None or not any(rest)):
+        return None
+    extra = len(node._batch_size) - ndim
+    return (names or [None] * len(batch_size)) + (rest or [None] * extra)

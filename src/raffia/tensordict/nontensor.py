@@ -1,0 +1,833 @@
+"""Entries that are not tensors: one value for all rows, or a value for each row."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar, Token
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.index import indexed_size, normalise
+from raffia.tensordict.keys import is_key
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.tensordict import TensorCollection
+
+Names = list[str | None] | None
+
+# Operations that only move rows about: what they do to data is read off a tensor of row numbers.
+_MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repeat_interleave roll flip
+rot90 pad""".split()
+
+
+class NonTensorData(TensorCollection):
+    """One Python value that stands for all rows of an entry.
+
+    data: the value, kept as it is.
+    batch_size, device, names: as those of a container.
+
+    >>> entry = NonTensorData("text", batch_size=[2])
+    >>> entry.data, entry.tolist(), entry[0].data
+    ('text', ['text', 'text'], 'text')
+    """
+
+    _holds_data = True
+    _data: Any
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        **metadata: Any,
+    ) -> None:
+        if isinstance(data, Node) and data._is_data():
+            if batch_size is None:
+                batch_size = data._batch_size
+            data = data.data  # type: ignore[attr-defined]
+        self._data = data
+        self._batch_size = as_size(batch_size)
+        if device is not None:
+            self._device = as_device(device)
+        if names is not None:
+            self.names = names
+
+    def _like(self, batch_size: torch.Size, names: Names = None) -> NonTensorData:
+        """The same value with another batch size."""
+        out = object.__new__(type(self))
+        out._data, out._batch_size = self._data, batch_size
+        if self._device is not None:
+            out._device = self._device
+        if names is not None:
+            out._names = names
+        return out
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The value; assign to change it.
+
+        >>> NonTensorData("text").data
+        'text'
+        """
+        return self._data
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self._data = value
+
+    # -- the contract of Node
+
+    def _entries(self) -> Entries:
+        return {}
+
+    def _get_str(self, name: str) -> Any:
+        return None
+
+    def _set_str(self, name: str, value: Any) -> None:
+        if name != "data":
+            raise _no_entries(self, name)
+        self._write(value)
+
+    def _del_str(self, name: str) -> None:
+        raise _no_entries(self, name)
+
+    def _stores(self) -> list[Entries]:
+        return []
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> NonTensorData:
+        return self._like(batch_size, names)
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
+        return self._like(self._batch_size, self._names)
+
+    def _leaves(self, out: list[Tensor]) -> list[Tensor]:
+        return out
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> NonTensorData:
+        return self._like(self._batch_size, self._names)
+
+    def _batched(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        ndim: int,
+        batch_size: torch.Size,
+        names: Names = None,
+        op: tuple[Any, ...] = (),
+    ) -> Any:
+        if op and op[0] == "pad":
+            return _moved(self, fn, ndim, batch_size)
+        if names is not None or self._names is not None:
+            names = child_names(self, ndim, batch_size, names)
+        return self._like(batch_size + self._batch_size[ndim:], names)
+
+    def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> NonTensorData:
+        if batch_size is None:
+            batch_size = indexed_size(self._batch_size[:ndim], idx)
+        return self._like(batch_size + self._batch_size[ndim:])
+
+    def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
+        """None if the rows hold `value` already, else a stack in which they do."""
+        if not isinstance(value, Node):
+            return None
+        if isinstance(value, NonTensorData) and same(value._data, self._data):
+            return None
+        if not self._batch_size:
+            return value
+        stack = self.maybe_to_stack()
+        stack._set_index(idx, value, ndim)
+        return stack
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._batch_size = batch_size
+        if self._names is not None:
+            self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def _unwrapped(self) -> Any:
+        return self._data
+
+    def _is_data(self) -> bool:
+        return True
+
+    def _write(self, data: Any) -> None:
+        if isinstance(data, NonTensorStack):
+            values = flat(data.tolist(), len(data._batch_size))
+            if not values or not all([same(values[0], v) for v in values]):
+                raise ValueError(
+                    "Cannot update a NonTensorData, which holds one value, with a NonTensorStack "
+                    "of several. "
+                    "Call `non_tensor_data.maybe_to_stack()` before calling update(), or store the "
+                    "stack: "
+                    "td[key] = stack"
+                )
+            data = values[0]
+        elif isinstance(data, NonTensorData):
+            data = data._data
+        self._data = data
+
+    def _filled(self, shape: torch.Size) -> NonTensorData:
+        """What a new entry holds in the rows that are not written."""
+        return self._like(shape)
+
+    def empty_like(self, batch_size: torch.Size) -> NonTensorData:
+        """The same value with another batch size.
+
+        >>> NonTensorData("text").empty_like(torch.Size([2])).batch_size
+        torch.Size([2])
+        """
+        return self._like(batch_size)
+
+    def _where(self, condition: Tensor, other: Any) -> Any:
+        return where(condition, self, other)
+
+    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+        return compared(self, other, compare)
+
+    def _with_rows(self, idx: Any, value: Any) -> Any:
+        return with_rows(self, idx, value)
+
+    # -- public methods of its own
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        if with_rows(self, idx, value) is not self:
+            raise ValueError(
+                "a NonTensorData holds one value for all its rows, so a row can't be given another "
+                "one; "
+                "entry.maybe_to_stack() gives a NonTensorStack, which holds a value per row"
+            )
+
+    def update(
+        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
+    ) -> Any:
+        """Take over the value of another one.
+
+        >>> NonTensorData("a").update(NonTensorData("b")).data
+        'b'
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
+        """Take over the value of another one; allowed when locked.
+
+        >>> NonTensorData("a").update_(NonTensorData("b")).data
+        'b'
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def is_empty(self) -> bool:
+        """False: there is a value.
+
+        >>> NonTensorData(None).is_empty()
+        False
+        """
+        return False
+
+    def to_dict(self, **options: Any) -> Any:
+        """The value.
+
+        >>> NonTensorData("text").to_dict()
+        'text'
+        """
+        return self._data
+
+    def tolist(self, **options: Any) -> Any:
+        """Nested lists over the batch dimensions, with the value everywhere.
+
+        >>> NonTensorData("a", batch_size=[2]).tolist()
+        ['a', 'a']
+        """
+        out = self._data
+        for n in reversed(self._batch_size):
+            out = [out for _ in range(n)]
+            if isinstance(self._data, list):
+                out = [list(row) if row is self._data else row for row in out]
+        return out
+
+    def maybe_to_stack(self) -> Any:
+        """A stack with the value in each row; itself without batch dimensions.
+
+        >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
+        ['a', 'a']
+        """
+        return NonTensorStack.from_nontensordata(self)
+
+    def contiguous(self) -> Any:
+        """Itself.
+
+        >>> NonTensorData("a").contiguous().data
+        'a'
+        """
+        return self
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """Itself.
+
+        >>> NonTensorData("a").densify().data
+        'a'
+        """
+        return self
+
+    def to_tensordict(self, **options: Any) -> Any:
+        """A copy of itself: there is no other form.
+
+        >>> NonTensorData("a").to_tensordict().data
+        'a'
+        """
+        return self._shallow()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        out = self._like(self._batch_size, self._names)
+        memo[id(self)] = out
+        out._data = copy.deepcopy(self._data, memo)
+        return out
+
+    def __eq__(self, other: object) -> Any:
+        return compared(self, other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return compared(self, other, operator.ne)
+
+    __hash__ = TensorCollection.__hash__
+
+    def __repr__(self) -> str:
+        name, size, device = type(self).__name__, self._batch_size, self._device
+        return f"{name}(data={self._data}, batch_size={size}, device={device})"
+
+
+class NonTensorStack(LazyStackedTensorDict):
+    """A Python value for each row of an entry.
+
+    args: the values, or `NonTensorData` and `NonTensorStack` to put together.
+    stack_dim: where the new dimension stands.
+
+    >>> stack = NonTensorStack("a", "b", "c")
+    >>> stack.tolist(), stack[0].data, stack[1:].tolist()
+    (['a', 'b', 'c'], 'a', ['b', 'c'])
+    """
+
+    _holds_data = True
+
+    def __init__(self, *args: Any, stack_dim: int = 0, **options: Any) -> None:
+        members = [
+            arg if isinstance(arg, Node) and arg._is_data() else NonTensorData(arg) for arg in args
+        ]
+        super().__init__(*members, stack_dim=stack_dim, **options)
+
+    @classmethod
+    def from_list(cls, non_tensors: list[Any], device: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        """A stack with a dimension for each level of a nested list.
+
+        >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
+        torch.Size([2, 2])
+        """
+        members: list[Any] = []
+        if non_tensors and all([isinstance(value, list) for value in non_tensors]):
+            members = [cls.from_list(value, device) for value in non_tensors]
+        if not members or len({len(m._batch_size) for m in members}) > 1:
+            members = [
+                value
+                if isinstance(value, Node) and value._is_data()
+                else NonTensorData(value, device=device)
+                for value in non_tensors
+            ]
+        return cls._of(members, 0)
+
+    @classmethod
+    def from_nontensordata(cls, non_tensor: Any) -> Any:
+        """A stack with a copy of the value in each row; the value itself without batch dimensions.
+
+        >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2, 1])).tolist()
+        [['a'], ['a']]
+        """
+        size = non_tensor._batch_size
+        if not size or isinstance(non_tensor, NonTensorStack):
+            return non_tensor
+        members = [
+            cls.from_nontensordata(non_tensor._like(torch.Size(size[1:]))) for _ in range(size[0])
+        ]
+        return cls._of(members, 0, torch.Size(size[1:]))
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The value, if it is the same in all rows.
+
+        >>> NonTensorStack("a", "a").data
+        'a'
+        """
+        values = flat(self.tolist(), len(self._batch_size))
+        if values and all([same(values[0], value) for value in values]):
+            return values[0]
+        raise AttributeError(
+            "the rows of this NonTensorStack hold different values: use .tolist() instead of .data"
+        )
+
+    # -- the contract of Node
+
+    def _entries(self) -> Entries:
+        return {}
+
+    def _peek(self) -> Entries:
+        return {}
+
+    def _get_str(self, name: str) -> Any:
+        return None
+
+    def _peek_str(self, name: str) -> Any:
+        return None
+
+    def _set_str(self, name: str, value: Any) -> None:
+        raise _no_entries(self, name)
+
+    def _del_str(self, name: str) -> None:
+        raise _no_entries(self, name)
+
+    def _replace_str(self, name: str, value: Any) -> None:
+        raise _no_entries(self, name)
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
+        if batch_size == self._batch_size:
+            return self._shallow()
+        return NonTensorData(self.tolist(), batch_size, self._device)
+
+    def _batched_dense(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        ndim: int,
+        batch_size: torch.Size,
+        names: Names,
+        op: Any,
+    ) -> Any:
+        if op and op[0] not in _MOVES:
+            return self._new({}, batch_size + self._batch_size[ndim:])
+        return _moved(self, fn, ndim, batch_size)
+
+    def _no_rows(self, plan: Any, ndim: int) -> Any:
+        return self._of([], plan.dim, plan.member_size(self, ndim))
+
+    def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
+        return super()._set_index(idx, value, ndim) if isinstance(value, Node) else None
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        if len(batch_size) > len(self._batch_size):
+            raise RuntimeError(
+                f"a NonTensorStack of batch size {tuple(self._batch_size)} has no values for "
+                f"{tuple(batch_size)}"
+            )
+        super()._set_batch_size(batch_size)
+
+    def _is_data(self) -> bool:
+        return True
+
+    def _unwrapped(self) -> Any:
+        return LinkedList.over(self.tolist(), self, (), len(self._batch_size))
+
+    def _write(self, data: Any) -> None:
+        parts: Sequence[Any] = [data] * len(self.tensordicts)
+        if isinstance(data, list) and len(data) == self._batch_size[0]:
+            data = NonTensorStack.from_list(data, self._device)
+        if isinstance(data, Node):
+            if data._batch_size[: len(self._batch_size)] != self._batch_size:
+                if data._batch_size:
+                    raise RuntimeError(
+                        f"values of batch size {tuple(data._batch_size)} can't be written into a "
+                        "NonTensorStack of "
+                        f"batch size {tuple(self._batch_size)}"
+                    )
+                data = data._like(self._batch_size)  # type: ignore[attr-defined]
+            parts = data.unbind(self.stack_dim)  # type: ignore[attr-defined]
+        for i, (td, part) in enumerate(zip(self.tensordicts, parts, strict=True)):
+            if isinstance(td, NonTensorData) and isinstance(part, NonTensorStack):
+                self.tensordicts[i] = part
+            else:
+                td._write(part)
+
+    def _filled(self, shape: torch.Size) -> Any:
+        return NonTensorStack.from_nontensordata(NonTensorData(None, shape, self._device))
+
+    def empty_like(self, batch_size: torch.Size) -> Any:
+        """The same values with another batch size.
+
+        >>> NonTensorStack("a", "b").empty_like(torch.Size([2])).tolist()
+        ['a', 'b']
+        """
+        return self._new({}, batch_size)
+
+    def _where(self, condition: Tensor, other: Any) -> Any:
+        return where(condition, self, other)
+
+    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+        return compared(self, other, compare)
+
+    def _with_rows(self, idx: Any, value: Any) -> Any:
+        return with_rows(self, idx, value)
+
+    # -- public methods of its own
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
+            raise _no_entries(self, idx)
+        with_rows(self, idx, value)
+
+    def update(
+        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
+    ) -> Any:
+        """Take over the values of another one.
+
+        >>> NonTensorStack("a", "b").update(NonTensorStack("c", "d")).tolist()
+        ['c', 'd']
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:  # type: ignore[override]
+        """Take over the values of another one; allowed when locked.
+
+        >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
+        ['c', 'd']
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def is_empty(self) -> bool:
+        """Whether there are no rows.
+
+        >>> NonTensorStack("a").is_empty()
+        False
+        """
+        return not self.tensordicts
+
+    def to_dict(self, **options: Any) -> Any:
+        """Nested lists of the values.
+
+        >>> NonTensorStack("a", "b").to_dict()
+        ['a', 'b']
+        """
+        return self.tolist()
+
+    def tolist(self, **options: Any) -> Any:
+        """Nested lists of the values.
+
+        >>> NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1).tolist()
+        [['a', 'c'], ['b', 'd']]
+        """
+        return interleaved(
+            [td.tolist() for td in self.tensordicts], self.stack_dim, self._batch_size
+        )
+
+    def maybe_to_stack(self) -> Any:
+        """Itself.
+
+        >>> NonTensorStack("a", "b").maybe_to_stack().tolist()
+        ['a', 'b']
+        """
+        return self
+
+    def contiguous(self) -> Any:
+        """Itself.
+
+        >>> NonTensorStack("a", "b").contiguous().tolist()
+        ['a', 'b']
+        """
+        return self
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """Itself.
+
+        >>> NonTensorStack("a", "b").densify().tolist()
+        ['a', 'b']
+        """
+        return self
+
+    def to_tensordict(self, **options: Any) -> Any:
+        """A copy of itself: there is no other form.
+
+        >>> NonTensorStack("a", "b").to_tensordict().tolist()
+        ['a', 'b']
+        """
+        return self._shallow()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
+        memo[id(self)] = out
+        return out
+
+    def __eq__(self, other: object) -> Any:
+        return compared(self, other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return compared(self, other, operator.ne)
+
+    __hash__ = TensorCollection.__hash__
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(\n    {self.tolist()},\n    batch_size={self._batch_size},\n"
+            f"    device={self._device})"
+        )
+
+
+class LinkedList(list):  # type: ignore[type-arg]
+    """The values of a `NonTensorStack` as nested lists; assigning to an element writes through.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(words=["a", "b"], batch_size=[2])
+    >>> td["words"][1] = "c"
+    >>> td["words"]
+    ['a', 'c']
+    """
+
+    stack: Any
+    place: tuple[int, ...]
+
+    @classmethod
+    def over(cls, values: list[Any], stack: Any, place: tuple[int, ...], depth: int) -> LinkedList:
+        if depth > 1:
+            values = [cls.over(v, stack, (*place, i), depth - 1) for i, v in enumerate(values)]
+        out = cls(values)
+        out.stack, out.place = stack, place
+        return out
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        super().__setitem__(i, value)
+        self.stack[(*self.place, i)] = value
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+def _no_entries(node: Any, name: Any) -> KeyError:
+    return KeyError(f"{name!r}: a {type(node).__name__} holds values, not entries")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two Python values are equal; arrays and tensors are as a whole.
+
+    >>> same("a", "a"), same(torch.zeros(2), torch.zeros(2)), same(1, "1")
+    (True, True, False)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    try:
+        if isinstance(a, Tensor):
+            return torch.equal(a, b)
+        equal = a == b
+        return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def flat(values: Any, depth: int) -> list[Any]:
+    """The values in `depth` nested lists as one list.
+
+    >>> flat([["a"], ["b"]], 2)
+    ['a', 'b']
+    """
+    for _ in range(depth - 1):
+        values = [value for row in values for value in row]
+    return values if depth else [values]
+
+
+def interleaved(rows: list[Any], dim: int, size: Sequence[int]) -> list[Any]:
+    """Nested lists with the rows stacked along `dim`; `size` is that of the result.
+
+    >>> interleaved([["a", "b"], ["c", "d"]], 1, [2, 2])
+    [['a', 'c'], ['b', 'd']]
+    """
+    if dim == 0:
+        return rows
+    return [interleaved([row[i] for row in rows], dim - 1, size[1:]) for i in range(size[0])]
+
+
+def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    """Row by row, whether values are equal (or unlike); other comparisons leave `mine` as it is."""
+    if compare is not operator.eq and compare is not operator.ne:
+        return mine
+    if not (isinstance(other, Node) and other._is_data()):
+        return NotImplemented
+    equal, size = compare is operator.eq, mine._batch_size
+    theirs = other if other._batch_size == size else other.expand(size)  # type: ignore[attr-defined]
+    if isinstance(mine, NonTensorData) and isinstance(theirs, NonTensorData):
+        return torch.full(size, same(mine._data, theirs._data) is equal)
+    pairs = zip(flat(mine.tolist(), len(size)), flat(theirs.tolist(), len(size)), strict=True)
+    return torch.tensor([same(a, b) is equal for a, b in pairs], dtype=torch.bool).reshape(size)
+
+
+def with_rows(mine: Any, idx: Any, value: Any) -> Any:
+    """The data node with `value` in the rows `idx`: itself, or a stack if it holds one value."""
+    at = normalise(idx, mine._batch_size) if mine._batch_size else ()
+    size = indexed_size(mine._batch_size, at)
+    if not (isinstance(value, Node) and value._is_data()):
+        rows = isinstance(value, list) and size and len(value) == size[0]
+        value = NonTensorStack.from_list(value) if rows else NonTensorData(value, size)
+    if value._batch_size != size:
+        value = value.expand(size)
+    replaced = mine._set_index(at, value, len(mine._batch_size))
+    return mine if replaced is None else replaced
+
+
+def where(condition: Tensor, mine: Any, other: Any) -> Any:
+    """The values of `mine` where `condition` is true, those of `other` elsewhere."""
+    if not (isinstance(other, Node) and other._is_data()):
+        return mine
+    if (
+        isinstance(mine, NonTensorData)
+        and isinstance(other, NonTensorData)
+        and same(mine._data, other._data)
+    ):
+        return mine
+    size = mine._batch_size
+    mask = condition.reshape(condition.shape + (1,) * (len(size) - condition.dim())).expand(size)
+    choices = zip(
+        mask.reshape(-1).tolist(),
+        flat(mine.tolist(), len(size)),
+        flat(other.tolist(), len(size)),  # type: ignore[attr-defined]
+        strict=True,
+    )
+    return _shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
+
+
+def _shaped(members: list[Any], size: Sequence[int]) -> Any:
+    """Data nodes in row-major order as stacks of the given size."""
+    if not size:
+        return members[0]
+    member_size = members[0]._batch_size if members else torch.Size()
+    for i in range(len(size) - 1, 0, -1):
+        n, inner = size[i], torch.Size((*size[i + 1 :], *member_size))
+        members = [
+            NonTensorStack._of(members[at * n : (at + 1) * n], 0, inner)
+            for at in range(torch.Size(size[:i]).numel())
+        ]
+    return NonTensorStack._of(members, 0, torch.Size((*size[1:], *member_size)))
+
+
+def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: torch.Size) -> Any:
+    """What an operation that moves rows about makes of data: it is done on the numbers of the rows.
+
+    Rows that the operation makes up (padding) hold None: their number does not grow when all do.
+    """
+    size = node._batch_size[:ndim]
+    numbers = torch.arange(size.numel()).reshape(size)
+    first, second = fn(numbers), fn(numbers + 1)
+    cells = list(zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True))
+    places = [
+        cell.tolist()
+        for cell in torch.cartesian_prod(*[torch.arange(n) for n in size]).reshape(-1, ndim)
+    ]
+    members = []
+    for at, check in cells:
+        if check == at + 1:
+            members.append(node._index(tuple(places[at]), ndim, None))
+        else:
+            members.append(NonTensorData(None, node._batch_size[ndim:], node._device))
+    return _shaped(members, batch_size)
+
+
+# ------------------------------------------------------------------------------------- stacking
+
+
+def stack_data(nodes: Sequence[Any], dim: int) -> Any:
+    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal."""
+    if _capture.get() and all([isinstance(node, NonTensorData) for node in nodes]):
+        first = nodes[0]
+        if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):
+            at = dim % (len(first._batch_size) + 1)
+            size = first._batch_size
+            return first._like(torch.Size((*size[:at], len(nodes), *size[at:])))
+    return NonTensorStack._of(list(nodes), dim)
+
+
+def cat_data(nodes: Sequence[Any], dim: int) -> Any:
+    """Concatenate data nodes: one value stays one, if it is the same everywhere."""
+    first = nodes[0]
+    if all([isinstance(node, NonTensorData) and same(node._data, first._data) for node in nodes]):
+        size = list(first._batch_size)
+        size[dim] = sum([node._batch_size[dim] for node in nodes])
+        return first._like(torch.Size(size))
+    rows = [row for node in nodes for row in node.unbind(dim)]
+    size = first._batch_size
+    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])))
+
+
+# ------------------------------------------------------------------------------------- options
+
+_lists: ContextVar[bool] = ContextVar("raffia_list_to_stack", default=True)
+_capture: ContextVar[bool] = ContextVar("raffia_capture_non_tensor_stack", default=False)
+
+
+class _Option(contextlib.ContextDecorator):
+    """A setting for a block of code, a decorated function or, with `set()`, from now on."""
+
+    variable: ContextVar[bool]
+    default: bool
+
+    def __init__(self, mode: bool | None) -> None:
+        self.mode = self.default if mode is None else bool(mode)
+        self.tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> None:
+        self.tokens.append(self.variable.set(self.mode))
+
+    def __exit__(self, *error: Any) -> None:
+        self.variable.reset(self.tokens.pop())
+
+    def set(self) -> None:
+        """Keep the setting from now on."""
+        self.variable.set(self.mode)
+
+
+class set_list_to_stack(_Option):
+    """Whether a list that is no tensor is stored as a value per row (the default), or as one value.
+
+    >>> from raffia import TensorDict
+    >>> with set_list_to_stack(False):
+    ...     td = TensorDict(words=["a", "b"], batch_size=[2])
+    >>> td.get("words").batch_size, td[0]["words"]
+    (torch.Size([2]), ['a', 'b'])
+    """
+
+    variable, default = _lists, True
+
+
+class set_capture_non_tensor_stack(_Option):
+    """Whether stacking equal values gives one value for all rows, or (the default) a value per row.
+
+    >>> with set_capture_non_tensor_stack(True):
+    ...     type(torch.stack([NonTensorData("a"), NonTensorData("a")])).__name__
+    'NonTensorData'
+    """
+
+    variable, default = _capture, False
+
+
+def list_to_stack(allow_none: bool = False) -> bool:
+    """Whether lists are stored as a value per row; see `set_list_to_stack`.
+
+    >>> list_to_stack()
+    True
+    """
+    return _lists.get()
+
+
+def capture_non_tensor_stack(allow_none: bool = False) -> bool:
+    """Whether stacking equal values gives one value; see `set_capture_non_tensor_stack`.
+
+    >>> capture_non_tensor_stack()
+    False
+    """
+    return _capture.get()

@@ -1,0 +1,387 @@
+"""A container that is a module: its tensors are registered as parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.entries import entries_list, locked_error
+from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+
+_MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested set_non_tensor cat_tensors stack_tensors
+separates filter_empty_""".split()
+
+
+class TensorDictParams(TensorDictBase, nn.Module):
+    """A container that is an `nn.Module`: floating point tensors become parameters, the others buffers.
+
+    parameters: container or dict; or give the entries as keywords.
+    no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does the same.
+    lock: lock the container.
+    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are added and replaced through this
+    container, not through a nested one that was taken out of it. Raises RuntimeError for lazy stacks.
+
+    >>> params = TensorDictParams(TensorDict(w=torch.zeros(3), n=dict(b=torch.ones(2))))
+    >>> [name for name, _ in params.named_parameters()]
+    ['w', 'n.b']
+    """
+
+    def __init__(self, parameters: Any = None, *, no_convert: bool | str = False, lock: bool = False, **entries: Any) -> None:
+        if no_convert not in (True, False, "skip"):
+            raise ValueError(f"no_convert is True, False or 'skip', got {no_convert!r}")
+        nn.Module.__init__(self)
+        if parameters is None:
+            parameters = entries
+        elif entries:
+            raise ValueError("TensorDictParams takes a container or dict, or keyword entries, not both")
+        if isinstance(parameters, TensorDictParams):
+            parameters = parameters._tree
+        if isinstance(parameters, Node):
+            _refuse_lazy(parameters)
+            parameters = parameters._shallow()  # type: ignore[attr-defined]
+        source = parameters if type(parameters) is TensorDict else TensorDict(parameters)
+        self._no_convert = no_convert
+        self._hooks: list[Callable[[Any, Any], Any]] = []
+        self._tree = source
+        self._refresh()
+        if lock:
+            self.lock_()
+
+    def _refresh(self) -> None:
+        """Convert what is new in the tree and register everything; the tree stays locked between changes."""
+        self._tree.unlock_()
+        if self._no_convert is False:
+            _convert(self._tree, {})
+        self._register()
+        self._tree.lock_()
+
+    def _register(self) -> None:
+        parameters, buffers = {}, {}
+        for key, leaf in entries_list(self._tree, True, True, None, False):
+            name = key if key.__class__ is str else ".".join(key)
+            (parameters if isinstance(leaf, nn.Parameter) else buffers)[name] = leaf
+        self.__dict__["_parameters"], self.__dict__["_buffers"] = parameters, buffers
+
+    # -- the contract of Node: the tree behind it
+
+    @property
+    def _batch_size(self) -> torch.Size:  # type: ignore[override]
+        return self._tree._batch_size
+
+    @property
+    def _device(self) -> torch.device | None:  # type: ignore[override]
+        return self._tree._device
+
+    @property
+    def _names(self) -> Any:  # type: ignore[override]
+        return self._tree._names
+
+    def _entries(self) -> Entries:
+        if self._hooks:
+            return {name: self._hooked(value) for name, value in self._tree._d.items()}
+        return self._tree._d
+
+    def _hooked(self, value: Any) -> Any:
+        for hook in self._hooks:
+            result = hook(self, value)
+            value = value if result is None else result
+        return value
+
+    def _get_str(self, name: str) -> Any:
+        value = self._tree._d.get(name)
+        return self._hooked(value) if self._hooks and value is not None else value
+
+    def _set_str(self, name: str, value: Any) -> None:
+        self._change(lambda tree: tree._set_str(name, value))
+
+    def _del_str(self, name: str) -> None:
+        self._change(lambda tree: tree._del_str(name))
+
+    def _change(self, change: Callable[[TensorDict], Any]) -> Any:
+        """Run a change of the tree; if it fails, nothing has changed."""
+        if self._locked:
+            raise locked_error(self)
+        tree = self._tree
+        tree.unlock_()
+        try:
+            result = change(tree)
+        finally:
+            self._refresh()
+        return self if result is tree else result
+
+    def _stores(self) -> list[Entries]:
+        return self._tree._stores()
+
+    def _children(self) -> list[Any]:
+        return []
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Any = None) -> TensorDict:
+        return self._tree._new(entries, batch_size, names)
+
+    def _map(self, fn: Any) -> TensorDict:
+        return self._tree._map(fn)
+
+    def _batched(self, *args: Any) -> TensorDict:
+        return self._tree._batched(*args)
+
+    def _index(self, *args: Any) -> TensorDict:
+        return self._tree._index(*args)
+
+    def _set_index(self, index: Any, value: Any, ndim: int) -> None:
+        with torch.no_grad():
+            self._tree._set_index(index, value, ndim)
+
+    def _leaves(self, out: list[Tensor]) -> list[Tensor]:
+        return self._tree._leaves(out)
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> TensorDict:
+        return self._tree._rebuild(leaves)
+
+    def _shallow(self) -> Any:
+        return TensorDictParams(self._tree, no_convert=True)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._tree._set_batch_size(batch_size)
+
+    def _set_device(self, device: Any) -> None:
+        self._tree._set_device(device)
+
+    def _set_names(self, new: Any) -> None:
+        self._tree._set_names(new)
+
+    def _replace_str(self, name: str, value: Any) -> None:
+        self._tree._replace_str(name, value)
+
+    def _swap(self, node: Any, undo: list[Any]) -> Entries:
+        """What `to_module` does for parameters that a module holds in this form."""
+        old: Entries = {}
+        registered = self._parameters, self._buffers
+        for place, name in ((self.__dict__, "_parameters"), (self.__dict__, "_buffers")):
+            undo.append((place, name, place[name]))
+
+        def visit(mine: TensorDict, theirs: Any, out: Entries) -> None:
+            for name, value in theirs._entries().items():
+                was = mine._d.get(name)
+                if was is None:
+                    raise KeyError(f"{type(self).__name__} has no entry {name!r}; it has {list(mine.keys())}")
+                if isinstance(value, Node):
+                    visit(was, value, below := {})
+                    out[name] = TensorDict._make(below, was._batch_size)
+                else:
+                    undo.append((mine._d, name, was))
+                    out[name] = was
+                    mine._d[name] = value
+
+        visit(self._tree, node, old)
+        self._register()
+        assert registered is not None
+        return old
+
+    # -- module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("TensorDictParams holds parameters and computes nothing; there is nothing to call")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
+        """How `module.to(...)`, `.double()` and so on of a module that holds this one reach its tensors."""
+        memo: dict[int, Tensor] = {}
+
+        def moved(leaf: Tensor) -> Tensor:
+            if id(leaf) not in memo:
+                with torch.no_grad():
+                    new = fn(leaf)
+                    if isinstance(leaf, nn.Parameter):
+                        if torch._has_compatible_shallow_copy_type(leaf, new):
+                            leaf.data = new
+                            new = leaf
+                        else:
+                            new = nn.Parameter(new, leaf.requires_grad)
+                        if leaf.grad is not None:
+                            new.grad = fn(leaf.grad)
+                memo[id(leaf)] = new
+            return memo[id(leaf)]
+
+        self._tree = self._tree._map(moved)
+        if self._tree._device is not None:
+            self._tree.auto_device_()
+        self._register()
+        self._tree.lock_()
+        return self
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+        """The parameters and buffers by name, as `nn.Module.state_dict` gives them.
+
+        >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
+        ['n.b']
+        """
+        out = OrderedDict() if destination is None else destination
+        for key, leaf in entries_list(self._tree, True, True, None, False):
+            name = key if key.__class__ is str else ".".join(key)
+            out[prefix + name] = leaf if keep_vars else leaf.detach()
+        return out
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:  # type: ignore[override]
+        """Take over the parameters and buffers of a state dict.
+
+        >>> params = TensorDictParams(TensorDict(w=torch.zeros(2)))
+        >>> params.load_state_dict({"w": torch.ones(2)})
+        <All keys matched successfully>
+        """
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        self._load_from_state_dict(dict(state_dict), "", {"assign_to_params_buffers": assign}, strict, missing, unexpected, errors)
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; strict=False loads the others"
+            )
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any, error_msgs: Any
+    ) -> None:
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        mine = {prefix + name: leaf for name, leaf in self.state_dict(keep_vars=True).items()}
+        missing_keys += [name for name in mine if name not in state_dict]
+        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in mine]
+        found = {name: (leaf, state_dict[name]) for name, leaf in mine.items() if name in state_dict}
+        unlike = [f"{name}: {tuple(new.shape)} for {tuple(leaf.shape)}" for name, (leaf, new) in found.items() if new.shape != leaf.shape]
+        if unlike:
+            error_msgs.append(f"shapes differ: {', '.join(unlike)}")
+            return
+        for name, (leaf, new) in found.items():
+            with torch.no_grad():
+                if assign:
+                    leaf.data = new.data
+                else:
+                    leaf.copy_(new)
+
+    def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
+        """Call `hook(self, value)` for every entry that is read; what it returns stands for the entry.
+
+        >>> params = TensorDictParams(TensorDict(w=torch.ones(2)))
+        >>> params.register_get_post_hook(lambda params, value: value * 2)
+        >>> params["w"].tolist()
+        [2.0, 2.0]
+        """
+        self._hooks.append(hook)
+
+    # -- containers of the same kind
+
+    def clone(self, recurse: bool = True) -> TensorDictParams:
+        """A copy with parameters of its own (ties are kept), or with `recurse=False` over the same ones.
+
+        >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).clone()["w"]).__name__
+        'Parameter'
+        """
+        return self._renewed(lambda leaf: leaf.detach().clone()) if recurse else self._shallow()
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """A copy on another device or with another dtype; see `TensorDict.to`.
+
+        >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype
+        torch.float64
+        """
+        probe = self._tree.to(*args, **kwargs)
+        if probe is self._tree:
+            return self
+        out = self._renewed(lambda leaf: TensorDict({"": leaf.detach()}).to(*args, **kwargs)[""])
+        out._tree._set_device(probe._device)
+        return out
+
+    def _renewed(self, fn: Callable[[Tensor], Tensor]) -> TensorDictParams:
+        """A copy over new tensors, in which what was one parameter is one again."""
+        memo: dict[int, Tensor] = {}
+
+        def renew(leaf: Tensor) -> Tensor:
+            if id(leaf) not in memo:
+                new = fn(leaf)
+                memo[id(leaf)] = nn.Parameter(new, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else new
+            return memo[id(leaf)]
+
+        out = TensorDictParams(self._tree._map(renew), no_convert=True)
+        out._no_convert = self._no_convert
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictParams:
+        out = TensorDictParams(self._tree._map(lambda leaf: copy.deepcopy(leaf, memo)), no_convert=True)
+        out._no_convert, out._hooks = self._no_convert, list(self._hooks)
+        memo[id(self)] = out
+        return out.lock_() if self._locked else out
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def map(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("map is not available for parameters, which can't be sent to other processes; use params.data.map(...)")
+
+    def memmap_(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("memmap_ is not available for parameters: a memory-mapped tensor is no parameter; use params.memmap(...)")
+
+    def zero_(self) -> Any:
+        for leaf in self._leaves([]):
+            leaf.data.zero_()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        for leaf in self.parameters():
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
+        self.data.apply_(fn, *others, **options)
+        return self
+
+    def fill_(self, key: Any, value: Any) -> Any:
+        self.data.fill_(key, value)
+        return self
+
+
+def _refuse_lazy(node: Any) -> None:
+    from raffia.tensordict.lazy import LazyStackedTensorDict
+
+    if isinstance(node, LazyStackedTensorDict) and not node._is_data():
+        raise RuntimeError(
+            "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its parameters; "
+            "td.contiguous() gives a dense container"
+        )
+    for child in node._children():
+        _refuse_lazy(child)
+
+
+def _convert(td: TensorDict, memo: dict[int, nn.Parameter]) -> None:
+    """Make parameters of the floating point tensors of a tree, in place; a tensor under two keys becomes one."""
+    for name, value in td._d.items():
+        if isinstance(value, Node):
+            if type(value) is TensorDict:
+                _convert(value, memo)
+        elif not isinstance(value, nn.Parameter) and (value.is_floating_point() or value.is_complex()):
+            if id(value) not in memo:
+                memo[id(value)] = nn.Parameter(value.detach() if value.requires_grad else value)
+            td._d[name] = memo[id(value)]
+
+
+def _mutator(name: str) -> Callable[..., Any]:
+    plain = getattr(TensorDict, name)
+
+    def change(self: TensorDictParams, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("inplace") or name == "setdefault" and args[0] in self:
+            with torch.no_grad():
+                return getattr(TensorDictBase, name)(self, *args, **kwargs)
+        return self._change(lambda tree: plain(tree, *args, **kwargs))
+
+    change.__name__, change.__doc__ = name, plain.__doc__
+    return change
+
+
+for _name in _MUTATORS:
+    setattr(TensorDictParams, _name, _mutator(_name))
+

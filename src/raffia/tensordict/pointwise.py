@@ -1,0 +1,480 @@
+"""Maths leaf by leaf, made from the tables in this file.
+
+All leaves go through one `torch._foreach_*` call where there is one; inside a functorch transform (vmap, grad), which has no
+rules for these, through the plain function.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.node import Node
+
+UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
+sigmoid sign sin sinh sqrt tan tanh trunc""".split()
+TESTS = "isnan isfinite isposinf isneginf isreal".split()
+BINARY = "add sub mul div pow maximum minimum clamp_max clamp_min".split()  # with foreach, in and out of place
+PLAIN = dict(mod=torch.remainder, bitwise_and=torch.bitwise_and, logical_and=torch.logical_and)
+COMPARISONS = "eq ne lt le gt ge".split()
+OPERATORS = dict(  # operator -> method; those marked with r swap their operands
+    add="add", sub="sub", mul="mul", truediv="div", pow="pow", mod="mod",
+    radd="add", rsub="rsub", rmul="mul", rtruediv="rdiv", rpow="rpow",
+    floordiv="floordiv", iadd="add_", isub="sub_", imul="mul_", itruediv="div_", ipow="pow_",
+)  # fmt: skip
+LOGIC = dict(xor=operator.xor, or_=operator.or_, and_=operator.and_)
+NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def each(foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any) -> Any:
+    """`foreach` of all leaves at once, or `single` of one after the other; operands are lists or the same for all."""
+    if not leaves:
+        return leaves
+    if foreach is not None and torch._C._functorch.peek_interpreter_stack() is None:
+        return foreach(leaves, *others, **options)
+    columns = [other if other.__class__ is list else [other] * len(leaves) for other in others]
+    return [single(*operands, **options) for operands in zip(leaves, *columns, strict=True)]
+
+
+def rebuilt(td: Any, leaves: Any) -> Any:
+    out = td._rebuild(iter(leaves))
+    return out.lock_() if td._locked else out
+
+
+def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
+    """Append the leaves of `theirs` that stand at the keys of `mine`.
+
+    exact: KeyError also if `theirs` has keys that `mine` has not.
+    """
+    for a, b in mine._pairs(theirs):  # type: ignore[attr-defined]
+        left, right = a._entries(), b._entries()
+        if exact and len(left) != len(right):
+            raise unlike(left, right)
+        for name, value in left.items():
+            other = right.get(name)
+            if other is None:
+                raise unlike(left, right)
+            if isinstance(value, Node):
+                if not value._is_data():
+                    paired(value, other, out, exact)
+            else:
+                out.append(other)
+
+
+def unlike(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
+    first = sorted(k for k in left if k not in right)
+    second = sorted(k for k in right if k not in left)
+    text = "keys in tensordicts mismatch."
+    if first:
+        text += f" The first has {first}, which the second does not have."
+    if second:
+        text += f" The second has {second}, which the first does not have."
+    return KeyError(text + " Pass default=value or default='intersection' where the operation takes it.")
+
+
+def operand(td: Any, other: Any, leaves: list[Tensor], exact: bool = True) -> Any:
+    """The other operand in the form that `each` takes: a number, or a list with a tensor for each leaf."""
+    if isinstance(other, Node):
+        out: list[Any] = []
+        paired(td, other, out, exact)
+        return out
+    if isinstance(other, Tensor):
+        if other.dim() == 0:
+            return [other] * len(leaves)
+        return td._spread(other, [])
+    return other
+
+
+def broadcast(td: Any, other: Any) -> tuple[Any, Any]:
+    """Both operands with a common batch size; the one of a tensor is its shape."""
+    if isinstance(other, Node):
+        if other._batch_size != td._batch_size:
+            size = torch.broadcast_shapes(other._batch_size, td._batch_size)
+            td = td if size == td._batch_size else td.expand(size)
+    elif isinstance(other, Tensor) and other.dim() and other.shape != td._batch_size:
+        size = torch.broadcast_shapes(other.shape, td._batch_size)
+        if size != td._batch_size:
+            td = td.expand(size)
+        other = other.expand(size)
+    return td, other
+
+
+def binary(td: Any, name: str, other: Any, default: Any = None, **options: Any) -> Any:
+    """A binary operation out of place."""
+    foreach, single = _FOREACH.get(name), _SINGLE[name]
+    if default is not None and isinstance(other, Node):
+        return _with_default(td, single, other, default, options)
+    if isinstance(other, NUMBERS) and "alpha" in options:
+        other = other * options.pop("alpha")
+    td, other = broadcast(td, other)
+    leaves = td._leaves([])
+    return rebuilt(td, each(foreach, single, leaves, operand(td, other, leaves), **options))
+
+
+def binary_(td: Any, name: str, other: Any, **options: Any) -> Any:
+    """A binary operation in place."""
+    if isinstance(other, NUMBERS) and "alpha" in options:
+        other = other * options.pop("alpha")
+    if isinstance(other, Tensor) and other.dim():
+        other = other.expand(td._batch_size)
+    leaves = td._leaves([])
+    each(_FOREACH[name + "_"], _SINGLE[name + "_"], leaves, operand(td, other, leaves, exact=False), **options)
+    return td
+
+
+def _with_default(td: Any, single: Callable[..., Tensor], other: Any, default: Any, options: dict[str, Any]) -> Any:
+    """A binary operation on containers with unlike keys."""
+    left, right = td._entries(), other._entries()
+    entries = {}
+    for name in dict.fromkeys([*left, *right]):
+        a, b = left.get(name), right.get(name)
+        if a is None or b is None:
+            if default == "intersection":
+                continue
+            there: Any = b if a is None else a
+            if isinstance(there, Node):
+                hollow = there._new({}, there._batch_size)
+                pair = (hollow, there) if a is None else (there, hollow)
+                entries[name] = _with_default(*pair[:1], single, pair[1], default, options)
+                continue
+            filler = torch.full_like(there, default) if isinstance(default, NUMBERS) else default
+            a, b = (filler if a is None else a), (filler if b is None else b)
+        if isinstance(a, Node):
+            entries[name] = a if a._is_data() else _with_default(a, single, b, default, options)
+        else:
+            entries[name] = single(a, b, **options)
+    return td._new(entries, td._batch_size, td._names)
+
+
+_SINGLE: dict[str, Any] = {name: getattr(torch, name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
+_SINGLE |= {name + "_": getattr(Tensor, name + "_") for name in (*BINARY, "lerp", "addcmul", "addcdiv") if hasattr(Tensor, name + "_")}
+_SINGLE |= {"maximum_": lambda x, y: x.copy_(torch.maximum(x, y)), "minimum_": lambda x, y: x.copy_(torch.minimum(x, y))}
+_SINGLE |= PLAIN
+_FOREACH: dict[str, Any] = {name: getattr(torch, "_foreach_" + name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
+_FOREACH |= {name + "_": getattr(torch, "_foreach_" + name + "_") for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
+
+
+def _scalar_bound(name: str, single: Any) -> Callable[..., Tensor]:
+    """`maximum` and `minimum` with a number are `clamp_min` and `clamp_max`."""
+    number = torch.clamp_min if name == "maximum" else torch.clamp_max
+    return lambda x, y: single(x, y) if isinstance(y, Tensor) else number(x, y)
+
+
+for _name in ("maximum", "minimum"):
+    _SINGLE[_name] = _scalar_bound(_name, _SINGLE[_name])
+
+
+def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    """A container of truth values; False for things that are neither containers, tensors nor numbers."""
+    if isinstance(other, Node):
+        return _compared_nodes(td, other, compare)
+    if isinstance(other, Tensor):
+        td, other = broadcast(td, other)
+        leaves = td._leaves([])
+        operands = operand(td, other, leaves)
+        return unnamed(td._rebuild(iter([compare(a, b) for a, b in zip(leaves, operands, strict=True)])))
+    if isinstance(other, Mapping):
+        return _compared_nodes(td, td._plain(other, batch_size=td._batch_size), compare)
+    if not isinstance(other, NUMBERS):
+        return NotImplemented
+    return unnamed(td._rebuild(iter([compare(leaf, other) for leaf in td._leaves([])])))
+
+
+def unnamed(td: Any) -> Any:
+    """Without names of dimensions, which truth values do not keep."""
+    if td._names is not None:
+        td.names = None
+    return td
+
+
+def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    pairs = mine._pairs(theirs)
+    if len(pairs) != 1 or pairs[0][0] is not mine:
+        return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
+    left, right = mine._entries(), theirs._entries()
+    if left.keys() != right.keys():
+        raise unlike(left, right)
+    entries = {}
+    for name, a in left.items():
+        b = right[name]
+        if not isinstance(a, Node):
+            entries[name] = compare(a, b)
+        elif a._is_data():
+            same = compare(a._unwrapped(), b._unwrapped() if isinstance(b, Node) else b)
+            entries[name] = torch.full(a._batch_size, bool(same))
+        else:
+            entries[name] = _compared_nodes(a, b, compare)
+    return mine._new(entries, mine._batch_size)
+
+
+class Pointwise:
+    """Maths leaf by leaf; the methods are made from the tables above."""
+
+    def rsub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Any:
+        """`other - alpha * self`, leaf by leaf.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2)).rsub(3.0)["a"]
+        tensor([2., 2.])
+        """
+        mine: Any = self if alpha is None else binary(self, "mul", alpha)
+        return binary(binary(mine, "mul", -1), "add", other, default)
+
+    def lerp(self, end: Any, weight: Any) -> Any:
+        """Linear interpolation, leaf by leaf: `self + weight * (end - self)`.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2)).lerp(TensorDict(a=torch.ones(2)), 0.25)["a"]
+        tensor([0.2500, 0.2500])
+        """
+        return _ternary(self, "lerp", end, weight)
+
+    def lerp_(self, end: Any, weight: Any) -> Any:
+        """`lerp` in place.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2)).lerp_(TensorDict(a=torch.ones(2)), 0.25)["a"]
+        tensor([0.2500, 0.2500])
+        """
+        return _ternary_(self, "lerp", end, weight)
+
+    def addcmul(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+        """`self + value * other1 * other2`, leaf by leaf.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2)).addcmul(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)), value=3)["a"]
+        tensor([4., 4.])
+        """
+        return _ternary(self, "addcmul", other1, other2, value=value)
+
+    def addcmul_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+        """`addcmul` in place.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2)).addcmul_(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)))["a"]
+        tensor([2., 2.])
+        """
+        return _ternary_(self, "addcmul", other1, other2, value=value)
+
+    def addcdiv(self, other1: Any, other2: Any, value: float | None = 1) -> Any:
+        """`self + value * other1 / other2`, leaf by leaf.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2)).addcdiv(TensorDict(a=torch.ones(2)), TensorDict(a=torch.full((2,), 2.0)))["a"]
+        tensor([1.5000, 1.5000])
+        """
+        return _ternary(self, "addcdiv", other1, other2, value=value)
+
+    def addcdiv_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+        """`addcdiv` in place.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2)).addcdiv_(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)))["a"]
+        tensor([2., 2.])
+        """
+        return _ternary_(self, "addcdiv", other1, other2, value=value)
+
+    def clamp(self, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+        """Values limited to `min` and `max`: numbers, or containers.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.tensor([-1.0, 5.0])).clamp(0, 1)["a"]
+        tensor([0., 1.])
+        """
+        if min is None and max is None:
+            raise TypeError("clamp needs min, max or both")
+        if min is not None and max is not None and isinstance(min, Node) != isinstance(max, Node):
+            raise ValueError("clamp: Mixed tensordict and non-tensordict min/max values are not authorized.")
+        result: Any = self
+        if min is not None:
+            result = binary(result, "clamp_min", min)
+        if max is not None:
+            result = binary(result, "clamp_max", max)
+        return result if out is None else out.update_(result)
+
+    def __invert__(self) -> Any:
+        """Not, leaf by leaf.
+
+        >>> from raffia import TensorDict
+        >>> (~TensorDict(a=torch.tensor([True, False])))["a"]
+        tensor([False,  True])
+        """
+        return rebuilt(self, [~leaf for leaf in self._leaves([])])  # type: ignore[attr-defined]
+
+    def __neg__(self) -> Any:
+        return self.neg()  # type: ignore[attr-defined]
+
+    def __abs__(self) -> Any:
+        return self.abs()  # type: ignore[attr-defined]
+
+
+def _ternary(td: Any, name: str, first: Any, second: Any, **options: Any) -> Any:
+    leaves = td._leaves([])
+    operands = operand(td, first, leaves), operand(td, second, leaves)
+    return rebuilt(td, each(_FOREACH[name], _SINGLE[name], leaves, *operands, **options))
+
+
+def _ternary_(td: Any, name: str, first: Any, second: Any, **options: Any) -> Any:
+    leaves = td._leaves([])
+    operands = operand(td, first, leaves, False), operand(td, second, leaves, False)
+    each(_FOREACH[name + "_"], _SINGLE[name + "_"], leaves, *operands, **options)
+    return td
+
+
+# ---------------------------------------------------------------------------------------------- methods from the tables
+
+
+def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    foreach, single = getattr(torch, "_foreach_" + name), getattr(torch, name)
+    foreach_, single_ = getattr(torch, "_foreach_" + name + "_"), getattr(Tensor, name + "_")
+
+    def method(self: Any) -> Any:
+        return rebuilt(self, each(foreach, single, self._leaves([])))
+
+    def method_(self: Any) -> Any:
+        each(foreach_, single_, self._leaves([]))
+        return self
+
+    example = f"td = TensorDict(a=torch.tensor([0.25, 0.5]))\n>>> torch.equal(td.{name}()['a'], torch.{name}(td['a']))\nTrue"
+    yield name, _documented(method, name, f"`torch.{name}` leaf by leaf.", example)
+    example = f"td = TensorDict(a=torch.tensor([0.25, 0.5]))\n>>> torch.equal(td.clone().{name}_()['a'], td.{name}()['a'])\nTrue"
+    yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
+
+
+def _test(name: str) -> Callable[..., Any]:
+    single = getattr(torch, name)
+
+    def method(self: Any) -> Any:
+        return rebuilt(self, [single(leaf) for leaf in self._leaves([])])
+
+    example = f"TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\ntorch.bool"
+    return _documented(method, name, f"`torch.{name}` leaf by leaf.", example)
+
+
+def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    if name in ("add", "sub"):
+
+        def method(self: Any, other: Any, *, alpha: float | None = None, default: Any = None) -> Any:
+            return binary(self, name, other, default, **({} if alpha is None else {"alpha": alpha}))
+
+        def method_(self: Any, other: Any, *, alpha: float | None = None) -> Any:
+            return binary_(self, name, other, **({} if alpha is None else {"alpha": alpha}))
+
+    else:
+
+        def method(self: Any, other: Any, *, default: Any = None) -> Any:  # type: ignore[misc]
+            return binary(self, name, other, default)
+
+        def method_(self: Any, other: Any) -> Any:  # type: ignore[misc]
+            return binary_(self, name, other)
+
+    text = (
+        f"`torch.{name}` leaf by leaf.\n\nother: container with the same keys, tensor that broadcasts with the batch size, or number.\n"
+        "default: stands for entries that only one container has; 'intersection' leaves them out."
+    )
+    example = (
+        f"td = TensorDict(a=torch.tensor([1.0, 2.0]))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
+    )
+    yield name, _documented(method, name, text, example)
+    if name not in PLAIN:
+        example = f"td = TensorDict(a=torch.tensor([1.0, 2.0]))\n>>> torch.equal(td.clone().{name}_(td)['a'], td.{name}(td)['a'])\nTrue"
+        yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
+
+
+def _documented(method: Any, name: str, text: str, example: str) -> Any:
+    lines = [*text.split("\n"), "", ">>> from raffia import TensorDict", *(">>> " + example).split("\n")]
+    method.__doc__ = "\n        ".join(lines).rstrip() + "\n        "
+    method.__name__, method.__qualname__ = name, f"Pointwise.{name}"
+    return method
+
+
+def _comparison(name: str) -> Callable[..., Any]:
+    compare = getattr(operator, name)
+    empty_answer = {"eq": False, "ne": True}
+
+    def method(self: Any, other: Any) -> Any:
+        result = compared(self, other, compare)
+        if result is NotImplemented and name in empty_answer:
+            return empty_answer[name]
+        return result
+
+    return _documented(
+        method, f"__{name}__", f"`{name}`, leaf by leaf.", "(TensorDict(a=torch.ones(2)) == 1)['a']\ntensor([True, True])"
+    )
+
+
+def _logic(name: str) -> Callable[..., Any]:
+    function = LOGIC[name]
+
+    def method(self: Any, other: Any) -> Any:
+        return compared(self, other, function)
+
+    example = "td = TensorDict(a=torch.tensor([True]))\n>>> (td & td)['a']\ntensor([True])"
+    return _documented(method, f"__{name.rstrip('_')}__", f"`{name.rstrip('_')}` leaf by leaf.", example)
+
+
+def _install() -> None:
+    for name in UNARY:
+        for attribute, method in _unary(name):
+            setattr(Pointwise, attribute, method)
+    for name in TESTS:
+        setattr(Pointwise, name, _test(name))
+    for name in (*BINARY, *PLAIN):
+        if name == "mod":
+            continue
+        for attribute, method in _binary(name):
+            setattr(Pointwise, attribute, method)
+    for name in COMPARISONS:
+        method = _comparison(name)
+        setattr(Pointwise, f"__{name}__", method)
+        if name not in ("eq", "ne"):
+            continue
+    for name in LOGIC:
+        method = _logic(name)
+        setattr(Pointwise, f"__{name.rstrip('_')}__", method)
+        setattr(Pointwise, f"__r{name.rstrip('_')}__", method)
+
+
+def _operator(method_name: str) -> Callable[..., Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (Node, Tensor, *NUMBERS)):
+            return NotImplemented
+        return getattr(self, method_name)(other)
+
+    return method
+
+
+def _mod(self: Any, other: Any) -> Any:
+    return binary(self, "mod", other)
+
+
+def _rdiv(self: Any, other: Any) -> Any:
+    return binary(self.reciprocal(), "mul", other)
+
+
+def _rpow(self: Any, other: Any) -> Any:
+    raise NotImplementedError("number ** container is not defined; td.apply(lambda x: number ** x) computes it")
+
+
+def _floordiv(self: Any, other: Any) -> Any:
+    td, other = broadcast(self, other)
+    leaves = td._leaves([])
+    return rebuilt(td, each(None, torch.floor_divide, leaves, operand(td, other, leaves)))
+
+
+_install()
+for _symbol, _target in OPERATORS.items():
+    _function = {"rdiv": _rdiv, "rpow": _rpow, "floordiv": _floordiv}.get(_target) or _operator(_target)
+    setattr(Pointwise, f"__{_symbol}__", _function)
+setattr(
+    Pointwise,
+    "mod",
+    _documented(
+        _mod, "mod", "`torch.remainder` leaf by leaf.", "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])"
+    ),
+)
+Pointwise.__hash__ = None  # type: ignore[assignment]

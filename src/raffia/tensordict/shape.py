@@ -1,0 +1,654 @@
+"""Shape operations on the batch dimensions; the entries' own dimensions stay as they are."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.build import as_size
+from raffia.tensordict.node import Entries, Node
+
+Names = list[str | None] | None
+
+
+def _sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`f(2, 3)`, `f((2, 3))` and `f([2, 3])` mean the same."""
+    if len(args) == 1 and not isinstance(args[0], (int, torch.SymInt)):
+        return tuple(args[0])
+    return args
+
+
+def _dim(td: Any, dim: int, what: str = "") -> int:
+    ndim = len(td._batch_size)
+    if not -ndim <= dim < ndim:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim}); Incompatible dim {dim} "
+            f"for tensordict with shape {td._batch_size}"
+        )
+    return dim % ndim
+
+
+def _done(out: Any, td: Any, origin: tuple[Any, ...]) -> Any:
+    """Mark where `out` came from, for use in a `with` statement, and keep it locked if `td` is."""
+    out._origin = (origin[0], weakref.ref(td), *origin[1:])
+    if td._locked:
+        out.lock_()
+        out._origin = (origin[0], weakref.ref(td), *origin[1:])
+    return out
+
+
+def _same(td: Any) -> Any:
+    """The container itself, where nothing is to be done; a `with` statement has nothing to write back."""
+    td._origin = ("same",)
+    return td
+
+
+_RESHAPE = ("reshape",)
+
+
+def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
+    """The same tensors with another batch shape of as many rows; never a copy.
+
+    Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape` copies then).
+    In a `with` statement, changes are written back at the end.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(4, 3), batch_size=[4]).view(2, -1)["a"].shape
+    torch.Size([2, 2, 3])
+    """
+    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        return td._map(lambda leaf: leaf.view(shape[0]))
+    given = _sizes(shape) if shape else size if size is not None else batch_size
+    new = _filled_in(given, td._batch_size)
+    if new == td._batch_size:
+        return _same(td)
+    return _done(td._batched(_reshaper(Tensor.view, len(td._batch_size), new), len(td._batch_size), new, None, ("view", new)), td, _RESHAPE)
+
+
+def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
+    """A container with another batch shape of as many rows; copies only where a view is not possible.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(4, 3), batch_size=[4]).reshape(2, 2).batch_size
+    torch.Size([2, 2])
+    """
+    new = _filled_in(_sizes(shape) if shape else size, td._batch_size)
+    if new == td._batch_size:
+        return _same(td)
+    return _done(td._batched(_reshaper(Tensor.reshape, len(td._batch_size), new), len(td._batch_size), new, None, ("reshape", new)), td, _RESHAPE)
+
+
+def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
+    """The shape with -1 replaced by what is left."""
+    if shape is None:
+        raise TypeError("a shape is needed, such as td.view(2, -1)")
+    shape = tuple(shape) if not isinstance(shape, int) else (shape,)
+    rows = math.prod(batch_size)
+    unknown = [i for i, n in enumerate(shape) if isinstance(n, int) and n < 0]
+    if unknown:
+        known = math.prod([n for i, n in enumerate(shape) if i != unknown[0]])
+        if len(unknown) > 1 or shape[unknown[0]] != -1 or not known or rows % known:
+            raise RuntimeError(f"invalid shape {list(shape)} for a batch of {rows} elements")
+        shape = (*shape[: unknown[0]], rows // known, *shape[unknown[0] + 1 :])
+    elif math.prod(shape) != rows:
+        raise RuntimeError(f"invalid shape {list(shape)} for a batch of {rows} elements")
+    return torch.Size(shape)
+
+
+def _reshaper(op: Callable[..., Tensor], ndim: int, new: torch.Size) -> Callable[[Tensor], Tensor]:
+    if ndim == 1:
+        return lambda leaf: op(leaf, (*new, *leaf.shape[1:]))
+    return lambda leaf: op(leaf, (*new, *leaf.shape[ndim:]))
+
+
+def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -> Any:
+    """Merge the batch dimensions from `start_dim` to `end_dim` into one; all of them if neither is given.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3, 4]).flatten(1, 2).batch_size
+    torch.Size([2, 12])
+    """
+    if not td._batch_size:
+        return _done(unsqueeze(td, 0), td, _RESHAPE)
+    start = 0 if start_dim is None else _dim(td, start_dim)
+    end = len(td._batch_size) - 1 if end_dim is None else _dim(td, end_dim)
+    if end < start:
+        raise ValueError(f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; flatten({end}, {start})?")
+    size = td._batch_size
+    new = torch.Size((*size[:start], math.prod(size[start : end + 1]), *size[end + 1 :]))
+    names = td._names
+    if names is not None:
+        names = _kept([*names[:start], *([names[start]] if start == end else [None]), *names[end + 1 :]])
+    out = td._batched(lambda leaf: leaf.flatten(start, end), len(size), new, names, ("reshape", new))
+    return _done(out, td, _RESHAPE)
+
+
+def unflatten(td: Any, dim: int, unflattened_size: Any) -> Any:
+    """Split a batch dimension into several.
+
+    unflattened_size: their sizes, one of which may be -1.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 12]).unflatten(1, (3, -1)).batch_size
+    torch.Size([2, 3, 4])
+    """
+    dim = _dim(td, dim)
+    size = td._batch_size
+    try:
+        parts = _filled_in(unflattened_size, size[dim : dim + 1])
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"unflatten: Provided sizes {list(unflattened_size)} don't multiply up to the size of dim {dim} ({size[dim]}) in the input tensor"
+        ) from error
+    new = torch.Size((*size[:dim], *parts, *size[dim + 1 :]))
+    names = td._names
+    if names is not None:
+        names = _kept([*names[:dim], *[None] * (len(parts) - 1), names[dim], *names[dim + 1 :]])
+    out = td._batched(lambda leaf: leaf.unflatten(dim, parts), len(size), new, names, ("reshape", new))
+    return _done(out, td, _RESHAPE)
+
+
+def _kept(names: list[str | None]) -> Names:
+    return names if any(names) else None
+
+
+def unsqueeze(td: Any, dim: int) -> Any:
+    """A container with a new batch dimension of size 1 at `dim`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3]).unsqueeze(-1).batch_size
+    torch.Size([2, 3, 1])
+    """
+    size = td._batch_size
+    ndim = len(size)
+    if not -ndim - 1 <= dim <= ndim:
+        raise RuntimeError(
+            f"unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
+            f"Got dim={dim} with a batch size of {size}."
+        )
+    dim = dim % (ndim + 1)
+    names = td._names
+    if names is not None:
+        names = [*names[:dim], None, *names[dim:]]
+    new = torch.Size((*size[:dim], 1, *size[dim:]))
+    return _done(td._batched(lambda leaf: leaf.unsqueeze(dim), ndim, new, names, ("unsqueeze", dim)), td, _RESHAPE)
+
+
+def squeeze(td: Any, dim: int | tuple[int, ...] | None = None) -> Any:
+    """A container without the batch dimensions of size 1, or only without `dim` if that is one.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[1, 3, 1]).squeeze().batch_size
+    torch.Size([3])
+    """
+    size = td._batch_size
+    if dim is None:
+        dims = [i for i, n in enumerate(size) if n == 1]
+    elif isinstance(dim, (tuple, list)):
+        dims = sorted([_dim(td, d) for d in dim if size[_dim(td, d)] == 1])
+    else:
+        dim = _dim(td, dim)
+        dims = [dim] if size[dim] == 1 else []
+    if not dims:
+        return _same(td)
+    kept = [i for i in range(len(size)) if i not in dims]
+    names = None if td._names is None else _kept([td._names[i] for i in kept])
+    new = torch.Size([size[i] for i in kept])
+    at: Any = dims[0] if len(dims) == 1 else tuple(dims)
+    out = td._batched(lambda leaf: leaf.squeeze(at), len(size), new, names, ("squeeze", tuple(dims)))
+    return _done(out, td, ("squeeze",) if dim is None else _RESHAPE)
+
+
+def permute(td: Any, *dims: Any, **kwargs: Any) -> Any:
+    """A container whose batch dimensions are in the order `dims`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3, 4]).permute(2, 0, 1).batch_size
+    torch.Size([4, 2, 3])
+    """
+    given = _sizes(dims) if dims else tuple(kwargs["dims"])
+    ndim = len(td._batch_size)
+    order = tuple([d + ndim if d < 0 else d for d in given])
+    if len(order) == 0 and ndim == 0:
+        return td
+    if sorted(order) != list(range(ndim)):
+        raise ValueError(
+            f"Cannot compute the permutation, got dims={list(given)} but expected a permutation of {list(range(ndim))}."
+        )
+    if order == tuple(range(ndim)):
+        return _same(td)
+    names = None if td._names is None else [td._names[d] for d in order]
+    new = torch.Size([td._batch_size[d] for d in order])
+
+    def permuted(leaf: Tensor) -> Tensor:
+        return leaf.permute(*order, *range(ndim, leaf.dim()))
+
+    out = td._batched(permuted, ndim, new, names, ("permute", order))
+    back = tuple(sorted(range(ndim), key=order.__getitem__))
+    return _done(out, td, ("permute", back))
+
+
+def transpose(td: Any, dim0: int, dim1: int) -> Any:
+    """A container with two batch dimensions exchanged.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3, 4]).transpose(0, 2).batch_size
+    torch.Size([4, 3, 2])
+    """
+    ndim = len(td._batch_size)
+    if not (-ndim <= dim0 < ndim and -ndim <= dim1 < ndim):
+        raise ValueError(
+            f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for batch size {td._batch_size}"
+        )
+    dim0, dim1 = dim0 % ndim, dim1 % ndim
+    if dim0 == dim1:
+        return _same(td)
+    order = list(range(ndim))
+    order[dim0], order[dim1] = dim1, dim0
+    names = None if td._names is None else [td._names[d] for d in order]
+    new = torch.Size([td._batch_size[d] for d in order])
+    out = td._batched(lambda leaf: leaf.transpose(dim0, dim1), ndim, new, names, ("transpose", dim0, dim1))
+    return _done(out, td, ("permute", tuple(order)))
+
+
+def swapaxes(td: Any, axis0: int, axis1: int) -> Any:
+    """Another name of `transpose`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3]).swapaxes(0, 1).batch_size
+    torch.Size([3, 2])
+    """
+    return transpose(td, axis0, axis1)
+
+
+swapdims = swapaxes
+
+
+def movedim(td: Any, source: Any, destination: Any) -> Any:
+    """A container with batch dimensions moved to other places.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[2, 3, 4]).movedim(0, 2).batch_size
+    torch.Size([3, 4, 2])
+    """
+    src = [_dim(td, d) for d in ([source] if isinstance(source, int) else source)]
+    dst = [_dim(td, d) for d in ([destination] if isinstance(destination, int) else destination)]
+    if len(src) != len(dst):
+        raise ValueError(f"movedim: as many sources as destinations are needed, got {source} and {destination}")
+    order: list[Any] = [None] * len(td._batch_size)
+    for s, d in zip(src, dst, strict=True):
+        order[d] = s
+    rest = iter([d for d in range(len(order)) if d not in src])
+    return permute(td, [next(rest) if d is None else d for d in order])
+
+
+moveaxis = movedim
+
+
+def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
+    """A container whose batch dimensions of size 1 are repeated to `shape` without copying; -1 keeps a size.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(1, 2), batch_size=[1]).expand(4, 3)["a"].shape
+    torch.Size([4, 3, 2])
+    """
+    target = _sizes(shape) if shape or not kwargs else tuple(kwargs.get("size", kwargs.get("shape", ())))
+    size = td._batch_size
+    lead = len(target) - len(size)
+    if lead < 0:
+        raise RuntimeError(
+            f"the number of dimensions in the target ({len(target)}) must be at least that of the batch size {tuple(size)}"
+        )
+    new = torch.Size([size[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(target)])
+    for n, mine in zip(new[lead:], size, strict=True):
+        if mine != n and mine != 1:
+            raise RuntimeError(
+                "Incompatible expanded shape: The expanded shape length at non-singleton dimension should be same as the "
+                f"original length. target_shape = {tuple(target)}, existing_shape = {size}"
+            )
+    names = None if td._names is None else [None] * lead + td._names
+    ndim = len(size)
+
+    def expanded(leaf: Tensor) -> Tensor:
+        return leaf.expand((*new, *leaf.shape[ndim:]))
+
+    out = td._batched(expanded, ndim, new, names, ("expand", new))
+    return out.lock_() if td._locked else out
+
+
+def expand_as(td: Any, other: Any) -> Any:
+    """`expand` to the shape of another container or tensor.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[1]).expand_as(torch.zeros(4)).batch_size
+    torch.Size([4])
+    """
+    return expand(td, other.shape)
+
+
+def broadcast_to(td: Any, shape: Any) -> Any:
+    """Another name of `expand`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[1]).broadcast_to((4,)).batch_size
+    torch.Size([4])
+    """
+    return expand(td, *as_size(shape))
+
+
+def _probed(td: Any, fn: Callable[[Tensor], Tensor]) -> torch.Size:
+    """What a shape operation makes of the batch size."""
+    return fn(torch.empty(td._batch_size, device="meta")).shape
+
+
+def _mapped(td: Any, fn: Callable[[Tensor], Tensor], size: torch.Size, op: tuple[Any, ...], names: Names = None) -> Any:
+    out = td._batched(fn, len(td._batch_size), size, names, op)
+    return out.lock_() if td._locked else out
+
+
+def repeat(td: Any, *repeats: Any) -> Any:
+    """A container with its rows repeated, so many times along each batch dimension; copies.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).repeat(2)["a"]
+    tensor([1, 2, 1, 2])
+    """
+    times = _sizes(repeats)
+    if len(times) != len(td._batch_size):
+        raise ValueError(
+            f"repeat needs one number for each batch dimension: got {tuple(times)} for batch size {tuple(td._batch_size)}"
+        )
+    ndim = len(times)
+    size = torch.Size([n * k for n, k in zip(td._batch_size, times, strict=True)])
+    return _mapped(td, lambda leaf: leaf.repeat(*times, *[1] * (leaf.dim() - ndim)), size, ("repeat", times), td._names)
+
+
+def repeat_interleave(td: Any, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None) -> Any:
+    """A container with each row along `dim` repeated in place; `dim=None` flattens the batch first.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).repeat_interleave(2, dim=0)["a"]
+    tensor([1, 1, 2, 2])
+    """
+    if dim is None:
+        if len(td._batch_size) > 1:
+            return repeat_interleave(reshape(td, -1), repeats, 0, output_size=output_size)
+        dim = 0
+    at = _dim(td, dim)
+
+    def repeated(leaf: Tensor) -> Tensor:
+        return torch.repeat_interleave(leaf, repeats, dim=at, output_size=output_size)
+
+    size = list(td._batch_size)
+    size[at] = int(repeats.sum()) if isinstance(repeats, Tensor) and repeats.numel() > 1 else size[at] * int(repeats)
+    return _mapped(td, repeated, torch.Size(size), ("repeat_interleave",), td._names)
+
+
+def tile(td: Any, dims: Any) -> Any:
+    """A container with its rows tiled along the batch dimensions, the last one first.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).tile((2,))["a"]
+    tensor([1, 2, 1, 2])
+    """
+    times = (dims,) if isinstance(dims, int) else tuple(dims)
+    ndim = len(td._batch_size)
+    if len(times) > ndim:
+        td = reshape(td, *[1] * (len(times) - ndim), *td._batch_size)
+    return repeat(td, *[1] * (ndim - len(times)), *times)
+
+
+def roll(td: Any, shifts: Any, dims: Any = None) -> Any:
+    """A container whose rows are rolled along batch dimensions; without `dims`, along the flattened batch.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(3), batch_size=[3]).roll(1, 0)["a"]
+    tensor([2, 0, 1])
+    """
+    if dims is None:
+        if len(td._batch_size) == 1:
+            return roll(td, shifts, 0)
+        return reshape(roll(reshape(td, -1), shifts, 0), *td._batch_size)
+    at = tuple([_dim(td, d) for d in ([dims] if isinstance(dims, int) else dims)])
+    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    return _mapped(td, lambda leaf: torch.roll(leaf, by, at), td._batch_size, ("roll", by, at), td._names)
+
+
+def flip(td: Any, *dims: Any) -> Any:
+    """A container whose rows are in reverse order along batch dimensions.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(3), batch_size=[3]).flip(0)["a"]
+    tensor([2, 1, 0])
+    """
+    at = tuple([_dim(td, d) for d in _sizes(dims)])
+    return _mapped(td, lambda leaf: leaf.flip(at), td._batch_size, ("flip", at), td._names)
+
+
+def fliplr(td: Any) -> Any:
+    """`flip` along the second batch dimension.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(4).view(2, 2), batch_size=[2, 2]).fliplr()["a"]
+    tensor([[1, 0],
+            [3, 2]])
+    """
+    if len(td._batch_size) < 2:
+        raise RuntimeError(f"fliplr needs two batch dimensions, the batch size is {tuple(td._batch_size)}")
+    return flip(td, 1)
+
+
+def flipud(td: Any) -> Any:
+    """`flip` along the first batch dimension.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(2), batch_size=[2]).flipud()["a"]
+    tensor([1, 0])
+    """
+    return flip(td, 0)
+
+
+def rot90(td: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Any:
+    """A container rotated by `k` times 90 degrees in the plane of two batch dimensions.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(4).view(2, 2), batch_size=[2, 2]).rot90()["a"]
+    tensor([[1, 3],
+            [0, 2]])
+    """
+    at = [_dim(td, d) for d in dims]
+    return _mapped(td, lambda leaf: torch.rot90(leaf, k, at), _probed(td, lambda x: torch.rot90(x, k, at)), ("rot90",))
+
+
+def narrow(td: Any, dim: int, start: int, length: int) -> Any:
+    """The `length` rows from `start` on along `dim`; a view.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(5), batch_size=[5]).narrow(0, 1, 2)["a"]
+    tensor([1, 2])
+    """
+    dim = _dim(td, dim)
+    size = td._batch_size[dim]
+    start = start + size if start < 0 else start
+    if not (0 <= start and 0 <= length and start + length <= size):
+        raise RuntimeError(f"narrow: start ({start}) + length ({length}) exceeds dimension size ({size})")
+    return td[(*[slice(None)] * dim, slice(start, start + length))]
+
+
+def atleast_1d(td: Any) -> Any:
+    """The container, with a batch dimension if it has none.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict().atleast_1d().batch_size
+    torch.Size([1])
+    """
+    return td if td._batch_size else unsqueeze(td, 0)
+
+
+def atleast_2d(td: Any) -> Any:
+    """The container, with two batch dimensions if it has fewer.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[3]).atleast_2d().batch_size
+    torch.Size([1, 3])
+    """
+    td = atleast_1d(td)
+    return unsqueeze(td, 0) if len(td._batch_size) == 1 else td
+
+
+def atleast_3d(td: Any) -> Any:
+    """The container, with three batch dimensions if it has fewer.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[3]).atleast_3d().batch_size
+    torch.Size([1, 1, 3])
+    """
+    td = atleast_2d(td)
+    return unsqueeze(td, 0) if len(td._batch_size) == 2 else td
+
+
+# ---------------------------------------------------------------------------------------------- in pieces
+
+
+def pieces(td: Any, cut: Callable[[Tensor], Sequence[Tensor]], ndim: int, sizes: list[torch.Size], rows: list[Any], names: Names) -> list[Any]:
+    """One container for each piece that `cut` makes of a leaf.
+
+    ndim, sizes: the first `ndim` dimensions become `sizes[i]` in piece i.
+    rows: the index that takes out piece i, for nodes that are not plain containers.
+    """
+    columns: list[Sequence[Any]] = []
+    for value in td._entries().values():
+        if not isinstance(value, Node):
+            columns.append(cut(value))
+        elif type(value) is td._plain:
+            below = None if names is None and value._names is None else [*(names or [None] * len(sizes[0])), *value.names[ndim:]]
+            columns.append(pieces(value, cut, ndim, sizes, rows, below))
+        else:
+            columns.append([value._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)])
+    keys = list(td._entries())
+    extra = td._batch_size[ndim:]
+    if not columns:
+        return [td._new({}, size + extra, names) for size in sizes]
+    new = td._new
+    if extra:
+        sizes = [size + extra for size in sizes]
+    entries: list[Entries] = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [new(row, size, names) for row, size in zip(entries, sizes, strict=True)]
+
+
+def unbind(td: Any, dim: int = 0) -> tuple[Any, ...]:
+    """The rows along `dim`, each without that dimension; views.
+
+    >>> from raffia import TensorDict
+    >>> [row["a"].item() for row in TensorDict(a=torch.arange(2), batch_size=[2]).unbind(0)]
+    [0, 1]
+    """
+    dim = _dim(td, dim)
+    size = td._batch_size
+    new = torch.Size((*size[:dim], *size[dim + 1 :]))
+    names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
+    lead = [slice(None)] * dim
+    rows: list[Any] = [(*lead, i) for i in range(size[dim])] if dim else list(range(size[dim]))
+    return tuple(pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names))
+
+
+def split(td: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+    """Consecutive pieces along `dim`; views.
+
+    split_size: rows in each piece (the last may be smaller), or a list of the sizes of all pieces.
+
+    >>> from raffia import TensorDict
+    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).split(2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    dim = _dim(td, dim)
+    total = td._batch_size[dim]
+    if isinstance(split_size, int):
+        if split_size <= 0:
+            raise ValueError(f"split: split_size must be positive, got {split_size}.")
+        lengths = [min(split_size, total - at) for at in range(0, total, split_size)] or [0]
+    else:
+        lengths = list(split_size)
+        if not all(isinstance(n, int) for n in lengths):
+            raise TypeError(f"split: split_size is an int or a list of ints, got {split_size!r}")
+        if sum(lengths) != total or any(n < 0 for n in lengths):
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {total} (input tensor's size at dimension {dim}), "
+                f"but got split_sizes={lengths}"
+            )
+    return _cut(td, lengths, dim)
+
+
+def _cut(td: Any, lengths: list[int], dim: int) -> tuple[Any, ...]:
+    size = td._batch_size
+    sizes = [torch.Size((*size[:dim], n, *size[dim + 1 :])) for n in lengths]
+    rows: list[Any] = []
+    at = 0
+    for n in lengths:
+        rows.append((*[slice(None)] * dim, slice(at, at + n)))
+        at += n
+    out = pieces(td, lambda leaf: leaf.split(lengths, dim), len(size), sizes, rows, td._names)
+    return tuple([part.lock_() for part in out] if td._locked else out)
+
+
+def chunk(td: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    """At most `chunks` pieces of equal size along `dim` (the last may be smaller); views.
+
+    >>> from raffia import TensorDict
+    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).chunk(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    if chunks < 1:
+        raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
+    dim = _dim(td, dim)
+    total = td._batch_size[dim]
+    return split(td, max(-(-total // chunks), 1), dim)
+
+
+def tensor_split(td: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+    """Pieces along `dim`: so many of nearly equal size, or cut at the given indices; views.
+
+    >>> from raffia import TensorDict
+    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).tensor_split([1, 3])]
+    [[0], [1, 2], [3, 4]]
+    """
+    dim = _dim(td, dim)
+    parts = torch.empty(td._batch_size[dim], device="meta").tensor_split(indices_or_sections)
+    lengths = [part.shape[0] for part in parts]
+    if sum(lengths) == td._batch_size[dim]:
+        return _cut(td, lengths, dim)
+    bounds = [0, *(int(i) for i in indices_or_sections), td._batch_size[dim]]
+    lead = [slice(None)] * dim
+    return tuple([td[(*lead, slice(a, b))] for a, b in zip(bounds, bounds[1:], strict=False)])
+
+
+def pad(td: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
+    """A container whose batch dimensions are longer, filled up with `value`.
+
+    pad_size: rows before and after, for the first dimension, then the second, and so on.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2), batch_size=[2]).pad([1, 0])["a"]
+    tensor([0., 1., 1.])
+    """
+    size = td._batch_size
+    if len(pad_size) > 2 * len(size):
+        raise RuntimeError(
+            f"The length of pad_size must be <= 2 * the number of batch dimensions: got {list(pad_size)} for batch size {tuple(size)}"
+        )
+    if len(pad_size) % 2:
+        raise RuntimeError(f"pad_size must have an even number of dimensions: (before, after) for each; got {list(pad_size)}")
+    pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
+    new = torch.Size([n + sum(pairs[i]) if i < len(pairs) else n for i, n in enumerate(size)])
+
+    def padded(leaf: Tensor) -> Tensor:
+        widths = [(0, 0)] * (leaf.dim() - len(pairs))
+        flat = [width for pair in [*widths, *reversed(pairs)] for width in pair]
+        return torch.nn.functional.pad(leaf, flat, value=value)
+
+    return td._batched(padded, len(size), new, td._names, ("pad",))

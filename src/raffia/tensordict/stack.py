@@ -1,0 +1,475 @@
+"""Stacking and concatenating containers entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict import entries
+from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.nontensor import cat_data, stack_data
+from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.tree import override
+
+
+class UnlikeError(RuntimeError):
+    """Containers can't be stacked densely because their keys or the shapes of their entries differ.
+
+    >>> stack([TensorDict(a=1), TensorDict(b=1)])
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.stack.UnlikeError: The sets of keys in the tensordicts to stack are...
+    """
+
+
+def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Stack containers of the same keys and shapes along a new batch dimension.
+
+    out: container that the result is written to.
+    Lazy stacks are stacked member by member.
+    Raises RuntimeError if keys, shapes or batch sizes differ.
+
+    >>> stack([TensorDict(a=1, b=dict(c=2)), TensorDict(a=3, b=dict(c=4))])["b", "c"]
+    tensor([2, 4])
+    """
+    tds = input if input.__class__ is list else list(input)
+    if not tds:
+        raise RuntimeError("stack expects a non-empty list of containers")
+    result = _stack_nodes(tds, _new_dim(tds[0], dim), False)
+    return result if out is None else _written(out, result, "stacked")
+
+
+def stack_alike(tds: Sequence[Any], dim: int) -> Any:
+    """The dense stack, in which what differs in keys or shapes is stacked lazily; so at each level.
+
+    >>> td = stack_alike([TensorDict(a=1, n=dict(b=1)), TensorDict(a=2, n=dict(c=1))], 0)
+    >>> type(td).__name__, type(td["n"]).__name__
+    ('TensorDict', 'LazyStackedTensorDict')
+    """
+    return _stack_nodes(list(tds), _new_dim(tds[0], dim), True)
+
+
+def _new_dim(first: Any, dim: int) -> int:
+    ndim = len(_node(first)._batch_size)
+    if not -ndim - 1 <= dim <= ndim:
+        raise IndexError(
+            f"dim {dim} is out of range for a stack of containers of batch size "
+            f"{tuple(first._batch_size)}: "
+            f"it lies in {-ndim - 1} to {ndim}"
+        )
+    return dim if dim >= 0 else dim + ndim + 1
+
+
+def _node(td: Any) -> Any:
+    if not isinstance(td, Node):
+        raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
+    return td
+
+
+def _stack_nodes(tds: list[Any], dim: int, lazily: bool) -> Any:
+    """Stack nodes; `lazily`: what can't be stacked densely is stacked lazily."""
+    for td in tds:
+        if td.__class__ is not TensorDict:
+            break
+    else:
+        try:
+            return _stack_dense(tds, dim, lazily)
+        except UnlikeError:
+            if not lazily:
+                raise
+            return LazyStackedTensorDict._of(tds, dim)
+    for td in tds:
+        _node(td)
+    first = tds[0]
+    if all([td._is_data() for td in tds]):
+        return stack_data(tds, dim)
+    if hasattr(first, "_wrap"):
+        return first._wrap(_stack_nodes(_contents(tds), dim, lazily))
+    if all([isinstance(td, LazyStackedTensorDict) for td in tds]):
+        at, num = first.stack_dim, len(first.tensordicts)
+        if all([td.stack_dim == at and len(td.tensordicts) == num for td in tds]):
+            inner, moved = (dim - 1, at) if dim > at else (dim, at + 1)
+            rows = zip(*[td.tensordicts for td in tds], strict=True)
+            out = LazyStackedTensorDict._of(
+                [_stack_nodes(list(row), inner, lazily) for row in rows], moved
+            )
+            names = _stacked_names(tds, dim)
+            if names is not None:
+                out._set_names(names)
+            return out
+    try:
+        return _stack_dense([_as_dense(td) for td in tds], dim, lazily)
+    except RuntimeError:
+        if not lazily:
+            raise
+        return LazyStackedTensorDict._of(tds, dim)
+
+
+def _as_dense(td: Any) -> TensorDict:
+    return (
+        td
+        if td.__class__ is TensorDict
+        else TensorDict._make(td._entries(), td._batch_size, td._device, td._names)
+    )
+
+
+def _contents(tds: list[Any]) -> list[Any]:
+    """What instances of one tensorclass wrap."""
+    kinds = list(dict.fromkeys([type(td) for td in tds]))
+    if len(kinds) > 1:
+        raise TypeError(
+            f"Expected all inputs to be of one class, got {[kind.__name__ for kind in kinds]}; "
+            "make all of them tensorclasses or none"
+        )
+    return [td._td for td in tds]
+
+
+def _stack_dense(tds: list[Any], dim: int, lazily: bool) -> TensorDict:
+    first = tds[0]
+    size, device, names = first._batch_size, first._device, first._names
+    stores = []
+    for td in tds:
+        if td._batch_size != size:
+            i = [other is td for other in tds].index(True)
+            raise UnlikeError(
+                "stacking tensordicts requires them to have congruent batch sizes, got "
+                f"td[{i}].batch_size={td._batch_size} and td[0].batch_size={size}"
+            )
+        if td._device != device:
+            device = None
+        if td._names != names:
+            names = None
+        stores.append(td._d)
+    mine = stores[0]
+    num = len(mine)
+    for store in stores:
+        if len(store) != num:
+            raise _unlike_keys(stores)
+    out: Entries = {}
+    for name, value in mine.items():
+        try:
+            values = [store[name] for store in stores]
+        except KeyError:
+            raise _unlike_keys(stores) from None
+        if isinstance(value, Node):
+            out[name] = _stack_entry(name, values, dim, lazily)
+        else:
+            try:
+                out[name] = torch.stack(values, dim)
+            except (RuntimeError, TypeError):
+                _explain(name, values)
+                raise
+    if names is not None:
+        names = [*names[:dim], None, *names[dim:]]
+    return TensorDict._make(out, torch.Size((*size[:dim], len(tds), *size[dim:])), device, names)
+
+
+def _stack_entry(name: str, nodes: list[Any], dim: int, lazily: bool) -> Any:
+    for node in nodes:
+        if not isinstance(node, Node):
+            raise _unlike_kinds(name, nodes)
+    if nodes[0].__class__ is TensorDict and not lazily:
+        size = nodes[0]._batch_size
+        for node in nodes:
+            if node._batch_size != size:
+                raise _unlike_shapes(name, size, node._batch_size)
+    return _stack_nodes(nodes, dim, lazily)
+
+
+def _explain(name: str, values: list[Any]) -> None:
+    """Raise the error that says why `torch.stack` refused, if shapes or kinds differ."""
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise _unlike_kinds(name, values) from None
+    for value in values:
+        if value.shape != values[0].shape:
+            raise _unlike_shapes(name, values[0].shape, value.shape) from None
+
+
+def _unlike_shapes(name: str, first: torch.Size, other: torch.Size) -> UnlikeError:
+    return UnlikeError(
+        f"The shapes of the tensors to stack is incompatible: {other} vs {first} for key {name}. "
+        "`lazy_stack` keeps them apart, `pad_sequence` pads them."
+    )
+
+
+def _unlike_kinds(name: str, values: list[Any]) -> UnlikeError:
+    kinds = list(dict.fromkeys([type(value).__name__ for value in values]))
+    return UnlikeError(
+        f"the entries for key {name} can't be stacked: they are {' and '.join(kinds)}"
+    )
+
+
+def _unlike_keys(stores: list[Entries]) -> UnlikeError:
+    shared = set(stores[0]).intersection(*stores[1:])
+    extra = {
+        i: sorted(set(store) - shared) for i, store in enumerate(stores) if len(store) > len(shared)
+    }
+    return UnlikeError(
+        "The sets of keys in the tensordicts to stack are exclusive: not all of them have "
+        + ", ".join([f"{names} (number {i} has)" for i, names in extra.items()])
+        + ". Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+    )
+
+
+def _stacked_names(tds: Sequence[Any], dim: int) -> list[str | None] | None:
+    names = tds[0]._names
+    if names is None or any([td._names != names for td in tds]):
+        return None
+    return [*names[:dim], None, *names[dim:]]
+
+
+def _written(out: Any, result: Any, what: str) -> Any:
+    if out._batch_size != result._batch_size:
+        raise RuntimeError(
+            f"out.batch_size and {what} batch size must match, got "
+            f"out.batch_size={out._batch_size} and "
+            f"batch_size={result._batch_size}"
+        )
+    return out.update(result, inplace=True)
+
+
+# ------------------------------------------------------------------------------------- cat
+
+
+def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Concatenate containers of the same keys along a batch dimension.
+
+    out: container that the result is written to.
+    With a lazy stack among them, the result is a lazy stack.
+
+    >>> cat([TensorDict(a=[1, 2], batch_size=[2]), TensorDict(a=[3], batch_size=[1])])["a"]
+    tensor([1, 2, 3])
+    """
+    tds = input if input.__class__ is list else list(input)
+    if not tds:
+        raise RuntimeError("cat expects a non-empty list of containers")
+    ndim = len(_node(tds[0])._batch_size)
+    if not -ndim <= dim < ndim:
+        raise RuntimeError(
+            f"dim must be in the range 0 <= dim < len(batch_size), got dim={dim} and "
+            f"batch_size={list(tds[0]._batch_size)}"
+        )
+    result = _cat_nodes(tds, dim % ndim)
+    return result if out is None else _written(out, result, "cat")
+
+
+def _cat_nodes(tds: list[Any], dim: int) -> Any:
+    for td in tds:
+        if td.__class__ is not TensorDict:
+            break
+    else:
+        return _cat_dense(tds, dim)
+    for td in tds:
+        _node(td)
+    first = tds[0]
+    if all([td._is_data() for td in tds]):
+        return cat_data(tds, dim)
+    if hasattr(first, "_wrap"):
+        return first._wrap(_cat_nodes(_contents(tds), dim))
+    for td in tds:
+        if isinstance(td, LazyStackedTensorDict):
+            return _cat_lazy(tds, dim, td.stack_dim)
+    return _cat_dense([_as_dense(td) for td in tds], dim)
+
+
+def _cat_lazy(tds: list[Any], dim: int, stack_dim: int) -> Any:
+    """A lazy stack along `stack_dim`, into whose members the others are taken apart."""
+    rows = [td.unbind(stack_dim) for td in tds]
+    if dim == stack_dim:
+        return LazyStackedTensorDict._of([td for row in rows for td in row], stack_dim)
+    if any([len(row) != len(rows[0]) for row in rows]):
+        raise RuntimeError(
+            f"cat along dim {dim} needs as many rows along dim {stack_dim} in each, got "
+            f"{[len(row) for row in rows]}"
+        )
+    inner = dim - (dim > stack_dim)
+    return LazyStackedTensorDict._of(
+        [_cat_nodes(list(row), inner) for row in zip(*rows, strict=True)], stack_dim
+    )
+
+
+def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
+    first = tds[0]
+    size, device = first._batch_size, first._device
+    length = 0
+    stores = []
+    for i, td in enumerate(tds):
+        other = td._batch_size
+        if (
+            len(other) != len(size)
+            or other[:dim] != size[:dim]
+            or other[dim + 1 :] != size[dim + 1 :]
+        ):
+            raise RuntimeError(
+                f"concatenating tensordicts along dim {dim} requires them to have the same batch "
+                "size elsewhere, got "
+                f"td[{i}].batch_size={other} and td[0].batch_size={size}"
+            )
+        length += other[dim]
+        if td._device != device:
+            device = None
+        stores.append(td._d)
+    mine = stores[0]
+    num = len(mine)
+    for store in stores:
+        if len(store) != num:
+            raise _unlike_cat_keys(stores)
+    out: Entries = {}
+    for name, value in mine.items():
+        try:
+            values = [store[name] for store in stores]
+        except KeyError:
+            raise _unlike_cat_keys(stores) from None
+        if isinstance(value, Node):
+            out[name] = _cat_nodes(values, dim)
+        else:
+            try:
+                out[name] = torch.cat(values, dim)
+            except (RuntimeError, TypeError) as error:
+                shapes = [tuple(v.shape) for v in values]
+                raise RuntimeError(
+                    f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
+                ) from error
+    return TensorDict._make(
+        out, torch.Size((*size[:dim], length, *size[dim + 1 :])), device, first._names
+    )
+
+
+def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:
+    i = [store.keys() == stores[0].keys() for store in stores].index(False)
+    return MissingKeyError(
+        f"tensordict {i} has keys {sorted(stores[i])} but tensordict 0 has keys "
+        f"{sorted(stores[0])}; "
+        "all tensordicts to concatenate must have the same keys"
+    )
+
+
+# ------------------------------------------------------------------------------------- padding
+
+
+def pad_sequence(
+    list_of_tensordicts: Sequence[Any],
+    pad_dim: int = 0,
+    padding_value: float | Mapping[NestedKey, float] = 0.0,
+    out: Any = None,
+    return_mask: bool | NestedKey = False,
+    padding_side: str = "right",
+) -> Any:
+    """Pad the entries of containers along one dimension to the longest, and stack them.
+
+    pad_dim: dimension of the entries, batch dimensions included; negative ones count from the end.
+    padding_value: for all entries, or one for each key (0 for keys that are not named).
+    return_mask: True, or the key for a container of masks, true where an entry is not padding.
+    padding_side: "right" puts the padding after the data, "left" before it.
+
+    >>> rows = [TensorDict(a=torch.ones(n), batch_size=[n]) for n in (2, 3)]
+    >>> padded = pad_sequence(rows, return_mask=True)
+    >>> padded["a"], padded["masks", "a"].sum(-1)
+    (tensor([[1., 1., 0.],
+            [1., 1., 1.]]), tensor([2, 3]))
+    """
+    tds = list(list_of_tensordicts)
+    if not tds:
+        raise RuntimeError("pad_sequence: the list of containers is empty")
+    if padding_side not in ("left", "right"):
+        raise ValueError(f"padding_side is 'left' or 'right', got {padding_side!r}")
+    if hasattr(tds[0], "_wrap"):
+        if return_mask:
+            raise RuntimeError(
+                "pad_sequence: a tensorclass has no field for the masks; convert it with "
+                "to_tensordict() first"
+            )
+        padded = pad_sequence(_contents(tds), pad_dim, padding_value, None, False, padding_side)
+        result = tds[0]._wrap(padded)
+        return result if out is None else out.update(result, inplace=True)
+    keys = list(tds[0].keys(True, True))
+    for i, td in enumerate(tds):
+        if set(td.keys(True, True)) != set(keys):
+            raise KeyError(
+                f"pad_sequence: container {i} has the keys "
+                f"{sorted(map(str, td.keys(True, True)))}, "
+                f"container 0 has {sorted(map(str, keys))}; all need the same"
+            )
+    fills: dict[Any, float] = {}
+    if isinstance(padding_value, Mapping):
+        fills = {unravel_key(key): value for key, value in padding_value.items()}
+        for key in fills:
+            if key not in keys:
+                raise KeyError(
+                    f"pad_sequence: padding_value names {key!r}, which is no entry; the entries "
+                    f"are {keys}"
+                )
+    ndim = len(tds[0]._batch_size)
+    longest = max([td._batch_size[pad_dim] for td in tds]) if 0 <= pad_dim < ndim else 0
+    stretched = [_stretched(td, pad_dim, longest, padding_side) for td in tds]
+    masks = _stack_nodes(stretched, 0, False).empty(recurse=True) if return_mask else None
+    for key in keys:
+        leaves = [entries.get(td, key) for td in tds]
+        at = _leaf_dim(leaves[0], pad_dim, key)
+        length = max([leaf.shape[at] for leaf in leaves])
+        fill = padding_value if not isinstance(padding_value, Mapping) else fills.get(key, 0.0)
+        for td, leaf in zip(stretched, leaves, strict=True):
+            entries.set(td, key, _padded(leaf, at, length, fill, padding_side))
+        if masks is not None:
+            lead = leaves[0].shape[: min(at, ndim)]
+            rows = [
+                torch.ones((*lead, leaf.shape[at]), dtype=torch.bool, device=leaf.device)
+                for leaf in leaves
+            ]
+            masks.set(
+                key,
+                torch.stack(
+                    [_padded(row, row.dim() - 1, length, False, padding_side) for row in rows]
+                ),
+            )
+    result = _stack_nodes(stretched, 0, False)
+    if masks is not None:
+        result.set("masks" if return_mask is True else return_mask, masks)
+    return result if out is None else out.update(result, inplace=True)
+
+
+def _leaf_dim(leaf: Tensor, dim: int, key: NestedKey) -> int:
+    if not -leaf.dim() <= dim < leaf.dim():
+        raise IndexError(
+            f"pad_sequence: pad_dim={dim} is out of range for the entry {key!r} of shape "
+            f"{tuple(leaf.shape)}"
+        )
+    return dim % leaf.dim()
+
+
+def _stretched(td: Any, pad_dim: int, longest: int, side: str) -> Any:
+    """The container without its tensors, with the padded batch size; data is padded with None."""
+    size = td._batch_size
+    ndim = len(size)
+    if not 0 <= pad_dim < ndim:
+        return td.apply(lambda leaf: None, filter_empty=False)
+    missing = longest - size[pad_dim]
+    pairs = [0, 0] * pad_dim + ([missing, 0] if side == "left" else [0, missing])
+    return _hollow(td).pad(pairs)
+
+
+def _hollow(td: Any) -> Any:
+    kept = {
+        n: v if v._is_data() else _hollow(v)
+        for n, v in td._entries().items()
+        if isinstance(v, Node)
+    }
+    return TensorDict._make(kept, td._batch_size, td._device, td._names)
+
+
+def _padded(leaf: Tensor, dim: int, length: int, fill: float, side: str) -> Tensor:
+    missing = length - leaf.shape[dim]
+    if not missing:
+        return leaf
+    filler = leaf.new_full((*leaf.shape[:dim], missing, *leaf.shape[dim + 1 :]), fill)
+    return torch.cat([filler, leaf] if side == "left" else [leaf, filler], dim)
+
+
+override(torch.stack)(stack)
+override(torch.cat, torch.concat, torch.concatenate)(cat)

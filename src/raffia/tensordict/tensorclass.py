@@ -1,0 +1,887 @@
+"""Tensorclasses: containers whose entries are the fields of a class.
+
+An instance wraps a container, `_td`. Fields are read and written as attributes; every other method of a container
+is called on what is wrapped, and wraps its result again. As a node of a larger tree, an instance does the same for
+the members of `Node`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import operator
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.tensordict import build, entries, pytrees
+from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.entries import locked_error
+from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
+from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.nontensor import NonTensorData
+from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
+
+OPTIONS = ("autocast", "nocast", "frozen", "tensor_only", "shadow")
+REGISTRY: dict[str, type[TensorClass]] = {}  # by qualified name, for loading from disk
+_new_object = object.__new__
+_set_attribute = object.__setattr__
+
+
+class _Required:
+    """The default of a field that has none."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+class _Factory:
+    """The default of a field that is made anew for each instance."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_REQUIRED = _Required()
+
+
+class TensorClass(TensorCollection):
+    """Base of classes whose annotated fields are the entries of a container.
+
+    Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for `TensorDict`.
+    Fields are read and written as attributes; a field that is None is no entry. Numbers, arrays and lists become
+    tensors, containers and tensors are kept, everything else is stored as a non-tensor value. All methods of a
+    container are there, and give instances of the class; `__post_init__`, methods, properties and inheritance work
+    as for dataclasses. Options, as `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
+
+    autocast: cast what is assigned to the class that the field is annotated with.
+    nocast: keep numbers and arrays as they are.
+    tensor_only: all fields are tensors.
+    frozen: lock instances and refuse assignments.
+    shadow: allow fields that bear the name of a method.
+
+    >>> class Step(TensorClass):
+    ...     obs: torch.Tensor
+    ...     reward: torch.Tensor = None
+    ...     task: str = "reach"
+    >>> step = Step(obs=torch.zeros(3, 4), batch_size=[3])
+    >>> step[0].obs.shape, torch.stack([step, step]).batch_size, step.reward, step.task
+    (torch.Size([4]), torch.Size([2, 3]), None, 'reach')
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    _td: Any  # the container that holds the entries
+    _autocast = _nocast = _frozen = _tensor_only = _shadow = False
+    _fields: ClassVar[dict[str, Any]] = {}  # name -> default
+    _positional: ClassVar[tuple[str, ...]] = ()  # arguments that can be given by position
+    _init_only: ClassVar[dict[str, Any]] = {}  # arguments for __post_init__ only -> default
+    _types: ClassVar[dict[str, Any]] = {}  # name -> annotation, as an object where that is known
+    _follows_init = False  # whether there is a __post_init__
+
+    def __init__(
+        self,
+        /,
+        *args: Any,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        lock: bool = False,
+        **values: Any,
+    ) -> None:
+        cls = self.__class__
+        if args:
+            values = cls._bound(args, values)
+        if cls._shadow and not cls._fields.keys().isdisjoint(_ARGUMENTS):
+            given = dict(device=device, names=names)
+            values |= {k: v for k, v in given.items() if v is not None and k in cls._fields}
+            device, names = (None if k in cls._fields else v for k, v in given.items())
+        size = as_size(batch_size)
+        if device is not None:
+            device = as_device(device)
+        found: Entries = {}
+        plain = not cls._autocast
+        for name, default in cls._fields.items():
+            value = values.pop(name, default)
+            if value.__class__ is Tensor and plain:
+                found[name] = value
+            elif value is not None:
+                value = cls._entry(name, value, size, device)
+                if value is not None:
+                    found[name] = value
+        td = TensorDict._make({}, size, device)
+        td._fill(found)
+        if names is not None:
+            td.names = names
+        _set_attribute(self, "_td", td)
+        if cls._init_only or values or cls._follows_init:
+            self._finish(values)
+        if lock or cls._frozen:
+            self._td.lock_()
+
+    def _finish(self, values: dict[str, Any]) -> None:
+        """Call `__post_init__` with the arguments that are meant for it; refuse those that nobody takes."""
+        cls = type(self)
+        first = {name: values.pop(name, default) for name, default in cls._init_only.items()}
+        for name in values:
+            raise cls._no_field(name)
+        for name, value in first.items():
+            if value is _REQUIRED:
+                raise cls._missing([name])
+        if cls._follows_init:
+            self.__post_init__(*first.values())  # type: ignore[attr-defined]
+
+    @classmethod
+    def _bound(cls, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+        """Arguments given by position, under their names."""
+        if len(args) > len(cls._positional):
+            raise TypeError(
+                f"{cls.__name__}.__init__() takes {len(cls._positional) + 1} positional arguments "
+                f"but {len(args) + 1} were given; batch_size and device are given by name"
+            )
+        bound = dict(zip(cls._positional, args, strict=False))
+        for name in bound:
+            if name in values:
+                raise TypeError(f"{cls.__name__}.__init__() got multiple values for argument {name!r}")
+        return bound | values
+
+    # -- making classes
+
+    def __class_getitem__(cls, options: Any) -> Any:
+        names = options if isinstance(options, tuple) else (options,)
+        generic = getattr(super(), "__class_getitem__", None)
+        if generic is not None and not all([isinstance(name, str) for name in names]):
+            return generic(options)
+        for name in names:
+            if name not in OPTIONS:
+                raise TypeError(f"{cls.__name__}[...] takes options out of {OPTIONS}, got {name!r}")
+        return _with_options(cls, names)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        for name in OPTIONS:
+            if name in options:
+                setattr(cls, f"_{name}", bool(options.pop(name)))
+        super().__init_subclass__(**options)
+        if cls._autocast and cls._nocast:
+            raise TypeError("autocast is exclusive with nocast: choose one of them")
+        if cls._tensor_only and (cls._autocast or cls._nocast):
+            raise TypeError("tensor_only is exclusive with autocast and nocast: tensors need no casts")
+        cls._make_fields()
+        REGISTRY[f"{cls.__module__}.{cls.__qualname__}"] = cls
+        pytrees.register(cls, _flatten, functools.partial(_unflatten, cls))
+
+    @classmethod
+    def _make_fields(cls) -> None:
+        """Turn the annotations of the class into fields."""
+        own = cls.__dict__.get("__annotations__", {})
+        inherited = getattr(cls, "__dataclass_fields__", {})
+        for name in own:
+            if name in _RESERVED and not cls._shadow:
+                raise AttributeError(
+                    f"a field of {cls.__name__} can't be named {name!r}, as containers have a member of that name; "
+                    'pass shadow=True, or derive from TensorClass["shadow"], to hide it'
+                )
+            if name not in cls.__dict__:  # else a dataclass would take a method or a property for the default
+                setattr(cls, name, copy.copy(inherited[name]) if name in inherited else dataclasses.field())
+        documented = cls.__doc__
+        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        cls._types = {**cls._types, **{name: _resolved(own[name], cls) for name in own}}
+        cls._fields, cls._init_only = {}, {}
+        positional, by_name = [], []
+        for field in cls.__dataclass_fields__.values():
+            kind = field._field_type.name  # type: ignore[attr-defined]
+            if kind == "_FIELD_CLASSVAR":
+                continue
+            made = field.default_factory is not dataclasses.MISSING
+            default: Any = _Factory(field.default_factory) if made else field.default
+            if default is dataclasses.MISSING:
+                default = _REQUIRED
+            (cls._init_only if kind == "_FIELD_INITVAR" else cls._fields)[field.name] = default
+            if kind == "_FIELD":
+                setattr(cls, field.name, _attribute(field.name))
+            if field.init:
+                (by_name if field.kw_only else positional).append((field, default))
+        cls._positional = tuple([field.name for field, _ in positional])
+        cls._follows_init = hasattr(cls, "__post_init__")
+        if cls._tensor_only:
+            cls._check_tensors(own)
+        if cls.__init__ is TensorClass.__init__:
+            cls.__signature__ = _signature(positional, by_name)  # type: ignore[attr-defined]
+            if documented is None:
+                cls.__doc__ = f"{cls.__name__}{cls.__signature__}"  # type: ignore[attr-defined]
+
+    @classmethod
+    def _check_tensors(cls, names: Mapping[str, Any]) -> None:
+        for name in names:
+            kinds = _members(cls._types[name])
+            if not all([isinstance(k, type) and issubclass(k, (Tensor, types.NoneType)) for k in kinds]):
+                raise TypeError(f"tensor_only: field {name!r} must be a tensor or None, got {cls._types[name]}")
+
+    @classmethod
+    def _wrap(cls, td: Any) -> Self:
+        """An instance over a container, unchecked."""
+        self = _new_object(cls)
+        _set_attribute(self, "_td", td)
+        return self
+
+    @classmethod
+    def _fitting(cls, td: Any) -> Any:
+        """An instance over a container if all its keys are fields, else the container itself."""
+        fields = cls._fields
+        for name in td.keys():
+            if name not in fields:
+                return td
+        return cls._wrap(td)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = None
+    ) -> Self:
+        """An instance over a container, which is wrapped, not copied.
+
+        non_tensordict: more fields, which are stored in a copy.
+        safe: has no effect.
+        Nested containers become tensorclasses, in a copy, where a field is annotated with one.
+        Raises ValueError for keys that are not fields.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> Point.from_tensordict(TensorDict(x=torch.ones(2))).x
+        tensor([1., 1.])
+        """
+        if not isinstance(tensordict, TensorDictBase):
+            raise RuntimeError(
+                f"Expected a TensorDictBase instance but got {type(tensordict)}; from_dict takes dictionaries"
+            )
+        more = {} if non_tensordict is None else non_tensordict
+        cls._check_keys([*tensordict.keys(), *more])
+        self = cls._wrap(cls._typed(tensordict.copy() if more else tensordict))
+        for name, value in more.items():
+            self._set_str(name, value)
+        if cls._follows_init:
+            self._finish({})
+        return self
+
+    @classmethod
+    def _check_keys(cls, names: Sequence[str]) -> None:
+        unknown = sorted([name for name in names if name not in cls._fields])
+        if unknown:
+            raise ValueError(f"keys must be fields of {cls.__name__}, which are {list(cls._fields)}; got {unknown}")
+
+    @classmethod
+    def _typed(cls, td: Any) -> Any:
+        """The container, or a shallow copy in which nested ones are of the class that their field asks for."""
+        if td.__class__ is not TensorDict:
+            return td
+        changed: Entries = {}
+        for name, value in td._d.items():
+            if isinstance(value, Node):
+                kind = cls._class_of(name) if value.__class__ is TensorDict else None
+                if kind is not None and all([key in kind._fields for key in value._entries()]):
+                    changed[name] = kind.from_tensordict(value)
+                elif value._is_data() and value._unwrapped() is None:
+                    changed[name] = None
+        if not changed:
+            return td
+        kept = {name: changed.get(name, value) for name, value in td._d.items()}
+        kept = {name: value for name, value in kept.items() if value is not None}
+        out = TensorDict._make(kept, td._batch_size, td._device, td._names)
+        return out.lock_() if td._locked else out
+
+    @classmethod
+    def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
+        return cls.from_tensordict(TensorDict(entries, batch_size=batch_size, device=device))
+
+    @classmethod
+    def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """What `dataclasses.fields` gives for this class.
+
+        >>> class Point(TensorClass):
+        ...     x: torch.Tensor
+        >>> [field.name for field in Point.fields()]
+        ['x']
+        """
+        return dataclasses.fields(cls)
+
+    # -- annotations and casts
+
+    @classmethod
+    def _annotation(cls, name: str) -> Any:
+        found = cls._types.get(name)
+        if isinstance(found, str):  # not defined yet when the class was
+            found = cls._types[name] = _resolved(found, cls)
+        return found
+
+    @classmethod
+    def _class_of(cls, name: str) -> type[TensorClass] | None:
+        """The tensorclass that a field is annotated with."""
+        for kind in _members(cls._annotation(name)):
+            if isinstance(kind, type) and issubclass(kind, TensorClass):
+                return kind
+        return None
+
+    @classmethod
+    def _entry(cls, name: str, value: Any, size: torch.Size, device: Any) -> Any:
+        """What is stored for the value of a field: a tensor, a node, None, or what `TensorDict` makes one of."""
+        if value.__class__ is _Factory:
+            value = value.make()
+        elif value is _REQUIRED:
+            raise cls._missing([name])
+        if value is None:
+            return None
+        if cls._autocast:
+            kind = cls._annotation(name)
+            if isinstance(kind, type) and kind is not object and not (isinstance(value, Node) and value._is_data()):
+                value = _cast(value, kind, name, size, device)
+                if not isinstance(value, (Tensor, Node)):
+                    return NonTensorData(value, size, device)
+        if isinstance(value, (Tensor, Node, list)) or cls._tensor_only:
+            return value
+        if not cls._nocast and isinstance(value, (bool, int, float, np.ndarray)):
+            return value
+        return NonTensorData(value, size, device)
+
+    # -- attributes
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_td":  # an __init__ of the user's that assigns fields one by one
+            _set_attribute(self, "_td", TensorDict())
+            return self._td
+        if not name.startswith("_") and hasattr(type(self._td), name) or name == "tensordicts":
+            value = getattr(self._td, name)
+            return functools.partial(self._call, value) if callable(value) else value
+        raise self._no_field(name)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the class of the wrapped container has, such as `append`."""
+        return self._again(method(*[a._td if isinstance(a, TensorClass) else a for a in args], **kwargs))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        cls = self.__class__
+        if cls._frozen and not name.startswith("_"):
+            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        if name in cls._fields:
+            self._set_str(name, value)
+        elif hasattr(cls, name) or name == "_td":
+            _set_attribute(self, name, value)
+        else:
+            raise cls._no_field(name)
+
+    def __delattr__(self, name: str) -> None:
+        if self._frozen:
+            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        object.__delattr__(self, name)
+
+    @classmethod
+    def _no_field(cls, name: str) -> AttributeError:
+        return AttributeError(
+            f"{cls.__name__!r} has no attribute or field {name!r}; its fields are {list(cls._fields)}", name=name
+        )
+
+    @classmethod
+    def _missing(cls, names: list[str]) -> TypeError:
+        many = "argument" if len(names) == 1 else "arguments"
+        listed = ", ".join(map(repr, names))
+        return TypeError(f"{cls.__name__}.__init__() missing {len(names)} required positional {many}: {listed}")
+
+    # -- entries
+
+    def get(self, key: NestedKey, default: Any = None, **lazy_options: Any) -> Any:
+        """The value of a field, or of an entry nested in one; `default` for a key that is no field.
+
+        lazy_options: as in `TensorDict.get`.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> Point(x=torch.ones(2)).get("x"), Point(x=torch.ones(2)).get("y", "none")
+        (tensor([1., 1.]), 'none')
+        """
+        value = self._td.get(key, None, **lazy_options)
+        if value is None:
+            return None if key.__class__ is str and key in self._fields else default
+        return value._unwrapped() if isinstance(value, Node) else value
+
+    def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+        """Assign to a field, or to an entry nested in one, and return the instance.
+
+        inplace: write into the tensor that is there already.
+        Raises AttributeError for a key that is no field, RuntimeError if locked.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> Point(x=torch.ones(2)).set("x", torch.zeros(2)).x
+        tensor([0., 0.])
+        """
+        path = unravel_key_to_tuple(key)
+        if path[0] not in self._fields:
+            raise self._no_field(path[0])
+        if len(path) > 1 and self._get_str(path[0]) is None:
+            raise AttributeError(f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; assign a container first")
+        entries.set(self, key, item, inplace, non_blocking=non_blocking)
+        return self
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        is_leaf: Any = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **values: Any,
+    ) -> Self:
+        """Assign to several fields at once, from an instance, a container, a dict or keywords, and return the instance.
+
+        The arguments are those of `TensorDict.update`. Raises ValueError for a key that is no field.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> Point(x=torch.ones(2)).update({"x": torch.zeros(2)}).x
+        tensor([0., 0.])
+        """
+        source = entries.merged(input_dict_or_td, values)
+        if keys_to_update is not None:
+            source = entries.restricted(source, keys_to_update)
+        self._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
+        if isinstance(source, TensorClass):
+            source = source._td
+        empty: list[str] = []
+        if self._autocast and isinstance(source, Node):
+            source = source._entries()
+        if not isinstance(source, Node):
+            source = {key: self._assigned(key, value, empty) for key, value in source.items()}
+            source = {key: value for key, value in source.items() if value is not None}
+        options: dict[str, Any] = dict(non_blocking=non_blocking, is_leaf=is_leaf, ignore_lock=ignore_lock)
+        self._td.update(source, clone, inplace, update_batch_size=update_batch_size, **options)
+        for name in empty:
+            self._set_str(name, None)
+        return self
+
+    def _assigned(self, key: NestedKey, value: Any, empty: list[str]) -> Any:
+        """What `update` stores for a value; the names of fields that become None are appended to `empty`."""
+        name, *rest = unravel_key_to_tuple(key)
+        if rest:
+            return value
+        if value is None:
+            empty.append(name)
+        if isinstance(value, Mapping):
+            mine, kind = self._get_str(name), self._class_of(name)
+            if isinstance(mine, Node) and not mine._is_data():
+                return value
+            if kind is not None:
+                return kind.from_dict(value, batch_size=self._td._batch_size)
+        return self._entry(name, value, self._td._batch_size, self._td._device)
+
+    def replace(self, input_dict_or_td: Any = None, **values: Any) -> Self:
+        """A copy (same tensors) in which the given fields are assigned.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> Point(x=torch.ones(2)).replace(x=torch.zeros(2)).x
+        tensor([0., 0.])
+        """
+        source = entries.merged(input_dict_or_td, values)
+        return TensorClass.update(self._wrap(self._td.copy()), source) if source else self
+
+    def to_dict(self, *, retain_none: bool = True, **options: Any) -> dict[str, Any]:
+        """Plain nested dicts; fields that are None are in it too.
+
+        retain_none: False leaves them out.
+        options: those of `TensorDict.to_dict`.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        ...     y: torch.Tensor = None
+        >>> Point(x=torch.ones(2)).to_dict()
+        {'x': tensor([1., 1.]), 'y': None}
+        """
+        out = self._td.to_dict(retain_none=retain_none, **options)
+        if retain_none:
+            for name in self._fields:
+                out.setdefault(name, None)
+        return out
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
+        """A plain `TensorDict` with clones of all entries, nested ones too.
+
+        retain_none: True keeps fields that are None.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        ...     y: torch.Tensor = None
+        >>> list(Point(x=torch.ones(2)).to_tensordict().keys())
+        ['x']
+        """
+        td = self._td.to_tensordict(retain_none=retain_none)
+        if retain_none:
+            for name in self._fields:
+                if td._get_str(name) is None:
+                    td._set_str(name, NonTensorData(None, td._batch_size, td._device))
+        return td
+
+    def __getitem__(self, index: Any) -> Any:
+        if index.__class__ is not int and _is_text(index):
+            raise ValueError(
+                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch dimensions; "
+                f"a field is read as an attribute, or with get({index!r})."
+            )
+        return self._again(self._td[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if _is_text(index):
+            raise ValueError(
+                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch dimensions; "
+                f"a field is written as an attribute, or with set({index!r}, value)."
+            )
+        if isinstance(value, TensorClass):
+            if value._fields.keys() != self._fields.keys():
+                raise ValueError(
+                    f"__setitem__ takes instances of the same-class or compatible ones: {type(value).__name__} has "
+                    f"the fields {list(value._fields)}, {type(self).__name__} has {list(self._fields)}"
+                )
+            value = value._td
+        elif isinstance(value, TensorDictBase):
+            self._check_keys(list(value.keys()))
+        elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
+            raise ValueError(
+                f"__setitem__ takes tensorclasses, containers, numbers and tensors, got {type(value).__name__}"
+            )
+        self._td[index] = value
+
+    def __repr__(self) -> str:
+        td = self._td
+        there = sorted(td.keys())
+        lines = [f"{name}={build._describe(td, name)}" for name in there]
+        lines += [f"{name}=None" for name in self._fields if name not in there]
+        lines += [f"batch_size={td.batch_size}", f"device={td.device}", f"is_shared={td.is_shared()}"]
+        return f"{type(self).__name__}(\n" + build.textwrap.indent(",\n".join(lines), "    ") + ")"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        out = memo[id(self)] = self._wrap(copy.deepcopy(self._td, memo))
+        return out
+
+    # -- the contract of Node
+
+    def _again(self, out: Any) -> Any:
+        """The result of a method of the wrapped container, with containers that fit wrapped again."""
+        if isinstance(out, Node):
+            if out is self._td:
+                return self
+            return out if isinstance(out, TensorClass) or out._is_data() else self._fitting(out)
+        if isinstance(out, (tuple, list)):
+            kind = type(out)
+            if kind is tuple or kind is list or hasattr(kind, "n_fields"):
+                return kind([self._again(part) for part in out])
+        return out
+
+    def _set_str(self, name: str, value: Any) -> None:
+        cls, td = self.__class__, self._td
+        if value.__class__ is not Tensor or cls._autocast or name not in cls._fields:
+            if name not in cls._fields:
+                raise cls._no_field(name)
+            value = cls._entry(name, value, td._batch_size, td._device)
+        if td._locked:
+            raise locked_error(self, name)
+        if value is not None:
+            td._set_str(name, value)
+        elif td._peek_str(name) is not None:
+            td._del_str(name)
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Any = None) -> Any:
+        return self._fitting(self._td._new(entries, batch_size, names))
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        return self._wrap(self._td._map(fn))
+
+    def _batched(self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()) -> Any:
+        return self._wrap(self._td._batched(fn, ndim, batch_size, names, op))
+
+    def _index(self, index: Any, ndim: int, batch_size: torch.Size | None) -> Any:
+        return self._wrap(self._td._index(index, ndim, batch_size))
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
+        return self._wrap(self._td._rebuild(leaves))
+
+    def _shallow(self) -> Any:
+        return self._wrap(self._td._shallow())
+
+    def _of_members(self, members: list[Any]) -> Any:
+        return self._fitting(self._td._of_members(members))
+
+    def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
+        pairs = self._td._pairs(other)
+        return [(self, other)] if len(pairs) == 1 and pairs[0][0] is self._td else pairs
+
+
+_ARGUMENTS = ("device", "names")
+
+
+def _is_text(index: Any) -> bool:
+    return isinstance(index, str) or (isinstance(index, tuple) and is_key(index))
+
+
+# ---------------------------------------------------------------------------------------------- fields
+
+
+def _attribute(name: str) -> property:
+    """What reads and writes a field."""
+
+    def read(self: TensorClass) -> Any:
+        value = self._td._get_str(name)
+        return value._unwrapped() if isinstance(value, Node) else value
+
+    def write(self: TensorClass, value: Any) -> None:
+        self._set_str(name, value)
+
+    def delete(self: TensorClass) -> None:
+        self._set_str(name, None)
+
+    return property(read, write, delete)
+
+
+def _signature(positional: list[Any], by_name: list[Any]) -> inspect.Signature:
+    """The arguments of a class; TypeError where a field without default comes after one with."""
+    defaults = False
+    parameters = []
+    for fields, kind in ((positional, inspect.Parameter.POSITIONAL_OR_KEYWORD), (by_name, _BY_NAME)):
+        for field, default in fields:
+            if default is _REQUIRED and defaults and fields is positional:
+                raise TypeError(f"non-default argument {field.name!r} follows default argument")
+            defaults = default is not _REQUIRED
+            shown = default if defaults else inspect.Parameter.empty
+            parameters.append(inspect.Parameter(field.name, kind, default=shown, annotation=field.type))
+    taken = [parameter.name for parameter in parameters]
+    for name, default in dict(batch_size=None, device=None, names=None, lock=False).items():
+        if name not in taken:
+            parameters.append(inspect.Parameter(name, _BY_NAME, default=default))
+    return inspect.Signature(parameters)
+
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def _resolved(annotation: Any, cls: type) -> Any:
+    """An annotation as an object; as it is if a name in it is not known yet."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    holder = types.SimpleNamespace(__annotations__={"": annotation})
+    names = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    try:
+        return typing.get_type_hints(holder, names, {**frame.f_locals, cls.__name__: cls})[""]
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return annotation
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _cast(value: Any, kind: type, name: str, size: torch.Size, device: Any) -> Any:
+    """The value as an instance of the class that its field is annotated with."""
+    if isinstance(value, kind):
+        return value
+    if issubclass(kind, TensorClass):
+        if isinstance(value, Mapping):
+            return kind.from_dict(value, batch_size=size, device=device)
+        return kind.from_tensordict(value) if isinstance(value, TensorDictBase) else kind(value)
+    if issubclass(kind, TensorCollection):
+        return TensorDict(value, batch_size=size, device=device)
+    try:
+        if kind is Tensor:
+            return torch.as_tensor(value, device=device)
+        return np.asarray(value) if kind is np.ndarray else kind(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise type(error)(f"cannot cast the value of field {name!r} to {kind.__name__}: {error}") from error
+
+
+@functools.cache
+def _with_options(cls: Any, names: tuple[str, ...]) -> Any:
+    """A base class with these options."""
+    return types.new_class("_".join([cls.__name__, *names]), (cls,), {name: True for name in names})
+
+
+def _flatten(self: TensorClass) -> tuple[list[Any], Any]:
+    td = self._td
+    return pytrees.flatten_lazy(td) if hasattr(td, "stack_dim") else pytrees.flatten(td)
+
+
+def _unflatten(cls: type[TensorClass], values: Any, spec: Any) -> Any:
+    return cls._wrap(pytrees.unflatten(values, spec))
+
+
+# ---------------------------------------------------------------------------------------------- methods of containers
+
+# methods that give entries, or something else that is not the container again
+_RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist to_namedtuple data_ptr to_module
+    _entries _get_str _get_lazy _peek _peek_str _children _named_children _stores _leaves _spread""".split()
+# methods that run on the instance itself: they set entries, call a function on rows, or ask for the class
+_GENERIC = """setdefault create_nested rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors from_dict_instance
+    map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_ make_memmap make_memmap_from_tensor
+    make_memmap_from_storage save dumps load_ __iter__ __bool__ __hash__ __copy__ __reduce_ex__ __getstate__ __setstate__""".split()
+_STATE = "_batch_size _device _names _locked _cache _parents _origin".split()  # kept in the wrapped container
+
+
+def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method `name` of the wrapped container."""
+
+    def call(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
+        return self._again(getattr(self._td, name)(*args, **kwargs))
+
+    def raw(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._td, name)(*args, **kwargs)
+
+    method = raw if name in _RAW else call
+    method = functools.wraps(original)(method)
+    first, _, _ = (original.__doc__ or "").strip().partition("\n")
+    method.__doc__ = f"{first}\n\n        See `TensorDict.{name}`." if first else None
+    method.__module__ = __name__
+    return method
+
+
+def _property(name: str, original: property) -> property:
+    """The property `name` of the wrapped container."""
+
+    def read(self: TensorClass) -> Any:
+        return self._again(getattr(self._td, name))
+
+    def write(self: TensorClass, value: Any) -> None:
+        setattr(self._td, name, value)
+
+    first, _, _ = (original.__doc__ or "").strip().partition("\n")
+    return property(read, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`.")
+
+
+def _state(name: str) -> property:
+    def write(self: TensorClass, value: Any) -> None:
+        setattr(self._td, name, value)
+
+    return property(operator.attrgetter(f"_td.{name}"), write)
+
+
+def _delegate() -> None:
+    for name in _STATE:
+        setattr(TensorClass, name, _state(name))
+    for name in dir(TensorCollection):
+        if name in vars(TensorClass) or name in _GENERIC:
+            continue
+        member = inspect.getattr_static(TensorCollection, name)
+        if isinstance(member, property):
+            setattr(TensorClass, name, _property(name, member))
+        elif isinstance(member, types.FunctionType):
+            setattr(TensorClass, name, _method(name, member))
+
+
+_delegate()
+_RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith("_")]) - {"data", "fields"}
+
+
+# ---------------------------------------------------------------------------------------------- making and asking
+
+
+@typing.overload
+def tensorclass(cls: type, /, **options: bool) -> Any: ...
+@typing.overload
+def tensorclass(cls: None = None, /, **options: bool) -> Callable[[type], Any]: ...
+def tensorclass(cls: type | None = None, /, **options: bool) -> Any:
+    """Make a class whose annotated fields are the entries of a container; see `TensorClass`.
+
+    options: `autocast`, `nocast`, `frozen`, `tensor_only`, `shadow`, as for `TensorClass`.
+
+    >>> @tensorclass
+    ... class Point:
+    ...     x: torch.Tensor
+    ...     name: str = "origin"
+    ...     def shifted(self, by):
+    ...         return self.replace(x=self.x + by)
+    >>> point = Point(x=torch.zeros(3, 2), batch_size=[3])
+    >>> point[0].shifted(1).x, point.name
+    (tensor([1., 1.]), 'origin')
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"tensorclass takes options out of {OPTIONS}, got {name!r}")
+    if cls is None:
+        return functools.partial(tensorclass, **options)
+    if issubclass(cls, TensorClass):
+        for name, value in options.items():
+            setattr(cls, f"_{name}", value)
+        return cls
+    return _derived(cls, options)
+
+
+def _derived(cls: type, options: Mapping[str, bool]) -> Any:
+    """A tensorclass with the members of a plain class, or of a dataclass."""
+    own = dict(cls.__dict__.get("__annotations__", {}))
+    body = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
+    body |= dict(__annotations__=own, __module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
+    if dataclasses.is_dataclass(cls):  # what it has made for itself
+        for name in ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
+            body[name] = getattr(TensorClass, name)
+        own |= {name: field.type for name, field in cls.__dataclass_fields__.items()}
+        body |= dict(__annotations__=own) | {f.name: _unbound(f) for f in dataclasses.fields(cls)}
+    return types.new_class(cls.__name__, (cls, TensorClass), dict(options), lambda space: space.update(body))
+
+
+def _unbound(field: dataclasses.Field[Any]) -> Any:
+    """A field for another dataclass."""
+    return dataclasses.field(
+        default=field.default, default_factory=field.default_factory, init=field.init, kw_only=bool(field.kw_only)
+    )
+
+
+def is_tensorclass(obj: Any) -> bool:
+    """Whether an object, or a class, is a tensorclass.
+
+    >>> class Point(TensorClass):
+    ...     x: torch.Tensor
+    >>> is_tensorclass(Point), is_tensorclass(Point(x=0)), is_tensorclass(TensorDict())
+    (True, True, False)
+    """
+    return issubclass(obj if isinstance(obj, type) else type(obj), TensorClass)
+
+
+def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
+    """The tensorclass that has the fields of a dataclass, or of an instance of one.
+
+    dest_cls: the tensorclass to use instead.
+
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: torch.Tensor
+    >>> from_dataclass(Point)(x=torch.ones(2)).x
+    tensor([1., 1.])
+    """
+    if dest_cls is not None:
+        return dest_cls
+    return _from_dataclass(dataclass if isinstance(dataclass, type) else type(dataclass))
+
+
+@functools.cache
+def _from_dataclass(cls: type) -> Any:
+    return cls if issubclass(cls, TensorClass) else _derived(cls, {})

@@ -1,0 +1,424 @@
+"""Maps over the leaves of one or several containers, and torch functions on containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.build import as_device, as_size, mismatch
+from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
+from raffia.tensordict.node import Node
+
+# ---------------------------------------------------------------------------------------------- apply
+
+
+def apply(
+    td: Any,
+    fn: Callable[..., Any],
+    *others: Any,
+    batch_size: Sequence[int] | None = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+    inplace: bool = False,
+    default: Any = NO_DEFAULT,
+    filter_empty: bool | None = None,
+    call_on_nested: bool = False,
+    out: Any = None,
+    is_leaf: IsLeaf | None = None,
+    propagate_lock: bool = False,
+) -> Any:
+    """The container of `fn(leaf, *leaves of the others)`; entries for which `fn` gives None are left out.
+
+    batch_size, device, names: those of the result, if `fn` changes them.
+    inplace: write the results into this container's tensors.
+    default: stands for entries that one of the others does not have (else KeyError).
+    filter_empty: leave out nested containers without entries; None if nothing is left at all (the default if `fn` gave no
+        result anywhere).
+    call_on_nested: call `fn` on nested containers too, instead of descending.
+    out: container that the results are written to.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=1, b=dict(c=2)).apply(lambda x, y: x + y, TensorDict(a=10, b=dict(c=20))).to_dict()
+    {'a': tensor(11), 'b': {'c': tensor(22)}}
+    """
+    return _applied(
+        td, lambda key, *leaves: fn(*leaves), others, batch_size, device, names, inplace, default, filter_empty,
+        call_on_nested, out, is_leaf, propagate_lock,
+    )  # fmt: skip
+
+
+def named_apply(
+    td: Any,
+    fn: Callable[..., Any],
+    *others: Any,
+    nested_keys: bool = False,
+    batch_size: Sequence[int] | None = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+    inplace: bool = False,
+    default: Any = NO_DEFAULT,
+    filter_empty: bool | None = None,
+    call_on_nested: bool = False,
+    out: Any = None,
+    is_leaf: IsLeaf | None = None,
+    propagate_lock: bool = False,
+) -> Any:
+    """Like `apply`, but `fn` gets the name of the entry first.
+
+    nested_keys: the whole nested key instead of its last part.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=1, b=dict(c=2)).named_apply(lambda key, x: x if key == "c" else None).to_dict()
+    {'b': {'c': tensor(2)}}
+    """
+    pick = fn if nested_keys else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
+    return _applied(
+        td, pick, others, batch_size, device, names, inplace, default, filter_empty, call_on_nested, out, is_leaf,
+        propagate_lock,
+    )  # fmt: skip
+
+
+def _applied(
+    td: Any,
+    fn: Callable[..., Any],
+    others: tuple[Any, ...],
+    batch_size: Any,
+    device: Any,
+    names: Any,
+    inplace: bool,
+    default: Any,
+    filter_empty: bool | None,
+    call_on_nested: bool,
+    out: Any,
+    is_leaf: IsLeaf | None,
+    propagate_lock: bool,
+) -> Any:
+    if inplace and (batch_size is not None or out is not None):
+        raise ValueError("apply: inplace=True keeps the batch size and writes into this container; drop batch_size and out")
+    size = None if batch_size is None else as_size(batch_size)
+    into = out if out is not None else td if inplace else None
+    if is_leaf is None and call_on_nested:
+        is_leaf = _everything
+    run = _Apply(fn, size, default, filter_empty, is_leaf, device if device is NO_DEFAULT or device is None else as_device(device))
+    if size is None and into is None and names is NO_DEFAULT and device is NO_DEFAULT and td._member_wise(others, default):
+        result = td._apply_members(run, others)
+    else:
+        result = run.node(td, others, ())
+    if out is not None and (size is not None or device is not NO_DEFAULT):
+        raise RuntimeError("apply: with out=, the batch_size and device are those of out; drop these arguments")
+    if into is not None:
+        if result is not None:
+            _write_back(into, result, out is not None)
+        return into
+    if result is None:
+        return None
+    if device is not NO_DEFAULT:
+        result._set_device(None if device is None else as_device(device))
+    if names is not NO_DEFAULT:
+        result.names = names
+    if propagate_lock and td._locked:
+        result.lock_()
+    return result
+
+
+def _everything(cls: type) -> bool:
+    return True
+
+
+def _write_back(td: Any, result: Any, replace: bool) -> None:
+    """Write results into the tensors of `td`, or put them in their place."""
+    for name, value in result._entries().items():
+        mine = td._get_str(name)
+        if isinstance(mine, Node) and isinstance(value, Node):
+            if not mine._is_data():
+                _write_back(mine, value, replace)
+        elif replace or mine is None or isinstance(value, Node):
+            td._set_str(name, value)
+        elif mine is not value:
+            td.set_(name, value)
+
+
+class _Apply:
+    """One run of `apply`: what stays the same at all nodes."""
+
+    def __init__(
+        self, fn: Callable[..., Any], size: torch.Size | None, default: Any, filter_empty: bool | None, is_leaf: IsLeaf | None, device: Any
+    ) -> None:
+        self.fn, self.size, self.default, self.filter_empty = fn, size, default, filter_empty
+        self.is_leaf, self.device = is_leaf, device
+
+    def node(self, td: Any, others: tuple[Any, ...], prefix: tuple[str, ...]) -> Any:
+        """The result for one node; None if it has no entries and there was something to map."""
+        fn, is_leaf = self.fn, self.is_leaf
+        entries: dict[str, Any] = {}
+        dropped = False
+        for name, value in td._entries().items():
+            theirs = [self.entry(other, name) for other in others] if others else ()
+            if isinstance(value, Node) and not (is_leaf is not None and is_leaf(type(value))):
+                if value._is_data():
+                    entries[name] = value if self.size is None else value.empty_like(self.size)  # type: ignore[attr-defined]
+                    continue
+                result = self.node(value, tuple(theirs), (*prefix, name))
+            else:
+                result = fn((*prefix, name) if prefix else name, value, *theirs)
+            if result is None:
+                dropped = True
+            else:
+                entries[name] = result if isinstance(result, Node) and result is not value else self.fitting(result, td, name)
+        if not entries and (dropped or self.filter_empty) and self.filter_empty is not False:
+            return None
+        size = td._batch_size if self.size is None else self.size
+        return td._new(entries, size, td._names if self.size is None else None)
+
+    def fitting(self, result: Any, td: Any, name: str) -> Any:
+        """What is stored for a result of `fn`, after the checks of `set`."""
+        if self.device is not NO_DEFAULT and self.device is not None and isinstance(result, Tensor):
+            result = result.to(self.device)
+        size = td._batch_size if self.size is None else self.size
+        if isinstance(result, Tensor):
+            if size and result.shape[: len(size)] != size:
+                raise mismatch(size, result, name)
+            return result
+        if isinstance(result, Node):
+            return result
+        return td._plain._make({}, size, td._device)._accept(name, result)
+
+    def entry(self, other: Any, name: str) -> Any:
+        if other is self.default:
+            return other
+        value = other._get_str(name)
+        if value is None:
+            if self.default is NO_DEFAULT:
+                from raffia.tensordict.keys import missing
+
+                raise missing(name, other)
+            return self.default
+        return value
+
+
+def apply_(td: Any, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
+    """`apply` with `inplace=True`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.ones(2)).apply_(lambda x: x + 1)["a"]
+    tensor([2., 2.])
+    """
+    return apply(td, fn, *others, inplace=True, **options)
+
+
+def map(
+    td: Any,
+    fn: Callable[[Any], Any],
+    dim: int = 0,
+    num_workers: int | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+) -> Any:
+    """`fn` of consecutive pieces of the container, in worker processes, and the results joined again.
+
+    dim: dimension along which the container is cut.
+    num_workers: processes (default: one for each core); 0 calls `fn` in this one.
+    generator: draws the seed that each worker process starts with.
+    chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
+    pool: a `multiprocessing.Pool` to use.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.arange(4), batch_size=[4]).map(lambda td: td + 1, num_workers=0, chunksize=2)["a"]
+    tensor([1, 2, 3, 4])
+    """
+    results = list(map_iter(td, fn, dim, num_workers, generator=generator, chunksize=chunksize, num_chunks=num_chunks, pool=pool))
+    results = [result for result in results if result is not None]
+    if not results:
+        return None
+    return torch.stack(results, dim) if chunksize == 0 else torch.cat(results, dim)
+
+
+def map_iter(
+    td: Any,
+    fn: Callable[[Any], Any],
+    dim: int = 0,
+    num_workers: int | None = None,
+    *,
+    shuffle: bool = False,
+    generator: torch.Generator | None = None,
+    chunksize: int | None = None,
+    num_chunks: int | None = None,
+    pool: Any = None,
+) -> Iterator[Any]:
+    """The results of `map` one after the other.
+
+    shuffle: take the rows in random order.
+    generator: draws that order, and the seed that each worker process starts with.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.arange(4), batch_size=[4])
+    >>> [part.sum().item() for part in td.map_iter(lambda td: td["a"], num_workers=0, num_chunks=2)]
+    [1, 5]
+    """
+    if chunksize is not None and num_chunks is not None:
+        raise ValueError("map: give chunksize or num_chunks, not both")
+    if not -len(td._batch_size) <= dim < len(td._batch_size):
+        raise IndexError(f"map: dim {dim} is out of range for the batch size {tuple(td._batch_size)}")
+    dim = dim % len(td._batch_size)
+    rows = td._batch_size[dim]
+    if shuffle:
+        td = td[(*[slice(None)] * dim, torch.randperm(rows, generator=generator))]
+    if num_chunks is None and chunksize is None:
+        num_chunks = min(rows, num_workers or torch.multiprocessing.cpu_count())
+    if chunksize == 0:
+        parts = td.unbind(dim)
+    else:
+        parts = td.chunk(num_chunks, dim) if num_chunks is not None else td.split(chunksize, dim)
+    if pool is not None:
+        yield from pool.imap(fn, parts)
+    elif num_workers == 0:
+        for part in parts:
+            yield fn(part)
+    else:
+        seeds = torch.multiprocessing.SimpleQueue()
+        for _ in range(num_workers or torch.multiprocessing.cpu_count()):
+            seeds.put(int(torch.randint(2**62, (), generator=generator)))
+        with torch.multiprocessing.Pool(num_workers, _seeded, (seeds,)) as workers:
+            yield from workers.imap(fn, parts)
+
+
+def _seeded(seeds: Any) -> None:
+    """First act of a worker process."""
+    torch.manual_seed(seeds.get())
+
+
+def to_pytree(td: Any) -> Any:
+    """Nested dicts; for a container made by `from_pytree`, the structure that it was made from.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_pytree([torch.zeros(1), {"a": torch.ones(1)}]).to_pytree()
+    [tensor([0.]), {'a': tensor([1.])}]
+    """
+    return _shaped(td.to_dict(), td.__dict__.get("_skeleton"))
+
+
+def _shaped(tree: Any, skeleton: Any) -> Any:
+    """Nested dicts in the form of the pytree that they came from, as far as their keys still fit."""
+    if not isinstance(tree, dict) or skeleton is None:
+        return tree
+    if isinstance(skeleton, dict):
+        return {name: _shaped(value, skeleton.get(name)) for name, value in tree.items()}
+    names = list(getattr(skeleton, "_fields", [str(i) for i in range(len(skeleton))]))
+    if sorted(names) != sorted(tree):
+        return tree
+    parts = [_shaped(tree[name], below) for name, below in zip(names, skeleton, strict=True)]
+    return type(skeleton)(*parts) if hasattr(skeleton, "_fields") else type(skeleton)(parts)
+
+
+# ---------------------------------------------------------------------------------------------- torch functions
+
+OVERRIDES: dict[Any, Callable[..., Any]] = {}  # torch function -> what it does on containers
+
+
+def torch_function(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    override = OVERRIDES.get(func)
+    if override is None:
+        return NotImplemented
+    return override(*args, **kwargs) if kwargs else override(*args)
+
+
+def override(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(implementation: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            OVERRIDES[function] = implementation
+        return implementation
+
+    return enter
+
+
+# functions that are the method of the same name
+METHODS = """view_as_real squeeze unsqueeze permute transpose swapaxes swapdims movedim moveaxis flatten unflatten reshape
+broadcast_to repeat_interleave tile roll flip fliplr flipud rot90 narrow split tensor_split chunk unbind gather
+clone detach masked_select masked_fill where atleast_1d atleast_2d atleast_3d numel is_floating_point
+add sub rsub mul div true_divide pow maximum minimum clamp clamp_min clamp_max lerp addcmul addcdiv logical_and bitwise_and
+eq ne lt le gt ge
+abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round sigmoid sign
+sin sinh sqrt tan tanh trunc isnan isfinite isreal isneginf isposinf
+sum nansum mean nanmean prod std var any all amin amax min max cummin cummax norm logsumexp softmax quantile
+abs_ acos_ asin_ atan_ ceil_ cos_ cosh_ erf_ erfc_ exp_ expm1_ floor_ frac_ lgamma_ log_ log10_ log1p_ log2_ neg_
+reciprocal_ round_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_ trunc_""".split()
+
+
+def _by_method(name: str) -> Callable[..., Any]:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, Node):
+            raise TypeError(f"torch.{name} takes a container as its first argument, got {type(input).__name__}")
+        return getattr(input, name)(*args, **kwargs)
+
+    return call
+
+
+for _name in METHODS:
+    if hasattr(torch, _name):
+        OVERRIDES[getattr(torch, _name)] = _by_method(_name)
+OVERRIDES[Tensor.split] = _by_method("split")
+OVERRIDES[torch.nn.functional.pad] = OVERRIDES[torch.constant_pad_nd] = _by_method("pad")
+
+
+@override(torch.where)
+def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any:
+    if isinstance(input, Node):
+        return input.where(condition, other, out=out)  # type: ignore[attr-defined]
+    return other.where(~condition, input, out=out)
+
+
+@override(torch.gather)
+def _gather(input: Any, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Any = None) -> Any:
+    if sparse_grad:
+        raise NotImplementedError("gather on a container has no sparse gradients; leave sparse_grad=False")
+    return input.gather(dim, index, out=out)
+
+
+def _loss(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def call(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+        if reduction not in ("none", "mean", "sum"):
+            raise ValueError(f"reduction is 'none', 'mean' or 'sum', got {reduction!r}")
+        out = input.apply(
+            lambda a, b: function(a, b, *args, reduction=reduction, **kwargs),
+            target,
+            batch_size=None if reduction == "none" else [],
+        )
+        return out
+
+    return call
+
+
+for _function in (torch.nn.functional.mse_loss, torch.nn.functional.l1_loss, torch.nn.functional.smooth_l1_loss):
+    OVERRIDES[_function] = _loss(_function)
+
+
+@override(torch.autograd.grad)
+def _autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> Any:
+    """Gradients of tensors or a container with respect to tensors or a container, in the form of `inputs`."""
+    leaves = [x._leaves([]) if isinstance(x, Node) else x for x in (outputs, inputs, grad_outputs)]
+    grads = torch.autograd.grad(leaves[0], leaves[1], leaves[2], **kwargs)
+    return inputs._rebuild(iter(grads)) if isinstance(inputs, Node) else grads
+
+
+def _like(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        out = input._map(lambda leaf: function(leaf, *args, **kwargs))
+        if kwargs.get("device") is not None:
+            out._set_device(as_device(kwargs["device"]))
+        return out.lock_() if input._locked else out
+
+    return call
+
+
+for _function in (
+    torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like
+):  # fmt: skip
+    OVERRIDES[_function] = _like(_function)
+
+default_is_leaf = default_is_leaf

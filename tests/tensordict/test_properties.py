@@ -1,0 +1,928 @@
+"""Properties that hold for any container.
+
+The model is a plain nested dict of arrays. A container made from it must do to every leaf what
+plain torch (or plain dict code) does to it. `rows` is the batch as a tensor of row numbers: an
+operation on it says which rows of each leaf the result must hold.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from raffia import TensorDict, is_tensor_collection, lazy_stack
+
+examples = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+DEEP = 2  # a nested container called "deep" has one more batch dim, of this size
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+def numbered(shape, dtype, start=0):
+    return (torch.arange(math.prod(shape)).reshape(shape) + start).to(dtype)
+
+
+def is_node(value):
+    return isinstance(value, dict)
+
+
+def plain_leaves(plain, path=()):
+    """{tuple key: tensor} of a nested dict."""
+    found = {}
+    for key, value in plain.items():
+        if is_node(value):
+            found |= plain_leaves(value, (*path, key))
+        else:
+            found[(*path, key)] = torch.as_tensor(value)
+    return found
+
+
+def plain_nodes(plain, path=()):
+    found = set()
+    for key, value in plain.items():
+        if is_node(value):
+            found |= {(*path, key)} | plain_nodes(value, (*path, key))
+    return found
+
+
+def build(plain, batch):
+    """The container of a nested dict; the content of "deep" has the longer batch size."""
+    td = TensorDict({}, batch)
+    for key, value in plain.items():
+        if is_node(value):
+            td[key] = build(value, (*batch, DEEP) if key == "deep" else batch)
+        else:
+            td[key] = value
+    return td
+
+
+def leaves(td):
+    items = td.items(include_nested=True, leaves_only=True)
+    return {key if isinstance(key, tuple) else (key,): value for key, value in items}
+
+
+def rows_of(batch):
+    return torch.arange(math.prod(batch)).reshape(batch)
+
+
+def check(td, plain, batch, rows):
+    """td is the container of `plain`, with these rows."""
+    assert is_tensor_collection(td)
+    assert td.batch_size == rows.shape
+    want = plain_leaves(plain)
+    got = leaves(td)
+    assert set(got) == set(want)
+    for key, value in want.items():
+        flat = value.reshape(math.prod(batch), *value.shape[len(batch) :])
+        assert got[key].dtype == value.dtype, key
+        assert got[key].shape == (*rows.shape, *flat.shape[1:]), key
+        assert torch.equal(got[key], flat[rows]), key
+    for key in plain_nodes(plain):
+        assert td[key].batch_size == (*rows.shape, *[DEEP] * key.count("deep")), key
+
+
+def same(one, other):
+    """Two containers of any class hold the same."""
+    assert one.batch_size == other.batch_size
+    got, want = leaves(one), leaves(other)
+    assert set(got) == set(want)
+    for key, value in want.items():
+        assert torch.equal(got[key], value), key
+        assert got[key].dtype == value.dtype, key
+
+
+# --- strategies --------------------------------------------------------------------------------
+
+SIZES = st.integers(0, 3)
+BATCHES = st.lists(SIZES, max_size=3).map(tuple)
+FULL_BATCHES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.int32])
+LEAF_NAMES, NODE_NAMES = "abc", ("x", "y", "deep")
+
+
+@st.composite
+def plain_dicts(draw, batch, depth=2, min_size=0):
+    plain = {}
+    for key in draw(st.lists(st.sampled_from(LEAF_NAMES), unique=True, min_size=min_size)):
+        shape = (*batch, *draw(st.lists(st.integers(0, 2), max_size=2)))
+        value = numbered(shape, draw(DTYPES), draw(st.integers(0, 50)))
+        plain[key] = value.numpy() if draw(st.booleans()) else value
+    if depth:
+        for key in draw(st.lists(st.sampled_from(NODE_NAMES), unique=True, max_size=2)):
+            plain[key] = draw(plain_dicts((*batch, DEEP) if key == "deep" else batch, depth - 1))
+    return plain
+
+
+@st.composite
+def worlds(draw, batches=BATCHES):
+    """A batch size, a nested dict and its container."""
+    batch = draw(batches)
+    plain = draw(plain_dicts(batch))
+    return batch, plain, build(plain, batch)
+
+
+@st.composite
+def indices(draw, shape, repeats=True):
+    """An index that is valid for a tensor of this shape.
+
+    At most one dim-consuming mask or several integer arrays of one length; at most one ellipsis.
+    """
+    items, dim, length = [], 0, draw(st.integers(0, 3))
+    kinds = ["slice", "slice", "int", "array", "mask", "none", "stop"]
+    used_mask = used_array = False
+    while dim < len(shape):
+        size = shape[dim]
+        kind = draw(st.sampled_from(kinds))
+        if kind == "stop":
+            break
+        if kind == "none":
+            items.append(None)
+            continue
+        if kind == "int" and size:
+            i = draw(st.integers(-size, size - 1))
+            items.append(draw(st.sampled_from([i, np.int64(i), torch.tensor(i)])))
+        elif kind == "array" and size and not used_mask and (repeats or not used_array):
+            used_array = True
+            choice = st.integers(-size, size - 1) if repeats else st.integers(0, size - 1)
+            array = draw(
+                st.lists(choice, min_size=length, max_size=length)
+                if repeats
+                else st.lists(choice, unique=True)
+            )
+            forms = [
+                list,
+                lambda x: torch.tensor(x, dtype=torch.long),
+                lambda x: np.array(x, dtype=np.int64),
+            ]
+            items.append(draw(st.sampled_from(forms))(array))
+        elif kind == "mask" and not used_mask and not used_array:
+            used_mask = True
+            span = draw(st.integers(1, len(shape) - dim))
+            mask = draw(
+                st.lists(st.booleans(), min_size=math.prod(shape[dim : dim + span]), max_size=9**3)
+            )
+            mask = torch.tensor(mask[: math.prod(shape[dim : dim + span])], dtype=torch.bool)
+            mask = mask.reshape(shape[dim : dim + span])
+            items.append(mask.numpy() if draw(st.booleans()) else mask)
+            dim += span - 1
+        else:
+            bound = st.none() | st.integers(-4, 4)
+            items.append(slice(draw(bound), draw(bound), draw(st.none() | st.integers(1, 3))))
+        dim += 1
+    if dim < len(shape) or draw(st.booleans()):
+        if draw(st.booleans()):
+            items.append(...)
+    if len(items) == 1 and draw(st.booleans()):
+        return items[0]
+    return tuple(items)
+
+
+def factors(draw, numel, most=3):
+    """Some shape of that many elements."""
+    shape = []
+    for _ in range(draw(st.integers(0, most - 1))):
+        n = draw(st.sampled_from([n for n in range(1, max(numel, 1) + 1) if numel % n == 0]))
+        shape.append(n)
+        numel //= n
+    return (*shape, numel)
+
+
+@st.composite
+def shape_ops(draw, shape, avoid=(), squeeze_all=False):
+    """A shape operation, (name, args), that a tensor of this shape takes."""
+    ndim, numel = len(shape), math.prod(shape)
+    names = ["reshape", "unsqueeze", "squeeze", "expand"]
+    if ndim:
+        names += [
+            "permute",
+            "transpose",
+            "flatten",
+            "unflatten",
+            "flip",
+            "roll",
+            "narrow",
+            "repeat",
+            "repeat_interleave",
+        ]
+    name = draw(st.sampled_from([name for name in names if name not in avoid]))
+    dims = st.integers(-ndim, ndim - 1)
+    if name == "reshape":
+        new = factors(draw, numel)
+        if numel and draw(st.booleans()):
+            i = draw(st.integers(0, len(new) - 1))
+            new = (*new[:i], -1, *new[i + 1 :])
+        return name, (new,)
+    if name == "unsqueeze":
+        return name, (draw(st.integers(-ndim - 1, ndim)),)
+    if name == "squeeze":
+        drop = ndim and draw(st.booleans())
+        if ndim and set(shape) == {1} and not squeeze_all:
+            drop = True
+        return name, (draw(dims),) if drop else ()
+    if name == "expand":
+        lead = draw(st.lists(st.integers(1, 2), max_size=1))
+        return name, (
+            (*lead, *[draw(st.sampled_from([-1, n] + ([2] if n == 1 else []))) for n in shape]),
+        )
+    if name == "permute":
+        dims_ = draw(st.permutations(range(ndim)))
+        return name, (tuple(d - ndim if draw(st.booleans()) else d for d in dims_),)
+    if name == "transpose":
+        return name, (draw(dims), draw(dims))
+    if name == "flatten":
+        start, end = sorted((draw(st.integers(0, ndim - 1)), draw(st.integers(0, ndim - 1))))
+        return name, (start, end - ndim if draw(st.booleans()) else end)
+    dim = draw(dims)
+    if name == "unflatten":
+        return name, (dim, factors(draw, shape[dim]))
+    if name == "flip":
+        return name, (dim,)
+    if name == "roll":
+        return name, (draw(st.integers(-3, 3)), dim)
+    if name == "narrow":
+        start = draw(st.integers(0, shape[dim]))
+        return name, (dim, start, draw(st.integers(0, shape[dim] - start)))
+    if name == "repeat":
+        return name, tuple(draw(st.integers(1, 2)) for _ in shape)
+    return name, (draw(st.integers(1, 2)), dim)
+
+
+def apply_op(x, op):
+    name, args = op
+    return getattr(x, name)(*args)
+
+
+# --- construction ------------------------------------------------------------------------------
+
+
+@examples
+@given(worlds())
+def test_built_container_holds_the_dict(world):
+    batch, plain, td = world
+    check(td, plain, batch, rows_of(batch))
+    assert td.numel() == max(1, math.prod(batch))  # never 0, even where a batch dim is
+
+
+@examples
+@given(worlds())
+def test_dict_round_trip(world):
+    batch, plain, td = world
+    got = plain_leaves(td.to_dict())
+    assert set(got) == set(plain_leaves(plain))
+    assert all(torch.equal(got[key], value) for key, value in plain_leaves(plain).items())
+    same(TensorDict(td.to_dict(), batch), td)
+
+
+@examples
+@given(worlds())
+def test_clone_is_independent(world):
+    batch, plain, td = world
+    deep, shallow = td.clone(), td.clone(recurse=False)
+    check(deep, plain, batch, rows_of(batch))
+    check(shallow, plain, batch, rows_of(batch))
+    for key in leaves(td):
+        assert shallow[key] is td[key]
+    before = {key: value.clone() for key, value in leaves(td).items()}
+    deep.zero_()
+    for key in list(leaves(shallow)):
+        del shallow[key]
+    assert set(leaves(td)) == set(before)
+    assert all(torch.equal(td[key], value) for key, value in before.items())
+
+
+# --- indexing ----------------------------------------------------------------------------------
+
+
+@examples
+@given(st.data())
+def test_index(data):
+    batch, plain, td = data.draw(
+        worlds(FULL_BATCHES | st.lists(SIZES, min_size=1, max_size=3).map(tuple))
+    )
+    index = data.draw(indices(batch))
+    rows = rows_of(batch)
+    check(td[index], plain, batch, rows[index])
+    check(td, plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_index_of_index(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    rows = rows_of(batch)
+    for _ in range(2):
+        if not rows.ndim:
+            return
+        index = data.draw(indices(tuple(rows.shape)))
+        td, rows = td[index], rows[index]
+    check(td, plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_assign_scalar(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    index = data.draw(indices(batch))
+    td = td.clone()
+    hit = torch.zeros(batch, dtype=torch.bool)
+    hit[index] = True
+    td[index] = -1
+    for key, value in plain_leaves(plain).items():
+        want = torch.where(hit.reshape(*batch, *[1] * (value.ndim - len(batch))), -1, value)
+        assert torch.equal(td[key], want.to(value.dtype)), key
+
+
+@examples
+@given(st.data())
+def test_assign_container(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    index = data.draw(indices(batch, repeats=False))
+    td = td.clone()
+    other = td.apply(lambda x: x + 1000)
+    held = leaves(td)
+    rows, numel = rows_of(batch), math.prod(batch)
+    rows[index] = rows[index] + numel
+    td[index] = other[index]
+    for key, value in plain_leaves(plain).items():
+        flat = value.reshape(numel, *value.shape[len(batch) :])
+        assert torch.equal(td[key], torch.cat([flat, flat + 1000])[rows]), key
+        assert td[key] is held[key]
+
+
+@examples
+@given(st.data())
+def test_index_then_write_back_is_identity(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    index = data.draw(indices(batch))
+    td = td.clone()
+    td[index] = td[index].clone()
+    check(td, plain, batch, rows_of(batch))
+
+
+# --- shape -------------------------------------------------------------------------------------
+
+
+@examples
+@given(st.data())
+def test_chain_of_shape_operations(data):
+    batch, plain, td = data.draw(worlds())
+    rows = rows_of(batch)
+    for _ in range(data.draw(st.integers(1, 3))):
+        op = data.draw(shape_ops(tuple(rows.shape)))
+        rows, td = apply_op(rows, op), apply_op(td, op)
+        check(td, plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_ours_shape_operations_that_leave_no_dim(data):
+    batch, plain, td = data.draw(worlds(st.lists(st.just(1), max_size=3).map(tuple)))
+    rows = rows_of(batch)
+    for _ in range(3):
+        op = data.draw(shape_ops(tuple(rows.shape), squeeze_all=True))
+        rows, td = apply_op(rows, op), apply_op(td, op)
+        check(td, plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_view(data):
+    batch, plain, td = data.draw(worlds())
+    shape = factors(data.draw, math.prod(batch))
+    out = td.view(*shape)
+    check(out, plain, batch, rows_of(batch).view(shape))
+    for key, value in leaves(out).items():
+        assert value.data_ptr() == td[key].data_ptr()
+    check(out.view(batch) if batch else out.reshape(()), plain, batch, rows_of(batch))
+
+
+@examples
+@given(st.data())
+def test_inverses(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    rows, ndim = rows_of(batch), len(batch)
+    dims = data.draw(st.permutations(range(ndim)))
+    inverse = sorted(range(ndim), key=dims.__getitem__)
+    dim = data.draw(st.integers(-ndim, ndim - 1))
+    for there_and_back in (
+        td.permute(dims).permute(inverse),
+        td.unsqueeze(dim).squeeze(dim),
+        td.transpose(0, dim).transpose(dim, 0),
+        td.flip(dim).flip(dim),
+        td.roll(2, dim).roll(-2, dim),
+        td.reshape(-1).reshape(batch),
+        td.flatten().unflatten(0, batch),
+    ):
+        check(there_and_back, plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_parts(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    rows, ndim = rows_of(batch), len(batch)
+    dim = data.draw(st.integers(-ndim, ndim - 1))
+    size = batch[dim]
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=2)))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
+    for op in (
+        ("split", (data.draw(st.integers(1, size + 1)), dim)),
+        ("split", (sizes, dim)),
+        ("chunk", (data.draw(st.integers(1, 4)), dim)),
+        ("tensor_split", (tuple(cuts), dim)),
+    ):
+        got, want = apply_op(td, op), apply_op(rows, op)
+        assert len(got) == len(want)
+        for one, part_rows in zip(got, want, strict=True):
+            check(one, plain, batch, part_rows)
+        check(torch.cat(list(got), dim), plain, batch, rows)
+    for one, part_rows in zip(td.unbind(dim), rows.unbind(dim), strict=True):
+        check(one, plain, batch, part_rows)
+    check(torch.stack(td.unbind(dim), dim), plain, batch, rows)
+
+
+@examples
+@given(st.data())
+def test_stack_and_cat(data):
+    batch, plain, td = data.draw(worlds())
+    rows, ndim = rows_of(batch), len(batch)
+    count = data.draw(st.integers(1, 3))
+    dim = data.draw(st.integers(-ndim - 1, ndim))
+    tds = [td.apply(lambda x, i=i: x + 100 * i) for i in range(count)]
+    out = torch.stack(tds, dim)
+    assert out.batch_size == torch.stack([rows] * count, dim).shape
+    for one, want in zip(out.unbind(dim), tds, strict=True):
+        same(one, want)
+    for key, value in leaves(out).items():
+        at = dim % (ndim + 1)
+        assert torch.equal(value, torch.stack([one[key] for one in tds], at)), key
+    if ndim:
+        dim = data.draw(st.integers(-ndim, ndim - 1))
+        out = torch.cat(tds, dim)
+        assert out.batch_size == torch.cat([rows] * count, dim).shape
+        for key, value in leaves(out).items():
+            assert torch.equal(value, torch.cat([one[key] for one in tds], dim % ndim)), key
+        for one, want in zip(
+            out.split(batch[dim], dim) if batch[dim] else (), tds, strict=bool(batch[dim])
+        ):
+            same(one, want)
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+def plain_get(plain, key):
+    for name in key:
+        plain = plain[name]
+    return plain
+
+
+def plain_set(plain, key, value):
+    for name in key[:-1]:
+        plain = plain.setdefault(name, {})
+    plain[key[-1]] = value
+
+
+def plain_copy(plain):
+    return {key: plain_copy(value) if is_node(value) else value for key, value in plain.items()}
+
+
+def plain_merge(plain, new):
+    for key, value in new.items():
+        if is_node(value) and is_node(plain.get(key)):
+            plain_merge(plain[key], value)
+        else:
+            plain[key] = plain_copy(value) if is_node(value) else value
+
+
+def plain_select(plain, keys):
+    out = {}
+    for key in keys:
+        value = plain_get(plain, key)
+        new = {}
+        plain_set(new, key, plain_copy(value) if is_node(value) else value)
+        plain_merge(out, new)
+    return out
+
+
+def plain_exclude(plain, keys):
+    out = plain_copy(plain)
+    for key in keys:
+        try:
+            del plain_get(out, key[:-1])[key[-1]]
+        except KeyError:
+            pass
+    return out
+
+
+PATHS = st.builds(
+    lambda nodes, leaf: (*nodes, leaf),
+    st.lists(st.sampled_from("xy"), max_size=2),
+    st.sampled_from(LEAF_NAMES),
+)
+NODE_PATHS = st.lists(st.sampled_from("xy"), min_size=1, max_size=2).map(tuple)
+
+
+def short(key):
+    return key[0] if len(key) == 1 else key
+
+
+def check_keys(td, plain):
+    """The same tree: keys of every kind, and the very same tensors."""
+    want, nodes = plain_leaves(plain), plain_nodes(plain)
+    assert set(td.keys()) == set(plain)
+    assert set(td.keys(True, True)) == {short(key) for key in want}
+    assert set(td.keys(True)) == {short(key) for key in want} | {short(key) for key in nodes}
+    assert set(td.keys(leaves_only=True)) == {
+        key for key, value in plain.items() if not is_node(value)
+    }
+    for key, value in want.items():
+        assert td.get(key) is value, key
+        assert key in td.keys(True)
+    for key in nodes:
+        assert is_tensor_collection(td.get(key))
+
+
+@st.composite
+def tree(draw, batch=(2,)):
+    """A nested dict of tensors, with leaves called a, b, c and nodes called x, y."""
+    plain = {}
+    for key in draw(st.lists(PATHS, unique=True, max_size=5)):
+        plain_set(plain, key, torch.zeros(*batch, draw(st.integers(1, 3))))
+    return plain
+
+
+@examples
+@given(tree(), st.data())
+def test_programs_of_key_operations(plain, data):
+    td = TensorDict(plain, [2])
+    plain = plain_copy(plain)
+    for _ in range(data.draw(st.integers(1, 6))):
+        kind = data.draw(
+            st.sampled_from(
+                ["set", "set", "del", "pop", "rename", "update", "setdefault", "get", "contains"]
+            )
+        )
+        key = data.draw(PATHS)
+        value = torch.ones(2, data.draw(st.integers(1, 3)))
+        present = key in plain_leaves(plain)
+        if kind == "set":
+            td[key] = value
+            plain_set(plain, key, value)
+        elif kind == "del":
+            if present:
+                del td[key]
+                del plain_get(plain, key[:-1])[key[-1]]
+            else:
+                with pytest.raises(KeyError):
+                    del td[key]
+        elif kind == "pop":
+            if present:
+                assert td.pop(key) is plain_get(plain, key[:-1]).pop(key[-1])
+            else:
+                assert td.pop(key, None) is None
+                with pytest.raises(KeyError):
+                    td.pop(key)
+        elif kind == "rename":
+            new = data.draw(PATHS)
+            if present:
+                td.rename_key_(key, new)
+                value = plain_get(plain, key[:-1]).pop(key[-1])
+                plain_set(plain, new, value)
+            else:
+                with pytest.raises(KeyError):
+                    td.rename_key_(key, new)
+        elif kind == "update":
+            more = data.draw(tree())
+            td.update(more)
+            plain_merge(plain, more)
+        elif kind == "setdefault":
+            got = td.setdefault(key, value)
+            if not present:
+                plain_set(plain, key, value)
+            assert got is plain_get(plain, key)
+        elif kind == "get":
+            assert td.get(key) is (plain_get(plain, key) if present else None)
+            if not present:
+                with pytest.raises(KeyError):
+                    td[key]
+        else:
+            assert (key in td) is (key in td.keys(True)) is present
+        check_keys(td, plain)
+
+
+@examples
+@given(tree(), st.data())
+def test_select_and_exclude(plain, data):
+    td = TensorDict(plain, [2])
+    there = sorted(plain_leaves(plain)) + sorted(plain_nodes(plain))
+    keys = data.draw(st.lists(st.sampled_from(there), unique=True)) if there else []
+    keys = [
+        key for key in keys if not any(key != other and key == other[: len(key)] for other in keys)
+    ]
+    check_keys(td.select(*keys), plain_select(plain, keys))
+    more = keys + data.draw(st.lists(PATHS | NODE_PATHS, max_size=2))
+    check_keys(td.exclude(*more), plain_exclude(plain, more))
+    check_keys(td.select(*keys, "zz", strict=False).select(*keys), plain_select(plain, keys))
+    check_keys(td, plain)
+    for missing in more:
+        if missing not in there:
+            with pytest.raises(KeyError):
+                td.select(missing)
+    assert td.exclude(*keys, inplace=True) is td
+    check_keys(td, plain_exclude(plain, keys))
+
+
+@examples
+@given(tree(), st.sampled_from([".", "/", "__"]))
+def test_flatten_keys(plain, separator):
+    td = TensorDict(plain, [2])
+    flat = td.flatten_keys(separator)
+    check_keys(flat, {separator.join(key): value for key, value in plain_leaves(plain).items()})
+    check_keys(td, plain)
+    back = flat.unflatten_keys(separator)
+    check_keys(back, plain)  # no empty node here: a node comes from the leaves in it
+
+
+@examples
+@given(tree(), tree())
+def test_update_merges(plain, more):
+    td = TensorDict(plain, [2])
+    want = plain_copy(plain)
+    plain_merge(want, more)
+    assert td.update(TensorDict(more, [2])) is td
+    check_keys(td, want)
+
+
+@examples
+@given(tree())
+def test_order_of_nested_keys(plain):
+    """keys() lists a node after its content; items() and values() go along with each other."""
+    td = TensorDict(plain, [2])
+    keys = list(td.keys(True))
+    for node in plain_nodes(plain):
+        inside = [
+            i
+            for i, key in enumerate(keys)
+            if isinstance(key, tuple) and key[: len(node)] == node and key != node
+        ]
+        assert all(i < keys.index(short(node)) for i in inside)
+    assert sorted(map(str, keys)) == sorted(str(key) for key, _ in td.items(True))
+    for kwargs in ({}, {"include_nested": True}, {"include_nested": True, "leaves_only": True}):
+        items, values = list(td.items(**kwargs)), list(td.values(**kwargs))
+        assert all(
+            value is other and td[key] is value
+            for (key, value), other in zip(items, values, strict=True)
+        )
+    for kwargs in ({}, {"include_nested": True, "leaves_only": True}):
+        assert list(td.keys(**kwargs)) == [key for key, _ in td.items(**kwargs)]
+
+
+# --- errors leave no trace ---------------------------------------------------------------------
+
+WRONG = {
+    "set with another batch": (lambda td: td.set("new", torch.zeros(7, 7)), RuntimeError),
+    "set nested with another batch": (
+        lambda td: td.set(("a", "new"), torch.zeros(2, 3)),
+        (KeyError, RuntimeError),
+    ),
+    "update with another batch": (lambda td: td.update({"zz": torch.zeros(7, 7)}), RuntimeError),
+    "in place of what is not there": (lambda td: td.set_("zz", 1), KeyError),
+    "in place of unlike shape": (lambda td: td.set_("a", torch.zeros(2, 3, 9, 9)), RuntimeError),
+    "rename what is not there": (lambda td: td.rename_key_("zz", "a"), KeyError),
+    "rename onto another, safely": (lambda td: td.rename_key_("a", "n", safe=True), KeyError),
+    "delete what is not there": (lambda td: td.del_("zz"), KeyError),
+    "pop what is not there": (lambda td: td.pop(("n", "zz")), KeyError),
+    "select what is not there": (lambda td: td.select("a", "zz", inplace=True), KeyError),
+    "index too far": (lambda td: td.__setitem__(5, 0), IndexError),
+    "too many indices": (lambda td: td.__setitem__((0, 0, 0), 0), IndexError),
+    "assign another batch": (
+        lambda td: td.__setitem__(0, TensorDict({"a": torch.zeros(2)}, [2])),
+        RuntimeError,
+    ),
+    "batch size that does not fit": (lambda td: setattr(td, "batch_size", [2, 4]), RuntimeError),
+    "batch size that is too long": (
+        lambda td: setattr(td, "batch_size", [2, 3, 4, 5, 6]),
+        RuntimeError,
+    ),
+    "names of another count": (lambda td: setattr(td, "names", ["x"]), (ValueError, RuntimeError)),
+    "reshape to another size": (lambda td: td.reshape(5), RuntimeError),
+    "flatten onto a taken name": (lambda td: td.flatten_keys(".", inplace=True), KeyError),
+    "unflatten onto a taken name": (lambda td: td.unflatten_keys("-", inplace=True), KeyError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("locked", [False, True])
+def test_state_after_an_error(name, locked):
+    wrong, error = WRONG[name]
+    td = TensorDict({"a": torch.arange(24).reshape(2, 3, 4), "n": {"c": torch.ones(2, 3)}}, [2, 3])
+    td.update({"n.c": torch.zeros(2, 3), "a-c": torch.zeros(2, 3)})
+    if locked:
+        td.lock_()
+        error = (RuntimeError, *(error if isinstance(error, tuple) else (error,)))
+    before = {key: (value, value.clone()) for key, value in leaves(td).items()}
+    with pytest.raises(error):
+        wrong(td)
+    assert td.batch_size == (2, 3) and td["n"].batch_size == (2, 3)
+    assert td.is_locked is locked and td["n"].is_locked is locked
+    assert set(leaves(td)) == set(before)
+    for key, (value, copy) in before.items():
+        assert td[key] is value and torch.equal(value, copy)
+
+
+@examples
+@given(tree(), PATHS)
+def test_locked_container_does_not_change(plain, key):
+    td = TensorDict(plain, [2]).lock_()
+    for change in (
+        lambda: td.set(key, torch.zeros(2)),
+        lambda: td.update({key: torch.zeros(2)}),
+        lambda: td.setdefault("zz", torch.zeros(2)),
+    ):
+        with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
+            change()
+    for present in plain_leaves(plain):
+        for change in (td.del_, td.pop, lambda k: td.rename_key_(k, "zz")):
+            with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
+                change(present)
+    check_keys(td, plain)
+    td.unlock_()
+    td[key] = torch.zeros(2)
+    assert key in td.keys(True)
+
+
+# --- a lazy stack is the dense stack -----------------------------------------------------------
+
+
+@st.composite
+def stacks(draw):
+    """The same parts stacked lazily and densely."""
+    batch = draw(st.lists(st.integers(1, 3), max_size=2).map(tuple))
+    plain = draw(plain_dicts(batch, depth=1, min_size=1))
+    td = build(plain, batch)
+    parts = [td.apply(lambda x, i=i: x + 100 * i) for i in range(draw(st.integers(1, 3)))]
+    dim = draw(st.integers(-len(batch) - 1, len(batch)))
+    return lazy_stack([part.clone() for part in parts], dim), torch.stack(parts, dim)
+
+
+@examples
+@given(stacks())
+def test_lazy_reads_as_dense(pair):
+    lazy, dense = pair
+    same(lazy, dense)
+    same(lazy.contiguous(), dense)
+    assert set(lazy.keys(True)) == set(dense.keys(True))
+    same(lazy.clone(), dense)
+    same(lazy + 1, dense + 1)
+    same(lazy * lazy, dense * dense)
+    same(lazy.apply(lambda x: x * 2), dense.apply(lambda x: x * 2))
+    assert (lazy == dense).all()
+
+
+@examples
+@given(st.data())
+def test_lazy_index_as_dense(data):
+    lazy, dense = data.draw(stacks())
+    index = data.draw(indices(tuple(dense.batch_size)))
+    got, want = lazy[index], dense[index]
+    assert got.batch_size == want.batch_size
+    if 0 not in want.batch_size:  # a stack of no parts knows no keys
+        same(got, want)
+
+
+@examples
+@given(st.data())
+def test_lazy_assign_as_dense(data):
+    lazy, dense = data.draw(stacks())
+    index = data.draw(indices(tuple(dense.batch_size), repeats=False))
+    new = dense.apply(lambda x: x + 1000)[index]
+    lazy[index] = new
+    dense[index] = new
+    same(lazy, dense)
+    lazy[index] = -1
+    dense[index] = -1
+    same(lazy, dense)
+
+
+def shape_chain(data, **limits):
+    lazy, dense = data.draw(stacks())
+    for _ in range(data.draw(st.integers(1, 2))):
+        op = data.draw(shape_ops(tuple(dense.batch_size), **limits))
+        lazy, dense = apply_op(lazy, op), apply_op(dense, op)
+        assert lazy.batch_size == dense.batch_size
+        if 0 in dense.batch_size:  # a stack of no parts knows no keys
+            return
+        same(lazy, dense)
+
+
+@examples
+@given(st.data())
+def test_lazy_shape_as_dense(data):
+    shape_chain(data, avoid=("unflatten", "repeat"))
+
+
+@examples
+@given(st.data())
+def test_ours_lazy_shape_as_dense(data):
+    shape_chain(data, squeeze_all=True)
+
+
+@examples
+@given(st.data())
+def test_lazy_parts_as_dense(data):
+    lazy, dense = data.draw(stacks())
+    ndim = dense.ndim
+    dim = data.draw(st.integers(-ndim, ndim - 1))
+    for op in (
+        ("unbind", (dim,)),
+        ("split", (data.draw(st.integers(1, 3)), dim)),
+        ("chunk", (2, dim)),
+    ):
+        got, want = apply_op(lazy, op), apply_op(dense, op)
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            same(one, other)
+    same(torch.cat([lazy, lazy], dim), torch.cat([dense, dense], dim))
+    same(torch.stack([lazy, lazy], dim), torch.stack([dense, dense], dim))
+    same(lazy_stack([lazy, lazy], dim), torch.stack([dense, dense], dim))
+
+
+@examples
+@given(st.data())
+def test_lazy_keys_as_dense(data):
+    lazy, dense = data.draw(stacks())
+    keys = data.draw(st.lists(st.sampled_from(sorted(leaves(dense))), unique=True))
+    same(lazy.select(*keys), dense.select(*keys))
+    same(lazy.exclude(*keys), dense.exclude(*keys))
+    value = numbered(dense.batch_size, torch.float32)
+    for td in (lazy, dense):
+        td["zz"] = value
+        td.update({"yy": value})
+        for key in keys:
+            del td[key]
+    same(lazy, dense)
+
+
+# --- guard of the guard ------------------------------------------------------------------------
+
+
+def fails(check_one, strategy):
+    """The property must be refuted by some example."""
+    prove = settings(
+        examples, max_examples=200, phases=[Phase.generate], report_multiple_bugs=False
+    )(given(strategy)(check_one))
+    with pytest.raises(AssertionError):
+        prove()
+
+
+def wrong_index(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    index = data.draw(indices(batch))
+    check(
+        td[index],
+        plain,
+        batch,
+        rows_of(batch)[index].flip(0) if rows_of(batch)[index].ndim else rows_of(batch)[index],
+    )
+
+
+def wrong_permute(data):
+    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    dims = data.draw(st.permutations(range(len(batch))))
+    check(td.permute(dims), plain, batch, rows_of(batch).permute(*range(len(batch))))
+
+
+def wrong_update(data):
+    plain, more = data.draw(tree()), data.draw(tree())
+    td = TensorDict(plain, [2])
+    td.update(more)
+    check_keys(td, {**plain, **more})  # replaces nested containers instead of merging into them
+
+
+def wrong_exclude(data):
+    plain = data.draw(tree())
+    td = TensorDict(plain, [2])
+    check_keys(td.exclude("a"), plain)
+
+
+def wrong_stack(data):
+    lazy, dense = data.draw(stacks())
+    same(lazy.flip(0), dense)
+
+
+@pytest.mark.parametrize(
+    "wrong", [wrong_index, wrong_permute, wrong_update, wrong_exclude, wrong_stack]
+)
+def test_properties_can_fail(wrong):
+    fails(wrong, st.data())

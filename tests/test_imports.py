@@ -1,0 +1,302 @@
+"""What the source may import and call, read from its syntax trees: nothing here imports raffia."""
+
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "raffia"
+
+# "Who may import whom" of docs/ARCHITECTURE.md. A room may always import itself and _version.
+LAYER_0 = ["tensordict", "functional"]
+LAYER_1 = ["learner", "nn", "data", "envs", "search"]
+TABLE = {
+    "_version": [],
+    "__init__": LAYER_0 + LAYER_1,
+    "tensordict": [],
+    "functional": [],
+    "learner": LAYER_0,
+    "nn": LAYER_0,
+    "data": [*LAYER_0, "nn"],
+    "envs": LAYER_0,
+    "search": LAYER_0,
+    "algorithms": LAYER_0 + LAYER_1,
+    "evolution": [*LAYER_0, "learner"],
+    "distributed": [*LAYER_0, "learner"],
+    "train": [*LAYER_0, *LAYER_1, "distributed"],
+    "recipes": [*LAYER_0, *LAYER_1, "algorithms", "evolution", "distributed", "train"],
+    "report": [],
+    "cli": ["recipes", "report", "train.config"],
+}
+
+PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "builtins.eval", "builtins.exec"),
+    *("torch.load", "torch.save", "torch.serialization.load", "torch.serialization.save"),
+    *("torch.hub.load", "torch.jit.load", "torch.package.PackageImporter"),
+    *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all"),
+    *("yaml.full_load", "yaml.full_load_all"),
+}
+FORBIDDEN_OPTIONS = {"allow_pickle": True, "weights_only": False}  # as numpy and torch have them
+PEERS = {"tensordict", "torchrl"}
+
+
+def source_files(source: Path) -> list[Path]:
+    files = sorted(source.rglob("*.py"))
+    assert files, f"no source under {source}"
+    return files
+
+
+def imports(path: Path, source: Path) -> Iterator[str]:
+    """Absolute dotted names that a file imports, wherever in the file; `from a import b` is a.b."""
+    package = ["raffia", *path.relative_to(source).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom():
+                base = package[: len(package) - node.level + 1] if node.level else []
+                base = [*base, node.module] if node.module else base
+                yield from (".".join([*base, alias.name]) for alias in node.names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module")
+                | ast.Name(id="__import__" | "import_module")
+            ):
+                match node.args:
+                    case [ast.Constant(value=str(name)), *_] if not name.startswith("."):
+                        yield name
+                    case _ if (
+                        path != source / "__init__.py"
+                    ):  # the lazy front door is held by tests of its names
+                        raise ValueError(
+                            f"{path}:{node.lineno}: name the imported module in full, as a literal"
+                        )
+
+
+def inside(target: str, room: str) -> bool:
+    return target == room or target.startswith(room + ".")
+
+
+def layer_violations(source: Path) -> list[str]:
+    found = []
+    for path in source_files(source):
+        parts = path.relative_to(source).with_suffix("").parts
+        room = parts[0]
+        if room not in TABLE:
+            found.append(f"{path.name}: room {room!r} is not in the table")
+            continue
+        own = ".".join(parts[:2]) if room == "algorithms" else room
+        for name in imports(path, source):
+            if name == "raffia" or not name.startswith("raffia."):
+                targets = [""] if name == "raffia" else []
+            else:
+                target = name.removeprefix("raffia.")
+                first = target.partition(".")[0]
+                targets = [target if first in TABLE else ""]  # "" is the front door
+            for target in targets:
+                if not any(
+                    target and inside(target, may) for may in [own, "_version", *TABLE[room]]
+                ):
+                    found.append(f"{'/'.join(parts)}: {room} may not import raffia.{target}")
+    return found
+
+
+def foreign_packages(source: Path) -> dict[str, set[Path]]:
+    """Third-party package -> files that import it."""
+    found = defaultdict(set)
+    for path in source_files(source):
+        for name in imports(path, source):
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top != "raffia":
+                found[top].add(path)
+    return found
+
+
+def unsafe_code(path: Path, source: Path) -> list[str]:
+    tree = ast.parse(path.read_text(), str(path))
+    meaning = {}  # local name -> dotted name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                meaning[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                meaning[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+    def dotted(node: ast.AST) -> str:
+        match node:
+            case ast.Name(id=name):
+                return meaning.get(name, name)
+            case ast.Attribute(value=value, attr=attr):
+                return f"{dotted(value)}.{attr}"
+        return "?"
+
+    found = [f"imports {n}" for n in imports(path, source) if n.partition(".")[0] in PICKLERS]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name() | ast.Attribute() if dotted(node) in FORBIDDEN_CALLS:
+                found.append(f"line {node.lineno}: {dotted(node)}")
+            case ast.keyword(arg=str(option), value=value) if option in FORBIDDEN_OPTIONS:
+                safe = not FORBIDDEN_OPTIONS[option]
+                if not (isinstance(value, ast.Constant) and value.value is safe):
+                    found.append(f"line {value.lineno}: {option} other than {safe}")
+    return found
+
+
+def declared() -> tuple[set[str], set[str]]:
+    """Packages that the project needs, and those that its extras for users add."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {
+            r.split(";")[0].split("[")[0].split(">")[0].split("=")[0].strip() for r in requirements
+        }
+
+    extras = project["optional-dependencies"]
+    optional = set().union(*(names(extras[e]) for e in extras if e not in ("dev", "bench", "all")))
+    return names(project["dependencies"]), optional
+
+
+def test_rooms_import_downward_only():
+    assert layer_violations(SOURCE) == []
+
+
+def test_only_declared_packages_are_imported_and_optional_ones_in_one_file():
+    needed, optional = declared()
+    found = foreign_packages(SOURCE)
+    assert found.keys() <= needed | optional, "add it to pyproject.toml, or do without"
+    assert {
+        name: files for name, files in found.items() if name in optional and len(files) > 1
+    } == {}
+
+
+def test_no_needed_package_is_a_peer():
+    needed, optional = declared()
+    assert not PEERS & (needed | optional)
+    assert not PEERS & foreign_packages(SOURCE).keys()
+
+
+@pytest.mark.parametrize("path", source_files(SOURCE), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_unsafe_code(path):
+    assert unsafe_code(path, SOURCE) == []
+
+
+# Guards of the guards: each must see what it is there to see.
+
+
+def fake_tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / "raffia" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root / "raffia"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tensordict/tree.py", "from raffia.nn import module"),
+        ("tensordict/tree.py", "from raffia import TensorDict"),
+        ("tensordict/tree.py", "import raffia"),
+        ("tensordict/tree.py", "def f():\n    from ..functional import losses"),
+        ("functional/losses.py", "import raffia.tensordict.keys as k"),
+        ("search/mcts.py", "from raffia import envs"),
+        ("nn/module.py", "import importlib\nimportlib.import_module('raffia.data')"),
+        ("data/map.py", "from raffia.search.tree import Tree"),
+        ("algorithms/ilql/loss.py", "from raffia.algorithms.efficientzero import loss"),
+        ("algorithms/ilql/loss.py", "from .. import efficientzero"),
+        ("evolution/select.py", "from raffia.distributed import engine"),
+        ("train/loop.py", "from raffia.evolution.population import Population"),
+        ("cli/__init__.py", "from raffia.train import loop"),
+        ("cli/__init__.py", "from raffia.tensordict import TensorDict"),
+        ("helpers/misc.py", "import os"),
+    ],
+)
+def test_a_forbidden_import_is_seen(tmp_path, name, text):
+    assert layer_violations(fake_tree(tmp_path, {name: text})) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tensordict/tree.py", "from . import keys\nfrom .keys import nearest\nimport torch"),
+        ("data/query.py", "from raffia.nn import TensorDictModule"),
+        (
+            "algorithms/ilql/loss.py",
+            "from .model import Model\nfrom raffia.functional import losses",
+        ),
+        ("cli/__init__.py", "from raffia.train.config import parse\nfrom raffia import recipes"),
+        ("__init__.py", "from raffia.tensordict import TensorDict\nfrom raffia._version import v"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path, name, text):
+    assert layer_violations(fake_tree(tmp_path, {name: text})) == []
+
+
+def test_an_import_by_computed_name_is_refused(tmp_path):
+    source = fake_tree(
+        tmp_path, {"nn/module.py": "import importlib\nimportlib.import_module(name)"}
+    )
+    with pytest.raises(ValueError, match="as a literal"):
+        layer_violations(source)
+
+
+def test_a_foreign_package_is_seen_and_our_own_room_of_that_name_is_not(tmp_path):
+    source = fake_tree(
+        tmp_path,
+        {
+            "nn/a.py": "def f():\n    import gymnasium.spaces",
+            "nn/b.py": "from tensordict import TensorDict",
+            "data/c.py": "from ..tensordict import TensorDict\nimport os",
+        },
+    )
+    assert {top: {p.name for p in files} for top, files in foreign_packages(source).items()} == {
+        "gymnasium": {"a.py"},
+        "tensordict": {"b.py"},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load(path)",
+        "import torch as t\nt.save(x, path)",
+        "from torch import load as read\nread(path)",
+        "from torch.serialization import load\nload(path)",
+        "eval('1 + 1')",
+        "f = exec",
+        "import builtins\nbuiltins.eval('1')",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+        "read(path, allow_pickle=flag)",
+        "read(path, weights_only=False)",
+        "import yaml\nyaml.load(text)",
+        "from yaml import unsafe_load\nunsafe_load(text)",
+    ],
+)
+def test_unsafe_code_is_seen(tmp_path, text):
+    source = fake_tree(tmp_path, {"nn/a.py": text})
+    assert unsafe_code(source / "nn/a.py", source) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.eval()",
+        "import torch\ntorch.compile(model)",
+        "import numpy as np\nnp.load(path, allow_pickle=False)",
+        "import yaml\nyaml.safe_load(text)",
+        "def load(path): ...\nload(path)",
+        "from safetensors.torch import save_file, load_file",
+    ],
+)
+def test_safe_code_passes(tmp_path, text):
+    source = fake_tree(tmp_path, {"nn/a.py": text})
+    assert unsafe_code(source / "nn/a.py", source) == []

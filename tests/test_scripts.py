@@ -1,0 +1,191 @@
+"""./demo and ./test against a stub Python: what they install, when, and what they say."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Logs how it is called; `-m venv` copies the stub into the new folder; env variables make it fail.
+STUB = """#!/bin/sh
+echo "$*" >>"$STUB_LOG"
+case "$1 ${2-}" in
+    --version*) echo "Python 3.9.2" ;;
+    "-c "*version_info*) exit "${STUB_TOO_OLD-0}" ;;
+    "-c "*ensurepip*) exit "${STUB_NO_VENV-0}" ;;
+    "-c "*) echo "stub" ;;
+    "-m venv")
+        mkdir -p "$3/bin" && touch "$3/pyvenv.cfg"
+        cp "$0" "$3/bin/python"
+        printf '#!/bin/sh\\necho "ran raffia $*"\\n' >"$3/bin/raffia"
+        chmod +x "$3/bin/raffia" ;;
+    "-m pip") exit "${STUB_PIP_FAILS-0}" ;;
+    "-m mypy") exit "${STUB_MYPY_FAILS-0}" ;;
+esac
+"""
+
+
+class Checkout:
+    def __init__(self, folder: Path):
+        self.root = folder / "a checkout"
+        self.log = folder / "log"
+        (folder / "bin").mkdir()
+        stub = folder / "bin" / "python3"
+        stub.write_text(STUB)
+        stub.chmod(0o755)
+        (self.root / "scripts").mkdir(parents=True)
+        for name in ["demo", "test", "scripts/venv.sh", "pyproject.toml", "constraints.txt"]:
+            shutil.copy(ROOT / name, self.root / name)
+        self.path = f"{folder / 'bin'}:{os.environ['PATH']}"
+
+    def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a script of the checkout from elsewhere; `asked` keeps what the stub was asked."""
+        self.log.write_text("")
+        clean = {k: v for k, v in os.environ.items() if k not in ("RAFFIA_VENV", "PYTHON")}
+        result = subprocess.run(
+            [str(self.root / command[0]), *command[1:]],
+            env={**clean, "PATH": self.path, "STUB_LOG": str(self.log), **env},
+            cwd=self.log.parent,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        self.asked = [line for line in self.log.read_text().splitlines() if line.startswith("-m ")]
+        return result
+
+    @property
+    def installed(self) -> list[str]:
+        return [line.split()[-1] for line in self.asked if line.startswith("-m pip install")]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["demo", "test", "scripts/venv.sh"])
+def test_syntax(name):
+    subprocess.run(["sh", "-n", ROOT / name], check=True)
+
+
+def test_ci_syntax():
+    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
+
+
+@pytest.mark.parametrize("name", ["demo", "test", ".ci/run"])
+def test_executable(name):
+    assert os.access(ROOT / name, os.X_OK)
+
+
+def test_second_demo_installs_nothing(checkout):
+    first = checkout.run("demo", "--seed", "3")
+    assert first.returncode == 0, first.stderr
+    assert checkout.installed == ["."]
+    assert "-c constraints.txt" in checkout.asked[1]
+    assert first.stdout.endswith("ran raffia demo --seed 3\n")
+
+    second = checkout.run("demo")
+    assert checkout.asked == []
+    assert second.stdout.endswith("ran raffia demo\n")
+
+
+def test_demo_is_content_with_what_test_installed(checkout):
+    checkout.run("test")
+    assert checkout.installed == [".[dev]"]
+    checkout.run("demo")
+    assert checkout.installed == []
+
+
+def test_test_is_not_content_with_what_demo_installed(checkout):
+    checkout.run("demo")
+    checkout.run("test")
+    assert checkout.installed == [".[dev]"]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_file_installs_again(checkout, name):
+    checkout.run("demo")
+    with open(checkout.root / name, "a") as file:
+        file.write("# changed\n")
+    checkout.run("demo")
+    assert checkout.installed == ["."]
+    checkout.run("demo")
+    assert checkout.installed == []
+
+
+def test_a_moved_checkout_installs_again(checkout):
+    checkout.run("demo")
+    checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
+    checkout.run("demo")
+    assert checkout.installed == ["."]
+
+
+def test_a_failed_installation_is_done_again(checkout):
+    checkout.run("demo")
+    constraints = checkout.root / "constraints.txt"
+    before = constraints.read_text()
+    constraints.write_text(before + "# changed\n")
+    failed = checkout.run("demo", STUB_PIP_FAILS="1")
+    assert failed.returncode == 1 and "ran raffia" not in failed.stdout
+    constraints.write_text(before)  # the old stamp must not come back to life
+    checkout.run("demo")
+    assert checkout.installed == ["."]
+
+
+def test_test_runs_every_check_and_passes_arguments_to_pytest(checkout):
+    result = checkout.run("test", "-k", "a and b", "-x")
+    assert result.returncode == 0, result.stderr
+    checks = [line for line in checkout.asked if "venv" not in line and "pip" not in line]
+    assert checks == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy",
+        "-m pytest -k a and b -x",
+    ]
+
+
+def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
+    result = checkout.run("test", STUB_MYPY_FAILS="1")
+    assert checkout.asked[-1] == "-m pytest"
+    assert result.returncode == 1
+    assert result.stderr == "failed: [mypy]\n"
+
+
+def test_another_place_for_the_environment(checkout, tmp_path):
+    checkout.run("demo", RAFFIA_VENV=str(tmp_path / "else where"))
+    assert (tmp_path / "else where" / "raffia-stamp").exists()
+    assert not (checkout.root / ".venv").exists()
+    checkout.run("demo", RAFFIA_VENV="else where")  # relative to where the caller stands
+    assert checkout.asked == []
+
+
+def test_old_python_is_told_what_to_do(checkout):
+    result = checkout.run("demo", STUB_TOO_OLD="1")
+    assert result.returncode == 1
+    assert "python3 is Python 3.9.2; Raffia needs 3.11 or newer" in result.stderr
+    assert "PYTHON=python3.11" in result.stderr
+
+
+def test_missing_python_is_told_what_to_do(checkout):
+    result = checkout.run("demo", PYTHON="python3.x")
+    assert result.returncode == 1
+    assert "no python3.x here; install Python 3.11 or newer" in result.stderr
+
+
+def test_missing_venv_module_is_told_what_to_do(checkout):
+    result = checkout.run("test", STUB_NO_VENV="1")
+    assert result.returncode == 1
+    assert "apt-get install python3-venv" in result.stderr
+    assert checkout.asked == []
+
+
+def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").touch()
+    result = checkout.run("demo", RAFFIA_VENV=str(tmp_path / "home"))
+    assert result.returncode == 1
+    assert "is not a virtual environment" in result.stderr
+    assert checkout.asked == []
