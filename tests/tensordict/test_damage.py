@@ -1,10 +1,11 @@
-"""What happens to saved containers when files are changed, disks are full and programs are killed."""
+"""Saved containers when files are changed, disks are full and programs are killed."""
 
 import copy
 import errno
 import gc
 import hashlib
 import json
+import math
 import os
 import pickle
 import random
@@ -26,11 +27,23 @@ from raffia import (
     NonTensorStack,
     TensorDict,
     lazy_stack,
+    tensorclass,
 )
 from raffia.tensordict import disk
 from raffia.tensordict.disk import write_atomically
 
 CHECKSUM = "raffia.sha256"
+
+
+@tensorclass
+class Pair:
+    x: torch.Tensor
+    tag: str = ""
+
+
+@tensorclass(frozen=True)
+class Fixed:
+    x: torch.Tensor
 
 
 def sample(fill=1.0):
@@ -39,6 +52,8 @@ def sample(fill=1.0):
         a=torch.full((2, 3), fill),
         n=TensorDict(b=torch.full((2, 4), fill, dtype=torch.float64), batch_size=[2, 4]),
         z=lazy_stack(rows, 1),
+        c=Pair(x=torch.full((2,), fill), tag="t", batch_size=[2]),
+        f=Fixed(x=torch.full((2,), fill), batch_size=[2]),
         p=nn.Parameter(torch.full((2,), fill)),
         s="hi",
         o=NonTensorData({"k": (1, [None])}, batch_size=[2]),
@@ -54,6 +69,8 @@ def content(td):
         return td.dtype, td.tolist()
     if isinstance(td, (NonTensorData, NonTensorStack)):
         return td.batch_size, td.tolist()
+    if isinstance(td, (Pair, Fixed)):
+        return type(td), content(td.to_tensordict())
     if hasattr(td, "tensordicts"):
         return td.stack_dim, [content(member) for member in td.tensordicts]
     return td.batch_size, td.names, {name: content(td.get(name)) for name in td.keys()}
@@ -83,7 +100,7 @@ def little_memory():
 
 
 def survives(path):
-    """Load what may be damaged; whatever comes, it comes soon, and as the one error or as content."""
+    """Load what may be damaged: soon there is content, or the one error."""
     begun = time.monotonic()
     try:
         content(TensorDict.load(path))
@@ -95,13 +112,14 @@ def survives(path):
 # ------------------------------------------------------------------------------------ changed files
 
 NASTY = [
-    *(None, True, False, 0, 1, -1, 2, 3, 4, 7, 2**31, 2**62, 2**63, 2**64, 10**40, 0.5, float("nan")),
+    *(None, True, False, 0, 1, -1, 2, 3, 4, 7, 2**31, 2**62, 2**63, 2**64, 10**40, 0.5, math.nan),
     *("", ".", "..", "/", "../a", "/etc/passwd", "a\0b", "\ud800", "é" * 300, "x" * 5000, "a", "n"),
-    *("float64", "float32", "torch.float32", "qint8", "complex128", "float4_e2m1fn_x2", "meta", "cuda"),
+    *("float64", "float32", "torch.float32", "qint8", "complex128", "float4_e2m1fn_x2", "meta"),
+    *("tests.tensordict.test_damage.Fixed", "os.system", "cuda", "cpu", "raffia"),
     *("TensorDict", "LazyStackedTensorDict", "NonTensorData", "NonTensorStack", "tensorclass"),
-    *([], [0], [2], [-1], [2, 3], [3, 2], [6], [2.0, 3], [True], [None], ["2"], [2**62, 2**62], [0, 2**62]),
-    *([0, 2**62, 2**62], [1] * 70, [[2]], {}, {"a": 1}, {"class": "TensorDict"}, {"file": "a.memmap"}),
-    *({"$tuple": 3}, {"$dict": 3}, {"$tuple": [1]}),
+    *([], [0], [2], [-1], [2, 3], [3, 2], [6], [2.0, 3], [True], [None], ["2"], [[2]], [1] * 70),
+    *([2**62, 2**62], [0, 2**62], [0, 2**62, 2**62], {}, {"a": 1}, {"class": "TensorDict"}),
+    *({"file": "a.memmap"}, {"$tuple": 3}, {"$dict": 3}, {"$tuple": [1]}),
 ]  # fmt: skip
 
 
@@ -139,7 +157,7 @@ def changed(document, rng):
 def test_records_with_any_value_anywhere(folder, little_memory):
     rng = random.Random(0)
     metas = sorted(folder.rglob("meta.json"))
-    assert len(metas) == 5
+    assert len(metas) == 7
     for _ in range(600):
         meta = rng.choice(metas)
         good = meta.read_bytes()
@@ -163,7 +181,9 @@ def test_bytes_of_any_file_of_the_folder(folder, little_memory):
         file.write_bytes(good)
 
 
-@pytest.mark.parametrize("name", ["meta.json", "a.memmap", "n", "n/meta.json", "n/b.memmap", "z/0", "z/1/meta.json"])
+@pytest.mark.parametrize(
+    "name", ["meta.json", "a.memmap", "n", "n/meta.json", "n/b.memmap", "z/0", "z/1/meta.json"]
+)
 @pytest.mark.parametrize("what", ["gone", "pipe", "folder", "file", "link out", "link in", "loop"])
 def test_something_else_in_a_place(name, what, folder):
     place = folder / name
@@ -261,13 +281,16 @@ def test_forged_records(one_file, little_memory):
 
 
 def test_a_name_twice_in_the_header(tmp_path):
-    text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    entry = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    text = b"{" + entry + b"," + entry + b"}"
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + b"\0")
     with pytest.raises(DamagedFileError, match="twice"):
         TensorDict.load(tmp_path / "x")
 
 
-@pytest.mark.parametrize("offsets", [[0, 8], [1, 5], [4, 8], [-4, 0], [4, 0], [0, 4, 8], [0], None, [0.0, 4.0]])
+@pytest.mark.parametrize(
+    "offsets", [[0, 8], [1, 5], [4, 8], [-4, 0], [4, 0], [0, 4, 8], [0], None, [0.0, 4.0]]
+)
 def test_tensors_that_do_not_fill_the_file(offsets, tmp_path):
     header = {"a": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}
     header["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
@@ -284,7 +307,18 @@ def test_a_pipe_in_place_of_the_file_does_not_hang(tmp_path):
 
 # ---------------------------------------------------------------------------- saving is interrupted
 
-CALLS = ["open", "write", "fsync", "replace", "close", "mkdir", "makedirs", "unlink", "posix_fallocate", "lstat"]
+CALLS = [
+    "open",
+    "write",
+    "fsync",
+    "replace",
+    "close",
+    "mkdir",
+    "makedirs",
+    "unlink",
+    "posix_fallocate",
+    "lstat",
+]
 
 
 class Breakdown(OSError):
@@ -310,7 +344,7 @@ def break_at(monkeypatch, n, error):
 
 
 def interrupted_saves(target, monkeypatch, error):
-    """Save over what is there with a failure at each call in turn; yields the number of the call."""
+    """Save over what is there, with a failure at each call in turn; yields its number."""
     for n in range(1, 500):
         if target.is_dir():
             shutil.rmtree(target)
@@ -331,7 +365,9 @@ def interrupted_saves(target, monkeypatch, error):
     raise AssertionError("there is no end to the calls")
 
 
-@pytest.mark.parametrize("error", [Breakdown(errno.EIO, "I/O"), Breakdown(errno.ENOSPC, "full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [Breakdown(errno.EIO, "I/O"), Breakdown(errno.ENOSPC, "full"), KeyboardInterrupt()]
+)
 def test_a_file_is_the_old_or_the_new_one(error, tmp_path, monkeypatch):
     target = tmp_path / "td.safetensors"
     old, new = content(sample(1.0)), content(sample(2.0))
@@ -345,7 +381,9 @@ def test_a_file_is_the_old_or_the_new_one(error, tmp_path, monkeypatch):
     assert False in seen and True in seen
 
 
-@pytest.mark.parametrize("error", [Breakdown(errno.EIO, "I/O"), Breakdown(errno.ENOSPC, "full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [Breakdown(errno.EIO, "I/O"), Breakdown(errno.ENOSPC, "full"), KeyboardInterrupt()]
+)
 def test_a_folder_is_the_old_or_the_new_one_or_none(error, tmp_path, monkeypatch):
     target = tmp_path / "td"
     old, new = content(sample(1.0).memmap()), content(sample(2.0).memmap())
@@ -418,7 +456,9 @@ def test_killed_while_saving(tmp_path):
     path = tmp_path / "td.safetensors"
     rng = random.Random(0)
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+        )
         process.stdout.readline()
         time.sleep(rng.random() / 10)
         process.kill()
@@ -466,7 +506,7 @@ class TestWriteAtomically:
         assert (tmp_path / "x").read_bytes() == b"a longer text"
 
 
-# ------------------------------------------------------------------------ what else is kept and refused
+# ---------------------------------------------------------------------- what is kept and refused
 
 
 @pytest.mark.parametrize("form", ["td", "td.safetensors"])
@@ -481,7 +521,8 @@ def test_all_kinds_of_entries(form, tmp_path):
 
 @pytest.mark.parametrize("form", ["td", "td.safetensors"])
 @pytest.mark.parametrize(
-    "dtype", ["complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+    "dtype",
+    ["complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"],
 )
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_rare_dtypes(dtype, form, tmp_path):
@@ -497,15 +538,26 @@ def test_rare_dtypes(dtype, form, tmp_path):
 @pytest.mark.parametrize("form", ["td", "td.safetensors"])
 def test_conjugate_and_negative_views(form, tmp_path):
     x = torch.tensor([1 + 2j, 3 - 4j])
-    td = TensorDict(c=x.conj(), n=x.conj().imag)
+    td = TensorDict(x=x, c=x.conj(), n=x.conj().imag)
     td.save(tmp_path / form)
     back = TensorDict.load(tmp_path / form)
+    assert back["x"].tolist() == x.tolist()
     assert back["c"].tolist() == [1 - 2j, 3 + 4j] and back["n"].tolist() == [-2.0, 4.0]
 
 
 @pytest.mark.parametrize("form", ["td", "td.safetensors"])
 @pytest.mark.parametrize(
-    "value", [(), (1, ("a",)), {"$tuple": [1]}, {"$dict": {}}, {"$a": 1, "b": ()}, [{"$tuple": ()}], 2**70, -0.0]
+    "value",
+    [
+        (),
+        (1, ("a",)),
+        {"$tuple": [1]},
+        {"$dict": {}},
+        {"$a": 1, "b": ()},
+        [{"$tuple": ()}],
+        2**70,
+        -0.0,
+    ],
 )
 def test_values_come_back_with_their_types(value, form, tmp_path):
     TensorDict().set_non_tensor("v", value).save(tmp_path / form)
@@ -526,14 +578,23 @@ def test_tensors_that_have_no_bytes_are_refused(leaf, form, tmp_path):
 
 
 def test_keys_that_differ_by_case_only_have_files_that_differ_by_more(tmp_path):
-    td = TensorDict({"a": torch.zeros(1), "A": torch.ones(1), "N": {"x": torch.ones(2)}, "n": {"x": torch.zeros(2)}})
+    td = TensorDict(
+        {
+            "a": torch.zeros(1),
+            "A": torch.ones(1),
+            "N": {"x": torch.ones(2)},
+            "n": {"x": torch.zeros(2)},
+        }
+    )
     td.memmap(tmp_path)
     files = [path.name.lower() for path in tmp_path.iterdir()]
     assert len(set(files)) == len(files) == 5
     assert content(TensorDict.load(tmp_path)) == content(td.memmap())
 
 
-@pytest.mark.parametrize("key", ["x" * 250, "é" * 200, "x" * 200 + "/", "\ud800", "." * 250, "CON", "a" * 4000])
+@pytest.mark.parametrize(
+    "key", ["x" * 250, "é" * 200, "x" * 200 + "/", "\ud800", "." * 250, "CON", "a" * 4000]
+)
 def test_keys_that_are_no_file_names(key, tmp_path):
     for form in ("td", "td.safetensors"):
         td = TensorDict({key: torch.ones(1), key + "2": {key: torch.ones(2)}})
@@ -542,7 +603,9 @@ def test_keys_that_are_no_file_names(key, tmp_path):
 
 
 def test_keys_as_file_names(tmp_path):
-    TensorDict({"a b": torch.ones(1), "é": {"x": torch.ones(1)}}).memmap(tmp_path / "td", robust_key=False)
+    TensorDict({"a b": torch.ones(1), "é": {"x": torch.ones(1)}}).memmap(
+        tmp_path / "td", robust_key=False
+    )
     assert {"a b.memmap", "é"} < set(os.listdir(tmp_path / "td"))
     assert TensorDict.load(tmp_path / "td")["é", "x"] == 1
     for key in ("a/b", "..", ""):
@@ -555,7 +618,9 @@ class TestOneFile:
     def test_parameters_and_shared_tensors(self, tmp_path):
         weight, t = nn.Parameter(torch.ones(2)), torch.zeros(3)
         fixed = nn.Parameter(torch.ones(1), requires_grad=False)
-        td = TensorDict(w=weight, n={"tied": weight, "plain": weight.data, "t": t}, t=t, fixed=fixed, part=t[1:])
+        td = TensorDict(
+            w=weight, n={"tied": weight, "plain": weight.data, "t": t}, t=t, fixed=fixed, part=t[1:]
+        )
         td.save(tmp_path / "x.safetensors")
         assert len(parts(tmp_path / "x.safetensors")[0]) == 1 + 4
         back = TensorDict.load(tmp_path / "x.safetensors")
@@ -569,7 +634,11 @@ class TestOneFile:
     def test_files_of_other_programs_are_flat(self, tmp_path):
         from safetensors.torch import save_file
 
-        save_file({"a.b": torch.ones(2), "c": torch.zeros(3, dtype=torch.int8)}, tmp_path / "x", {"format": "pt"})
+        save_file(
+            {"a.b": torch.ones(2), "c": torch.zeros(3, dtype=torch.int8)},
+            tmp_path / "x",
+            {"format": "pt"},
+        )
         td = TensorDict.load(tmp_path / "x")
         assert sorted(td.keys()) == ["a.b", "c"] and td.batch_size == () and td["a.b"].sum() == 2
 
@@ -577,11 +646,16 @@ class TestOneFile:
         from safetensors.torch import load_file
 
         found = load_file(one_file)
-        assert {"a", "n.b", "z.0.v", "z.1.v", "p"} == set(found)
+        assert {"a", "n.b", "z.0.v", "z.1.v", "c.x", "f.x", "p"} == set(found)
         assert torch.equal(found["n.b"], torch.ones(2, 4, dtype=torch.float64))
 
     def test_tensors_lie_where_their_dtype_wants_them(self, tmp_path):
-        td = TensorDict({f"{i}": torch.ones(i, dtype=d) for i, d in enumerate([torch.int8, torch.bool, torch.float64, torch.half])})
+        td = TensorDict(
+            {
+                f"{i}": torch.ones(i, dtype=d)
+                for i, d in enumerate([torch.int8, torch.bool, torch.float64, torch.half])
+            }
+        )
         td.save(tmp_path / "x.safetensors")
         raw = (tmp_path / "x.safetensors").read_bytes()
         start = 8 + int.from_bytes(raw[:8], "little")
@@ -596,7 +670,9 @@ class TestOneFile:
         assert TensorDict.load(one_file).device == torch.device("cpu")
 
     def test_into_another_container(self, one_file):
-        out = TensorDict(a=torch.zeros(2, 3), gone=torch.zeros(2), n=TensorDict(batch_size=[2]), batch_size=[2])
+        out = TensorDict(
+            a=torch.zeros(2, 3), gone=torch.zeros(2), n=TensorDict(batch_size=[2]), batch_size=[2]
+        )
         nested = out["n"]
         assert TensorDict.load(one_file, out=out) is out and "gone" not in out
         assert out["n"] is nested and content(out) == content(sample())
@@ -644,7 +720,11 @@ class TestMapped:
         assert len(list(td.keys(True))) == 1
         td.make_memmap(("n", "m", "x"), (2, 3), dtype=torch.int8).fill_(1)
         td.make_memmap(("n", "y"), torch.tensor([2]))
-        assert td["n"].is_locked and td["n"].is_memmap() and td["n", "m"].saved_path == tmp_path / "n" / "m"
+        assert (
+            td["n"].is_locked
+            and td["n"].is_memmap()
+            and td["n", "m"].saved_path == tmp_path / "n" / "m"
+        )
         assert len(list(td.keys(True, True))) == 3
         assert content(TensorDict.load(tmp_path)) == content(td)
         for key in ("a", ("n", "m"), ("n", "m", "x")):
@@ -658,9 +738,13 @@ class TestMapped:
         assert not td["n"].is_memmap()
 
     def test_refresh(self, tmp_path):
-        td = TensorDict(a=torch.zeros(3), n=TensorDict(x=torch.zeros(1)), gone=torch.ones(1), s="old").memmap(tmp_path)
+        td = TensorDict(
+            a=torch.zeros(3), n=TensorDict(x=torch.zeros(1)), gone=torch.ones(1), s="old"
+        ).memmap(tmp_path)
         nested = td["n"]
-        TensorDict(a=torch.ones(4), b=torch.ones(2), n=TensorDict(y=torch.ones(2)), s="new").memmap(tmp_path)
+        TensorDict(a=torch.ones(4), b=torch.ones(2), n=TensorDict(y=torch.ones(2)), s="new").memmap(
+            tmp_path
+        )
         assert td.memmap_refresh_() is td and td["n"] is nested
         assert content(td) == content(TensorDict.load(tmp_path))
         assert td.is_memmap() and td.is_locked and td.saved_path == tmp_path
@@ -684,7 +768,9 @@ class TestMapped:
 
         used = set()
         allocate = disk.allocate
-        monkeypatch.setattr(disk, "allocate", lambda *a: (used.add(threading.get_ident()), allocate(*a))[1])
+        monkeypatch.setattr(
+            disk, "allocate", lambda *a: (used.add(threading.get_ident()), allocate(*a))[1]
+        )
         td = TensorDict({str(i): torch.full((1000,), i) for i in range(20)})
         td.memmap(tmp_path, num_threads=3)
         assert threading.get_ident() not in used
@@ -702,7 +788,9 @@ class TestMapped:
         try:
             os.chmod(folder, 0o755)
             TensorDict(a=torch.ones(2)).memmap(folder)
-            out = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True)
+            out = subprocess.run(
+                [sys.executable, "-c", program, folder], capture_output=True, text=True
+            )
             assert out.stdout == "14.0\n", out.stderr
             assert TensorDict.load(folder)["a"].sum() == 2
         finally:
@@ -733,12 +821,16 @@ class TestMapped:
             "os.wait(); print(len([f for f in os.listdir(os.environ['TMPDIR']) if 'raffia' in f]))"
         )
         env = os.environ | {"TMPDIR": str(tmp_path)}
-        out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
+        out = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=env
+        )
         assert out.stdout == "1\n", out.stderr
         assert [name for name in os.listdir(tmp_path) if "raffia" in name] == []
 
     def test_pickled_parts(self, tmp_path):
-        x = MemoryMappedTensor.from_tensor(torch.arange(24.0).reshape(2, 3, 4), filename=tmp_path / "x")
+        x = MemoryMappedTensor.from_tensor(
+            torch.arange(24.0).reshape(2, 3, 4), filename=tmp_path / "x"
+        )
         for part in (x[1], x[:, 1:, ::2], x[1, 2, 3], x[..., None], x[:0]):
             blob = pickle.dumps(part)
             assert len(blob) < 500

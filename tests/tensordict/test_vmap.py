@@ -55,10 +55,11 @@ class TestDims:
         assert result["n"].batch_size == expected.batch_size
         assert_leaves(result, expected)
 
-    @pytest.mark.parametrize("in_dim", [-1, -2])
-    def test_negative_in_dim_counts_batch_dims(self, in_dim):
-        result = vmap(lambda td: td + 1, in_dim)(make())
-        assert_leaves(result, make() + 1 if in_dim == -2 else (make() + 1).transpose(0, 1))
+    def test_negative_in_dim_counts_the_dims_of_the_leaves_ours(self):
+        td = TensorDict({"a": torch.arange(6.0).reshape(2, 3)}, [2, 3])
+        assert_leaves(vmap(lambda x: x + 1, -1)(td), (td + 1).transpose(0, 1))
+        with pytest.raises(ValueError, match="size"):  # leaves with dims of their own
+            vmap(lambda x: x + 1, -1)(make())
 
     def test_in_dim_beyond_the_batch(self):
         with pytest.raises((ValueError, IndexError, RuntimeError)):

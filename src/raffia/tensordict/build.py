@@ -17,12 +17,14 @@ from raffia.tensordict.node import Node
 
 def as_size(value: Any) -> torch.Size:
     """A batch size from an int, a sequence of ints or None."""
-    if isinstance(value, torch.Size):
+    kind = value.__class__
+    if kind is torch.Size:
         return value
-    if value is None:
-        return torch.Size()
-    if isinstance(value, (int, np.integer, torch.SymInt)):
-        return torch.Size((value,))
+    if kind is not list and kind is not tuple:
+        if value is None:
+            return torch.Size()
+        if isinstance(value, (int, np.integer, torch.SymInt)):
+            return torch.Size((value,))
     try:
         size = torch.Size(value)
     except TypeError:
@@ -30,8 +32,9 @@ def as_size(value: Any) -> torch.Size:
             f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
             "entries are given as a dict or as keywords"
         ) from None
-    if any([isinstance(n, int) and n < 0 for n in size]):
-        raise ValueError(f"a batch_size has no negative dimensions, got {tuple(size)}")
+    for n in size:
+        if n.__class__ is int and n < 0:
+            raise ValueError(f"a batch_size has no negative dimensions, got {tuple(size)}")
     return size
 
 
@@ -428,7 +431,7 @@ def fromkeys(cls: Any, keys: Sequence[NestedKey], value: Any = 0) -> Any:
     >>> TensorDict.fromkeys(["a", ("b", "c")], 1).to_dict()
     {'a': tensor(1), 'b': {'c': tensor(1)}}
     """
-    td = cls()
+    td = cls._from_entries({}, None, None)
     for key in keys:
         td.set(key, value)
     return td

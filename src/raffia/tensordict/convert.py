@@ -897,7 +897,7 @@ def load_state_dict(
     mine = {key if key.__class__ is str else ".".join(key): key for key in td.keys(True, True)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
-            f"the state dict does not fit this container: missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
+            f"the key sets of the state dict and of this container differ: missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
             f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")

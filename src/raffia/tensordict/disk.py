@@ -1,4 +1,4 @@
-"""Containers on disk: a folder of memory-mapped files, or one safetensors file. No pickle in either.
+"""Containers on disk: a folder of memory-mapped files, or one safetensors file; never a pickle.
 
 Both hold the same JSON record of the tree: class, batch size, names, and what stands under each
 name. `outline` makes it from a container, `rebuild` makes a container from it and trusts nothing.
@@ -33,11 +33,10 @@ from raffia.tensordict.memmap import (
     MemoryMappedTensor,
     Path,
     allocate,
-    check_length,
     is_whole,
     map_file,
+    mapped,
     refuse_copy,
-    reserve,
 )
 from raffia.tensordict.node import Node
 
@@ -47,7 +46,7 @@ CPU = torch.device("cpu")
 VALUE_CLASSES = ("NonTensorData", "NonTensorStack")
 Record = dict[str, Any]
 
-# ---------------------------------------------------------------------------------- non-tensor values
+# -------------------------------------------------------------------------------- non-tensor values
 
 
 def encode(value: Any, key: tuple[str, ...]) -> Any:
@@ -91,11 +90,11 @@ def decode(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------- the record of a container
+# ---------------------------------------------------------------------- the record of a container
 
 
 class Outline:
-    """A node as it goes to disk: its record, and its entries, for which the format finds a place."""
+    """A node as it goes to disk: its record, and its entries, for which the format has a place."""
 
     __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "result")
 
@@ -169,14 +168,14 @@ def value_record(node: Any, key: tuple[str, ...]) -> Record:
     from raffia.tensordict.nontensor import NonTensorData
 
     if isinstance(node, NonTensorData):
-        value = encode(node._data, key)
-        record: Record = {"class": "NonTensorData", "value": value, "batch_size": [*node._batch_size]}
+        record: Record = {"class": "NonTensorData", "batch_size": list(node._batch_size)}
+        record["value"] = encode(node._data, key)
     else:
         members = node.tensordicts
         record = {"class": "NonTensorStack", "stack_dim": node.stack_dim}
         if all([isinstance(m, NonTensorData) and not m._batch_size for m in members]):
             record["values"] = [encode(member._data, key) for member in members]
-            record["batch_size"] = [*node._member_size()]
+            record["batch_size"] = list(node._member_size())
         else:
             record["members"] = [value_record(member, key) for member in members]
     if node._device is not None:
@@ -187,8 +186,10 @@ def value_record(node: Any, key: tuple[str, ...]) -> Record:
 class Reader:
     """Where a record comes from: it finds the tensors and containers that the record refers to."""
 
-    path: str
-    device: torch.device | None  # where the tensors are wanted
+    def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
+        self.path = path
+        self.device = device  # where the tensors are wanted
+        self.non_blocking = non_blocking
 
     def fail(self, why: str) -> NoReturn:
         raise DamagedFileError(self.path, why)
@@ -215,6 +216,13 @@ class Reader:
         if type(name) is not str or name not in DTYPES:
             self.fail(f"there is no dtype {shown(name)}")
         return DTYPES[name]
+
+    def empty(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for a tensor, whose length is known to be that of what it is read from."""
+        try:
+            return torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            return self.fail(f"no tensor has the shape {shown(shape)}: {error}")
 
     def names(self, value: Any, ndim: int) -> list[str | None] | None:
         if value is None:
@@ -251,6 +259,8 @@ def rebuild(reader: Reader, record: Any) -> Any:
         return lazy_node(reader, record)
     if kind in VALUE_CLASSES:
         return value_node(reader, record)
+    if kind != "TensorDict":
+        reader.fail(f"there is no class {shown(kind)}")
     batch_size = torch.Size(reader.size(record.get("batch_size")))
     entries = read_entries(reader, record)
     ndim = len(batch_size)
@@ -261,8 +271,6 @@ def rebuild(reader: Reader, record: Any) -> Any:
                 f"size {list(batch_size)}"
             )
     names = reader.names(record.get("names"), ndim)
-    if kind != "TensorDict":
-        reader.fail(f"there is no class {shown(kind)}")
     return TensorDict._make(entries, batch_size, reader.on(record.get("device")), names)
 
 
@@ -313,7 +321,7 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Any:
             "that defines it before loading"
         )
     unknown = [key for key in td.keys() if key not in cls._fields]
-    if unknown:
+    if unknown or td._is_data():
         reader.fail(f"{shown(unknown)} are not fields of {name}")
     return cls._wrap(td.lock_() if cls._frozen else td)
 
@@ -323,23 +331,23 @@ def value_node(reader: Reader, record: Any) -> Any:
     from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 
     device = reader.on(record.get("device"))
-    size = reader.size(record.get("batch_size")) if "members" not in record else None
     if record["class"] == "NonTensorData":
         if "value" not in record:
             reader.fail("a value is missing")
-        return NonTensorData(decode(record["value"]), torch.Size(size), device)
+        size = torch.Size(reader.size(record.get("batch_size")))
+        return NonTensorData(decode(record["value"]), size, device)
     rows = record.get("values", record.get("members"))
     if type(rows) is not list:
         reader.fail("the values of a stack are missing")
-    if size is not None:
+    if "values" in record:
         members = [NonTensorData(decode(value), None, device) for value in rows]
-    else:
-        members = []
-        for row in rows:
-            if type(row) is not dict or row.get("class") not in VALUE_CLASSES:
-                reader.fail(f"{shown(row)} is not a non-tensor value")
-            members.append(value_node(reader, row))
-    return stacked(reader, record, NonTensorStack, members, size)
+        member_size = reader.size(record.get("batch_size"))
+        return stacked(reader, record, NonTensorStack, members, member_size)
+    for row in rows:
+        if type(row) is not dict or row.get("class") not in VALUE_CLASSES:
+            reader.fail(f"{shown(row)} is not a non-tensor value")
+    members = [value_node(reader, row) for row in rows]
+    return stacked(reader, record, NonTensorStack, members, None)
 
 
 # ------------------------------------------------------------------------------- writing one file
@@ -394,13 +402,18 @@ def write_atomically(
             os.close(fd)
 
 
+def titled(record: Record) -> Record:
+    return {"format": "raffia", "version": VERSION, **record}
+
+
 def dump(record: Any) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-def parse(path: str, text: bytes) -> Any:
+def parse(path: str, text: bytes | str) -> Any:
     """JSON that has each name once."""
     try:
+        text = text if isinstance(text, str) else text.decode()
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(path, f"it is not JSON: {error}") from None
@@ -414,7 +427,7 @@ def unique(pairs: list[tuple[str, Any]]) -> Record:
 
 
 def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
-    """A descriptor for reading, and the length; DamagedFileError for all that is not a plain file."""
+    """A descriptor for reading, and the length; DamagedFileError for what is not a plain file."""
     try:  # a pipe must not block us
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError as error:
@@ -472,21 +485,19 @@ class Job:
         self,
         td: Any,
         prefix: Path | None,
-        *,
         copy_existing: bool,
         existsok: bool,
-        robust: bool,
-        like: bool,
-        inplace: bool,
+        robust_key: bool | None,
+        like: bool = False,
+        inplace: bool = False,
     ) -> None:
-        self.td = td
+        self.td, self.copy_existing, self.existsok = td, copy_existing, existsok
+        self.robust, self.like, self.inplace = robust_key is not False, like, inplace
         self.root = outline(td, (), like)
-        self.existsok, self.like, self.inplace = existsok, like, inplace
         self.folders: list[str] = []
         self.metas: list[tuple[str, bytes]] = []  # the outermost one comes last
         self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
-        folder = None if prefix is None else os.path.abspath(prefix)
-        self.place(self.root, folder, robust, copy_existing)
+        self.place(self.root, None if prefix is None else os.path.abspath(prefix))
         if not like:
             self.detach_sources()
         for plan in self.root.walk() if inplace else ():
@@ -498,8 +509,8 @@ class Job:
 
     def detach_sources(self) -> None:
         """Copy tensors that lie in a file which is about to be written, other than their own."""
-        sources = [
-            leaf.device.type == "cpu" and leaf.untyped_storage().filename
+        sources: list[Any] = [
+            leaf.untyped_storage().filename if leaf.device.type == "cpu" else None
             for _, _, leaf, _ in self.leaves
         ]
         if not any(sources):
@@ -509,60 +520,57 @@ class Job:
             if sources[i] and os.path.realpath(sources[i]) in targets and not in_place(leaf, file):
                 self.leaves[i] = plan, name, leaf.detach().clone(), file
 
-    def place(self, plan: Outline, folder: str | None, robust: bool, copy_existing: bool) -> None:
+    def place(self, plan: Outline, folder: str | None) -> None:
         """Give every leaf its file and every container its folder; nothing is written yet."""
         plan.folder = folder
-        if folder is not None:
-            self.folders.append(folder)
         used = {META}
         listed: Record = {}
         for name, entry in plan.entries.items():
-            if not isinstance(entry, Outline):
-                record = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
-                file = None
-                if folder is not None:
-                    record["file"] = file_name(name, ".memmap", used, robust, (*plan.key, name))
-                    file = f"{folder}/{record['file']}"
-                    self.check(entry, file, copy_existing)
-                self.leaves.append((plan, name, entry, file))
+            record: Record = {}
+            place = None
+            leaf = not isinstance(entry, Outline)
+            if folder is not None and (leaf or not entry.is_value):
+                suffix = ".memmap" if leaf else ""
+                file = file_name(name, suffix, used, self.robust, (*plan.key, name))
+                record["file" if leaf else "folder"] = file
+                place = f"{folder}/{file}"
+            if leaf:
+                record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
+                self.check(entry, place)
+                self.leaves.append((plan, name, entry, place))
             elif entry.is_value:
                 record, entry.folder = entry.record, folder
             else:
-                record, below = {}, None
-                if folder is not None:
-                    record["folder"] = file_name(name, "", used, robust, (*plan.key, name))
-                    below = f"{folder}/{record['folder']}"
-                self.place(entry, below, robust, copy_existing)
+                self.place(entry, place)
             listed[name] = record
         if not plan.is_value:
             plan.record["entries"] = listed
         if folder is not None:
             plan.record["device"] = "cpu"
-            record = {"format": "raffia", "version": VERSION, **plan.record}
-            self.metas.append((f"{folder}/{META}", dump(record)))
+            self.folders.insert(0, folder)
+            self.metas.append((f"{folder}/{META}", dump(titled(plan.record))))
 
-    def check(self, leaf: Tensor, file: str, copy_existing: bool) -> None:
-        if isinstance(leaf, MemoryMappedTensor) and not self.like and not is_whole(leaf, file):
-            refuse_copy(leaf, copy_existing)
-        if self.existsok and not self.like:
+    def check(self, leaf: Tensor, file: str | None) -> None:
+        if file is None:
             return
-        try:
-            length = os.path.getsize(file)
-        except OSError:
+        if isinstance(leaf, MemoryMappedTensor) and not self.like and not is_whole(leaf, file):
+            refuse_copy(leaf, self.copy_existing)
+        if (self.existsok and not self.like) or not os.path.lexists(file):
             return
         if not self.existsok:
             raise RuntimeError(f"The file {file} already exists; `existsok=True` writes over it")
-        if length != leaf.numel() * leaf.dtype.itemsize:
+        length, nbytes = os.path.getsize(file), leaf.numel() * leaf.dtype.itemsize
+        if length != nbytes:
             raise RuntimeError(
-                f"The file {file} already exists and has {length} bytes, the tensor "
-                f"{leaf.numel() * leaf.dtype.itemsize}: remove it, or take another folder"
+                f"The file {file} already exists and has {length} bytes, the tensor {nbytes}: "
+                "remove it, or take another folder"
             )
 
     def write(self, threads: ThreadPoolExecutor | None) -> None:
         """Write the files, the record of the outermost folder last: without it there is no save."""
         for folder in self.folders:
             os.makedirs(folder, exist_ok=True)
-        for path, _ in self.metas:  # from here to the end there is nothing that could be loaded
+        for path, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -673,7 +681,7 @@ def forget(td: Any) -> None:
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:
-    """Whether a tensor needs no file: it is what stands in this one, or mapped where none is asked for."""
+    """Whether nothing is to be written: the file holds just this tensor, or none is asked for."""
     return isinstance(leaf, MemoryMappedTensor) and (file is None or is_whole(leaf, file))
 
 
@@ -740,12 +748,13 @@ def memmap(
 
     The folder holds `meta.json` (class, batch size, names, non-tensor values, and dtype, shape and
     file of each tensor), a file `<key>.memmap` for each tensor (its bytes, row by row) and a folder
-    `<key>` of the same kind for each container; a lazy stack has one for each member. In file names,
-    what is not a letter, a digit or one of `_-+=.,@~()[]{}#!$&^` is written as %XX, and so is a dot
-    in front; names that are too long are cut and get a hash, names that differ from another one by
-    upper and lower case only get a number. The keys themselves stand in `meta.json`. It is written
-    last: a folder without it, from a save that was interrupted, is not loaded. Data goes to disk when
-    the system likes; `td.save("name.safetensors")` waits for it, and checks it when it is loaded.
+    `<key>` of the same kind for each container; a lazy stack has one for each member. In the names
+    of files, what is not a letter, a digit or one of `_-+=.,@~()[]{}#!$&^` becomes %XX, and so does
+    a dot in front; a name that is too long is cut and gets a hash, one that differs from another by
+    upper and lower case only gets a number. The keys themselves stand in `meta.json`, which is
+    written last: a folder without it, from a save that was interrupted, is not loaded. When data
+    goes to disk is left to the system; `td.save("name.safetensors")` waits for that, and adds a
+    checksum.
 
     Raises TypeError, before anything is written, for a value that JSON can't hold.
 
@@ -758,15 +767,7 @@ def memmap(
     (MemoryMappedTensor([1., 1., 1.]), ['a.memmap', 'meta.json', 'n'])
     """
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(
-        td,
-        prefix,
-        copy_existing=copy_existing,
-        existsok=existsok,
-        robust=robust_key is not False,
-        like=False,
-        inplace=False,
-    )
+    job = Job(td, prefix, copy_existing, existsok, robust_key)
     return carry_out(job, num_threads, return_early)
 
 
@@ -792,19 +793,11 @@ def memmap_(
     mapped_already = [isinstance(leaf, MemoryMappedTensor) for leaf in td._leaves([])]
     if td._locked and not all(mapped_already) and td.is_shared():
         raise RuntimeError(
-            "memory-mapped files and shared memory are mutually exclusive, and this container is in "
-            "shared memory: td.memmap(...) makes a copy"
+            "memory-mapped files and shared memory are mutually exclusive, and this container is "
+            "in shared memory: td.memmap(...) makes a copy"
         )
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(
-        td,
-        prefix,
-        copy_existing=copy_existing,
-        existsok=existsok,
-        robust=robust_key is not False,
-        like=False,
-        inplace=True,
-    )
+    job = Job(td, prefix, copy_existing, existsok, robust_key, inplace=True)
     return carry_out(job, num_threads, return_early)
 
 
@@ -831,15 +824,7 @@ def memmap_like(
     >>> buffer["obs"].shape, buffer["reward"].sum()
     (torch.Size([1000, 4]), tensor(1.))
     """
-    job = Job(
-        td,
-        prefix,
-        copy_existing=True,
-        existsok=existsok,
-        robust=robust_key is not False,
-        like=True,
-        inplace=False,
-    )
+    job = Job(td, prefix, copy_existing, existsok, robust_key, like=True)
     return carry_out(job, num_threads, return_early)
 
 
@@ -880,9 +865,11 @@ def saved_path(td: Any) -> pathlib.Path:
 
 
 class FolderReader(Reader):
-    def __init__(self, folder: str, device: torch.device | None, non_blocking: bool) -> None:
-        self.folder, self.device, self.non_blocking = folder, device, non_blocking
-        self.path = f"{folder}/{META}"
+    def __init__(
+        self, folder: str, device: torch.device | None = None, non_blocking: bool = False
+    ) -> None:
+        super().__init__(f"{folder}/{META}", device, non_blocking)
+        self.folder = folder
 
     def read(self) -> Any:
         """The container in this folder."""
@@ -927,17 +914,16 @@ class FolderReader(Reader):
         nbytes = math.prod(shape) * dtype.itemsize
         if found.st_size != nbytes:
             raise DamagedFileError(
-                path, f"it holds {found.st_size} bytes, a tensor of {entry['dtype']} {shape} has {nbytes}"
+                path,
+                f"it holds {found.st_size} bytes, a {entry['dtype']} tensor of shape {shape} has "
+                f"{nbytes}",
             )
-        device = self.device
-        try:
-            if device is None or device.type == "cpu":
-                return map_file(path, dtype, shape)
-            if device.type == "meta":
-                return torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            self.fail(f"no tensor has the shape {shown(shape)}: {error}")
-        return map_file(path, dtype, shape).to(device, non_blocking=self.non_blocking)
+        device = self.device or CPU
+        if device.type == "meta" or not nbytes:
+            out = self.empty(shape, dtype, device)
+            return mapped(out, path) if device.type == "cpu" else out
+        out = map_file(path, dtype, shape)
+        return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
 
     def container(self, entry: Record) -> Any:
         if "class" in entry:
@@ -981,10 +967,11 @@ def load_memmap(
         if os.path.exists(prefix):
             raise NotADirectoryError(f"{prefix} is a file; TensorDict.load(path) reads files")
         raise FileNotFoundError(f"there is no folder {prefix}")
-    return loaded(lambda device: FolderReader(os.path.abspath(prefix), device, non_blocking).read(), prefix, device, out)
+    return loaded(FolderReader, os.path.abspath(prefix), device, non_blocking, out)
 
 
-def loaded(read: Callable[[Any], Any], prefix: Path, device: Any, out: Any) -> Any:
+def loaded(kind: Any, path: str, device: Any, non_blocking: bool, out: Any) -> Any:
+    """What a reader of this kind finds, in `out` if that is given."""
     from raffia.tensordict.build import as_device
 
     if device is not None:
@@ -994,9 +981,9 @@ def loaded(read: Callable[[Any], Any], prefix: Path, device: Any, out: Any) -> A
             raise ValueError(f"`out` is on {out._device}, so nothing can be loaded on {device}")
         device = out._device
     try:
-        td = read(device)
+        td = kind(path, device, non_blocking).read()
     except RecursionError:
-        raise DamagedFileError(prefix, "containers are nested too deeply in it") from None
+        raise DamagedFileError(path, "containers are nested too deeply in it") from None
     return td if out is None else refill(out, td)
 
 
@@ -1043,8 +1030,8 @@ def load_memmap_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
 def memmap_refresh_(td: Any) -> Any:
     """Load again what is in the folder of this memory-mapped container, and return the container.
 
-    For when another process has added, removed or resized entries; what it wrote into the tensors is
-    seen without.
+    For when another process has added, removed or resized entries; what it wrote into the tensors
+    is seen without.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -1071,8 +1058,8 @@ def make_memmap(
 ) -> MemoryMappedTensor:
     """Add a memory-mapped tensor of zeros to a memory-mapped container, locked though it is.
 
-    Raises RuntimeError if the container is not memory-mapped, the key is taken or the shape does not
-    begin with the batch size.
+    Raises RuntimeError if the container is not memory-mapped, the key is taken or the shape does
+    not begin with the batch size.
 
     >>> td = TensorDict(a=torch.zeros(3)).memmap()
     >>> td.make_memmap("b", (2,)).fill_(1), "b" in td
@@ -1081,7 +1068,7 @@ def make_memmap(
     dtype = dtype or torch.get_default_dtype()
     shape = as_shape(shape)
 
-    def make(file: str | None) -> MemoryMappedTensor:
+    def make(file: str | None) -> Any:
         return allocate(file, shape, dtype, True).zero_()
 
     return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False)
@@ -1107,7 +1094,7 @@ def make_memmap_from_tensor(
     MemoryMappedTensor([1., 1.])
     """
 
-    def make(file: str | None) -> MemoryMappedTensor:
+    def make(file: str | None) -> Any:
         out = allocate(file, tensor.shape, tensor.dtype, existsok)
         return out.copy_(tensor.detach()) if copy_data else out.zero_()
 
@@ -1174,19 +1161,21 @@ def add(
         )
     if shape[: len(size)] != size:
         raise RuntimeError(
-            f"batch dimension mismatch: the batch size is {size} but the value has shape {shape} for "
-            f"key {path[-1]!r}"
+            f"batch dimension mismatch: the batch size is {size} but the value has shape {shape} "
+            f"for key {path[-1]!r}"
         )
     folder, record, file = own_folder(td), {}, None
     if folder is not None:
         record = read_record(folder)
         used = {META} | {
-            str(entry.get("file", entry.get("folder"))).lower() for entry in record["entries"].values()
+            str(entry.get("file", entry.get("folder"))).lower()
+            for entry in record["entries"].values()
         }
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
     at = None if file is None else f"{folder}/{file}"
     if rest:
-        child = memmap(td._plain._make({}, size, CPU, td._names), at)
+        names = None if td._names is None else list(td._names)
+        child = memmap(td._plain._make({}, size, CPU, names), at)
         out = add(child, tuple(rest), shape, make, robust)
         entry: Record = {"folder": file}
     else:
@@ -1203,7 +1192,7 @@ def add(
 
 
 def read_record(folder: str) -> Record:
-    return FolderReader(folder, None, False).record()
+    return FolderReader(folder).record()
 
 
 # --------------------------------------------------------------------------- one safetensors file
@@ -1221,13 +1210,18 @@ FILE_DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-CARRIERS = {  # dtypes that the format, or older readers of it, lack -> what carries their bytes
+CARRIERS: dict[
+    torch.dtype, tuple[str, list[int]]
+] = {  # dtypes that the format, or older readers of it, lack -> what carries their bytes
     torch.complex32: ("F16", [2]),
     torch.complex128: ("F64", [2]),
     torch.float8_e8m0fnu: ("U8", []),
     torch.float4_e2m1fn_x2: ("U8", []),
 }
-FILE_DTYPE_NAMES = {dtype: (name, []) for name, dtype in FILE_DTYPES.items()} | CARRIERS
+FILE_DTYPE_NAMES: dict[torch.dtype, tuple[str, list[int]]] = {
+    **{dtype: (name, []) for name, dtype in FILE_DTYPES.items()},
+    **CARRIERS,
+}
 LONGEST_HEADER = 100_000_000  # as in other readers of the format
 RECORD, CHECKSUM = "raffia", "raffia.sha256"
 NO_CHECKSUM = "0" * 64
@@ -1246,19 +1240,18 @@ def save_file(td: Any, path: Path) -> None:
             if isinstance(entry, Outline):
                 listed[name] = place(entry)
                 continue
-            record = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
-            where: Any = (entry.data_ptr(), entry.dtype, entry.shape, entry.stride(), entry.device)
-            where = where if entry.numel() else id(entry)
+            where = place_in_memory(entry)
             if where not in names:
                 names[where] = tensor_name((*plan.key, name), stored)
                 stored[names[where]] = entry
-            record["tensor"] = names[where]
+            record: Record = {"tensor": names[where]}
+            record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
             if isinstance(entry, nn.Parameter):
                 record["parameter"] = entry.requires_grad
             listed[name] = record
         return {**plan.record, "entries": listed}
 
-    record = {"format": "raffia", "version": VERSION, **place(outline(td))}
+    record = titled(place(outline(td)))
     tensors = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
     metadata = {"format": "pt", RECORD: dump(record).decode(), CHECKSUM: NO_CHECKSUM}
     header: Record = {"__metadata__": metadata}
@@ -1271,7 +1264,9 @@ def save_file(td: Any, path: Path) -> None:
     text = dump(header)
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
-        raise ValueError(f"the keys and values take {len(text)} bytes, one file holds 100 MB of them")
+        raise ValueError(
+            f"the keys and values take {len(text)} bytes, one file holds 100 MB of them"
+        )
 
     def write(file: BinaryIO) -> None:
         checksum = hashlib.sha256(text)
@@ -1289,8 +1284,16 @@ def save_file(td: Any, path: Path) -> None:
     write_atomically(path, write)
 
 
+def place_in_memory(tensor: Tensor) -> Any:
+    """Equal for two tensors that are one and the same, seen in the same way."""
+    if not tensor.numel():
+        return id(tensor)
+    seen = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), seen
+
+
 def tensor_name(key: tuple[str, ...], taken: dict[str, Tensor]) -> str:
-    """The name under which other readers of the file see a tensor: its key with dots, made unique."""
+    """The name of a tensor for other readers of the file: its key with dots, made unique."""
     name = ".".join(key).encode("utf-8", "replace").decode()
     n, out = 1, name
     while out in taken or out == "__metadata__":
@@ -1303,12 +1306,12 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, row by row."""
     plain = tensor.detach().cpu().as_subclass(Tensor)
     plain = plain.resolve_conj().resolve_neg().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class FileReader(Reader):
     def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
-        self.path, self.device, self.non_blocking = path, device, non_blocking
+        super().__init__(path, device, non_blocking)
         self.tensors: dict[str, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
 
@@ -1326,15 +1329,18 @@ class FileReader(Reader):
             metadata = header.pop("__metadata__", {}) if type(header) is dict else None
             if type(metadata) is not dict:
                 self.fail("it has no safetensors header")
+            ours = RECORD in metadata or CHECKSUM in metadata
             known = metadata.get(CHECKSUM)
             if type(known) is str and len(known) == 64 and known.isascii():
                 text = text.replace(known.encode(), NO_CHECKSUM.encode(), 1)
             checksum = hashlib.sha256(text)
             for name, dtype, shape in self.layout(header, length - 8 - size):
-                self.tensors[name] = tensor = self.empty(shape, dtype)
+                self.tensors[name] = tensor = self.empty(shape, dtype, CPU)
                 if tensor.numel():
-                    checksum.update(self.exactly(file, raw_bytes(tensor)))
-        if RECORD not in metadata and CHECKSUM not in metadata:  # written by someone else
+                    data = self.exactly(file, raw_bytes(tensor))
+                    if ours:
+                        checksum.update(data)
+        if not ours:  # another program's
             td = TensorDict._make(self.tensors, torch.Size(), None, None)
             return td if self.device is None else td.to(self.device)
         if known != checksum.hexdigest():
@@ -1347,7 +1353,7 @@ class FileReader(Reader):
         record = metadata.get(RECORD)
         if type(record) is not str:
             self.fail("its record is missing")
-        record = parse(self.path, record.encode())
+        record = parse(self.path, record)
         self.check_version(record)
         return rebuild(self, record)
 
@@ -1385,20 +1391,15 @@ class FileReader(Reader):
             self.fail(f"it holds {length} bytes of data, its tensors have {at}")
         return [(name, dtype, shape) for _, _, name, dtype, shape in found]
 
-    def empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        try:
-            return torch.empty(shape, dtype=dtype, device=CPU)
-        except RuntimeError as error:
-            return self.fail(f"no tensor has the shape {shown(shape)}: {error}")
-
     def tensor(self, entry: Record) -> Tensor:
         name, dtype, shape = entry.get("tensor"), self.dtype(entry["dtype"]), entry.get("shape")
-        found = self.tensors.get(name) if type(name) is str else None
-        if found is None:
+        if type(name) is not str or name not in self.tensors:
             self.fail(f"there is no tensor {shown(name)}")
+        found = self.tensors[name]
         if found.dtype is not dtype:
             carrier, extra = CARRIERS.get(dtype, ("", []))
-            if FILE_DTYPES.get(carrier) is not found.dtype or list(found.shape[found.dim() - len(extra):]) != extra:
+            last = list(found.shape[found.dim() - len(extra) :])
+            if FILE_DTYPES.get(carrier) is not found.dtype or last != extra:
                 self.fail(f"tensor {shown(name)} is not of {entry['dtype']}")
             found = torch.view_as_complex(found) if extra else found.view(dtype)
             self.tensors[name] = found
@@ -1407,7 +1408,8 @@ class FileReader(Reader):
         needs_grad = entry.get("parameter")
         if needs_grad is None:
             return found
-        if type(needs_grad) is not bool or (needs_grad and not (dtype.is_floating_point or dtype.is_complex)):
+        real = dtype.is_floating_point or dtype.is_complex
+        if type(needs_grad) is not bool or needs_grad > real:
             self.fail(f"tensor {shown(name)} can't be a parameter")
         if name not in self.parameters:
             self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
@@ -1454,7 +1456,9 @@ def save(
             robust_key=robust_key,
         )
     if num_threads > 1 or return_early:
-        raise ValueError("num_threads and return_early are for folders; one file is written at once")
+        raise ValueError(
+            "num_threads and return_early are for folders; one file is written at once"
+        )
     save_file(td, prefix)
     return td
 
@@ -1487,7 +1491,7 @@ def load(
     """
     if not os.path.isfile(prefix):
         return load_memmap(cls, prefix, device, non_blocking, out=out)
-    return loaded(lambda device: FileReader(os.fspath(prefix), device, non_blocking).read(), prefix, device, out)
+    return loaded(FileReader, os.fspath(prefix), device, non_blocking, out)
 
 
 def load_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
@@ -1519,9 +1523,9 @@ def mark_folder(node: Any, folder: str) -> None:
     record = read_record(folder)
     if record["class"] in VALUE_CLASSES:
         mark_values(node, folder, (), weakref.ref(node))
-    children = dict(enumerate(node._children())) if record["class"] == "LazyStackedTensorDict" else None
+    members = node._children() if record["class"] == "LazyStackedTensorDict" else None
     for i, (name, entry) in enumerate(record.get("entries", {}).items()):
-        child = node._get_str(name) if children is None else children[i]
+        child = node._get_str(name) if members is None else members[i]
         if "folder" in entry:
             mark_folder(child, f"{folder}/{entry['folder']}")
         elif "class" in entry:

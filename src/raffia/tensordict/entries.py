@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,15 +27,15 @@ from raffia.tensordict.node import Node
 IsLeaf = Callable[[type], bool]
 
 
-class NoDefault:
-    """The type of `NO_DEFAULT`, which says that a missing key is an error."""
+class NoDefault(enum.Enum):
+    """What stands for a default that is not given: an enum, because torch.compile knows these."""
 
-    def __repr__(self) -> str:
-        return "<no default>"
+    RAISE = "a missing key is an error"
+    UNSET = "a missing key gives None, but one that leads through a leaf is an error"
 
 
-NO_DEFAULT: Any = NoDefault()
-UNSET: Any = NoDefault()  # None for a missing key, but an error for one that leads through a leaf
+NO_DEFAULT: Any = NoDefault.RAISE
+UNSET: Any = NoDefault.UNSET
 
 
 def default_is_leaf(cls: type) -> bool:
@@ -134,9 +135,7 @@ class KeysView(NestedView):
             value = self.td._get_str(path)
         else:
             if not include_nested:
-                raise TypeError(
-                    f"nested keys such as {key!r} are only found in td.keys(include_nested=True) or with `{key!r} in td`"
-                )
+                return False
             value = self.td
             for name in path:
                 if not isinstance(value, Node):
@@ -275,8 +274,10 @@ def contains(td: Any, key: NestedKey) -> bool:
     (True, True, False)
     """
     node = td
+    if not is_key(key):
+        raise TypeError(f"`in` asks whether a key is there, and {key!r} is no key: a string or a tuple of strings is needed")
     for name in unravel_key_to_tuple(key):
-        node = node._get_str(name) if isinstance(node, Node) else None
+        node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
         if node is None:
             return False
     return True
@@ -353,7 +354,11 @@ def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> A
         elif isinstance(item, (Node, Mapping)):
             dest.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
         else:
-            dest[...] = item  # type: ignore[index]
+            raise TypeError(
+                f"entry {key!r} is a container; set_ writes a container or dict into it, not a {type(item).__name__}"
+            )
+    elif isinstance(item, (Node, Mapping)):
+        raise TypeError(f"entry {key!r} is a tensor; set_ can't write a {type(item).__name__} into it")
     else:
         write(dest, item, unravel_key(key), non_blocking)
     return td
@@ -411,7 +416,10 @@ def set_at_(td: Any, key: NestedKey, value: Any, index: Any, *, non_blocking: bo
     dest = get(node, name, NO_DEFAULT)
     if isinstance(value, Tensor) and isinstance(dest, Tensor):
         value = value.to(dest.device, dest.dtype, non_blocking=non_blocking)
-    dest[index] = value
+    try:
+        dest[index] = value
+    except RuntimeError as error:
+        raise RuntimeError(f"cannot write into rows of entry {key!r} of shape {dest.shape}: {error}") from error
     return td
 
 
@@ -501,16 +509,20 @@ def rename_keys(td: Any, mapping: Mapping[NestedKey, NestedKey], *, strict: bool
     >>> list(TensorDict(a=1, b=2).rename_keys({"a": "b", "b": "a"}).items())
     [('b', tensor(1)), ('a', tensor(2))]
     """
-    out = td.copy()
-    moved = []
-    for old, new in mapping.items():
-        if strict or contains(td, old):
-            moved.append((new, get(td, old, NO_DEFAULT)))
-            del_(out, old)
-    for new, value in moved:
+    moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
+    moves = [(old, new) for old, new in moves if strict or contains(td, old)]
+    for i, (old, _) in enumerate(moves):
+        for other, _ in moves[:i]:
+            if old[: len(other)] == other[: len(old)]:
+                raise ValueError(f"rename_keys: {other!r} and {old!r} are not separate entries")
+    values = [get(td, old, NO_DEFAULT) for old, _ in moves]
+    out = td._map(lambda leaf: leaf)
+    for old, _ in moves:
+        out.del_(old)
+    for (_, new), value in zip(moves, values, strict=True):
         if contains(out, new):
             raise ValueError(f"rename_keys: {new!r} is already taken")
-        set(out, new, value)
+        out.set(new, value)
     return out
 
 
@@ -575,7 +587,9 @@ def merged(source: Any, entries: Mapping[str, Any]) -> Any:
 def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedKey, Any]:
     """The entries of `source` under these keys."""
     if isinstance(keys_to_update, (str, tuple)) and is_key(keys_to_update):
-        raise TypeError(f"keys_to_update is a list of keys: keys_to_update=[{keys_to_update!r}]")
+        raise TypeError(
+            f"keys_to_update is a list of keys, got {type(keys_to_update).__name__}: keys_to_update=[{keys_to_update!r}]"
+        )
     out: dict[NestedKey, Any] = {}
     for key in keys_to_update:
         value: Any = source
@@ -587,7 +601,7 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedK
 
 
 def snapshot(td: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Shallow copies of the storage of `td` and of what is nested in it, to be put back by `restore`."""
+    """Shallow copies of the storage of `td` and of what is nested in it, for `put_back`."""
     out: list[tuple[Any, dict[str, Any]]] = []
 
     def visit(node: Any) -> None:
@@ -608,10 +622,14 @@ def all_or_nothing(td: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for store, content in saved:
-            store.clear()
-            store.update(content)
+        put_back(saved)
         raise
+
+
+def put_back(saved: list[tuple[Any, dict[str, Any]]]) -> None:
+    for store, content in saved:
+        store.clear()
+        store.update(content)
 
 
 def merge(td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None) -> None:
@@ -711,9 +729,9 @@ def select(td: Any, *keys: NestedKey, inplace: bool = False, strict: bool = True
             if strict:
                 raise missing(name, td)
             continue
-        if name in parts and name not in whole:
-            if not isinstance(value, Node):
-                raise through_leaf(name, value, str(parts[name][0]))
+        if name in parts and not isinstance(value, Node) and strict:
+            raise through_leaf(name, value, str(parts[name][0][0]))
+        if name in parts and name not in whole and isinstance(value, Node):
             value = value.select(*parts[name], strict=strict)  # type: ignore[attr-defined]
         entries[name] = value
     if not inplace:

@@ -186,9 +186,7 @@ def setitem(td: Any, index: Any, value: Any) -> None:
     (tensor([0., 1., 0.]), tensor([0, 5, 0]))
     """
     batch_size = td._batch_size
-    if index.__class__ is tuple and not index:
-        raise KeyError("Only NestedKeys are supported as keys, and () is neither a key nor an index of rows; td[...] = value writes all")
-    if not batch_size and index is not Ellipsis:
+    if not batch_size and index is not Ellipsis and index != ():
         index = _scalar_index(index)
     else:
         index = normalise(index, batch_size)

@@ -228,9 +228,11 @@ class LazyStackedTensorDict(TensorDictBase):
     def _shared(self) -> list[str]:
         """Names of the entries that all members have, in the order of the first."""
         stores = [td._peek() for td in self.tensordicts]
-        names = list(stores[0]) if stores else []
-        for store in stores[1:]:
-            if not store.keys() >= set(names):
+        if not stores:
+            return []
+        first, names = stores[0].keys(), list(stores[0])
+        for store in stores:
+            if store.keys() != first:
                 names = [name for name in names if name in store]
         return names
 
@@ -328,11 +330,14 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _set_str(self, name: str, value: Any) -> None:
         members = self.tensordicts
-        if self._locked or any([td._locked for td in members]):
-            raise locked_error(self, name)
+        self._check_open(name)
         if self.hook_in is not None:
             value = self.hook_in(value)
         parts = self._parts(name, value)
+        if isinstance(value, Tensor) and self._device is None:  # of the right shape, so not refused
+            for td, part in zip(members, parts, strict=True):
+                td._set_str(name, part)
+            return
         stores = [store for td in members for store in td._stores()]
         saved = [store.get(name) for store in stores]
         try:
@@ -383,9 +388,12 @@ class LazyStackedTensorDict(TensorDictBase):
             return None
         return other.unbind(dim)
 
-    def _del_str(self, name: str) -> None:
-        if self._locked or any([td._locked for td in self.tensordicts]):
+    def _check_open(self, name: str) -> None:
+        if self._own_lock or any([td._locked for td in self.tensordicts]):
             raise locked_error(self, name)
+
+    def _del_str(self, name: str) -> None:
+        self._check_open(name)
         for td in self.tensordicts:
             if td._peek_str(name) is not None:
                 td._del_str(name)
@@ -518,8 +526,9 @@ class LazyStackedTensorDict(TensorDictBase):
         source = entries.merged(input_dict_or_td, options)
         if source is self:
             return self
-        saved = entries.snapshot(self)
-        try:
+        if self._locked and not inplace:
+            raise locked_error(self)
+        with entries.all_or_nothing(self):
             parts = None
             if isinstance(source, Node) and keys_to_update is None:
                 parts = self._split(source)
@@ -529,13 +538,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 return self
             if keys_to_update is not None:
                 source = entries.restricted(source, keys_to_update)
-            pairs = source._peek() if isinstance(source, Node) else source
-            for key in list(pairs):
+            for key in list(source._peek() if isinstance(source, Node) else source):
                 value = source._get_str(key) if isinstance(source, Node) else source[key]
                 self._update_one(unravel_key(key), value, clone, inplace, known)
-        except BaseException:
-            entries.restore(saved)
-            raise
         return self
 
     def _update_one(self, key: Any, value: Any, clone: bool, inplace: bool, known: Any) -> None:
@@ -682,28 +687,23 @@ class LazyStackedTensorDict(TensorDictBase):
         return list(zip(self.tensordicts, parts, strict=True))
 
     def _member_wise(self, others: tuple[Any, ...], default: Any) -> bool:
-        return all(
-            [o is default or (isinstance(o, Node) and self._split(o) is not None) for o in others]
-        )
+        for other in others:  # dynamo can't take `default` into a comprehension
+            if other is not default and (not isinstance(other, Node) or self._split(other) is None):
+                return False
+        return True
 
     def _apply_members(
         self, run: Any, others: tuple[Any, ...], prefix: tuple[str, ...] = ()
     ) -> Any:
         """`apply` on each member; None if it left nothing of any."""
-        rows = [
-            self._split(o) if isinstance(o, Node) else [o] * len(self.tensordicts) for o in others
-        ]
-        results = [
-            run.node(td, tuple([row[i] for row in rows]), prefix)  # type: ignore[index]
-            for i, td in enumerate(self.tensordicts)
-        ]
-        if all([result is None for result in results]):
-            return None
-        results = [
-            td.empty() if result is None else result
-            for td, result in zip(self.tensordicts, results, strict=True)
-        ]
-        return self._of_members(results)
+        rows = [self._split(o) if isinstance(o, Node) else None for o in others]
+        results, found = [], False
+        for i, td in enumerate(self.tensordicts):  # dynamo can't take `run` into a comprehension
+            theirs = [o if row is None else row[i] for o, row in zip(others, rows, strict=True)]
+            result = run.node(td, tuple(theirs), prefix)
+            found = found or result is not None
+            results.append(td.empty() if result is None else result)
+        return self._of_members(results) if found else None
 
     def _set_names(self, new: Names) -> None:
         dim = self.stack_dim
@@ -1157,8 +1157,13 @@ class LazyStackedTensorDict(TensorDictBase):
         }
         return TensorDict._make(out, self._batch_size, self._device, self._names)
 
-    def _dense(self) -> Any:
-        return self.contiguous()
+    def is_contiguous(self) -> bool:
+        """False: the entries are not in one piece each.
+
+        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).is_contiguous()
+        False
+        """
+        return False
 
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The dense container; entries of unlike shape become nested tensors of this layout.

@@ -43,7 +43,8 @@ def _lock(node: Any, parent: Any) -> None:
             ref = weakref.ref(node)
             for child in children:
                 _lock(child, ref)
-        node._cache = {}
+        if node._lasting and all([child._cache is not None for child in children]):
+            node._cache = {}
 
 
 def unlock_(td: Any) -> Any:

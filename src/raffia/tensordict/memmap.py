@@ -1,4 +1,4 @@
-"""Tensors whose data is a file: `MemoryMappedTensor`, and how its file is made, mapped and removed."""
+"""Tensors whose data is a file: `MemoryMappedTensor`, and how its file is made and mapped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 Path = str | os.PathLike[str]
 
-DTYPES: dict[str, torch.dtype] = {  # all that can stand in a file; a name that is not here is refused
+# all that can stand in a file; other names are refused
+DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -175,7 +176,7 @@ class MemoryMappedTensor(Tensor):
         """
         dtype = dtype or torch.get_default_dtype()
         shape = torch.Size(shape or (storage.nbytes() // dtype.itemsize,))
-        view = torch.empty(0, dtype=dtype).set_(storage, 0, shape)
+        view = torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
         if storage.filename is None:
             return cls.from_tensor(view, filename=filename)
         if filename is not None and not same_path(filename, storage.filename):
@@ -221,7 +222,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.ones(2, dtype=torch.int64)
         MemoryMappedTensor([1, 1])
         """
-        return cls.empty(*shape, **options).fill_(1)
+        return cls.empty(*shape, **options).fill_(1)  # type: ignore[return-value]
 
     @classmethod
     def full(cls, *shape: Any, fill_value: Any = None, **options: Any) -> MemoryMappedTensor:
@@ -232,7 +233,7 @@ class MemoryMappedTensor(Tensor):
         """
         if fill_value is None:
             *shape, fill_value = shape  # type: ignore[assignment]
-        return cls.empty(*shape, **options).fill_(fill_value)
+        return cls.empty(*shape, **options).fill_(fill_value)  # type: ignore[return-value]
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
@@ -259,7 +260,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.ones_like(torch.zeros(2))
         MemoryMappedTensor([1., 1.])
         """
-        return cls.empty_like(input, filename=filename).fill_(1)
+        return cls.empty_like(input, filename=filename).fill_(1)  # type: ignore[return-value]
 
     @classmethod
     def full_like(
@@ -270,7 +271,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.full_like(torch.zeros(2), 3)
         MemoryMappedTensor([3., 3.])
         """
-        return cls.empty_like(input, filename=filename).fill_(fill_value)
+        return cls.empty_like(input, filename=filename).fill_(fill_value)  # type: ignore[return-value]
 
     @property
     def filename(self) -> str:
@@ -360,8 +361,8 @@ def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> No
     """Make a file of `nbytes`, with its space on the disk, so that a full disk is an OSError here.
 
     Without the reservation, writing to the map of a file on a full disk kills the process (SIGBUS).
-    A file of this length stays, so that other maps of it see what is written into it. One of another
-    length is replaced: to cut it would kill whoever has mapped it.
+    A file of this length stays, so that other maps of it see what is written into it. One of
+    another length is replaced: to cut it would kill whoever has mapped it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     made = filename  # what to remove if there is no space
@@ -392,15 +393,13 @@ def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> No
         os.close(fd)
 
 
-def check_length(filename: str, nbytes: int, exact: bool = False) -> None:
-    """Refuse a file that is shorter than `nbytes`: to map it would make it longer, or fail later."""
+def check_length(filename: str, nbytes: int) -> None:
+    """Refuse a file that is shorter than `nbytes`: mapping it would grow it, or fail later."""
     found = os.stat(filename)
     if not stat.S_ISREG(found.st_mode):
         raise DamagedFileError(filename, "it is not a file")
-    if found.st_size < nbytes or (exact and found.st_size > nbytes):
-        raise DamagedFileError(
-            filename, f"it holds {found.st_size} bytes, the tensor has {nbytes}"
-        )
+    if found.st_size < nbytes:
+        raise DamagedFileError(filename, f"it holds {found.st_size} bytes, the tensor has {nbytes}")
 
 
 def is_whole(x: MemoryMappedTensor, filename: Path) -> bool:

@@ -250,7 +250,7 @@ def to_module(
     else:
         undo: Undo = []
         try:
-            swap = td._plain._make(_swapped(td, module, undo, preserve_module_state), td._batch_size)
+            swap = td._plain._make(_swapped(td, module, undo, preserve_module_state, {}), td._batch_size)
         except BaseException:
             _undo(undo)
             raise
@@ -274,12 +274,18 @@ def _undo(undo: Undo) -> None:
         store[name] = value
 
 
-def _swapped(node: Any, module: Any, undo: Undo, preserve: bool) -> Entries:
-    """Put the entries of `node` into one layer and what is below it; returns what stood there."""
+def _swapped(node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int, Entries]) -> Entries:
+    """Put the entries of `node` into one layer and what is below it; returns what stood there.
+
+    A layer that stands under several names is done once, for the first of them.
+    """
     if isinstance(module, Node):
         return module._swap(node, undo)  # type: ignore[attr-defined]
     parameters, buffers, children = module._parameters, module._buffers, module._modules
+    if id(module) in done:
+        return done[id(module)]
     old: Entries = {}
+    done[id(module)] = old
     for name, value in node._entries().items():
         if isinstance(value, Node):
             child = children.get(name)
@@ -287,7 +293,7 @@ def _swapped(node: Any, module: Any, undo: Undo, preserve: bool) -> Entries:
                 if value._is_data() or not value._leaves([]):
                     continue
                 raise _no_place(name, module)
-            old[name] = node._plain._make(_swapped(value, child, undo, preserve), value._batch_size)
+            old[name] = node._plain._make(_swapped(value, child, undo, preserve, done), value._batch_size)
         elif name in parameters:
             was = parameters[name]
             if preserve and was is not None and not (value.__class__ is nn.Parameter and value.requires_grad == was.requires_grad):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict import disk
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
@@ -21,8 +22,8 @@ from raffia.tensordict.tensordict import TensorCollection
 Names = list[str | None] | None
 
 # Operations that only move rows about: what they do to data is read off a tensor of row numbers.
-_MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repeat_interleave roll flip
-rot90 pad""".split()
+_MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repeat_interleave roll
+flip rot90 pad""".split()
 
 
 class NonTensorData(TensorCollection):
@@ -79,7 +80,7 @@ class NonTensorData(TensorCollection):
 
     @data.setter
     def data(self, value: Any) -> None:
-        self._data = value
+        self._write(value)
 
     # -- the contract of Node
 
@@ -158,15 +159,19 @@ class NonTensorData(TensorCollection):
         return True
 
     def _write(self, data: Any) -> None:
+        self._put(data)
+        if self._cache:
+            disk.write_value(self)
+
+    def _put(self, data: Any) -> None:
+        """Take over a value, here but not in a folder on disk."""
         if isinstance(data, NonTensorStack):
             values = flat(data.tolist(), len(data._batch_size))
             if not values or not all([same(values[0], v) for v in values]):
                 raise ValueError(
                     "Cannot update a NonTensorData, which holds one value, with a NonTensorStack "
-                    "of several. "
-                    "Call `non_tensor_data.maybe_to_stack()` before calling update(), or store the "
-                    "stack: "
-                    "td[key] = stack"
+                    "of several. Call `non_tensor_data.maybe_to_stack()` before calling update(), "
+                    "or store the stack: td[key] = stack"
                 )
             data = values[0]
         elif isinstance(data, NonTensorData):
@@ -417,7 +422,10 @@ class NonTensorStack(LazyStackedTensorDict):
         return self._of([], plan.dim, plan.member_size(self, ndim))
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        return super()._set_index(idx, value, ndim) if isinstance(value, Node) else None
+        if isinstance(value, Node):
+            super()._set_index(idx, value, ndim)
+            if self._cache:
+                disk.write_value(self)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         if len(batch_size) > len(self._batch_size):
@@ -434,24 +442,29 @@ class NonTensorStack(LazyStackedTensorDict):
         return LinkedList.over(self.tolist(), self, (), len(self._batch_size))
 
     def _write(self, data: Any) -> None:
+        self._put(data)
+        if self._cache:
+            disk.write_value(self)
+
+    def _put(self, data: Any) -> None:
         parts: Sequence[Any] = [data] * len(self.tensordicts)
         if isinstance(data, list) and len(data) == self._batch_size[0]:
             data = NonTensorStack.from_list(data, self._device)
         if isinstance(data, Node):
-            if data._batch_size[: len(self._batch_size)] != self._batch_size:
+            size = self._batch_size
+            if data._batch_size[: len(size)] != size:
                 if data._batch_size:
                     raise RuntimeError(
                         f"values of batch size {tuple(data._batch_size)} can't be written into a "
-                        "NonTensorStack of "
-                        f"batch size {tuple(self._batch_size)}"
+                        f"NonTensorStack of batch size {tuple(size)}"
                     )
-                data = data._like(self._batch_size)  # type: ignore[attr-defined]
+                data = data._like(size)  # type: ignore[attr-defined]
             parts = data.unbind(self.stack_dim)  # type: ignore[attr-defined]
         for i, (td, part) in enumerate(zip(self.tensordicts, parts, strict=True)):
             if isinstance(td, NonTensorData) and isinstance(part, NonTensorStack):
                 self.tensordicts[i] = part
             else:
-                td._write(part)
+                td._put(part)
 
     def _filled(self, shape: torch.Size) -> Any:
         return NonTensorStack.from_nontensordata(NonTensorData(None, shape, self._device))

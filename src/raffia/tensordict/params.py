@@ -317,6 +317,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
         memo[id(self)] = out
         return out.lock_() if self._locked else out
 
+    def __repr__(self) -> str:
+        return f"TensorDictParams(params={self._tree!r})"
+
     def __hash__(self) -> int:
         return id(self)
 

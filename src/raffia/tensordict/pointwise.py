@@ -192,6 +192,8 @@ def unnamed(td: Any) -> Any:
 
 
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    if mine._batch_size != theirs._batch_size:
+        raise RuntimeError(f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be compared")
     pairs = mine._pairs(theirs)
     if len(pairs) != 1 or pairs[0][0] is not mine:
         return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
@@ -376,8 +378,9 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         f"`torch.{name}` leaf by leaf.\n\nother: container with the same keys, tensor that broadcasts with the batch size, or number.\n"
         "default: stands for entries that only one container has; 'intersection' leaves them out."
     )
+    values = "[1, 2]" if name in PLAIN else "[1.0, 2.0]"
     example = (
-        f"td = TensorDict(a=torch.tensor([1.0, 2.0]))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
+        f"td = TensorDict(a=torch.tensor({values}))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
     )
     yield name, _documented(method, name, text, example)
     if name not in PLAIN:

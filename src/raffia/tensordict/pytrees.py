@@ -8,6 +8,7 @@ dimensions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -57,14 +58,37 @@ def flatten(td: Any) -> tuple[list[Any], Spec]:
     return values, Spec(list(entries), td._batch_size, td._device, td._names, ndims, td._locked, None)
 
 
-def flatten_lazy(td: Any) -> tuple[list[Any], Spec]:
-    values, spec = flatten(td)
+def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
+    """Stacked leaves, so that `torch.vmap` can map over any dimension; the members, where shapes or keys differ."""
+    if any(td._exclusive()):
+        return list(td.tensordicts), Members(td.stack_dim, td._locked)
+    try:
+        values, spec = flatten(td)
+    except RuntimeError:
+        return list(td.tensordicts), Members(td.stack_dim, td._locked)
     spec.stack_dim = td.stack_dim
     return values, spec
 
 
+def unflatten_lazy(values: Any, spec: Any) -> Any:
+    if isinstance(spec, Spec):
+        return unflatten(values, spec)
+    td = LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+    return td.lock_() if spec.locked else td
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """The context of a lazy stack whose members can't be stacked."""
+
+    stack_dim: int
+    locked: bool
+
+
 def with_keys(flat: tuple[list[Any], Spec]) -> tuple[list[Any], Spec]:
     values, spec = flat
+    if isinstance(spec, Members):
+        return [(pytree.SequenceKey(i), value) for i, value in enumerate(values)], spec
     return [(pytree.MappingKey(key), value) for key, value in zip(spec.keys, values, strict=True)], spec
 
 
@@ -79,11 +103,12 @@ def unflatten(values: Any, spec: Spec) -> Any:
         for i, value in enumerate(values):
             if isinstance(value, NonTensorData):
                 values[i] = value._new({}, batch_size)
-        at = changed_dim(spec.batch_size, batch_size)
-        names = None if names is None or at is None else moved(names, at, len(batch_size), None)
-        stack_dim = None if stack_dim is None or at is None else place_of(stack_dim, at, len(batch_size) > len(spec.batch_size))
+        at = changed_dims(spec.batch_size, batch_size)
+        names = moved(names, at[0], len(batch_size), None) if names is not None and len(at) == 1 else None
+        grown = len(batch_size) > len(spec.batch_size)
+        stack_dim = place_of(stack_dim, at[0], grown) if stack_dim is not None and at else None
     td: Any = TensorDict._make(dict(zip(spec.keys, values, strict=True)), batch_size, device, names)
-    if stack_dim is not None and all([isinstance(v, (Tensor, Node)) for v in values]):
+    if stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
         td = LazyStackedTensorDict(*td.unbind(stack_dim), stack_dim=stack_dim)
     return td.lock_() if spec.locked else td
 
@@ -103,13 +128,12 @@ def batch_size_of(values: list[Any], spec: Spec) -> torch.Size:
     return old if size is None else size
 
 
-def changed_dim(old: torch.Size, new: torch.Size) -> int | None:
-    """Which dimension has been added or removed; None where that can't be told, or something else has changed."""
+def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
+    """Where the one dimension that was added or removed can have been; nowhere if something else has changed."""
     short, long = (old, new) if len(old) < len(new) else (new, old)
     if len(long) != len(short) + 1:
-        return None
-    fits = [i for i in range(len(long)) if long[:i] + long[i + 1 :] == short]
-    return fits[0] if len(fits) == 1 else None
+        return []
+    return [i for i in range(len(long)) if long[:i] + long[i + 1 :] == short]
 
 
 def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
@@ -138,12 +162,16 @@ def register(cls: Any, flatten: Callable[[Any], Any] = flatten, unflatten: Calla
     )
 
 
-def _dump(spec: Spec) -> Any:
+def _dump(spec: Any) -> Any:
+    if isinstance(spec, Members):
+        return [spec.stack_dim, spec.locked]
     device = None if spec.device is None else str(spec.device)
     return [spec.keys, list(spec.batch_size), device, spec.names, spec.ndims, spec.locked, spec.stack_dim]
 
 
-def _load(data: Any) -> Spec:
+def _load(data: Any) -> Any:
+    if len(data) == 2:
+        return Members(*data)
     keys, size, device, *rest = data
     return Spec(keys, torch.Size(size), None if device is None else torch.device(device), *rest)
 
@@ -175,6 +203,6 @@ class Constant:
 
 register(TensorDict)
 register(TensorDictParams)
-register(LazyStackedTensorDict, flatten_lazy)
+register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)

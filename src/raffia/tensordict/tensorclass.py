@@ -11,11 +11,10 @@ import copy
 import dataclasses
 import functools
 import inspect
-import operator
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -33,7 +32,6 @@ from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDic
 OPTIONS = ("autocast", "nocast", "frozen", "tensor_only", "shadow")
 REGISTRY: dict[str, type[TensorClass]] = {}  # by qualified name, for loading from disk
 _new_object = object.__new__
-_set_attribute = object.__setattr__
 
 
 class _Required:
@@ -90,6 +88,7 @@ class TensorClass(TensorCollection):
     _init_only: ClassVar[dict[str, Any]] = {}  # arguments for __post_init__ only -> default
     _types: ClassVar[dict[str, Any]] = {}  # name -> annotation, as an object where that is known
     _follows_init = False  # whether there is a __post_init__
+    _hides_arguments = False  # whether a field is named device or names
 
     def __init__(
         self,
@@ -104,10 +103,8 @@ class TensorClass(TensorCollection):
         cls = self.__class__
         if args:
             values = cls._bound(args, values)
-        if cls._shadow and not cls._fields.keys().isdisjoint(_ARGUMENTS):
-            given = dict(device=device, names=names)
-            values |= {k: v for k, v in given.items() if v is not None and k in cls._fields}
-            device, names = (None if k in cls._fields else v for k, v in given.items())
+        if cls._hides_arguments:
+            device, names = cls._take_back(values, device, names)
         size = as_size(batch_size)
         if device is not None:
             device = as_device(device)
@@ -125,11 +122,22 @@ class TensorClass(TensorCollection):
         td._fill(found)
         if names is not None:
             td.names = names
-        _set_attribute(self, "_td", td)
-        if cls._init_only or values or cls._follows_init:
+        object.__setattr__(self, "_td", td)
+        if values or cls._follows_init:
             self._finish(values)
         if lock or cls._frozen:
-            self._td.lock_()
+            td.lock_()
+
+    @classmethod
+    def _take_back(cls, values: dict[str, Any], *given: Any) -> list[Any]:
+        """Arguments that are fields in a class with the option `shadow` go into `values`."""
+        rest = []
+        for name, value in zip(_ARGUMENTS, given, strict=True):
+            hidden = name in cls._fields
+            if hidden and value is not None:
+                values[name] = value
+            rest.append(None if hidden else value)
+        return rest
 
     def _finish(self, values: dict[str, Any]) -> None:
         """Call `__post_init__` with the arguments that are meant for it; refuse those that nobody takes."""
@@ -215,6 +223,7 @@ class TensorClass(TensorCollection):
                 (by_name if field.kw_only else positional).append((field, default))
         cls._positional = tuple([field.name for field, _ in positional])
         cls._follows_init = hasattr(cls, "__post_init__")
+        cls._hides_arguments = not cls._fields.keys().isdisjoint(_ARGUMENTS)
         if cls._tensor_only:
             cls._check_tensors(own)
         if cls.__init__ is TensorClass.__init__:
@@ -233,7 +242,7 @@ class TensorClass(TensorCollection):
     def _wrap(cls, td: Any) -> Self:
         """An instance over a container, unchecked."""
         self = _new_object(cls)
-        _set_attribute(self, "_td", td)
+        object.__setattr__(self, "_td", td)
         return self
 
     @classmethod
@@ -266,20 +275,24 @@ class TensorClass(TensorCollection):
             raise RuntimeError(
                 f"Expected a TensorDictBase instance but got {type(tensordict)}; from_dict takes dictionaries"
             )
-        more = {} if non_tensordict is None else non_tensordict
-        cls._check_keys([*tensordict.keys(), *more])
-        self = cls._wrap(cls._typed(tensordict.copy() if more else tensordict))
-        for name, value in more.items():
-            self._set_str(name, value)
+        cls._check_keys(tensordict.keys())
+        if non_tensordict:
+            cls._check_keys(non_tensordict)
+            tensordict = tensordict.copy()
+        self = cls._wrap(cls._typed(tensordict))
+        if non_tensordict:
+            for name, value in non_tensordict.items():
+                self._set_str(name, value)
         if cls._follows_init:
             self._finish({})
         return self
 
     @classmethod
-    def _check_keys(cls, names: Sequence[str]) -> None:
-        unknown = sorted([name for name in names if name not in cls._fields])
+    def _check_keys(cls, names: Iterable[str]) -> None:
+        fields = cls._fields
+        unknown = [name for name in names if name not in fields]
         if unknown:
-            raise ValueError(f"keys must be fields of {cls.__name__}, which are {list(cls._fields)}; got {unknown}")
+            raise ValueError(f"keys must be fields of {cls.__name__}, which are {list(fields)}; got {sorted(unknown)}")
 
     @classmethod
     def _typed(cls, td: Any) -> Any:
@@ -288,7 +301,7 @@ class TensorClass(TensorCollection):
             return td
         changed: Entries = {}
         for name, value in td._d.items():
-            if isinstance(value, Node):
+            if value.__class__ is not Tensor and isinstance(value, Node):
                 kind = cls._class_of(name) if value.__class__ is TensorDict else None
                 if kind is not None and all([key in kind._fields for key in value._entries()]):
                     changed[name] = kind.from_tensordict(value)
@@ -344,7 +357,7 @@ class TensorClass(TensorCollection):
             return None
         if cls._autocast:
             kind = cls._annotation(name)
-            if isinstance(kind, type) and kind is not object and not (isinstance(value, Node) and value._is_data()):
+            if _is_class(kind) and not (isinstance(value, Node) and value._is_data()):
                 value = _cast(value, kind, name, size, device)
                 if not isinstance(value, (Tensor, Node)):
                     return NonTensorData(value, size, device)
@@ -358,15 +371,18 @@ class TensorClass(TensorCollection):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_td":  # an __init__ of the user's that assigns fields one by one
-            _set_attribute(self, "_td", TensorDict())
+            object.__setattr__(self, "_td", TensorDict())
             return self._td
-        if not name.startswith("_") and hasattr(type(self._td), name) or name == "tensordicts":
-            value = getattr(self._td, name)
+        if not name.startswith("_"):  # what only some containers have, such as `stack_dim` and `append`
+            try:
+                value = getattr(self._td, name)
+            except AttributeError:
+                raise self._no_field(name) from None
             return functools.partial(self._call, value) if callable(value) else value
-        raise self._no_field(name)
+        raise AttributeError(name)
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the class of the wrapped container has, such as `append`."""
+        """Call a method of the wrapped container with what instances among the arguments wrap."""
         return self._again(method(*[a._td if isinstance(a, TensorClass) else a for a in args], **kwargs))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -376,7 +392,7 @@ class TensorClass(TensorCollection):
         if name in cls._fields:
             self._set_str(name, value)
         elif hasattr(cls, name) or name == "_td":
-            _set_attribute(self, name, value)
+            object.__setattr__(self, name, value)
         else:
             raise cls._no_field(name)
 
@@ -427,6 +443,9 @@ class TensorClass(TensorCollection):
         >>> Point(x=torch.ones(2)).set("x", torch.zeros(2)).x
         tensor([0., 0.])
         """
+        if key.__class__ is str and not inplace:
+            self._set_str(key, item)  # type: ignore[arg-type]
+            return self
         path = unravel_key_to_tuple(key)
         if path[0] not in self._fields:
             raise self._no_field(path[0])
@@ -501,7 +520,26 @@ class TensorClass(TensorCollection):
         tensor([0., 0.])
         """
         source = entries.merged(input_dict_or_td, values)
-        return TensorClass.update(self._wrap(self._td.copy()), source) if source else self
+        if not source:
+            return self
+        out = self._wrap(self._td.copy())
+        if source is not values or any([isinstance(value, Mapping) for value in values.values()]):
+            return TensorClass.update(out, source)
+        self._check_keys(values)
+        for name, value in values.items():
+            out._set_str(name, value)
+        return out
+
+    def create_nested(self, key: NestedKey) -> Self:
+        """Assign an empty `TensorDict` to a field, or to an entry nested in one, and return the instance.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: Any
+        >>> Point(x=None, batch_size=[3]).create_nested("x").x.batch_size
+        torch.Size([3])
+        """
+        return self.set(key, TensorDict(batch_size=self._td._batch_size, device=self._td._device))
 
     def to_dict(self, *, retain_none: bool = True, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; fields that are None are in it too.
@@ -563,7 +601,7 @@ class TensorClass(TensorCollection):
                 )
             value = value._td
         elif isinstance(value, TensorDictBase):
-            self._check_keys(list(value.keys()))
+            self._check_keys(value.keys())
         elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
             raise ValueError(
                 f"__setitem__ takes tensorclasses, containers, numbers and tensors, got {type(value).__name__}"
@@ -702,6 +740,10 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def _is_class(annotation: Any) -> bool:
+    return isinstance(annotation, type) and annotation is not Any and annotation is not object
+
+
 def _cast(value: Any, kind: type, name: str, size: torch.Size, device: Any) -> Any:
     """The value as an instance of the class that its field is annotated with."""
     if isinstance(value, kind):
@@ -741,10 +783,10 @@ def _unflatten(cls: type[TensorClass], values: Any, spec: Any) -> Any:
 _RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist to_namedtuple data_ptr to_module
     _entries _get_str _get_lazy _peek _peek_str _children _named_children _stores _leaves _spread""".split()
 # methods that run on the instance itself: they set entries, call a function on rows, or ask for the class
-_GENERIC = """setdefault create_nested rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors from_dict_instance
+_GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors from_dict_instance
     map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_ make_memmap make_memmap_from_tensor
-    make_memmap_from_storage save dumps load_ __iter__ __bool__ __hash__ __copy__ __reduce_ex__ __getstate__ __setstate__""".split()
-_STATE = "_batch_size _device _names _locked _cache _parents _origin".split()  # kept in the wrapped container
+    make_memmap_from_storage save dumps load_ _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__ __getstate__ __setstate__""".split()
+_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()  # kept in the wrapped container
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -768,20 +810,27 @@ def _property(name: str, original: property) -> property:
     """The property `name` of the wrapped container."""
 
     def read(self: TensorClass) -> Any:
+        return getattr(self._td, name)
+
+    def read_again(self: TensorClass) -> Any:
         return self._again(getattr(self._td, name))
 
     def write(self: TensorClass, value: Any) -> None:
         setattr(self._td, name, value)
 
     first, _, _ = (original.__doc__ or "").strip().partition("\n")
-    return property(read, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`.")
+    reads = read_again if name in ("data", "grad") else read
+    return property(reads, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`.")
 
 
 def _state(name: str) -> property:
+    def read(self: TensorClass) -> Any:
+        return getattr(self._td, name)
+
     def write(self: TensorClass, value: Any) -> None:
         setattr(self._td, name, value)
 
-    return property(operator.attrgetter(f"_td.{name}"), write)
+    return property(read, write)
 
 
 def _delegate() -> None:

@@ -28,6 +28,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _parents: list[Any] | None = None  # weak references to the locked containers that this one is an entry of
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for the context manager
     _plain: Any = None  # the class TensorDict
+    _lasting = False  # whether reading an entry twice gives the same object, so that listings can be remembered
     _holds_data = False  # True for classes that stand for a non-tensor value
 
     # construction (build.py)
@@ -536,6 +537,7 @@ class TensorDict(TensorDictBase):
     """
 
     _d: Entries
+    _lasting = True
 
     def __init__(
         self,
@@ -722,8 +724,8 @@ class TensorDict(TensorDictBase):
         for name, value in self._d.items():
             if value.shape[:ndim] != batch_size and not (isinstance(value, Node) and len(value._batch_size) < ndim):
                 raise RuntimeError(
-                    f"entry {name!r} has shape {tuple(value.shape)}, which is incompatible with the batch-size "
-                    f"{tuple(batch_size)}; the batch size stays {tuple(self._batch_size)}"
+                    f"entry {name!r} has shape {value.shape}, which is incompatible with the batch-size {batch_size}; "
+                    f"the batch_size stays {self._batch_size}"
                 )
         grown = [v for v in self._d.values() if isinstance(v, Node) and v._batch_size[:ndim] != batch_size]
         before = [v._batch_size for v in grown]

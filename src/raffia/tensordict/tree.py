@@ -363,6 +363,20 @@ for _name in METHODS:
     if hasattr(torch, _name):
         OVERRIDES[getattr(torch, _name)] = _by_method(_name)
 OVERRIDES[Tensor.split] = _by_method("split")
+
+REFLECTED = dict(add="__radd__", mul="__rmul__", sub="__rsub__", div="__rtruediv__", pow="__rpow__", bitwise_and="__rand__",
+                 bitwise_or="__ror__", bitwise_xor="__rxor__", eq="__eq__", ne="__ne__", lt="__gt__", gt="__lt__", le="__ge__",
+                 ge="__le__")  # fmt: skip
+
+
+def _operand(reflected: str) -> Callable[..., Any]:
+    """A tensor's method whose other operand is a container."""
+    return lambda tensor, td: getattr(td, reflected)(tensor)
+
+
+for _name, _reflected in REFLECTED.items():
+    for _function in {getattr(Tensor, _name), getattr(Tensor, _reflected.replace("__r", "__"), None)} - {None}:
+        OVERRIDES[_function] = _operand(_reflected)
 OVERRIDES[torch.nn.functional.pad] = OVERRIDES[torch.constant_pad_nd] = _by_method("pad")
 
 
@@ -401,9 +415,10 @@ for _function in (torch.nn.functional.mse_loss, torch.nn.functional.l1_loss, tor
 @override(torch.autograd.grad)
 def _autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> Any:
     """Gradients of tensors or a container with respect to tensors or a container, in the form of `inputs`."""
-    leaves = [x._leaves([]) if isinstance(x, Node) else x for x in (outputs, inputs, grad_outputs)]
+    given = [x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in (outputs, inputs, grad_outputs)]
+    leaves = [x._leaves([]) if isinstance(x, Node) else x for x in given]
     grads = torch.autograd.grad(leaves[0], leaves[1], leaves[2], **kwargs)
-    return inputs._rebuild(iter(grads)) if isinstance(inputs, Node) else grads
+    return given[1]._rebuild(iter(grads)) if isinstance(given[1], Node) else grads
 
 
 def _like(function: Callable[..., Tensor]) -> Callable[..., Any]:
