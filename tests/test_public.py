@@ -33,7 +33,7 @@ def face_faults(package: ModuleType) -> list[str]:
         n
         for n, value in vars(package).items()
         if not n.startswith("_")
-        and n not in names
+        and n not in [*names, "TYPE_CHECKING"]
         and not isinstance(value, ModuleType)
         and getattr(value, "__module__", home).partition(".")[0] == home
     ]

@@ -1,64 +1,68 @@
-"""Raffia: reinforcement learning on keyed tensors; planning agents, language agents and populations of them.
+"""Raffia: reinforcement learning on keyed tensors: planning, language agents, populations.
 
 The map of the package:
 
 - `raffia.tensordict`: the container, whose names are also exported here.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from raffia._version import __version__
-from raffia.tensordict import (
-    DamagedFileError,
-    KeyThroughLeafError,
-    LazyStackedTensorDict,
-    MemoryMappedTensor,
-    MissingKeyError,
-    NestedKey,
-    NonTensorData,
-    NonTensorStack,
-    TensorClass,
-    TensorCollection,
-    TensorDict,
-    TensorDictBase,
-    TensorDictParams,
-    assert_allclose_td,
-    assert_close,
-    capture_non_tensor_stack,
-    cat,
-    default_is_leaf,
-    dense_stack_tds,
-    from_any,
-    from_dataclass,
-    from_dict,
-    from_module,
-    from_modules,
-    from_namedtuple,
-    from_pytree,
-    from_struct_array,
-    from_tuple,
-    fromkeys,
-    is_leaf_nontensor,
-    is_non_tensor,
-    is_tensor_collection,
-    is_tensorclass,
-    lazy_stack,
-    list_to_stack,
-    load,
-    load_memmap,
-    make_tensordict,
-    maybe_dense_stack,
-    memmap,
-    merge_tensordicts,
-    pad,
-    pad_sequence,
-    save,
-    set_capture_non_tensor_stack,
-    set_list_to_stack,
-    stack,
-    tensorclass,
-    unravel_key,
-    unravel_key_list,
-    unravel_key_to_tuple,
-)
+
+if TYPE_CHECKING:
+    from raffia.tensordict import (
+        DamagedFileError,
+        KeyThroughLeafError,
+        LazyStackedTensorDict,
+        MemoryMappedTensor,
+        MissingKeyError,
+        NestedKey,
+        NonTensorData,
+        NonTensorStack,
+        TensorClass,
+        TensorCollection,
+        TensorDict,
+        TensorDictBase,
+        TensorDictParams,
+        assert_allclose_td,
+        assert_close,
+        capture_non_tensor_stack,
+        cat,
+        default_is_leaf,
+        dense_stack_tds,
+        from_any,
+        from_dataclass,
+        from_dict,
+        from_module,
+        from_modules,
+        from_namedtuple,
+        from_pytree,
+        from_struct_array,
+        from_tuple,
+        fromkeys,
+        is_leaf_nontensor,
+        is_non_tensor,
+        is_tensor_collection,
+        is_tensorclass,
+        lazy_stack,
+        list_to_stack,
+        load,
+        load_memmap,
+        make_tensordict,
+        maybe_dense_stack,
+        memmap,
+        merge_tensordicts,
+        pad,
+        pad_sequence,
+        save,
+        set_capture_non_tensor_stack,
+        set_list_to_stack,
+        stack,
+        tensorclass,
+        unravel_key,
+        unravel_key_list,
+        unravel_key_to_tuple,
+    )
 
 __all__ = [
     "DamagedFileError",
@@ -114,3 +118,20 @@ __all__ = [
     "unravel_key_list",
     "unravel_key_to_tuple",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the container, and torch, when first asked for: `raffia --help` answers at once."""
+    from importlib import import_module
+
+    if name not in __all__ and name != "tensordict":
+        raise AttributeError(f"module 'raffia' has no attribute {name!r}")
+    container = import_module("raffia.tensordict")
+    globals().update(
+        {public: getattr(container, public) for public in __all__ if public != "__version__"}
+    )
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -33,7 +33,12 @@ from raffia.tensordict.keys import (
     unravel_key_list,
     unravel_key_to_tuple,
 )
-from raffia.tensordict.lazy import LazyStackedTensorDict, dense_stack_tds, lazy_stack, maybe_dense_stack
+from raffia.tensordict.lazy import (
+    LazyStackedTensorDict,
+    dense_stack_tds,
+    lazy_stack,
+    maybe_dense_stack,
+)
 from raffia.tensordict.memmap import MemoryMappedTensor
 from raffia.tensordict.nontensor import (
     NonTensorData,

@@ -93,7 +93,11 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
     return RuntimeError(
         f"batch dimension mismatch: the batch size is {batch_size} but the value has shape {value.shape} for key {name!r}; "
         "the leading dimensions of a value must be the batch size"
-        + ("" if value.shape else ". Scalars are 0-dim tensors: expand it to the batch size, or keep it with set_non_tensor")
+        + (
+            ""
+            if value.shape
+            else ". Scalars are 0-dim tensors: expand it to the batch size, or keep it with set_non_tensor"
+        )
     )
 
 
@@ -149,7 +153,15 @@ def auto_batch_size(td: Any, batch_dims: int | None, keep_compliant_size: bool) 
     td._set_batch_size(size)
 
 
-def finished(cls: Any, entries: Any, auto_batch_size: bool | None, batch_size: Any, device: Any, batch_dims: int | None, names: Any = None) -> Any:
+def finished(
+    cls: Any,
+    entries: Any,
+    auto_batch_size: bool | None,
+    batch_size: Any,
+    device: Any,
+    batch_dims: int | None,
+    names: Any = None,
+) -> Any:
     """A container over `entries` with the batch size that is given or found."""
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
         raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
@@ -248,7 +260,9 @@ def any_entries(obj: Any, cls: Any) -> Any:
         pairs = [(name, obj[name]) for name in obj.dtype.names]
     elif isinstance(obj, tuple):
         pairs = [(str(i), value) for i, value in enumerate(obj)]
-    elif isinstance(obj, list) and any([isinstance(v, (Mapping, tuple, list, Tensor)) for v in obj]):
+    elif isinstance(obj, list) and any(
+        [isinstance(v, (Mapping, tuple, list, Tensor)) for v in obj]
+    ):
         pairs = [(str(i), value) for i, value in enumerate(obj)]
     else:
         return None
@@ -260,7 +274,12 @@ def any_entries(obj: Any, cls: Any) -> Any:
 
 
 def from_pytree(
-    cls: Any, pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+    cls: Any,
+    pytree: Any,
+    *,
+    batch_size: Any = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
 ) -> Any:
     """A container from nested dicts, lists and tuples of tensors; its `to_pytree` gives the structure back.
 
@@ -270,7 +289,9 @@ def from_pytree(
     """
     found = any_entries(pytree, cls)
     if found is None:
-        raise ValueError(f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}")
+        raise ValueError(
+            f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}"
+        )
     if isinstance(found, Node):
         return found
     td = finished(cls, found, auto_batch_size, batch_size, None, batch_dims)
@@ -306,7 +327,9 @@ def from_namedtuple(
     """
     if not hasattr(named_tuple, "_fields"):
         raise TypeError(f"from_namedtuple takes a named tuple, got {type(named_tuple).__name__}")
-    return finished(cls, any_entries(named_tuple, cls), auto_batch_size, batch_size, device, batch_dims)
+    return finished(
+        cls, any_entries(named_tuple, cls), auto_batch_size, batch_size, device, batch_dims
+    )
 
 
 def from_dataclass(
@@ -341,7 +364,9 @@ def from_dataclass(
         if isinstance(dataclass, type):
             return made
         cls = made
-    return finished(cls, any_entries(dataclass, cls), auto_batch_size, batch_size, device, batch_dims)
+    return finished(
+        cls, any_entries(dataclass, cls), auto_batch_size, batch_size, device, batch_dims
+    )
 
 
 def from_tuple(
@@ -361,7 +386,9 @@ def from_tuple(
     """
     if not isinstance(obj, tuple):
         raise TypeError(f"from_tuple takes a tuple, got {type(obj).__name__}")
-    return finished(cls, any_entries(tuple(obj), cls), auto_batch_size, batch_size, device, batch_dims)
+    return finished(
+        cls, any_entries(tuple(obj), cls), auto_batch_size, batch_size, device, batch_dims
+    )
 
 
 def from_list(
@@ -411,7 +438,9 @@ def from_struct_array(
     tensor([2., 4.])
     """
     if not struct_array.dtype.names:
-        raise TypeError(f"from_struct_array takes an array with named fields, got dtype {struct_array.dtype}")
+        raise TypeError(
+            f"from_struct_array takes an array with named fields, got dtype {struct_array.dtype}"
+        )
     entries = {name: _field(struct_array[name], cls) for name in struct_array.dtype.names}
     if batch_size is None and not auto_batch_size and batch_dims is None:
         batch_size = struct_array.shape
@@ -421,7 +450,11 @@ def from_struct_array(
 def _field(column: np.ndarray, cls: Any) -> Any:
     if column.dtype.names:
         return from_struct_array(cls, column)
-    return torch.as_tensor(np.ascontiguousarray(column)) if column.dtype.kind in "biufc" else column.tolist()
+    return (
+        torch.as_tensor(np.ascontiguousarray(column))
+        if column.dtype.kind in "biufc"
+        else column.tolist()
+    )
 
 
 def fromkeys(cls: Any, keys: Sequence[NestedKey], value: Any = 0) -> Any:
@@ -440,47 +473,76 @@ def fromkeys(cls: Any, keys: Sequence[NestedKey], value: Any = 0) -> Any:
 # ---------------------------------------------------------------------------------------------- like this one
 
 
-def _new_filled(td: Any, make: str, size: Any, fill: tuple[Any, ...], options: dict[str, Any], empty_lazy: bool = False) -> Any:
+def _new_filled(
+    td: Any,
+    make: str,
+    size: Any,
+    fill: tuple[Any, ...],
+    options: dict[str, Any],
+    empty_lazy: bool = False,
+) -> Any:
     shape = as_size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
     ndim = len(td._batch_size)
     options = {name: value for name, value in options.items() if value is not None}
-    out = td._batched(lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape)
+    out = td._batched(
+        lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape
+    )
     if "device" in options:
         out._set_device(as_device(options["device"]))
     return out
 
 
-def new_zeros(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def new_zeros(
+    td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
     """A container of zeros with these entries and another batch size.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2, 3), batch_size=[2]).new_zeros(4)["a"].shape
     torch.Size([4, 3])
     """
-    return _new_filled(td, "new_zeros", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+    return _new_filled(
+        td, "new_zeros", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad)
+    )
 
 
-def new_ones(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def new_ones(
+    td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
     """A container of ones with these entries and another batch size.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_ones(3)["a"]
     tensor([1., 1., 1.])
     """
-    return _new_filled(td, "new_ones", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+    return _new_filled(
+        td, "new_ones", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad)
+    )
 
 
-def new_empty(td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def new_empty(
+    td: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
     """A container of uninitialised tensors with these entries and another batch size.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, 3), batch_size=[2]).new_empty(5)["a"].shape
     torch.Size([5, 3])
     """
-    return _new_filled(td, "new_empty", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad))
+    return _new_filled(
+        td, "new_empty", size, (), dict(dtype=dtype, device=device, requires_grad=requires_grad)
+    )
 
 
-def new_full(td: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def new_full(
+    td: Any,
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Any:
     """A container filled with `fill_value`, with these entries and another batch size.
 
     >>> from raffia import TensorDict
@@ -491,7 +553,9 @@ def new_full(td: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: 
     return _new_filled(td, "new_full", (as_size(size),), (fill_value,), options)
 
 
-def new_tensor(td: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def new_tensor(
+    td: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
     """A container with these entries whose values come from `data`, a container or something for all entries.
 
     >>> from raffia import TensorDict
@@ -502,7 +566,9 @@ def new_tensor(td: Any, data: Any, *, dtype: Any = None, device: Any = None, req
 
     def made(like: Tensor, value: Any) -> Tensor:
         source = value.detach().clone() if isinstance(value, Tensor) else torch.as_tensor(value)
-        return source.to(**{"dtype": like.dtype, "device": like.device, **options}).requires_grad_(requires_grad)
+        return source.to(**{"dtype": like.dtype, "device": like.device, **options}).requires_grad_(
+            requires_grad
+        )
 
     if not isinstance(data, Node):
         source = torch.as_tensor(data)
@@ -511,7 +577,9 @@ def new_tensor(td: Any, data: Any, *, dtype: Any = None, device: Any = None, req
     for name, value in data._entries().items():
         mine = td._get_str(name)
         if isinstance(value, Node):
-            entries[name] = value if mine is None or value._is_data() else new_tensor(mine, value, **options)
+            entries[name] = (
+                value if mine is None or value._is_data() else new_tensor(mine, value, **options)
+            )
         else:
             entries[name] = made(value if mine is None else mine, value)
     return td._new(entries, data._batch_size)
@@ -547,5 +615,9 @@ def describe_tensor(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
-    shared = value.is_shared() if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value) else value.is_cuda
+    shared = (
+        value.is_shared()
+        if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        else value.is_cuda
+    )
     return f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"

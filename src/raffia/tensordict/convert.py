@@ -6,7 +6,6 @@ import collections
 import math
 import weakref
 from collections.abc import Callable
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -54,11 +53,17 @@ def to(td: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
     if dtype is None and (device is None or device == td._device):
         return td
     if memory_format is not None:
-        out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format))
+        out = td._map(
+            lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
+        )
     elif dtype is None:
-        out = td._map(lambda leaf: leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking))
+        out = td._map(
+            lambda leaf: (
+                leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
+            )
+        )
     elif device is None:
-        out = td._map(methodcaller("to", dtype))
+        out = td._cast(dtype)
     else:
         out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking))
     if device is not None:
@@ -100,17 +105,25 @@ def cuda(td: Any, device: Any = None, **options: Any) -> Any:
     """
     if device is None:
         return to(td, torch.device("cuda"), **options)
-    return to(td, torch.device("cuda", device) if isinstance(device, int) else torch.device(device), **options)
+    return to(
+        td,
+        torch.device("cuda", device) if isinstance(device, int) else torch.device(device),
+        **options,
+    )
 
 
-def type_(td: Any, dst_type: torch.dtype, *, cast_filter: Callable[[Tensor], bool] | None = None) -> Any:
+def type_(
+    td: Any, dst_type: torch.dtype, *, cast_filter: Callable[[Tensor], bool] | None = None
+) -> Any:
     """The container with all entries, or those for which `cast_filter` is true, cast to a dtype.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).type(torch.int64)["a"].dtype
     torch.int64
     """
-    out = td._map(lambda leaf: leaf.to(dst_type) if cast_filter is None or cast_filter(leaf) else leaf)
+    out = td._map(
+        lambda leaf: leaf.to(dst_type) if cast_filter is None or cast_filter(leaf) else leaf
+    )
     return out.lock_() if td._locked else out
 
 
@@ -259,7 +272,12 @@ def is_contiguous(td: Any) -> bool:
 
 
 def empty(
-    td: Any, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT
+    td: Any,
+    recurse: bool = False,
+    *,
+    batch_size: Any = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
 ) -> Any:
     """A container without entries, of the same batch size, device and names.
 
@@ -350,7 +368,10 @@ def to_padded_tensor(td: Any, padding: float = 0.0, mask_key: NestedKey | None =
         if not leaf.is_nested:
             return leaf
         if mask_key is not None and not masks:
-            ones = torch.nested.nested_tensor([torch.ones_like(part, dtype=torch.bool) for part in leaf.unbind()], layout=leaf.layout)
+            ones = torch.nested.nested_tensor(
+                [torch.ones_like(part, dtype=torch.bool) for part in leaf.unbind()],
+                layout=leaf.layout,
+            )
             masks.append(torch.nested.to_padded_tensor(ones.to(torch.uint8), 0).bool())
         return torch.nested.to_padded_tensor(leaf, padding)
 
@@ -480,7 +501,11 @@ def backward(
         raise RuntimeError("backward: no entry requires a gradient, so there is nothing to compute")
     grads = None
     if gradient is not None:
-        grads = [get(gradient, key, NO_DEFAULT) for key, leaf in td.items(True, True) if leaf.requires_grad]
+        grads = [
+            get(gradient, key, NO_DEFAULT)
+            for key, leaf in td.items(True, True)
+            if leaf.requires_grad
+        ]
     if isinstance(inputs, Node):
         inputs = inputs._leaves([])
     torch.autograd.backward(leaves, grads, retain_graph, create_graph, inputs=inputs)
@@ -574,7 +599,11 @@ def is_shared(td: Any) -> bool:
 def _shared(leaf: Tensor) -> bool:
     if leaf.is_cuda:
         return True
-    return leaf.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(leaf) and leaf.is_shared()
+    return (
+        leaf.device.type == "cpu"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+        and leaf.is_shared()
+    )
 
 
 def record_stream(td: Any, stream: Any) -> Any:
@@ -621,7 +650,13 @@ def consolidate(
         spans.append(total)
         total += -(-leaf.numel() * leaf.element_size() // _ALIGN) * _ALIGN
     sources = {leaf.device for leaf in leaves}
-    where = as_device(device) if device is not None else sources.pop() if len(sources) == 1 else torch.device("cpu")
+    where = (
+        as_device(device)
+        if device is not None
+        else sources.pop()
+        if len(sources) == 1
+        else torch.device("cpu")
+    )
     buffer = torch.zeros(total, dtype=torch.uint8, device=where, pin_memory=pin_memory)
     if share_memory:
         buffer.share_memory_()
@@ -685,7 +720,8 @@ def data_ptr(td: Any, *, storage: bool = False) -> Any:
     True
     """
     return {
-        key: value.untyped_storage().data_ptr() if storage else value.data_ptr() for key, value in td.items(True, True)
+        key: value.untyped_storage().data_ptr() if storage else value.data_ptr()
+        for key, value in td.items(True, True)
     }
 
 
@@ -738,7 +774,9 @@ def as_tensor(td: Any) -> Any:
     >>> type(TensorDict(a=torch.zeros(2)).memmap().as_tensor()["a"]).__name__
     'Tensor'
     """
-    return td._map(lambda leaf: leaf if type(leaf) in (Tensor, nn.Parameter) else leaf.as_subclass(Tensor))
+    return td._map(
+        lambda leaf: leaf if type(leaf) in (Tensor, nn.Parameter) else leaf.as_subclass(Tensor)
+    )
 
 
 def numpy(td: Any) -> Any:
@@ -752,7 +790,11 @@ def numpy(td: Any) -> Any:
 
 
 def tolist(
-    td: Any, *, convert_nodes: bool = True, convert_tensors: bool | str = False, tolist_first: bool = False
+    td: Any,
+    *,
+    convert_nodes: bool = True,
+    convert_tensors: bool | str = False,
+    tolist_first: bool = False,
 ) -> Any:
     """Nested lists over the batch dimensions, of dicts.
 
@@ -808,7 +850,9 @@ def to_struct_array(td: Any) -> np.ndarray:
     columns = {}
     for name, value in td._entries().items():
         if isinstance(value, Node):
-            columns[name] = np.asarray(value._unwrapped()) if value._is_data() else to_struct_array(value)
+            columns[name] = (
+                np.asarray(value._unwrapped()) if value._is_data() else to_struct_array(value)
+            )
         else:
             columns[name] = value.numpy()
     shape = tuple(td._batch_size)
@@ -825,7 +869,9 @@ def _keyed(td: Any, sorted: Any) -> list[Tensor]:
     return list(td.values(True, True, sort=True if sorted is None else bool(sorted)))
 
 
-def stack_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None) -> Tensor:
+def stack_from_tensordict(
+    td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
+) -> Tensor:
     """All entries stacked to one tensor.
 
     sorted: in alphabetical order of the keys (the default), as stored (False), or in the order of this list of keys.
@@ -838,7 +884,9 @@ def stack_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Ten
     return torch.stack(_keyed(td, sorted), dim, out=out)
 
 
-def cat_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None) -> Tensor:
+def cat_from_tensordict(
+    td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
+) -> Tensor:
     """All entries concatenated to one tensor; `sorted` as in `stack_from_tensordict`.
 
     >>> from raffia import TensorDict
@@ -852,7 +900,11 @@ def cat_from_tensordict(td: Any, dim: int = 0, *, sorted: Any = None, out: Tenso
 
 
 def state_dict(
-    td: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+    td: Any,
+    destination: Any = None,
+    prefix: str = "",
+    keep_vars: bool = False,
+    flatten: bool = True,
 ) -> Any:
     """An ordered dict of all tensors, for `load_state_dict`; its attribute `_metadata` holds the batch sizes.
 
@@ -881,7 +933,11 @@ def state_dict(
 
 
 def load_state_dict(
-    td: Any, state_dict: Any, strict: bool = True, assign: bool = False, from_flatten: bool | None = None
+    td: Any,
+    state_dict: Any,
+    strict: bool = True,
+    assign: bool = False,
+    from_flatten: bool | None = None,
 ) -> Any:
     """Take over the tensors of a `state_dict`.
 

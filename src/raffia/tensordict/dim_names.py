@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 
-
 def get_names(td: Any) -> list[str | None]:
     """Names of the batch dimensions; None where a dimension has none. Assign to change them.
 
@@ -68,7 +67,9 @@ def refine_names(td: Any, *names: Any) -> Any:
             raise RuntimeError("refine_names: '...' can stand once only")
         wanted = wanted[:at] + mine[at : len(mine) - len(rest)] + rest
     if len(wanted) != len(mine):
-        raise RuntimeError(f"refine_names: {len(mine)} dimensions need {len(mine)} names, got {list(names)}")
+        raise RuntimeError(
+            f"refine_names: {len(mine)} dimensions need {len(mine)} names, got {list(names)}"
+        )
     for old, new in zip(mine, wanted, strict=True):
         if old is not None and new != old:
             raise RuntimeError(

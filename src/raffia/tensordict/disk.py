@@ -637,17 +637,22 @@ def restored(node: Any, entries: dict[str, Any]) -> Any:
     return node._plain._make(entries, node._batch_size, CPU, names)
 
 
+class MappedParents(list[Any]):
+    """The parents of a locked container that is memory-mapped, until it is unlocked."""
+
+    folder: str | None  # None for temporary files
+
+
 def mark(node: Any, folder: str | None) -> None:
     """Note in a locked container where its tensors are, for as long as it stays locked."""
-    if node._cache is None:
-        node._cache = {}
-    node._cache["memmap"] = folder
+    node._parents = MappedParents(node._parents or ())
+    node._parents.folder = folder
 
 
 def mark_values(node: Any, folder: str | None, name: tuple[str, ...], top: Any) -> None:
     """Note in a non-tensor entry which entry of which record holds its values."""
     if folder is not None:
-        node._cache["home"] = (folder, name, top)
+        node._cache = {"home": (folder, name, top)}
         for member in node._children():
             mark_values(member, folder, name, top)
 
@@ -674,10 +679,8 @@ def forget(td: Any) -> None:
     for node in above:
         above += [ref() for ref in node._parents or () if ref() is not None]
     for node in (*below, *above[1:]):
-        if node._cache:
-            kept = {name: node._cache[name] for name in ("memmap", "home") if name in node._cache}
+        if node._cache and "home" not in node._cache:
             node._cache.clear()
-            node._cache.update(kept)
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:
@@ -835,11 +838,11 @@ def is_memmap(td: Any) -> bool:
     >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
     (False, True, False)
     """
-    return bool(td._cache) and "memmap" in td._cache
+    return isinstance(td._parents, MappedParents)
 
 
 def own_folder(td: Any) -> str | None:
-    return td._cache["memmap"] if is_memmap(td) else None
+    return td._parents.folder if is_memmap(td) else None
 
 
 def saved_path(td: Any) -> pathlib.Path:
@@ -1210,9 +1213,8 @@ FILE_DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-CARRIERS: dict[
-    torch.dtype, tuple[str, list[int]]
-] = {  # dtypes that the format, or older readers of it, lack -> what carries their bytes
+# dtypes that the format, or older readers of it, lack -> what carries their bytes
+CARRIERS: dict[torch.dtype, tuple[str, list[int]]] = {
     torch.complex32: ("F16", [2]),
     torch.complex128: ("F64", [2]),
     torch.float8_e8m0fnu: ("U8", []),

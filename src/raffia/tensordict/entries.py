@@ -60,7 +60,9 @@ def is_leaf_nontensor(cls: type) -> bool:
 # ---------------------------------------------------------------------------------------------- walking
 
 
-def collect(node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]) -> None:
+def collect(
+    node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
+) -> None:
     """Append `(nested key, value)` for what lies below `node`; a nested node comes after its content."""
     for name, value in node._entries().items():
         if value.__class__ is Tensor or not isinstance(value, Node):
@@ -73,12 +75,24 @@ def collect(node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsL
                 out.append(((*prefix, name) if prefix else name, value))
 
 
+def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -> None:
+    """`collect` for the tensors only."""
+    append = out.append
+    for name, value in node._entries().items():
+        if value.__class__ is not Tensor and isinstance(value, Node):
+            collect_leaves(value, (name,) if prefix is None else (*prefix, name), out)
+        else:
+            append((name if prefix is None else (*prefix, name), value))
+
+
 def entries_list(
     td: Node, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
 ) -> list[tuple[Any, Any]]:
     """The `(key, value)` pairs that `keys`, `values` and `items` show for these flags."""
     out: list[tuple[Any, Any]] = []
-    if include_nested:
+    if include_nested and leaves_only and is_leaf is None:
+        collect_leaves(td, None, out)
+    elif include_nested:
         collect(td, (), leaves_only, is_leaf, out)
     else:
         leaf = is_leaf or default_is_leaf
@@ -109,13 +123,8 @@ class NestedView:
         return pairs
 
     def __iter__(self) -> Iterator[Any]:
-        pairs, part = self._list(), self.part
-        if part is None:
-            return iter(pairs)
-        return iter([pair[part] for pair in pairs])
-
-    def __len__(self) -> int:
-        return len(self._list())
+        part = self.part
+        return iter(self._list()) if part is None else iter([pair[part] for pair in self._list()])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
@@ -125,6 +134,9 @@ class KeysView(NestedView):
     """Keys of a container: iterable, with a length, and asked with `in`."""
 
     __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(self._list())
 
     def __contains__(self, key: object) -> bool:
         include_nested, leaves_only, is_leaf, _ = self.flags
@@ -275,7 +287,9 @@ def contains(td: Any, key: NestedKey) -> bool:
     """
     node = td
     if not is_key(key):
-        raise TypeError(f"`in` asks whether a key is there, and {key!r} is no key: a string or a tuple of strings is needed")
+        raise TypeError(
+            f"`in` asks whether a key is there, and {key!r} is no key: a string or a tuple of strings is needed"
+        )
     for name in unravel_key_to_tuple(key):
         node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
         if node is None:
@@ -283,7 +297,9 @@ def contains(td: Any, key: NestedKey) -> bool:
     return True
 
 
-def set(td: Any, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Any:
+def set(
+    td: Any, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+) -> Any:
     """Store `item` under `key` and return the container.
 
     inplace: write into the tensor that is there already, if there is one.
@@ -358,7 +374,9 @@ def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> A
                 f"entry {key!r} is a container; set_ writes a container or dict into it, not a {type(item).__name__}"
             )
     elif isinstance(item, (Node, Mapping)):
-        raise TypeError(f"entry {key!r} is a tensor; set_ can't write a {type(item).__name__} into it")
+        raise TypeError(
+            f"entry {key!r} is a tensor; set_ can't write a {type(item).__name__} into it"
+        )
     else:
         write(dest, item, unravel_key(key), non_blocking)
     return td
@@ -419,7 +437,9 @@ def set_at_(td: Any, key: NestedKey, value: Any, index: Any, *, non_blocking: bo
     try:
         dest[index] = value
     except RuntimeError as error:
-        raise RuntimeError(f"cannot write into rows of entry {key!r} of shape {dest.shape}: {error}") from error
+        raise RuntimeError(
+            f"cannot write into rows of entry {key!r} of shape {dest.shape}: {error}"
+        ) from error
     return td
 
 
@@ -493,7 +513,9 @@ def rename_key_(td: Any, old_key: NestedKey, new_key: NestedKey, safe: bool = Fa
     if old_key == new_key:
         return td
     if safe and contains(td, new_key):
-        raise KeyError(f"key {new_key!r} already present in {type(td).__name__}; rename_key_(..., safe=False) overwrites it")
+        raise KeyError(
+            f"key {new_key!r} already present in {type(td).__name__}; rename_key_(..., safe=False) overwrites it"
+        )
     with all_or_nothing(td):
         td.del_(old_key)
         td.set(new_key, value)
@@ -564,7 +586,15 @@ def update(
         td.batch_size = ()
     if td._locked and ignore_lock:
         with td.unlock_():
-            return update(td, source, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf, update_batch_size=update_batch_size)
+            return update(
+                td,
+                source,
+                clone,
+                inplace,
+                non_blocking=non_blocking,
+                is_leaf=is_leaf,
+                update_batch_size=update_batch_size,
+            )
     if td._locked and not inplace:
         raise locked_error(td)
     with all_or_nothing(td):
@@ -580,7 +610,9 @@ def merged(source: Any, entries: Mapping[str, Any]) -> Any:
     if entries:
         raise ValueError("update takes a container or dict, or keyword entries, not both")
     if not isinstance(source, (Node, Mapping)) and not hasattr(source, "items"):
-        raise TypeError(f"update takes a container, a dict or keyword entries, got {type(source).__name__}")
+        raise TypeError(
+            f"update takes a container, a dict or keyword entries, got {type(source).__name__}"
+        )
     return source
 
 
@@ -594,7 +626,13 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedK
     for key in keys_to_update:
         value: Any = source
         for name in unravel_key_to_tuple(key):
-            value = value._get_str(name) if isinstance(value, Node) else value.get(name) if value is not None else None
+            value = (
+                value._get_str(name)
+                if isinstance(value, Node)
+                else value.get(name)
+                if value is not None
+                else None
+            )
         if value is not None:
             out[key] = value
     return out
@@ -632,16 +670,28 @@ def put_back(saved: list[tuple[Any, dict[str, Any]]]) -> None:
         store.update(content)
 
 
-def merge(td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None) -> None:
+def merge(
+    td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None
+) -> None:
     """Store every entry of `source`, descending where both sides are containers."""
     pairs = source._entries().items() if isinstance(source, Node) else source.items()
     for key, value in list(pairs):
         key = unravel_key(key)
-        mine = td._get_str(key) if key.__class__ is str else get(td, key) if contains(td, key) else None
+        mine = (
+            td._get_str(key)
+            if key.__class__ is str
+            else get(td, key)
+            if contains(td, key)
+            else None
+        )
         nested = isinstance(mine, Node) and not mine._is_data()
         if nested and is_leaf is not None and is_leaf(type(value)):
             nested = False
-        if nested and isinstance(value, (Node, Mapping)) and not (isinstance(value, Node) and value._is_data()):
+        if (
+            nested
+            and isinstance(value, (Node, Mapping))
+            and not (isinstance(value, Node) and value._is_data())
+        ):
             merge(mine, value, clone, inplace, non_blocking, is_leaf)
             continue
         if clone and isinstance(value, (Tensor, Node)):
@@ -823,7 +873,9 @@ def _split_keys(
         for key in [key_set] if isinstance(key_set, str) else key_set:
             key = unravel_key(key)
             if key in seen:
-                raise KeyError(f"key {key!r} is in two key sets; each key can go to one container only")
+                raise KeyError(
+                    f"key {key!r} is in two key sets; each key can go to one container only"
+                )
             seen[key] = None
             value = get(present, key) if contains(present, key) else None
             if value is None:
@@ -852,7 +904,11 @@ def prune(td: Any) -> None:
 
 
 def separates(
-    td: Any, *keys: NestedKey, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
+    td: Any,
+    *keys: NestedKey,
+    default: Any = NO_DEFAULT,
+    strict: bool = True,
+    filter_empty: bool = True,
 ) -> Any:
     """Take these entries out of this container and return them in another one.
 
@@ -861,11 +917,15 @@ def separates(
     >>> list(td.separates("a").keys()), list(td.keys())
     (['a'], ['b'])
     """
-    part, _ = split_keys(td, keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty)
+    part, _ = split_keys(
+        td, keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty
+    )
     return part
 
 
-def flatten_keys(td: Any, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Any:
+def flatten_keys(
+    td: Any, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+) -> Any:
     """A container without nesting: the names of a nested key are joined by `separator`.
 
     Raises KeyError if two entries would get the same name.
@@ -878,7 +938,9 @@ def flatten_keys(td: Any, separator: str = ".", inplace: bool = False, is_leaf: 
     for key, value in entries_list(td, True, True, is_leaf or is_leaf_nontensor, False):
         name = key if key.__class__ is str else text(separator).join(key)
         if name in entries:
-            raise KeyError(f"flatten_keys: two entries would be named {name!r}; use another separator than {separator!r}")
+            raise KeyError(
+                f"flatten_keys: two entries would be named {name!r}; use another separator than {separator!r}"
+            )
         entries[name] = value
     if not inplace:
         out = td._new(entries, td._batch_size, td._names)
@@ -919,7 +981,9 @@ def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
             value = unflatten_keys(value, separator)
         if text(separator) not in name:
             if name in tree:
-                raise KeyError(f"unflatten_keys: {name!r} is an entry and would also be a container")
+                raise KeyError(
+                    f"unflatten_keys: {name!r} is an entry and would also be a container"
+                )
             tree[name] = value
             continue
         *path, last = name.split(separator)
@@ -929,7 +993,9 @@ def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
             if isinstance(below, Node) and not below._is_data():
                 below = level[part] = dict(below._entries())
             if not isinstance(below, dict):
-                raise KeyError(f"unflatten_keys: {part!r} is an entry and would also be a container, for {name!r}")
+                raise KeyError(
+                    f"unflatten_keys: {part!r} is an entry and would also be a container, for {name!r}"
+                )
             level = below
         if last in level:
             raise KeyError(f"unflatten_keys: {name!r} is already there, as an entry or a container")
@@ -946,7 +1012,9 @@ def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
 def built(td: Any, tree: dict[str, Any]) -> dict[str, Any]:
     """Nodes for the plain dicts in `tree`."""
     return {
-        name: td._new(built(td, value), td._batch_size, td._names) if isinstance(value, dict) else value
+        name: td._new(built(td, value), td._batch_size, td._names)
+        if isinstance(value, dict)
+        else value
         for name, value in tree.items()
     }
 
@@ -1015,7 +1083,11 @@ def fill_(td: Any, key: NestedKey, value: float | bool) -> Any:
 
 
 def to_dict(
-    td: Any, *, retain_none: bool = True, convert_tensors: bool | str = False, tolist_first: bool = False
+    td: Any,
+    *,
+    retain_none: bool = True,
+    convert_tensors: bool | str = False,
+    tolist_first: bool = False,
 ) -> dict[str, Any]:
     """Plain nested dicts; non-tensor entries become their values.
 
@@ -1072,11 +1144,17 @@ def depth(td: Any) -> int:
     >>> TensorDict(a=dict(b=dict(c=1))).depth
     2
     """
-    below = [1 + value.depth for value in td._entries().values() if isinstance(value, Node) and not value._is_data()]  # type: ignore[attr-defined]
+    below = [
+        1 + value.depth
+        for value in td._entries().values()
+        if isinstance(value, Node) and not value._is_data()
+    ]  # type: ignore[attr-defined]
     return max(below, default=0)
 
 
-def cat_tensors(td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False) -> Any:
+def cat_tensors(
+    td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+) -> Any:
     """Concatenate these entries along `dim` into a new entry `out_key`.
 
     keep_entries: do not remove them.
@@ -1088,7 +1166,9 @@ def cat_tensors(td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, kee
     return _joined(td, torch.cat, keys, out_key, dim, keep_entries)
 
 
-def stack_tensors(td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False) -> Any:
+def stack_tensors(
+    td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+) -> Any:
     """Stack these entries along `dim` into a new entry `out_key`.
 
     >>> from raffia import TensorDict
@@ -1098,7 +1178,9 @@ def stack_tensors(td: Any, *keys: NestedKey, out_key: NestedKey, dim: int = 0, k
     return _joined(td, torch.stack, keys, out_key, dim, keep_entries)
 
 
-def _joined(td: Any, join: Any, keys: Sequence[NestedKey], out_key: NestedKey, dim: int, keep: bool) -> Any:
+def _joined(
+    td: Any, join: Any, keys: Sequence[NestedKey], out_key: NestedKey, dim: int, keep: bool
+) -> Any:
     joined = join([get(td, key, NO_DEFAULT) for key in keys], dim)
     with all_or_nothing(td):
         if not keep:

@@ -48,7 +48,11 @@ def from_module(
     True
     """
     return TensorDict.from_module(
-        module, as_module=as_module, lock=lock, use_state_dict=use_state_dict, filter_empty=filter_empty
+        module,
+        as_module=as_module,
+        lock=lock,
+        use_state_dict=use_state_dict,
+        filter_empty=filter_empty,
     )
 
 
@@ -184,7 +188,9 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     {'a': tensor(2), 'b': tensor(3)}
     """
     if len(tensordicts) < 2:
-        raise RuntimeError(f"merge_tensordicts needs at least two containers, got {len(tensordicts)}")
+        raise RuntimeError(
+            f"merge_tensordicts needs at least two containers, got {len(tensordicts)}"
+        )
     out = tensordicts[0].copy()
     for td in tensordicts[1:]:
         out.update(td)

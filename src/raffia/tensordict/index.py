@@ -61,7 +61,9 @@ def _plain_part(part: Any) -> Any:
     if isinstance(part, np.integer):
         return int(part)
     if isinstance(part, str):
-        raise IndexError(f"a key and an index can't be mixed in one pair of brackets: read the entry first, td[{part!r}][...]")
+        raise IndexError(
+            f"a key and an index can't be mixed in one pair of brackets: read the entry first, td[{part!r}][...]"
+        )
     if not isinstance(part, (list, tuple, range, np.ndarray)):
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
@@ -80,7 +82,9 @@ def _dims_of(part: Any) -> int:
 
 def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     if mask.shape != size:
-        raise IndexError(f"the mask has shape {tuple(mask.shape)}, the dimensions that it indexes have {tuple(size)}")
+        raise IndexError(
+            f"the mask has shape {tuple(mask.shape)}, the dimensions that it indexes have {tuple(size)}"
+        )
     return mask.nonzero(as_tuple=True)
 
 
@@ -138,11 +142,17 @@ _ALL = slice(None)
 
 def _scalar_index(index: Any) -> Any:
     """What can index a container without batch dimensions: None, `...`, a single truth value."""
-    parts = [part for part in (index if isinstance(index, tuple) else (index,)) if part is not Ellipsis]
+    parts = [
+        part for part in (index if isinstance(index, tuple) else (index,)) if part is not Ellipsis
+    ]
     for part in parts:
-        mask = isinstance(part, bool) or (isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() == 0)
+        mask = isinstance(part, bool) or (
+            isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() == 0
+        )
         if part is not None and not mask:
-            raise RuntimeError(f"indexing a tensordict with td.batch_dims==0 is not permitted. Got index {index!r}.")
+            raise RuntimeError(
+                f"indexing a tensordict with td.batch_dims==0 is not permitted. Got index {index!r}."
+            )
     return tuple(parts)
 
 
@@ -204,7 +214,9 @@ def setitem(td: Any, index: Any, value: Any) -> None:
 
 def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) -> Any:
     given = value._batch_size
-    if given == size[: len(given)] and all([leaf.shape[: len(size)] == size for leaf in value._leaves([])]):
+    if given == size[: len(given)] and all(
+        [leaf.shape[: len(size)] == size for leaf in value._leaves([])]
+    ):
         value = value.copy()
         value.batch_size = size
         return value
@@ -220,8 +232,12 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
     """Write `value` into the rows of a dense node; `index` is normalised and covers the first `ndim` dimensions."""
     entries = td._entries()
     if not isinstance(value, Node):
-        if not isinstance(value, (Tensor, np.ndarray, list, tuple, int, float, complex, np.generic)):
-            raise TypeError(f"rows can be set to a container, a dict, a tensor or a number, not to {type(value).__name__} {value!r}")
+        if not isinstance(
+            value, (Tensor, np.ndarray, list, tuple, int, float, complex, np.generic)
+        ):
+            raise TypeError(
+                f"rows can be set to a container, a dict, a tensor or a number, not to {type(value).__name__} {value!r}"
+            )
         for name, mine in entries.items():
             if isinstance(mine, Node):
                 mine._set_index(index, value, ndim)  # type: ignore[attr-defined]
@@ -270,7 +286,9 @@ def iterate(td: Any) -> Iterator[Any]:
     [0, 1, 2]
     """
     if not td._batch_size:
-        raise TypeError("iteration over a 0-d container; td.keys(), td.values() and td.items() go over its entries")
+        raise TypeError(
+            "iteration over a 0-d container; td.keys(), td.values() and td.items() go over its entries"
+        )
     return iter(td.unbind(0))
 
 
@@ -334,7 +352,11 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
                     f"where: only one of the two containers has {name!r}; pass pad=value to fill in for the other"
                 )
             there: Any = a if b is None else b
-            filler = there._map(lambda leaf: torch.full_like(leaf, pad)) if isinstance(there, Node) else torch.full_like(there, pad)
+            filler = (
+                there._map(lambda leaf: torch.full_like(leaf, pad))
+                if isinstance(there, Node)
+                else torch.full_like(there, pad)
+            )
             a, b = (filler if a is None else a), (filler if b is None else b)
         if isinstance(a, Node):
             entries[name] = a if a._is_data() else _where(a, condition, b, pad)
@@ -406,9 +428,13 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     """
     ndim = len(td._batch_size)
     if index.dim() != ndim:
-        raise RuntimeError(f"gather: the index has shape {tuple(index.shape)}, the batch size is {tuple(td._batch_size)}; both need as many dimensions")
+        raise RuntimeError(
+            f"gather: the index has shape {tuple(index.shape)}, the batch size is {tuple(td._batch_size)}; both need as many dimensions"
+        )
     if not -ndim <= dim < ndim:
-        raise RuntimeError(f"gather: dim {dim} is out of range for batch size {tuple(td._batch_size)}")
+        raise RuntimeError(
+            f"gather: dim {dim} is out of range for batch size {tuple(td._batch_size)}"
+        )
     dim = dim % ndim
 
     def rows(leaf: Tensor) -> Tensor:

@@ -92,7 +92,9 @@ def unravel_key_list(keys: Sequence[NestedKey]) -> list[NestedKey]:
     ['a', ('b', 'c')]
     """
     if isinstance(keys, str) or not isinstance(keys, (list, tuple)):
-        raise TypeError(f"unravel_key_list takes a list or a tuple of keys, got {type(keys).__name__}")
+        raise TypeError(
+            f"unravel_key_list takes a list or a tuple of keys, got {type(keys).__name__}"
+        )
     return [unravel_key(key) for key in keys]
 
 
@@ -114,13 +116,19 @@ def missing(name: NestedKey, node: Any) -> MissingKeyError:
     names = list(node.keys())
     hint = nearest(name, names) if isinstance(name, str) else ""
     if isinstance(name, str) and (not hint or "." in name):
-        nested = [k for k in node.keys(True) if isinstance(k, tuple) and name in (k[-1], ".".join(k))]
+        nested = [
+            k for k in node.keys(True) if isinstance(k, tuple) and name in (k[-1], ".".join(k))
+        ]
         hint = f". Did you mean {nested[0]!r}?" if nested else hint
-    return MissingKeyError(f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}')
+    return MissingKeyError(
+        f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}'
+    )
 
 
 def through_leaf(name: str, value: Any, rest: str) -> KeyThroughLeafError:
-    return KeyThroughLeafError(f'entry "{name}" is a {type(value).__name__}, not a container, so it has no entry "{rest}"')
+    return KeyThroughLeafError(
+        f'entry "{name}" is a {type(value).__name__}, not a container, so it has no entry "{rest}"'
+    )
 
 
 def raise_missing(key: NestedKey, td: Any) -> NoReturn:

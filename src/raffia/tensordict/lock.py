@@ -32,18 +32,17 @@ def lock_(td: Any) -> Any:
 
 def _lock(node: Any, parent: Any) -> None:
     if parent is not None:
-        if node._parents is None:
-            node._parents = [parent]
-        else:
-            node._parents.append(parent)
+        node._parents = [parent] if node._parents is None else [*node._parents, parent]
     if not node._locked:
         node._locked = True
-        children = node._children()
+        lasting = node._lasting
+        node._kids = children = node._children()
         if children:
             ref = weakref.ref(node)
             for child in children:
                 _lock(child, ref)
-        if node._lasting and all([child._cache is not None for child in children]):
+                lasting = lasting and child._cache is not None
+        if lasting:
             node._cache = {}
 
 
@@ -63,11 +62,12 @@ def unlock_(td: Any) -> Any:
     if was:
         if td._parents and live_parents(td):
             raise _in_locked_graph()
-        graph: dict[int, Any] = {}
-        _collect(td, graph)
-        for node in graph.values():
-            if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
-                raise _in_locked_graph()
+        if not _is_tree(td):
+            graph: dict[int, Any] = {}
+            _collect(td, graph)
+            for node in graph.values():
+                if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
+                    raise _in_locked_graph()
         _unlock(td)
     td._origin = ("lock", was)
     return td
@@ -80,6 +80,16 @@ def _in_locked_graph() -> RuntimeError:
     )
 
 
+def _is_tree(node: Any) -> bool:
+    """Whether each node below has been locked by the one above it only."""
+    if node._kids is None:
+        return False
+    for child in node._kids:
+        if child._parents is None or len(child._parents) != 1 or not _is_tree(child):
+            return False
+    return True
+
+
 def _collect(node: Any, graph: dict[int, Any]) -> None:
     graph[id(node)] = node
     for child in node._children():
@@ -88,9 +98,11 @@ def _collect(node: Any, graph: dict[int, Any]) -> None:
 
 def _unlock(node: Any) -> None:
     node._locked = False
-    node._parents = None
+    if node._parents is not None:
+        node._parents = None
     node._cache = None
-    for child in node._children():
+    kids, node._kids = node._kids, None
+    for child in node._children() if kids is None else kids:
         _unlock(child)
 
 
@@ -119,7 +131,9 @@ def enter(td: Any) -> Any:
             "unflatten_keys or a shape operation such as view"
         )
     if td._origin[0] == "squeeze":
-        raise RuntimeError("with td.squeeze(): which dimensions to put back is not known; name one: with td.squeeze(dim)")
+        raise RuntimeError(
+            "with td.squeeze(): which dimensions to put back is not known; name one: with td.squeeze(dim)"
+        )
     if td.__dict__.get("_exits") is None:
         td._exits = []
     td._exits.append(td._origin)
@@ -149,7 +163,9 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
         return
     source = origin[1]()
     if source is None:  # made in the `with` line itself
-        raise RuntimeError("the container that this one was made from is gone, so nothing can be written back")
+        raise RuntimeError(
+            "the container that this one was made from is gone, so nothing can be written back"
+        )
     if what == "keys":
         back = td.unflatten_keys(origin[2])
     elif what == "nested keys":

@@ -64,7 +64,9 @@ def _tree(plain: Any, module: Any, filter_empty: bool) -> Entries:
         if child is not None:
             below = _tree(plain, child, filter_empty)
             if below or not filter_empty:
-                entries[name] = plain._make(below, child._batch_size if isinstance(child, Node) else _SCALAR)
+                entries[name] = plain._make(
+                    below, child._batch_size if isinstance(child, Node) else _SCALAR
+                )
     return entries
 
 
@@ -97,7 +99,9 @@ def from_modules(
     torch.Size([2, 4])
     """
     if not modules:
-        raise RuntimeError("from_modules needs at least one module: from_modules(module, module, ...)")
+        raise RuntimeError(
+            "from_modules needs at least one module: from_modules(module, module, ...)"
+        )
     if lazy_stack:
         if as_module:
             raise RuntimeError(
@@ -124,11 +128,17 @@ def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any
     from raffia.tensordict.lazy import lazy_stack
 
     if any([torch.nn.parameter.is_lazy(p) for module in modules for p in module.parameters()]):
-        raise RuntimeError("lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False")
-    return lazy_stack([from_module(cls, module, use_state_dict=use_state_dict) for module in modules], 0)
+        raise RuntimeError(
+            "lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False"
+        )
+    return lazy_stack(
+        [from_module(cls, module, use_state_dict=use_state_dict) for module in modules], 0
+    )
 
 
-def _stacked(plain: Any, modules: Sequence[nn.Module], size: torch.Size, expand: bool, path: str) -> Entries:
+def _stacked(
+    plain: Any, modules: Sequence[nn.Module], size: torch.Size, expand: bool, path: str
+) -> Entries:
     """Stacks of what stands under each name in all modules."""
     first = modules[0]
     if isinstance(first, Node):
@@ -192,7 +202,9 @@ def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
     if expand and all([value is first for value in values]):
         return first.expand(len(values), *first.shape)
     if torch.nn.parameter.is_lazy(first):
-        raise RuntimeError(f"parameter {name} is not initialised yet; run the modules once before stacking them")
+        raise RuntimeError(
+            f"parameter {name} is not initialised yet; run the modules once before stacking them"
+        )
     try:
         stacked = torch.stack([value.detach() for value in values] if expand else values)
     except RuntimeError as error:
@@ -250,7 +262,9 @@ def to_module(
     else:
         undo: Undo = []
         try:
-            swap = td._plain._make(_swapped(td, module, undo, preserve_module_state, {}), td._batch_size)
+            swap = td._plain._make(
+                _swapped(td, module, undo, preserve_module_state, {}), td._batch_size
+            )
         except BaseException:
             _undo(undo)
             raise
@@ -274,7 +288,9 @@ def _undo(undo: Undo) -> None:
         store[name] = value
 
 
-def _swapped(node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int, Entries]) -> Entries:
+def _swapped(
+    node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int, Entries]
+) -> Entries:
     """Put the entries of `node` into one layer and what is below it; returns what stood there.
 
     A layer that stands under several names is done once, for the first of them.
@@ -293,10 +309,18 @@ def _swapped(node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int,
                 if value._is_data() or not value._leaves([]):
                     continue
                 raise _no_place(name, module)
-            old[name] = node._plain._make(_swapped(value, child, undo, preserve, done), value._batch_size)
+            old[name] = node._plain._make(
+                _swapped(value, child, undo, preserve, done), value._batch_size
+            )
         elif name in parameters:
             was = parameters[name]
-            if preserve and was is not None and not (value.__class__ is nn.Parameter and value.requires_grad == was.requires_grad):
+            if (
+                preserve
+                and was is not None
+                and not (
+                    value.__class__ is nn.Parameter and value.requires_grad == was.requires_grad
+                )
+            ):
                 value = _fitted(value, was)
             undo.append((parameters, name, was))
             parameters[name] = value
@@ -319,10 +343,16 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
     if isinstance(value, nn.Parameter):
-        return nn.Parameter(value.data, was.requires_grad) if value.requires_grad != was.requires_grad else value
+        return (
+            nn.Parameter(value.data, was.requires_grad)
+            if value.requires_grad != was.requires_grad
+            else value
+        )
     if value.requires_grad or not isinstance(was, nn.Parameter):
         return value
-    return nn.Parameter(value, was.requires_grad and (value.is_floating_point() or value.is_complex()))
+    return nn.Parameter(
+        value, was.requires_grad and (value.is_floating_point() or value.is_complex())
+    )
 
 
 def _no_place(name: str, module: nn.Module) -> KeyError:
@@ -338,7 +368,9 @@ def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Call
     pairs = [(key, mine.get(key), value) for key, value in td.items(True, True)]
     for key, there, _ in pairs:
         if there is None:
-            raise KeyError(f"the module has no parameter or buffer {key!r}; it has {list(mine.keys(True, True))}")
+            raise KeyError(
+                f"the module has no parameter or buffer {key!r}; it has {list(mine.keys(True, True))}"
+            )
     swap = td._plain({}, batch_size=td._batch_size)
     for key, there, value in pairs:
         swap.set(key, there.detach().clone())
@@ -357,10 +389,14 @@ def _through_state_dict(td: Any, module: nn.Module) -> tuple[Any, Callable[[Any]
 
     def load(source: Any) -> None:
         flat = flatten_keys(source, ".", is_leaf=is_leaf_nontensor)
-        module.load_state_dict({name: value for name, value in flat.items() if isinstance(value, Tensor)}, strict=False)
+        module.load_state_dict(
+            {name: value for name, value in flat.items() if isinstance(value, Tensor)}, strict=False
+        )
 
     unknown = [key for key in td.keys(True, True) if key not in swap.keys(True, True)]
     if unknown:
-        raise KeyError(f"the module's state dict has no {unknown}; it has {list(swap.keys(True, True))}")
+        raise KeyError(
+            f"the module's state dict has no {unknown}; it has {list(swap.keys(True, True))}"
+        )
     load(td)
     return swap, load

@@ -24,7 +24,9 @@ class Node:
 
     _batch_size: torch.Size = torch.Size()
     _device: torch.device | None = None
-    _names: list[str | None] | None = None  # one per batch dimension, or None where no dimension is named
+    _names: list[str | None] | None = (
+        None  # one per batch dimension, or None where no dimension is named
+    )
     _locked: bool = False
 
     def _entries(self) -> Entries:
@@ -43,7 +45,9 @@ class Node:
         """Remove the entry `name`, which is there."""
         raise NotImplementedError
 
-    def _new(self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None) -> Any:
+    def _new(
+        self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
+    ) -> Any:
         """A node of the kind that results from an operation on this one, over `entries`, unchecked; same device."""
         raise NotImplementedError
 
@@ -57,7 +61,9 @@ class Node:
         ndim: int,  # how many leading dimensions `fn` replaces
         batch_size: torch.Size,  # what it replaces them by
         names: list[str | None] | None = None,  # names of these new dimensions
-        op: tuple[Any, ...] = (),  # (name, *arguments) of the operation, for nodes that have a way of their own
+        op: tuple[
+            Any, ...
+        ] = (),  # (name, *arguments) of the operation, for nodes that have a way of their own
     ) -> Any:
         """Apply a shape operation on the first `ndim` dimensions to every leaf."""
         raise NotImplementedError

@@ -32,14 +32,23 @@ class TensorDictParams(TensorDictBase, nn.Module):
     ['w', 'n.b']
     """
 
-    def __init__(self, parameters: Any = None, *, no_convert: bool | str = False, lock: bool = False, **entries: Any) -> None:
+    def __init__(
+        self,
+        parameters: Any = None,
+        *,
+        no_convert: bool | str = False,
+        lock: bool = False,
+        **entries: Any,
+    ) -> None:
         if no_convert not in (True, False, "skip"):
             raise ValueError(f"no_convert is True, False or 'skip', got {no_convert!r}")
         nn.Module.__init__(self)
         if parameters is None:
             parameters = entries
         elif entries:
-            raise ValueError("TensorDictParams takes a container or dict, or keyword entries, not both")
+            raise ValueError(
+                "TensorDictParams takes a container or dict, or keyword entries, not both"
+            )
         if isinstance(parameters, TensorDictParams):
             parameters = parameters._tree
         if isinstance(parameters, Node):
@@ -169,7 +178,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
             for name, value in theirs._entries().items():
                 was = mine._d.get(name)
                 if was is None:
-                    raise KeyError(f"{type(self).__name__} has no entry {name!r}; it has {list(mine.keys())}")
+                    raise KeyError(
+                        f"{type(self).__name__} has no entry {name!r}; it has {list(mine.keys())}"
+                    )
                 if isinstance(value, Node):
                     visit(was, value, below := {})
                     out[name] = TensorDict._make(below, was._batch_size)
@@ -186,7 +197,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
     # -- module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("TensorDictParams holds parameters and computes nothing; there is nothing to call")
+        raise NotImplementedError(
+            "TensorDictParams holds parameters and computes nothing; there is nothing to call"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
         """How `module.to(...)`, `.double()` and so on of a module that holds this one reach its tensors."""
@@ -214,7 +227,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
         self._tree.lock_()
         return self
 
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
+    def state_dict(
+        self,
+        *args: Any,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        **kwargs: Any,
+    ) -> Any:  # type: ignore[override]
         """The parameters and buffers by name, as `nn.Module.state_dict` gives them.
 
         >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
@@ -236,7 +256,15 @@ class TensorDictParams(TensorDictBase, nn.Module):
         missing: list[str] = []
         unexpected: list[str] = []
         errors: list[str] = []
-        self._load_from_state_dict(dict(state_dict), "", {"assign_to_params_buffers": assign}, strict, missing, unexpected, errors)
+        self._load_from_state_dict(
+            dict(state_dict),
+            "",
+            {"assign_to_params_buffers": assign},
+            strict,
+            missing,
+            unexpected,
+            errors,
+        )
         if strict and (missing or unexpected):
             raise RuntimeError(
                 f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; strict=False loads the others"
@@ -246,14 +274,29 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any, error_msgs: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
     ) -> None:
         assign = local_metadata.get("assign_to_params_buffers", False)
         mine = {prefix + name: leaf for name, leaf in self.state_dict(keep_vars=True).items()}
         missing_keys += [name for name in mine if name not in state_dict]
-        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in mine]
-        found = {name: (leaf, state_dict[name]) for name, leaf in mine.items() if name in state_dict}
-        unlike = [f"{name}: {tuple(new.shape)} for {tuple(leaf.shape)}" for name, (leaf, new) in found.items() if new.shape != leaf.shape]
+        unexpected_keys += [
+            name for name in state_dict if name.startswith(prefix) and name not in mine
+        ]
+        found = {
+            name: (leaf, state_dict[name]) for name, leaf in mine.items() if name in state_dict
+        }
+        unlike = [
+            f"{name}: {tuple(new.shape)} for {tuple(leaf.shape)}"
+            for name, (leaf, new) in found.items()
+            if new.shape != leaf.shape
+        ]
         if unlike:
             error_msgs.append(f"shapes differ: {', '.join(unlike)}")
             return
@@ -304,7 +347,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
         def renew(leaf: Tensor) -> Tensor:
             if id(leaf) not in memo:
                 new = fn(leaf)
-                memo[id(leaf)] = nn.Parameter(new, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else new
+                memo[id(leaf)] = (
+                    nn.Parameter(new, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else new
+                )
             return memo[id(leaf)]
 
         out = TensorDictParams(self._tree._map(renew), no_convert=True)
@@ -312,7 +357,9 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictParams:
-        out = TensorDictParams(self._tree._map(lambda leaf: copy.deepcopy(leaf, memo)), no_convert=True)
+        out = TensorDictParams(
+            self._tree._map(lambda leaf: copy.deepcopy(leaf, memo)), no_convert=True
+        )
         out._no_convert, out._hooks = self._no_convert, list(self._hooks)
         memo[id(self)] = out
         return out.lock_() if self._locked else out
@@ -324,10 +371,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
         return id(self)
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("map is not available for parameters, which can't be sent to other processes; use params.data.map(...)")
+        raise RuntimeError(
+            "map is not available for parameters, which can't be sent to other processes; use params.data.map(...)"
+        )
 
     def memmap_(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("memmap_ is not available for parameters: a memory-mapped tensor is no parameter; use params.memmap(...)")
+        raise RuntimeError(
+            "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; use params.memmap(...)"
+        )
 
     def zero_(self) -> Any:
         for leaf in self._leaves([]):
@@ -366,7 +417,9 @@ def _convert(td: TensorDict, memo: dict[int, nn.Parameter]) -> None:
         if isinstance(value, Node):
             if type(value) is TensorDict:
                 _convert(value, memo)
-        elif not isinstance(value, nn.Parameter) and (value.is_floating_point() or value.is_complex()):
+        elif not isinstance(value, nn.Parameter) and (
+            value.is_floating_point() or value.is_complex()
+        ):
             if id(value) not in memo:
                 memo[id(value)] = nn.Parameter(value.detach() if value.requires_grad else value)
             td._d[name] = memo[id(value)]
@@ -387,4 +440,3 @@ def _mutator(name: str) -> Callable[..., Any]:
 
 for _name in _MUTATORS:
     setattr(TensorDictParams, _name, _mutator(_name))
-

@@ -18,7 +18,9 @@ from raffia.tensordict.node import Node
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
 sigmoid sign sin sinh sqrt tan tanh trunc""".split()
 TESTS = "isnan isfinite isposinf isneginf isreal".split()
-BINARY = "add sub mul div pow maximum minimum clamp_max clamp_min".split()  # with foreach, in and out of place
+BINARY = (
+    "add sub mul div pow maximum minimum clamp_max clamp_min".split()
+)  # with foreach, in and out of place
 PLAIN = dict(mod=torch.remainder, bitwise_and=torch.bitwise_and, logical_and=torch.logical_and)
 COMPARISONS = "eq ne lt le gt ge".split()
 OPERATORS = dict(  # operator -> method; those marked with r swap their operands
@@ -30,7 +32,9 @@ LOGIC = dict(xor=operator.xor, or_=operator.or_, and_=operator.and_)
 NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def each(foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any) -> Any:
+def each(
+    foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any
+) -> Any:
     """`foreach` of all leaves at once, or `single` of one after the other; operands are lists or the same for all."""
     if not leaves:
         return leaves
@@ -73,7 +77,9 @@ def unlike(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
         text += f" The first has {first}, which the second does not have."
     if second:
         text += f" The second has {second}, which the first does not have."
-    return KeyError(text + " Pass default=value or default='intersection' where the operation takes it.")
+    return KeyError(
+        text + " Pass default=value or default='intersection' where the operation takes it."
+    )
 
 
 def operand(td: Any, other: Any, leaves: list[Tensor], exact: bool = True) -> Any:
@@ -122,11 +128,19 @@ def binary_(td: Any, name: str, other: Any, **options: Any) -> Any:
     if isinstance(other, Tensor) and other.dim():
         other = other.expand(td._batch_size)
     leaves = td._leaves([])
-    each(_FOREACH[name + "_"], _SINGLE[name + "_"], leaves, operand(td, other, leaves, exact=False), **options)
+    each(
+        _FOREACH[name + "_"],
+        _SINGLE[name + "_"],
+        leaves,
+        operand(td, other, leaves, exact=False),
+        **options,
+    )
     return td
 
 
-def _with_default(td: Any, single: Callable[..., Tensor], other: Any, default: Any, options: dict[str, Any]) -> Any:
+def _with_default(
+    td: Any, single: Callable[..., Tensor], other: Any, default: Any, options: dict[str, Any]
+) -> Any:
     """A binary operation on containers with unlike keys."""
     left, right = td._entries(), other._entries()
     entries = {}
@@ -150,12 +164,26 @@ def _with_default(td: Any, single: Callable[..., Tensor], other: Any, default: A
     return td._new(entries, td._batch_size, td._names)
 
 
-_SINGLE: dict[str, Any] = {name: getattr(torch, name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
-_SINGLE |= {name + "_": getattr(Tensor, name + "_") for name in (*BINARY, "lerp", "addcmul", "addcdiv") if hasattr(Tensor, name + "_")}
-_SINGLE |= {"maximum_": lambda x, y: x.copy_(torch.maximum(x, y)), "minimum_": lambda x, y: x.copy_(torch.minimum(x, y))}
+_SINGLE: dict[str, Any] = {
+    name: getattr(torch, name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")
+}
+_SINGLE |= {
+    name + "_": getattr(Tensor, name + "_")
+    for name in (*BINARY, "lerp", "addcmul", "addcdiv")
+    if hasattr(Tensor, name + "_")
+}
+_SINGLE |= {
+    "maximum_": lambda x, y: x.copy_(torch.maximum(x, y)),
+    "minimum_": lambda x, y: x.copy_(torch.minimum(x, y)),
+}
 _SINGLE |= PLAIN
-_FOREACH: dict[str, Any] = {name: getattr(torch, "_foreach_" + name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
-_FOREACH |= {name + "_": getattr(torch, "_foreach_" + name + "_") for name in (*BINARY, "lerp", "addcmul", "addcdiv")}
+_FOREACH: dict[str, Any] = {
+    name: getattr(torch, "_foreach_" + name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")
+}
+_FOREACH |= {
+    name + "_": getattr(torch, "_foreach_" + name + "_")
+    for name in (*BINARY, "lerp", "addcmul", "addcdiv")
+}
 
 
 def _scalar_bound(name: str, single: Any) -> Callable[..., Tensor]:
@@ -176,7 +204,9 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
         td, other = broadcast(td, other)
         leaves = td._leaves([])
         operands = operand(td, other, leaves)
-        return unnamed(td._rebuild(iter([compare(a, b) for a, b in zip(leaves, operands, strict=True)])))
+        return unnamed(
+            td._rebuild(iter([compare(a, b) for a, b in zip(leaves, operands, strict=True)]))
+        )
     if isinstance(other, Mapping):
         return _compared_nodes(td, td._plain(other, batch_size=td._batch_size), compare)
     if not isinstance(other, NUMBERS):
@@ -193,7 +223,9 @@ def unnamed(td: Any) -> Any:
 
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
     if mine._batch_size != theirs._batch_size:
-        raise RuntimeError(f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be compared")
+        raise RuntimeError(
+            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be compared"
+        )
     pairs = mine._pairs(theirs)
     if len(pairs) != 1 or pairs[0][0] is not mine:
         return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
@@ -290,7 +322,9 @@ class Pointwise:
         if min is None and max is None:
             raise TypeError("clamp needs min, max or both")
         if min is not None and max is not None and isinstance(min, Node) != isinstance(max, Node):
-            raise ValueError("clamp: Mixed tensordict and non-tensordict min/max values are not authorized.")
+            raise ValueError(
+                "clamp: Mixed tensordict and non-tensordict min/max values are not authorized."
+            )
         result: Any = self
         if min is not None:
             result = binary(result, "clamp_min", min)
@@ -360,7 +394,9 @@ def _test(name: str) -> Callable[..., Any]:
 def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     if name in ("add", "sub"):
 
-        def method(self: Any, other: Any, *, alpha: float | None = None, default: Any = None) -> Any:
+        def method(
+            self: Any, other: Any, *, alpha: float | None = None, default: Any = None
+        ) -> Any:
             return binary(self, name, other, default, **({} if alpha is None else {"alpha": alpha}))
 
         def method_(self: Any, other: Any, *, alpha: float | None = None) -> Any:
@@ -379,9 +415,7 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         "default: stands for entries that only one container has; 'intersection' leaves them out."
     )
     values = "[1, 2]" if name in PLAIN else "[1.0, 2.0]"
-    example = (
-        f"td = TensorDict(a=torch.tensor({values}))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
-    )
+    example = f"td = TensorDict(a=torch.tensor({values}))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
     yield name, _documented(method, name, text, example)
     if name not in PLAIN:
         example = f"td = TensorDict(a=torch.tensor([1.0, 2.0]))\n>>> torch.equal(td.clone().{name}_(td)['a'], td.{name}(td)['a'])\nTrue"
@@ -389,7 +423,12 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _documented(method: Any, name: str, text: str, example: str) -> Any:
-    lines = [*text.split("\n"), "", ">>> from raffia import TensorDict", *(">>> " + example).split("\n")]
+    lines = [
+        *text.split("\n"),
+        "",
+        ">>> from raffia import TensorDict",
+        *(">>> " + example).split("\n"),
+    ]
     method.__doc__ = "\n        ".join(lines).rstrip() + "\n        "
     method.__name__, method.__qualname__ = name, f"Pointwise.{name}"
     return method
@@ -406,7 +445,10 @@ def _comparison(name: str) -> Callable[..., Any]:
         return result
 
     return _documented(
-        method, f"__{name}__", f"`{name}`, leaf by leaf.", "(TensorDict(a=torch.ones(2)) == 1)['a']\ntensor([True, True])"
+        method,
+        f"__{name}__",
+        f"`{name}`, leaf by leaf.",
+        "(TensorDict(a=torch.ones(2)) == 1)['a']\ntensor([True, True])",
     )
 
 
@@ -417,7 +459,9 @@ def _logic(name: str) -> Callable[..., Any]:
         return compared(self, other, function)
 
     example = "td = TensorDict(a=torch.tensor([True]))\n>>> (td & td)['a']\ntensor([True])"
-    return _documented(method, f"__{name.rstrip('_')}__", f"`{name.rstrip('_')}` leaf by leaf.", example)
+    return _documented(
+        method, f"__{name.rstrip('_')}__", f"`{name.rstrip('_')}` leaf by leaf.", example
+    )
 
 
 def _install() -> None:
@@ -460,7 +504,9 @@ def _rdiv(self: Any, other: Any) -> Any:
 
 
 def _rpow(self: Any, other: Any) -> Any:
-    raise NotImplementedError("number ** container is not defined; td.apply(lambda x: number ** x) computes it")
+    raise NotImplementedError(
+        "number ** container is not defined; td.apply(lambda x: number ** x) computes it"
+    )
 
 
 def _floordiv(self: Any, other: Any) -> Any:
@@ -471,13 +517,18 @@ def _floordiv(self: Any, other: Any) -> Any:
 
 _install()
 for _symbol, _target in OPERATORS.items():
-    _function = {"rdiv": _rdiv, "rpow": _rpow, "floordiv": _floordiv}.get(_target) or _operator(_target)
+    _function = {"rdiv": _rdiv, "rpow": _rpow, "floordiv": _floordiv}.get(_target) or _operator(
+        _target
+    )
     setattr(Pointwise, f"__{_symbol}__", _function)
 setattr(
     Pointwise,
     "mod",
     _documented(
-        _mod, "mod", "`torch.remainder` leaf by leaf.", "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])"
+        _mod,
+        "mod",
+        "`torch.remainder` leaf by leaf.",
+        "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])",
     ),
 )
 Pointwise.__hash__ = None  # type: ignore[assignment]

@@ -55,7 +55,9 @@ def flatten(td: Any) -> tuple[list[Any], Spec]:
     entries = td._entries()
     values = list(entries.values())
     ndims = [v.dim() if isinstance(v, (Tensor, Node)) else None for v in values]
-    return values, Spec(list(entries), td._batch_size, td._device, td._names, ndims, td._locked, None)
+    return values, Spec(
+        list(entries), td._batch_size, td._device, td._names, ndims, td._locked, None
+    )
 
 
 def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
@@ -89,7 +91,9 @@ def with_keys(flat: tuple[list[Any], Spec]) -> tuple[list[Any], Spec]:
     values, spec = flat
     if isinstance(spec, Members):
         return [(pytree.SequenceKey(i), value) for i, value in enumerate(values)], spec
-    return [(pytree.MappingKey(key), value) for key, value in zip(spec.keys, values, strict=True)], spec
+    return [
+        (pytree.MappingKey(key), value) for key, value in zip(spec.keys, values, strict=True)
+    ], spec
 
 
 def unflatten(values: Any, spec: Spec) -> Any:
@@ -104,7 +108,11 @@ def unflatten(values: Any, spec: Spec) -> Any:
             if isinstance(value, NonTensorData):
                 values[i] = value._new({}, batch_size)
         at = changed_dims(spec.batch_size, batch_size)
-        names = moved(names, at[0], len(batch_size), None) if names is not None and len(at) == 1 else None
+        names = (
+            moved(names, at[0], len(batch_size), None)
+            if names is not None and len(at) == 1
+            else None
+        )
         grown = len(batch_size) > len(spec.batch_size)
         stack_dim = place_of(stack_dim, at[0], grown) if stack_dim is not None and at else None
     td: Any = TensorDict._make(dict(zip(spec.keys, values, strict=True)), batch_size, device, names)
@@ -118,7 +126,11 @@ def batch_size_of(values: list[Any], spec: Spec) -> torch.Size:
     old = spec.batch_size
     size = None
     for value, before in zip(values, spec.ndims, strict=True):
-        if before is None or not isinstance(value, (Tensor, Node)) or (isinstance(value, Node) and value._is_data()):
+        if (
+            before is None
+            or not isinstance(value, (Tensor, Node))
+            or (isinstance(value, Node) and value._is_data())
+        ):
             continue
         shape = value.shape
         if size is None:
@@ -138,7 +150,9 @@ def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
 
 def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
     """Names after a dimension was added or removed at `at`."""
-    names = [*names[:at], new, *names[at:]] if ndim > len(names) else [*names[:at], *names[at + 1 :]]
+    names = (
+        [*names[:at], new, *names[at:]] if ndim > len(names) else [*names[:at], *names[at + 1 :]]
+    )
     return names if any(names) else None
 
 
@@ -149,7 +163,11 @@ def place_of(dim: int, at: int, added: bool) -> int | None:
     return None if at == dim else dim - 1 if at < dim else dim
 
 
-def register(cls: Any, flatten: Callable[[Any], Any] = flatten, unflatten: Callable[[Any, Any], Any] = unflatten) -> None:
+def register(
+    cls: Any,
+    flatten: Callable[[Any], Any] = flatten,
+    unflatten: Callable[[Any, Any], Any] = unflatten,
+) -> None:
     """Make a container class a pytree node."""
     pytree.register_pytree_node(
         cls,
@@ -166,7 +184,15 @@ def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
         return [spec.stack_dim, spec.locked]
     device = None if spec.device is None else str(spec.device)
-    return [spec.keys, list(spec.batch_size), device, spec.names, spec.ndims, spec.locked, spec.stack_dim]
+    return [
+        spec.keys,
+        list(spec.batch_size),
+        device,
+        spec.names,
+        spec.ndims,
+        spec.locked,
+        spec.stack_dim,
+    ]
 
 
 def _load(data: Any) -> Any:
@@ -178,7 +204,9 @@ def _load(data: Any) -> Any:
 
 def _register_data(cls: Any) -> None:
     """Non-tensor entries have no leaves; they are their own context."""
-    pytree.register_pytree_node(cls, lambda node: ([], Constant(node)), lambda values, context: context.node)
+    pytree.register_pytree_node(
+        cls, lambda node: ([], Constant(node)), lambda values, context: context.node
+    )
 
 
 class Constant:

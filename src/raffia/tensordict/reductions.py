@@ -48,22 +48,33 @@ def reduced(
     if reduce:
         return _over_entries(td, fn, dim, keep, options)
     if dim == "feature":
+
         def own(leaf: Tensor) -> Tensor:
             axes = tuple(range(ndim, leaf.dim()))
-            return fn(leaf, dim=axes, keepdim=keep, **options) if axes else fn(leaf.unsqueeze(-1), dim=-1, **options)
+            return (
+                fn(leaf, dim=axes, keepdim=keep, **options)
+                if axes
+                else fn(leaf.unsqueeze(-1), dim=-1, **options)
+            )
 
         return mapped(td, own)
     dims = _dims(td, dim)
     if dims is None:
         if keep:
-            return td._batched(lambda leaf: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options), ndim, torch.Size([1] * ndim))
+            return td._batched(
+                lambda leaf: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options),
+                ndim,
+                torch.Size([1] * ndim),
+            )
         return mapped(td, lambda leaf: fn(leaf, **options), torch.Size())
     size = _reduced_size(td._batch_size, dims, keep)
     names = td._names
     if names is not None and not keep:
         names = [name for i, name in enumerate(names) if i not in dims]
     at: Any = dims[0] if len(dims) == 1 else dims
-    return td._batched(lambda leaf: fn(leaf, dim=at, keepdim=keep, **options), ndim, size, names, ("reduce",))
+    return td._batched(
+        lambda leaf: fn(leaf, dim=at, keepdim=keep, **options), ndim, size, names, ("reduce",)
+    )
 
 
 def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
@@ -86,10 +97,14 @@ def mapped(td: Any, fn: Callable[[Tensor], Tensor], size: torch.Size | None = No
             entries[name] = value if size is None else value._new({}, size)
         else:
             entries[name] = mapped(value, fn, size)
-    return td._new(entries, td._batch_size if size is None else size, td._names if size is None else None)
+    return td._new(
+        entries, td._batch_size if size is None else size, td._names if size is None else None
+    )
 
 
-def _over_entries(td: Any, fn: Callable[..., Tensor], dim: Any, keep: bool, options: dict[str, Any]) -> Tensor:
+def _over_entries(
+    td: Any, fn: Callable[..., Tensor], dim: Any, keep: bool, options: dict[str, Any]
+) -> Tensor:
     """One tensor: reduced over all entries, and over their dimensions as `dim` says."""
     leaves = dense_leaves(td, [])
     ndim = len(td._batch_size)
@@ -133,7 +148,9 @@ def _median_free(function: Callable[..., Any]) -> Callable[..., Tensor]:
 _prod, _any, _all = _repeated(torch.prod), _repeated(torch.any), _repeated(torch.all)
 
 
-def _quantile(x: Tensor, q: Any, *, dim: Any = None, keepdim: bool = False, interpolation: str = "linear") -> Tensor:
+def _quantile(
+    x: Tensor, q: Any, *, dim: Any = None, keepdim: bool = False, interpolation: str = "linear"
+) -> Tensor:
     if isinstance(dim, tuple):
         kept = [d for d in range(x.dim()) if d not in dim]
         flat = x.permute(*kept, *dim).reshape(*[x.shape[d] for d in kept], -1)
@@ -148,7 +165,14 @@ def _quantile(x: Tensor, q: Any, *, dim: Any = None, keepdim: bool = False, inte
 class Reductions:
     """Reductions of a container; see the module."""
 
-    def sum(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, dtype: Any = None, reduce: bool | None = None) -> Any:
+    def sum(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        dtype: Any = None,
+        reduce: bool | None = None,
+    ) -> Any:
         """Sum.
         {dims}
         >>> from raffia import TensorDict
@@ -158,7 +182,14 @@ class Reductions:
         """
         return reduced(self, torch.sum, dim, keepdim, reduce, dtype=dtype)
 
-    def nansum(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, dtype: Any = None, reduce: bool | None = None) -> Any:
+    def nansum(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        dtype: Any = None,
+        reduce: bool | None = None,
+    ) -> Any:
         """Sum of what is not NaN.
         {dims}
         >>> from raffia import TensorDict
@@ -167,7 +198,14 @@ class Reductions:
         """
         return reduced(self, torch.nansum, dim, keepdim, reduce, dtype=dtype)
 
-    def mean(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, dtype: Any = None, reduce: bool | None = None) -> Any:
+    def mean(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        dtype: Any = None,
+        reduce: bool | None = None,
+    ) -> Any:
         """Mean.
         {dims}
         >>> from raffia import TensorDict
@@ -176,7 +214,14 @@ class Reductions:
         """
         return reduced(self, torch.mean, dim, keepdim, reduce, dtype=dtype)
 
-    def nanmean(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, dtype: Any = None, reduce: bool | None = None) -> Any:
+    def nanmean(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        dtype: Any = None,
+        reduce: bool | None = None,
+    ) -> Any:
         """Mean of what is not NaN.
         {dims}
         >>> from raffia import TensorDict
@@ -185,7 +230,14 @@ class Reductions:
         """
         return reduced(self, torch.nanmean, dim, keepdim, reduce, dtype=dtype)
 
-    def prod(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, dtype: Any = None, reduce: bool | None = None) -> Any:
+    def prod(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        dtype: Any = None,
+        reduce: bool | None = None,
+    ) -> Any:
         """Product.
         {dims}
         >>> from raffia import TensorDict
@@ -194,7 +246,14 @@ class Reductions:
         """
         return reduced(self, _prod, dim, keepdim, reduce, dtype=dtype)
 
-    def std(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, correction: int = 1, reduce: bool | None = None) -> Any:
+    def std(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        correction: int = 1,
+        reduce: bool | None = None,
+    ) -> Any:
         """Standard deviation; `correction` is taken off the number of values that is divided by.
         {dims}
         >>> from raffia import TensorDict
@@ -203,7 +262,14 @@ class Reductions:
         """
         return reduced(self, torch.std, dim, keepdim, reduce, correction=correction)
 
-    def var(self, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, correction: int = 1, reduce: bool | None = None) -> Any:
+    def var(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        correction: int = 1,
+        reduce: bool | None = None,
+    ) -> Any:
         """Variance; `correction` is taken off the number of values that is divided by.
         {dims}
         >>> from raffia import TensorDict
@@ -213,7 +279,13 @@ class Reductions:
         return reduced(self, torch.var, dim, keepdim, reduce, correction=correction)
 
     def quantile(
-        self, q: float | Tensor, dim: Any = NO_DEFAULT, keepdim: Any = NO_DEFAULT, *, interpolation: str = "linear", reduce: bool | None = None
+        self,
+        q: float | Tensor,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = NO_DEFAULT,
+        *,
+        interpolation: str = "linear",
+        reduce: bool | None = None,
     ) -> Any:
         """The value below which a part `q` (0 to 1) of the values lies.
         {dims}
@@ -230,7 +302,9 @@ class Reductions:
             return mapped(out, lambda leaf: leaf, torch.Size((len(q), *out._batch_size)))
         return out
 
-    def amax(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    def amax(
+        self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
+    ) -> Any:
         """Largest value.
         {dims}
         >>> from raffia import TensorDict
@@ -239,7 +313,9 @@ class Reductions:
         """
         return reduced(self, torch.amax, dim, keepdim, reduce)
 
-    def amin(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+    def amin(
+        self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
+    ) -> Any:
         """Smallest value.
         {dims}
         >>> from raffia import TensorDict
@@ -248,7 +324,14 @@ class Reductions:
         """
         return reduced(self, torch.amin, dim, keepdim, reduce)
 
-    def max(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def max(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
+    ) -> Any:
         """Largest value and, along a `dim`, where it stands: a pair of `values` and `indices`.
         {dims}
         return_indices: False gives the values only.
@@ -260,7 +343,14 @@ class Reductions:
         """
         return extreme(self, torch.max, torch.amax, "max", dim, keepdim, reduce, return_indices)
 
-    def min(self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def min(
+        self,
+        dim: Any = NO_DEFAULT,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
+    ) -> Any:
         """Smallest value and, along a `dim`, where it stands: a pair of `values` and `indices`.
         {dims}
         return_indices: False gives the values only.
@@ -314,7 +404,9 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
         tensor(5.)
         """
-        result = mapped(self, lambda leaf: torch.linalg.vector_norm(leaf, dtype=dtype), torch.Size())
+        result = mapped(
+            self, lambda leaf: torch.linalg.vector_norm(leaf, dtype=dtype), torch.Size()
+        )
         return result if out is None else out.update(result)
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
@@ -344,12 +436,29 @@ def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: An
         return over([bool(fn(leaf)) for leaf in td._leaves([])])
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
-        raise RuntimeError(f"dim must be greater than or equal to {-ndim} and smaller than {ndim}, the number of batch dims; got {dim}")
+        raise RuntimeError(
+            f"dim must be greater than or equal to {-ndim} and smaller than {ndim}, the number of batch dims; got {dim}"
+        )
     return reduced(td, fn, dim, False, None)
 
 
-def extreme(td: Any, fn: Callable[..., Any], values_only: Any, name: str, dim: Any, keepdim: bool, reduce: bool | None, indices: bool) -> Any:
-    if dim is NO_DEFAULT or dim is None or not indices or dim == "feature" or isinstance(dim, tuple):
+def extreme(
+    td: Any,
+    fn: Callable[..., Any],
+    values_only: Any,
+    name: str,
+    dim: Any,
+    keepdim: bool,
+    reduce: bool | None,
+    indices: bool,
+) -> Any:
+    if (
+        dim is NO_DEFAULT
+        or dim is None
+        or not indices
+        or dim == "feature"
+        or isinstance(dim, tuple)
+    ):
         return reduced(td, values_only, dim, keepdim, reduce)
     if reduce:
         return _over_entries(td, fn, dim, keepdim, {})
@@ -358,9 +467,13 @@ def extreme(td: Any, fn: Callable[..., Any], values_only: Any, name: str, dim: A
     return result(name, vals, where)
 
 
-def cumulative(td: Any, fn: Callable[..., Any], name: str, dim: Any, reduce: bool | None, indices: bool) -> Any:
+def cumulative(
+    td: Any, fn: Callable[..., Any], name: str, dim: Any, reduce: bool | None, indices: bool
+) -> Any:
     if reduce:
-        raise ValueError(f"{name} keeps all rows, so there is nothing to reduce over entries; leave reduce out")
+        raise ValueError(
+            f"{name} keeps all rows, so there is nothing to reduce over entries; leave reduce out"
+        )
     at = _dims(td, dim)[0]  # type: ignore[index]
     vals = mapped(td, lambda leaf: fn(leaf, at).values)
     if not indices:

@@ -67,7 +67,17 @@ def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
     new = _filled_in(given, td._batch_size)
     if new == td._batch_size:
         return _same(td)
-    return _done(td._batched(_reshaper(Tensor.view, len(td._batch_size), new), len(td._batch_size), new, None, ("view", new)), td, _RESHAPE)
+    return _done(
+        td._batched(
+            _reshaper(Tensor.view, len(td._batch_size), new),
+            len(td._batch_size),
+            new,
+            None,
+            ("view", new),
+        ),
+        td,
+        _RESHAPE,
+    )
 
 
 def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
@@ -80,7 +90,17 @@ def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
     new = _filled_in(_sizes(shape) if shape else size, td._batch_size)
     if new == td._batch_size:
         return _same(td)
-    return _done(td._batched(_reshaper(Tensor.reshape, len(td._batch_size), new), len(td._batch_size), new, None, ("reshape", new)), td, _RESHAPE)
+    return _done(
+        td._batched(
+            _reshaper(Tensor.reshape, len(td._batch_size), new),
+            len(td._batch_size),
+            new,
+            None,
+            ("reshape", new),
+        ),
+        td,
+        _RESHAPE,
+    )
 
 
 def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
@@ -118,13 +138,19 @@ def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -
     start = 0 if start_dim is None else _dim(td, start_dim)
     end = len(td._batch_size) - 1 if end_dim is None else _dim(td, end_dim)
     if end < start:
-        raise ValueError(f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; flatten({end}, {start})?")
+        raise ValueError(
+            f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; flatten({end}, {start})?"
+        )
     size = td._batch_size
     new = torch.Size((*size[:start], math.prod(size[start : end + 1]), *size[end + 1 :]))
     names = td._names
     if names is not None:
-        names = _kept([*names[:start], *([names[start]] if start == end else [None]), *names[end + 1 :]])
-    out = td._batched(lambda leaf: leaf.flatten(start, end), len(size), new, names, ("reshape", new))
+        names = _kept(
+            [*names[:start], *([names[start]] if start == end else [None]), *names[end + 1 :]]
+        )
+    out = td._batched(
+        lambda leaf: leaf.flatten(start, end), len(size), new, names, ("reshape", new)
+    )
     return _done(out, td, _RESHAPE)
 
 
@@ -149,7 +175,9 @@ def unflatten(td: Any, dim: int, unflattened_size: Any) -> Any:
     names = td._names
     if names is not None:
         names = _kept([*names[:dim], *[None] * (len(parts) - 1), names[dim], *names[dim + 1 :]])
-    out = td._batched(lambda leaf: leaf.unflatten(dim, parts), len(size), new, names, ("reshape", new))
+    out = td._batched(
+        lambda leaf: leaf.unflatten(dim, parts), len(size), new, names, ("reshape", new)
+    )
     return _done(out, td, _RESHAPE)
 
 
@@ -176,7 +204,11 @@ def unsqueeze(td: Any, dim: int) -> Any:
     if names is not None:
         names = [*names[:dim], None, *names[dim:]]
     new = torch.Size((*size[:dim], 1, *size[dim:]))
-    return _done(td._batched(lambda leaf: leaf.unsqueeze(dim), ndim, new, names, ("unsqueeze", dim)), td, _RESHAPE)
+    return _done(
+        td._batched(lambda leaf: leaf.unsqueeze(dim), ndim, new, names, ("unsqueeze", dim)),
+        td,
+        _RESHAPE,
+    )
 
 
 def squeeze(td: Any, dim: int | tuple[int, ...] | None = None) -> Any:
@@ -200,7 +232,9 @@ def squeeze(td: Any, dim: int | tuple[int, ...] | None = None) -> Any:
     names = None if td._names is None else _kept([td._names[i] for i in kept])
     new = torch.Size([size[i] for i in kept])
     at: Any = dims[0] if len(dims) == 1 else tuple(dims)
-    out = td._batched(lambda leaf: leaf.squeeze(at), len(size), new, names, ("squeeze", tuple(dims)))
+    out = td._batched(
+        lambda leaf: leaf.squeeze(at), len(size), new, names, ("squeeze", tuple(dims))
+    )
     return _done(out, td, ("squeeze",) if dim is None else _RESHAPE)
 
 
@@ -252,7 +286,9 @@ def transpose(td: Any, dim0: int, dim1: int) -> Any:
     order[dim0], order[dim1] = dim1, dim0
     names = None if td._names is None else [td._names[d] for d in order]
     new = torch.Size([td._batch_size[d] for d in order])
-    out = td._batched(lambda leaf: leaf.transpose(dim0, dim1), ndim, new, names, ("transpose", dim0, dim1))
+    out = td._batched(
+        lambda leaf: leaf.transpose(dim0, dim1), ndim, new, names, ("transpose", dim0, dim1)
+    )
     return _done(out, td, ("permute", tuple(order)))
 
 
@@ -279,7 +315,9 @@ def movedim(td: Any, source: Any, destination: Any) -> Any:
     src = [_dim(td, d) for d in ([source] if isinstance(source, int) else source)]
     dst = [_dim(td, d) for d in ([destination] if isinstance(destination, int) else destination)]
     if len(src) != len(dst):
-        raise ValueError(f"movedim: as many sources as destinations are needed, got {source} and {destination}")
+        raise ValueError(
+            f"movedim: as many sources as destinations are needed, got {source} and {destination}"
+        )
     order: list[Any] = [None] * len(td._batch_size)
     for s, d in zip(src, dst, strict=True):
         order[d] = s
@@ -297,7 +335,9 @@ def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
     >>> TensorDict(a=torch.ones(1, 2), batch_size=[1]).expand(4, 3)["a"].shape
     torch.Size([4, 3, 2])
     """
-    target = _sizes(shape) if shape or not kwargs else tuple(kwargs.get("size", kwargs.get("shape", ())))
+    target = (
+        _sizes(shape) if shape or not kwargs else tuple(kwargs.get("size", kwargs.get("shape", ())))
+    )
     size = td._batch_size
     lead = len(target) - len(size)
     if lead < 0:
@@ -346,7 +386,13 @@ def _probed(td: Any, fn: Callable[[Tensor], Tensor]) -> torch.Size:
     return fn(torch.empty(td._batch_size, device="meta")).shape
 
 
-def _mapped(td: Any, fn: Callable[[Tensor], Tensor], size: torch.Size, op: tuple[Any, ...], names: Names = None) -> Any:
+def _mapped(
+    td: Any,
+    fn: Callable[[Tensor], Tensor],
+    size: torch.Size,
+    op: tuple[Any, ...],
+    names: Names = None,
+) -> Any:
     out = td._batched(fn, len(td._batch_size), size, names, op)
     return out.lock_() if td._locked else out
 
@@ -365,10 +411,18 @@ def repeat(td: Any, *repeats: Any) -> Any:
         )
     ndim = len(times)
     size = torch.Size([n * k for n, k in zip(td._batch_size, times, strict=True)])
-    return _mapped(td, lambda leaf: leaf.repeat(*times, *[1] * (leaf.dim() - ndim)), size, ("repeat", times), td._names)
+    return _mapped(
+        td,
+        lambda leaf: leaf.repeat(*times, *[1] * (leaf.dim() - ndim)),
+        size,
+        ("repeat", times),
+        td._names,
+    )
 
 
-def repeat_interleave(td: Any, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None) -> Any:
+def repeat_interleave(
+    td: Any, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None
+) -> Any:
     """A container with each row along `dim` repeated in place; `dim=None` flattens the batch first.
 
     >>> from raffia import TensorDict
@@ -385,7 +439,11 @@ def repeat_interleave(td: Any, repeats: Tensor | int, dim: int | None = None, *,
         return torch.repeat_interleave(leaf, repeats, dim=at, output_size=output_size)
 
     size = list(td._batch_size)
-    size[at] = int(repeats.sum()) if isinstance(repeats, Tensor) and repeats.numel() > 1 else size[at] * int(repeats)
+    size[at] = (
+        int(repeats.sum())
+        if isinstance(repeats, Tensor) and repeats.numel() > 1
+        else size[at] * int(repeats)
+    )
     return _mapped(td, repeated, torch.Size(size), ("repeat_interleave",), td._names)
 
 
@@ -416,7 +474,9 @@ def roll(td: Any, shifts: Any, dims: Any = None) -> Any:
         return reshape(roll(reshape(td, -1), shifts, 0), *td._batch_size)
     at = tuple([_dim(td, d) for d in ([dims] if isinstance(dims, int) else dims)])
     by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-    return _mapped(td, lambda leaf: torch.roll(leaf, by, at), td._batch_size, ("roll", by, at), td._names)
+    return _mapped(
+        td, lambda leaf: torch.roll(leaf, by, at), td._batch_size, ("roll", by, at), td._names
+    )
 
 
 def flip(td: Any, *dims: Any) -> Any:
@@ -439,7 +499,9 @@ def fliplr(td: Any) -> Any:
             [3, 2]])
     """
     if len(td._batch_size) < 2:
-        raise RuntimeError(f"fliplr needs two batch dimensions, the batch size is {tuple(td._batch_size)}")
+        raise RuntimeError(
+            f"fliplr needs two batch dimensions, the batch size is {tuple(td._batch_size)}"
+        )
     return flip(td, 1)
 
 
@@ -462,7 +524,12 @@ def rot90(td: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Any:
             [0, 2]])
     """
     at = [_dim(td, d) for d in dims]
-    return _mapped(td, lambda leaf: torch.rot90(leaf, k, at), _probed(td, lambda x: torch.rot90(x, k, at)), ("rot90",))
+    return _mapped(
+        td,
+        lambda leaf: torch.rot90(leaf, k, at),
+        _probed(td, lambda x: torch.rot90(x, k, at)),
+        ("rot90",),
+    )
 
 
 def narrow(td: Any, dim: int, start: int, length: int) -> Any:
@@ -476,7 +543,9 @@ def narrow(td: Any, dim: int, start: int, length: int) -> Any:
     size = td._batch_size[dim]
     start = start + size if start < 0 else start
     if not (0 <= start and 0 <= length and start + length <= size):
-        raise RuntimeError(f"narrow: start ({start}) + length ({length}) exceeds dimension size ({size})")
+        raise RuntimeError(
+            f"narrow: start ({start}) + length ({length}) exceeds dimension size ({size})"
+        )
     return td[(*[slice(None)] * dim, slice(start, start + length))]
 
 
@@ -515,7 +584,14 @@ def atleast_3d(td: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- in pieces
 
 
-def pieces(td: Any, cut: Callable[[Tensor], Sequence[Tensor]], ndim: int, sizes: list[torch.Size], rows: list[Any], names: Names) -> list[Any]:
+def pieces(
+    td: Any,
+    cut: Callable[[Tensor], Sequence[Tensor]],
+    ndim: int,
+    sizes: list[torch.Size],
+    rows: list[Any],
+    names: Names,
+) -> list[Any]:
     """One container for each piece that `cut` makes of a leaf.
 
     ndim, sizes: the first `ndim` dimensions become `sizes[i]` in piece i.
@@ -526,10 +602,16 @@ def pieces(td: Any, cut: Callable[[Tensor], Sequence[Tensor]], ndim: int, sizes:
         if not isinstance(value, Node):
             columns.append(cut(value))
         elif type(value) is td._plain:
-            below = None if names is None and value._names is None else [*(names or [None] * len(sizes[0])), *value.names[ndim:]]
+            below = (
+                None
+                if names is None and value._names is None
+                else [*(names or [None] * len(sizes[0])), *value.names[ndim:]]
+            )
             columns.append(pieces(value, cut, ndim, sizes, rows, below))
         else:
-            columns.append([value._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)])
+            columns.append(
+                [value._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
+            )
     keys = list(td._entries())
     extra = td._batch_size[ndim:]
     if not columns:
@@ -537,7 +619,9 @@ def pieces(td: Any, cut: Callable[[Tensor], Sequence[Tensor]], ndim: int, sizes:
     new = td._new
     if extra:
         sizes = [size + extra for size in sizes]
-    entries: list[Entries] = [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    entries: list[Entries] = [
+        dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)
+    ]
     return [new(row, size, names) for row, size in zip(entries, sizes, strict=True)]
 
 
@@ -554,7 +638,9 @@ def unbind(td: Any, dim: int = 0) -> tuple[Any, ...]:
     names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
     lead = [slice(None)] * dim
     rows: list[Any] = [(*lead, i) for i in range(size[dim])] if dim else list(range(size[dim]))
-    return tuple(pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names))
+    return tuple(
+        pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names)
+    )
 
 
 def split(td: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
@@ -642,7 +728,9 @@ def pad(td: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
             f"The length of pad_size must be <= 2 * the number of batch dimensions: got {list(pad_size)} for batch size {tuple(size)}"
         )
     if len(pad_size) % 2:
-        raise RuntimeError(f"pad_size must have an even number of dimensions: (before, after) for each; got {list(pad_size)}")
+        raise RuntimeError(
+            f"pad_size must have an even number of dimensions: (before, after) for each; got {list(pad_size)}"
+        )
     pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
     new = torch.Size([n + sum(pairs[i]) if i < len(pairs) else n for i, n in enumerate(size)])
 

@@ -301,7 +301,7 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
     stores = []
     for i, td in enumerate(tds):
         other = td._batch_size
-        if (
+        if other != size and (
             len(other) != len(size)
             or other[:dim] != size[:dim]
             or other[dim + 1 :] != size[dim + 1 :]

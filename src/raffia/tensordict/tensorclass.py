@@ -1,8 +1,8 @@
 """Tensorclasses: containers whose entries are the fields of a class.
 
-An instance wraps a container, `_td`. Fields are read and written as attributes; every other method of a container
-is called on what is wrapped, and wraps its result again. As a node of a larger tree, an instance does the same for
-the members of `Node`.
+An instance wraps a container, `_td`. Fields are read and written as attributes; every other method
+of a container is called on what is wrapped, and its result is wrapped again. As a node of a larger
+tree, an instance does the same for the members of `Node`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,16 +55,18 @@ class _Factory:
 
 
 _REQUIRED = _Required()
+_Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 
 
 class TensorClass(TensorCollection):
     """Base of classes whose annotated fields are the entries of a container.
 
-    Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for `TensorDict`.
-    Fields are read and written as attributes; a field that is None is no entry. Numbers, arrays and lists become
-    tensors, containers and tensors are kept, everything else is stored as a non-tensor value. All methods of a
-    container are there, and give instances of the class; `__post_init__`, methods, properties and inheritance work
-    as for dataclasses. Options, as `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
+    Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for
+    `TensorDict`. Fields are read and written as attributes; a field that is None is no entry.
+    Numbers, arrays and lists become tensors, containers and tensors are kept, everything else is
+    stored as a non-tensor value. All methods of a container are there, and give instances;
+    `__post_init__`, methods, properties and inheritance work as for dataclasses. Options, as
+    `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
 
     autocast: cast what is assigned to the class that the field is annotated with.
     nocast: keep numbers and arrays as they are.
@@ -140,7 +143,7 @@ class TensorClass(TensorCollection):
         return rest
 
     def _finish(self, values: dict[str, Any]) -> None:
-        """Call `__post_init__` with the arguments that are meant for it; refuse those that nobody takes."""
+        """Call `__post_init__` with its arguments; refuse those that nobody takes."""
         cls = type(self)
         first = {name: values.pop(name, default) for name, default in cls._init_only.items()}
         for name in values:
@@ -149,7 +152,7 @@ class TensorClass(TensorCollection):
             if value is _REQUIRED:
                 raise cls._missing([name])
         if cls._follows_init:
-            self.__post_init__(*first.values())  # type: ignore[attr-defined]
+            self.__post_init__(*first.values())
 
     @classmethod
     def _bound(cls, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +165,9 @@ class TensorClass(TensorCollection):
         bound = dict(zip(cls._positional, args, strict=False))
         for name in bound:
             if name in values:
-                raise TypeError(f"{cls.__name__}.__init__() got multiple values for argument {name!r}")
+                raise TypeError(
+                    f"{cls.__name__}.__init__() got multiple values for argument {name!r}"
+                )
         return bound | values
 
     # -- making classes
@@ -175,20 +180,26 @@ class TensorClass(TensorCollection):
         for name in names:
             if name not in OPTIONS:
                 raise TypeError(f"{cls.__name__}[...] takes options out of {OPTIONS}, got {name!r}")
-        return _with_options(cls, names)
+        base: Any = cls
+        return _with_options(base, names)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        for name in OPTIONS:
-            if name in options:
-                setattr(cls, f"_{name}", bool(options.pop(name)))
+        cls._choose({name: options.pop(name) for name in OPTIONS if name in options})
         super().__init_subclass__(**options)
-        if cls._autocast and cls._nocast:
-            raise TypeError("autocast is exclusive with nocast: choose one of them")
-        if cls._tensor_only and (cls._autocast or cls._nocast):
-            raise TypeError("tensor_only is exclusive with autocast and nocast: tensors need no casts")
         cls._make_fields()
         REGISTRY[f"{cls.__module__}.{cls.__qualname__}"] = cls
         pytrees.register(cls, _flatten, functools.partial(_unflatten, cls))
+
+    @classmethod
+    def _choose(cls, options: Mapping[str, bool]) -> None:
+        for name, value in options.items():
+            setattr(cls, f"_{name}", bool(value))
+        if cls._autocast and cls._nocast:
+            raise TypeError("autocast is exclusive with nocast: choose one of them")
+        if cls._tensor_only and (cls._autocast or cls._nocast):
+            raise TypeError(
+                "tensor_only is exclusive with autocast and nocast: tensors need no casts"
+            )
 
     @classmethod
     def _make_fields(cls) -> None:
@@ -198,23 +209,26 @@ class TensorClass(TensorCollection):
         for name in own:
             if name in _RESERVED and not cls._shadow:
                 raise AttributeError(
-                    f"a field of {cls.__name__} can't be named {name!r}, as containers have a member of that name; "
-                    'pass shadow=True, or derive from TensorClass["shadow"], to hide it'
+                    f"a field of {cls.__name__} can't be named {name!r}, as containers have a "
+                    'member of that name; shadow=True, or the base TensorClass["shadow"], hides it'
                 )
-            if name not in cls.__dict__:  # else a dataclass would take a method or a property for the default
-                setattr(cls, name, copy.copy(inherited[name]) if name in inherited else dataclasses.field())
+            if name not in cls.__dict__:  # else a method, or a property, would be the default
+                field = copy.copy(inherited[name]) if name in inherited else dataclasses.field()
+                setattr(cls, name, field)
         documented = cls.__doc__
         dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         cls._types = {**cls._types, **{name: _resolved(own[name], cls) for name in own}}
         cls._fields, cls._init_only = {}, {}
-        positional, by_name = [], []
+        positional: list[_Argument] = []
+        by_name: list[_Argument] = []
         for field in cls.__dataclass_fields__.values():
             kind = field._field_type.name  # type: ignore[attr-defined]
             if kind == "_FIELD_CLASSVAR":
                 continue
-            made = field.default_factory is not dataclasses.MISSING
-            default: Any = _Factory(field.default_factory) if made else field.default
-            if default is dataclasses.MISSING:
+            default: Any = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = _Factory(field.default_factory)
+            elif default is dataclasses.MISSING:
                 default = _REQUIRED
             (cls._init_only if kind == "_FIELD_INITVAR" else cls._fields)[field.name] = default
             if kind == "_FIELD":
@@ -234,9 +248,9 @@ class TensorClass(TensorCollection):
     @classmethod
     def _check_tensors(cls, names: Mapping[str, Any]) -> None:
         for name in names:
-            kinds = _members(cls._types[name])
-            if not all([isinstance(k, type) and issubclass(k, (Tensor, types.NoneType)) for k in kinds]):
-                raise TypeError(f"tensor_only: field {name!r} must be a tensor or None, got {cls._types[name]}")
+            for kind in _members(cls._types[name]):
+                if not (isinstance(kind, type) and issubclass(kind, (Tensor, types.NoneType))):
+                    raise TypeError(f"tensor_only: field {name!r} must be a tensor, got {kind}")
 
     @classmethod
     def _wrap(cls, td: Any) -> Self:
@@ -256,7 +270,10 @@ class TensorClass(TensorCollection):
 
     @classmethod
     def from_tensordict(
-        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = None
+        cls,
+        tensordict: Any,
+        non_tensordict: Mapping[str, Any] | None = None,
+        safe: bool | None = None,
     ) -> Self:
         """An instance over a container, which is wrapped, not copied.
 
@@ -273,7 +290,8 @@ class TensorClass(TensorCollection):
         """
         if not isinstance(tensordict, TensorDictBase):
             raise RuntimeError(
-                f"Expected a TensorDictBase instance but got {type(tensordict)}; from_dict takes dictionaries"
+                f"Expected a TensorDictBase instance but got {type(tensordict)}; "
+                "from_dict takes dictionaries"
             )
         cls._check_keys(tensordict.keys())
         if non_tensordict:
@@ -292,11 +310,14 @@ class TensorClass(TensorCollection):
         fields = cls._fields
         unknown = [name for name in names if name not in fields]
         if unknown:
-            raise ValueError(f"keys must be fields of {cls.__name__}, which are {list(fields)}; got {sorted(unknown)}")
+            raise ValueError(
+                f"keys must be fields of {cls.__name__}, which are {list(fields)}; "
+                f"got {sorted(unknown)}"
+            )
 
     @classmethod
     def _typed(cls, td: Any) -> Any:
-        """The container, or a shallow copy in which nested ones are of the class that their field asks for."""
+        """The container, or a shallow copy in which nested ones are of the class of their field."""
         if td.__class__ is not TensorDict:
             return td
         changed: Entries = {}
@@ -348,7 +369,7 @@ class TensorClass(TensorCollection):
 
     @classmethod
     def _entry(cls, name: str, value: Any, size: torch.Size, device: Any) -> Any:
-        """What is stored for the value of a field: a tensor, a node, None, or what `TensorDict` makes one of."""
+        """What is stored for a value: None, a node, or what `TensorDict` makes a tensor of."""
         if value.__class__ is _Factory:
             value = value.make()
         elif value is _REQUIRED:
@@ -373,17 +394,17 @@ class TensorClass(TensorCollection):
         if name == "_td":  # an __init__ of the user's that assigns fields one by one
             object.__setattr__(self, "_td", TensorDict())
             return self._td
-        if not name.startswith("_"):  # what only some containers have, such as `stack_dim` and `append`
-            try:
-                value = getattr(self._td, name)
-            except AttributeError:
-                raise self._no_field(name) from None
-            return functools.partial(self._call, value) if callable(value) else value
-        raise AttributeError(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:  # what only some containers have, such as `stack_dim` and `append`
+            value = getattr(self._td, name)
+        except AttributeError:
+            raise self._no_field(name) from None
+        return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the wrapped container with what instances among the arguments wrap."""
-        return self._again(method(*[a._td if isinstance(a, TensorClass) else a for a in args], **kwargs))
+        return self._again(method(*_bare(args), **kwargs))
 
     def __setattr__(self, name: str, value: Any) -> None:
         cls = self.__class__
@@ -404,14 +425,18 @@ class TensorClass(TensorCollection):
     @classmethod
     def _no_field(cls, name: str) -> AttributeError:
         return AttributeError(
-            f"{cls.__name__!r} has no attribute or field {name!r}; its fields are {list(cls._fields)}", name=name
+            f"{cls.__name__!r} has no attribute or field {name!r}; "
+            f"its fields are {list(cls._fields)}",
+            name=name,
         )
 
     @classmethod
     def _missing(cls, names: list[str]) -> TypeError:
         many = "argument" if len(names) == 1 else "arguments"
         listed = ", ".join(map(repr, names))
-        return TypeError(f"{cls.__name__}.__init__() missing {len(names)} required positional {many}: {listed}")
+        return TypeError(
+            f"{cls.__name__}.__init__() missing {len(names)} required positional {many}: {listed}"
+        )
 
     # -- entries
 
@@ -431,7 +456,9 @@ class TensorClass(TensorCollection):
             return None if key.__class__ is str and key in self._fields else default
         return value._unwrapped() if isinstance(value, Node) else value
 
-    def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> Self:
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Self:
         """Assign to a field, or to an entry nested in one, and return the instance.
 
         inplace: write into the tensor that is there already.
@@ -444,13 +471,16 @@ class TensorClass(TensorCollection):
         tensor([0., 0.])
         """
         if key.__class__ is str and not inplace:
-            self._set_str(key, item)  # type: ignore[arg-type]
+            self._set_str(key, item)
             return self
         path = unravel_key_to_tuple(key)
         if path[0] not in self._fields:
             raise self._no_field(path[0])
         if len(path) > 1 and self._get_str(path[0]) is None:
-            raise AttributeError(f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; assign a container first")
+            raise AttributeError(
+                f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; "
+                "assign a container first"
+            )
         entries.set(self, key, item, inplace, non_blocking=non_blocking)
         return self
 
@@ -467,9 +497,10 @@ class TensorClass(TensorCollection):
         ignore_lock: bool = False,
         **values: Any,
     ) -> Self:
-        """Assign to several fields at once, from an instance, a container, a dict or keywords, and return the instance.
+        """Assign to several fields, from an instance, a container, a dict or keywords.
 
-        The arguments are those of `TensorDict.update`. Raises ValueError for a key that is no field.
+        The arguments are those of `TensorDict.update`; the instance is returned.
+        Raises ValueError for a key that is no field.
 
         >>> @tensorclass
         ... class Point:
@@ -480,29 +511,31 @@ class TensorClass(TensorCollection):
         source = entries.merged(input_dict_or_td, values)
         if keys_to_update is not None:
             source = entries.restricted(source, keys_to_update)
-        self._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
         if isinstance(source, TensorClass):
             source = source._td
+        self._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
         empty: list[str] = []
         if self._autocast and isinstance(source, Node):
             source = source._entries()
         if not isinstance(source, Node):
             source = {key: self._assigned(key, value, empty) for key, value in source.items()}
             source = {key: value for key, value in source.items() if value is not None}
-        options: dict[str, Any] = dict(non_blocking=non_blocking, is_leaf=is_leaf, ignore_lock=ignore_lock)
+        options: dict[str, Any] = dict(
+            non_blocking=non_blocking, is_leaf=is_leaf, ignore_lock=ignore_lock
+        )
         self._td.update(source, clone, inplace, update_batch_size=update_batch_size, **options)
         for name in empty:
             self._set_str(name, None)
         return self
 
     def _assigned(self, key: NestedKey, value: Any, empty: list[str]) -> Any:
-        """What `update` stores for a value; the names of fields that become None are appended to `empty`."""
+        """What `update` stores for a value; fields that become None are appended to `empty`."""
         name, *rest = unravel_key_to_tuple(key)
         if rest:
             return value
         if value is None:
             empty.append(name)
-        if isinstance(value, Mapping):
+        if _is_dict(value):
             mine, kind = self._get_str(name), self._class_of(name)
             if isinstance(mine, Node) and not mine._is_data():
                 return value
@@ -520,10 +553,10 @@ class TensorClass(TensorCollection):
         tensor([0., 0.])
         """
         source = entries.merged(input_dict_or_td, values)
-        if not source:
+        if not source.keys():
             return self
         out = self._wrap(self._td.copy())
-        if source is not values or any([isinstance(value, Mapping) for value in values.values()]):
+        if source is not values or any([_is_dict(value) for value in values.values()]):
             return TensorClass.update(out, source)
         self._check_keys(values)
         for name, value in values.items():
@@ -531,7 +564,7 @@ class TensorClass(TensorCollection):
         return out
 
     def create_nested(self, key: NestedKey) -> Self:
-        """Assign an empty `TensorDict` to a field, or to an entry nested in one, and return the instance.
+        """Assign an empty `TensorDict` to a field, or to an entry nested in one.
 
         >>> @tensorclass
         ... class Point:
@@ -582,29 +615,31 @@ class TensorClass(TensorCollection):
     def __getitem__(self, index: Any) -> Any:
         if index.__class__ is not int and _is_text(index):
             raise ValueError(
-                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch dimensions; "
-                f"a field is read as an attribute, or with get({index!r})."
+                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch "
+                f"dimensions; a field is read as an attribute, or with get({index!r})."
             )
         return self._again(self._td[index])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if _is_text(index):
             raise ValueError(
-                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch dimensions; "
-                f"a field is written as an attribute, or with set({index!r}, value)."
+                f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch "
+                f"dimensions; a field is written as an attribute, or with set({index!r}, value)."
             )
         if isinstance(value, TensorClass):
             if value._fields.keys() != self._fields.keys():
                 raise ValueError(
-                    f"__setitem__ takes instances of the same-class or compatible ones: {type(value).__name__} has "
-                    f"the fields {list(value._fields)}, {type(self).__name__} has {list(self._fields)}"
+                    "__setitem__ takes instances of the same-class or compatible ones: "
+                    f"{type(value).__name__} has the fields {list(value._fields)}, "
+                    f"{type(self).__name__} has {list(self._fields)}"
                 )
             value = value._td
         elif isinstance(value, TensorDictBase):
             self._check_keys(value.keys())
         elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
             raise ValueError(
-                f"__setitem__ takes tensorclasses, containers, numbers and tensors, got {type(value).__name__}"
+                "__setitem__ takes tensorclasses, containers, numbers and tensors, "
+                f"got {type(value).__name__}"
             )
         self._td[index] = value
 
@@ -613,8 +648,12 @@ class TensorClass(TensorCollection):
         there = sorted(td.keys())
         lines = [f"{name}={build._describe(td, name)}" for name in there]
         lines += [f"{name}=None" for name in self._fields if name not in there]
-        lines += [f"batch_size={td.batch_size}", f"device={td.device}", f"is_shared={td.is_shared()}"]
-        return f"{type(self).__name__}(\n" + build.textwrap.indent(",\n".join(lines), "    ") + ")"
+        lines += [
+            f"batch_size={td.batch_size}",
+            f"device={td.device}",
+            f"is_shared={td.is_shared()}",
+        ]
+        return f"{type(self).__name__}(\n" + textwrap.indent(",\n".join(lines), "    ") + ")"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         out = memo[id(self)] = self._wrap(copy.deepcopy(self._td, memo))
@@ -623,7 +662,7 @@ class TensorClass(TensorCollection):
     # -- the contract of Node
 
     def _again(self, out: Any) -> Any:
-        """The result of a method of the wrapped container, with containers that fit wrapped again."""
+        """The result of a method of the wrapped container; containers that fit are wrapped."""
         if isinstance(out, Node):
             if out is self._td:
                 return self
@@ -653,7 +692,9 @@ class TensorClass(TensorCollection):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._wrap(self._td._map(fn))
 
-    def _batched(self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()) -> Any:
+    def _batched(
+        self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()
+    ) -> Any:
         return self._wrap(self._td._batched(fn, ndim, batch_size, names, op))
 
     def _index(self, index: Any, ndim: int, batch_size: torch.Size | None) -> Any:
@@ -676,11 +717,20 @@ class TensorClass(TensorCollection):
 _ARGUMENTS = ("device", "names")
 
 
+def _bare(args: Any) -> list[Any]:
+    """Arguments, with what they wrap instead of instances."""
+    out = []
+    for arg in args:
+        nested = isinstance(arg, (list, tuple))
+        out.append(_bare(arg) if nested else arg._td if isinstance(arg, TensorClass) else arg)
+    return out
+
+
 def _is_text(index: Any) -> bool:
     return isinstance(index, str) or (isinstance(index, tuple) and is_key(index))
 
 
-# ---------------------------------------------------------------------------------------------- fields
+# ------------------------------------------------------------------------------------------- fields
 
 
 def _attribute(name: str) -> property:
@@ -699,17 +749,22 @@ def _attribute(name: str) -> property:
     return property(read, write, delete)
 
 
-def _signature(positional: list[Any], by_name: list[Any]) -> inspect.Signature:
+def _signature(positional: list[_Argument], by_name: list[_Argument]) -> inspect.Signature:
     """The arguments of a class; TypeError where a field without default comes after one with."""
     defaults = False
     parameters = []
-    for fields, kind in ((positional, inspect.Parameter.POSITIONAL_OR_KEYWORD), (by_name, _BY_NAME)):
+    for fields, kind in (
+        (positional, inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        (by_name, _BY_NAME),
+    ):
         for field, default in fields:
             if default is _REQUIRED and defaults and fields is positional:
                 raise TypeError(f"non-default argument {field.name!r} follows default argument")
             defaults = default is not _REQUIRED
             shown = default if defaults else inspect.Parameter.empty
-            parameters.append(inspect.Parameter(field.name, kind, default=shown, annotation=field.type))
+            parameters.append(
+                inspect.Parameter(field.name, kind, default=shown, annotation=field.type)
+            )
     taken = [parameter.name for parameter in parameters]
     for name, default in dict(batch_size=None, device=None, names=None, lock=False).items():
         if name not in taken:
@@ -744,12 +799,16 @@ def _is_class(annotation: Any) -> bool:
     return isinstance(annotation, type) and annotation is not Any and annotation is not object
 
 
-def _cast(value: Any, kind: type, name: str, size: torch.Size, device: Any) -> Any:
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and not isinstance(value, Node)
+
+
+def _cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> Any:
     """The value as an instance of the class that its field is annotated with."""
     if isinstance(value, kind):
         return value
     if issubclass(kind, TensorClass):
-        if isinstance(value, Mapping):
+        if _is_dict(value):
             return kind.from_dict(value, batch_size=size, device=device)
         return kind.from_tensordict(value) if isinstance(value, TensorDictBase) else kind(value)
     if issubclass(kind, TensorCollection):
@@ -759,13 +818,17 @@ def _cast(value: Any, kind: type, name: str, size: torch.Size, device: Any) -> A
             return torch.as_tensor(value, device=device)
         return np.asarray(value) if kind is np.ndarray else kind(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise type(error)(f"cannot cast the value of field {name!r} to {kind.__name__}: {error}") from error
+        raise type(error)(
+            f"cannot cast the value of field {name!r} to {kind.__name__}: {error}"
+        ) from error
 
 
 @functools.cache
 def _with_options(cls: Any, names: tuple[str, ...]) -> Any:
     """A base class with these options."""
-    return types.new_class("_".join([cls.__name__, *names]), (cls,), {name: True for name in names})
+    body = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    name, options = "_".join([cls.__name__, *names]), dict.fromkeys(names, True)
+    return types.new_class(name, (cls,), options, lambda space: space.update(body))
 
 
 def _flatten(self: TensorClass) -> tuple[list[Any], Any]:
@@ -777,16 +840,20 @@ def _unflatten(cls: type[TensorClass], values: Any, spec: Any) -> Any:
     return cls._wrap(pytrees.unflatten(values, spec))
 
 
-# ---------------------------------------------------------------------------------------------- methods of containers
+# ---------------------------------------------------------------------------- methods of containers
 
 # methods that give entries, or something else that is not the container again
-_RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist to_namedtuple data_ptr to_module
-    _entries _get_str _get_lazy _peek _peek_str _children _named_children _stores _leaves _spread""".split()
-# methods that run on the instance itself: they set entries, call a function on rows, or ask for the class
-_GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors from_dict_instance
-    map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_ make_memmap make_memmap_from_tensor
-    make_memmap_from_storage save dumps load_ _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__ __getstate__ __setstate__""".split()
-_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()  # kept in the wrapped container
+_RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist
+    to_namedtuple data_ptr to_module _entries _get_str _get_lazy _peek _peek_str _children
+    _named_children _stores _leaves _spread""".split()
+# methods that run on the instance: they set entries, call a function on rows, or ask for the class
+_GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
+    from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_
+    make_memmap make_memmap_from_tensor make_memmap_from_storage save dumps load_
+    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__
+    __getstate__ __setstate__""".split()
+# what the wrapped container knows
+_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -820,7 +887,9 @@ def _property(name: str, original: property) -> property:
 
     first, _, _ = (original.__doc__ or "").strip().partition("\n")
     reads = read_again if name in ("data", "grad") else read
-    return property(reads, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`.")
+    return property(
+        reads, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`."
+    )
 
 
 def _state(name: str) -> property:
@@ -847,10 +916,13 @@ def _delegate() -> None:
 
 
 _delegate()
-_RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith("_")]) - {"data", "fields"}
+_RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith("_")]) - {
+    "data",
+    "fields",
+}
 
 
-# ---------------------------------------------------------------------------------------------- making and asking
+# -------------------------------------------------------------------------------- making and asking
 
 
 @typing.overload
@@ -878,8 +950,7 @@ def tensorclass(cls: type | None = None, /, **options: bool) -> Any:
     if cls is None:
         return functools.partial(tensorclass, **options)
     if issubclass(cls, TensorClass):
-        for name, value in options.items():
-            setattr(cls, f"_{name}", value)
+        cls._choose(options)
         return cls
     return _derived(cls, options)
 
@@ -888,19 +959,34 @@ def _derived(cls: type, options: Mapping[str, bool]) -> Any:
     """A tensorclass with the members of a plain class, or of a dataclass."""
     own = dict(cls.__dict__.get("__annotations__", {}))
     body = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
-    body |= dict(__annotations__=own, __module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
-    if dataclasses.is_dataclass(cls):  # what it has made for itself
+    bases: tuple[type, ...] = (cls, TensorClass)
+    if dataclasses.is_dataclass(cls):
+        if cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            bases = (TensorClass,)  # no other dataclass can derive from it
+            body |= {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        if "__dataclass_fields__" not in cls.__dict__:  # a plain class that derives from one
+            known = {name: field for name, field in known.items() if name not in own}
+        own = {name: field.type for name, field in known.items()} | own
+        body |= {name: _unbound(field) for name, field in known.items()}
         for name in ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
-            body[name] = getattr(TensorClass, name)
-        own |= {name: field.type for name, field in cls.__dataclass_fields__.items()}
-        body |= dict(__annotations__=own) | {f.name: _unbound(f) for f in dataclasses.fields(cls)}
-    return types.new_class(cls.__name__, (cls, TensorClass), dict(options), lambda space: space.update(body))
+            body[name] = getattr(TensorClass, name)  # not what the dataclass has made for itself
+    body |= dict(
+        __annotations__=own,
+        __module__=cls.__module__,
+        __qualname__=cls.__qualname__,
+        __doc__=cls.__doc__,
+    )
+    return type(cls.__name__, bases, body, **options)
 
 
 def _unbound(field: dataclasses.Field[Any]) -> Any:
     """A field for another dataclass."""
     return dataclasses.field(
-        default=field.default, default_factory=field.default_factory, init=field.init, kw_only=bool(field.kw_only)
+        default=field.default,
+        default_factory=field.default_factory,
+        init=field.init,
+        kw_only=bool(field.kw_only),
     )
 
 

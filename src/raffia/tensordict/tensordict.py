@@ -6,15 +6,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict import build, convert, dim_names, disk, entries, index, lock, modules, pointwise, reductions, shape, tree
+from raffia.tensordict import (
+    build,
+    convert,
+    dim_names,
+    disk,
+    entries,
+    index,
+    lock,
+    modules,
+    pointwise,
+    reductions,
+    shape,
+    tree,
+)
 from raffia.tensordict.entries import UNSET, KeysView, NestedView, locked_error
-from raffia.tensordict.keys import NestedKey, is_key, missing, through_leaf, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.keys import (
+    NestedKey,
+    is_key,
+    missing,
+    through_leaf,
+    unravel_key,
+    unravel_key_to_tuple,
+)
 from raffia.tensordict.node import Entries, Node, child_names
 
 _new_object = object.__new__
@@ -25,8 +46,13 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     """Everything that a container can do, written over the few members of `Node`."""
 
     _cache: dict[Any, Any] | None = None  # results that hold while locked
-    _parents: list[Any] | None = None  # weak references to the locked containers that this one is an entry of
-    _origin: tuple[Any, ...] | None = None  # how this came from another container, for the context manager
+    _parents: list[Any] | None = (
+        None  # weak references to the locked containers that this one is an entry of
+    )
+    _kids: Sequence[Any] | None = None  # the nodes right below, while locked
+    _origin: tuple[Any, ...] | None = (
+        None  # how this came from another container, for the context manager
+    )
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether reading an entry twice gives the same object, so that listings can be remembered
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -272,7 +298,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return torch.cat(input, dim, out=out)
 
     @classmethod
-    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def lazy_stack(
+        cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
+    ) -> Any:
         """Stack containers without copying; see `raffia.lazy_stack`.
 
         >>> TensorDict.lazy_stack([TensorDict(a=1), TensorDict(a=2)]).stack_dim
@@ -283,7 +311,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(
+        cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
+    ) -> Any:
         """Stack densely where keys and shapes allow, else lazily; see `raffia.maybe_dense_stack`.
 
         >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1), TensorDict(b=2)])).__name__
@@ -310,7 +340,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @batch_size.setter
     def batch_size(self, value: Any) -> None:
         if value is None:
-            raise TypeError("the batch_size is an int or a sequence of ints, got None; [] stands for no batch dimensions")
+            raise TypeError(
+                "the batch_size is an int or a sequence of ints, got None; [] stands for no batch dimensions"
+            )
         self._set_batch_size(build.as_size(value))
 
     shape = batch_size
@@ -344,7 +376,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     ndimension = dim
 
-    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Any:
+    def auto_batch_size_(
+        self, batch_dims: int | None = None, keep_compliant_size: bool = False
+    ) -> Any:
         """Set the batch size to the longest leading dimensions that all entries share.
 
         batch_dims: at most so many.
@@ -367,7 +401,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     @device.setter
     def device(self, value: Any) -> None:
-        raise RuntimeError(f"device cannot be assigned: td.to({str(value)!r}) gives the container on another device")
+        raise RuntimeError(
+            f"device cannot be assigned: td.to({str(value)!r}) gives the container on another device"
+        )
 
     @property
     def sorted_keys(self) -> list[str]:
@@ -415,7 +451,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_origin", "_buffer", "_exits"):
+        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"):
             state.pop(name, None)
         return state
 
@@ -471,6 +507,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         """This node and another one in pairs whose entries can be matched: the members, for a lazy stack."""
         return [(self, other)]
+
+    def _cast(self, dtype: torch.dtype) -> Any:
+        """The same tree with every leaf cast."""
+        return self._map(methodcaller("to", dtype))
 
     def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
         """Append, for each leaf, a tensor over the batch dimensions in a form that broadcasts with it."""
@@ -556,7 +596,9 @@ class TensorDict(TensorDictBase):
                 f"entries are given as a dict or as keywords, not both: got {type(source).__name__} and {sorted(entries)}"
             )
         self._d = {}
-        self._batch_size = batch_size if batch_size.__class__ is torch.Size else build.as_size(batch_size)
+        self._batch_size = (
+            batch_size if batch_size.__class__ is torch.Size else build.as_size(batch_size)
+        )
         if device is not None:
             self._device = build.as_device(device)
         if source.__class__ is dict:
@@ -646,7 +688,9 @@ class TensorDict(TensorDictBase):
 
     def _children(self) -> list[Any]:
         found = [v for v in self._d.values() if v.__class__ is not Tensor and isinstance(v, Node)]
-        return [v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found]  # what a tensorclass wraps
+        return [
+            v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found
+        ]  # what a tensorclass wraps
 
     def _shallow(self) -> TensorDict:
         entries = {k: v._shallow() if isinstance(v, Node) else v for k, v in self._d.items()}  # type: ignore[attr-defined]
@@ -662,7 +706,9 @@ class TensorDict(TensorDictBase):
     def _replace_str(self, name: str, value: Any) -> None:
         self._d[name] = value
 
-    def _new(self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None) -> TensorDict:
+    def _new(
+        self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
+    ) -> TensorDict:
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = batch_size
@@ -676,14 +722,19 @@ class TensorDict(TensorDictBase):
         entries = {k: v._map(fn) if isinstance(v, Node) else fn(v) for k, v in self._d.items()}
         return self._new(entries, self._batch_size, self._names)
 
-    def _batched(self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()) -> TensorDict:
+    def _batched(
+        self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()
+    ) -> TensorDict:
         entries = {
-            k: v._batched(fn, ndim, batch_size, names, op) if isinstance(v, Node) else fn(v) for k, v in self._d.items()
+            k: v._batched(fn, ndim, batch_size, names, op) if isinstance(v, Node) else fn(v)
+            for k, v in self._d.items()
         }
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
         mine = self._batch_size
-        return self._new(entries, batch_size if len(mine) == ndim else batch_size + mine[ndim:], names)
+        return self._new(
+            entries, batch_size if len(mine) == ndim else batch_size + mine[ndim:], names
+        )
 
     def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> TensorDict:
         entries: Entries = {}
@@ -705,7 +756,9 @@ class TensorDict(TensorDictBase):
         mine = self._batch_size
         if len(mine) == ndim:
             return self._new(entries, batch_size)
-        return self._new(entries, batch_size + mine[ndim:], child_names(self, ndim, batch_size, None))
+        return self._new(
+            entries, batch_size + mine[ndim:], child_names(self, ndim, batch_size, None)
+        )
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
         for value in self._d.values():
@@ -716,18 +769,27 @@ class TensorDict(TensorDictBase):
         return out
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> TensorDict:
-        entries = {k: v._rebuild(leaves) if isinstance(v, Node) else next(leaves) for k, v in self._d.items()}
+        entries = {
+            k: v._rebuild(leaves) if isinstance(v, Node) else next(leaves)
+            for k, v in self._d.items()
+        }
         return self._new(entries, self._batch_size, self._names)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         ndim = len(batch_size)
         for name, value in self._d.items():
-            if value.shape[:ndim] != batch_size and not (isinstance(value, Node) and len(value._batch_size) < ndim):
+            if value.shape[:ndim] != batch_size and not (
+                isinstance(value, Node) and len(value._batch_size) < ndim
+            ):
                 raise RuntimeError(
                     f"entry {name!r} has shape {value.shape}, which is incompatible with the batch-size {batch_size}; "
                     f"the batch_size stays {self._batch_size}"
                 )
-        grown = [v for v in self._d.values() if isinstance(v, Node) and v._batch_size[:ndim] != batch_size]
+        grown = [
+            v
+            for v in self._d.values()
+            if isinstance(v, Node) and v._batch_size[:ndim] != batch_size
+        ]
         before = [v._batch_size for v in grown]
         try:
             for value in grown:
@@ -757,7 +819,9 @@ class TensorDict(TensorDictBase):
                 raise build.mismatch(batch_size, value, name)
             value = build.promoted(value, batch_size, name)
         if isinstance(value, Node) and build.holds(value, self):
-            raise ValueError(f"a container can't hold itself: the value for key {name!r} is this container or has it nested in it")
+            raise ValueError(
+                f"a container can't hold itself: the value for key {name!r} is this container or has it nested in it"
+            )
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
@@ -801,7 +865,17 @@ class TensorDict(TensorDictBase):
                 self._d[idx] = value
             else:
                 self._set_str(idx, value)
-        elif idx.__class__ is tuple and idx and idx[0].__class__ is str or is_key(idx):
+        elif idx.__class__ is tuple and idx and idx[0].__class__ is str:
+            try:  # the levels are there
+                node: Any = self
+                for name in idx[:-1]:
+                    node = node._d[name]
+                node._entries
+            except (KeyError, AttributeError, TypeError):
+                self.set(idx, value)
+            else:
+                node.set(idx[-1], value)
+        elif is_key(idx):
             self.set(idx, value)
         else:
             index.setitem(self, idx, value)
@@ -822,11 +896,19 @@ class TensorDict(TensorDictBase):
                 pass
         return entries.get(self, key, default, **lazy_options)
 
-    def set(self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False) -> TensorDict:
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> TensorDict:
         if inplace:
             return entries.set(self, key, item, True, non_blocking=non_blocking)
         if key.__class__ is str:
-            self._set_str(key, item)  # type: ignore[arg-type]
+            if not self._locked and item.__class__ is Tensor and self._device is None:
+                batch_size = self._batch_size
+                if batch_size and item.shape[: len(batch_size)] != batch_size:
+                    raise build.mismatch(batch_size, item, key)
+                self._d[key] = item  # type: ignore[index]
+            else:
+                self._set_str(key, item)  # type: ignore[arg-type]
             return self
         if key.__class__ is tuple and key:
             try:  # the levels are there
@@ -841,31 +923,82 @@ class TensorDict(TensorDictBase):
                 return self
         return entries.set(self, key, item)
 
-    def keys(self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False) -> Any:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> TensorDict:
+        if key.__class__ is str and item.__class__ is Tensor:
+            dest = self._d.get(key)  # type: ignore[arg-type]
+            if dest.__class__ is Tensor:
+                entries.write(dest, item, key, non_blocking)
+                return self
+        return entries.set_(self, key, item, non_blocking=non_blocking)
+
+    def _cast(self, dtype: torch.dtype) -> TensorDict:
+        made = {
+            k: v._cast(dtype) if isinstance(v, Node) else v.to(dtype) for k, v in self._d.items()
+        }  # type: ignore[attr-defined]
+        return self._new(made, self._batch_size, self._names)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
         if not (include_nested or leaves_only or sort):
             return self._d.keys()
         return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
 
-    def values(self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False) -> Any:
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
         if not (include_nested or leaves_only or sort):
             return self._d.values()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
 
-    def items(self, include_nested: bool = False, leaves_only: bool = False, is_leaf: Any = None, *, sort: bool = False) -> Any:
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
         if not (include_nested or leaves_only or sort):
             return self._d.items()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
 
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **options: Any) -> TensorDict:
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        **options: Any,
+    ) -> TensorDict:
         source = input_dict_or_td
-        if source.__class__ is TensorDict and not clone and not inplace and not options and not self._locked:
+        if (
+            source.__class__ is TensorDict
+            and not clone
+            and not inplace
+            and not options
+            and not self._locked
+        ):
             if self._merge(source):
                 return self
         return entries.update(self, source, clone, inplace, **options)
 
     def _merge(self, source: TensorDict) -> bool:
         """Take over the entries of a container of the same batch size and device; False if that needs checks."""
-        if source._batch_size != self._batch_size or self._device is not None or self._names is not None:
+        if (
+            source._batch_size != self._batch_size
+            or self._device is not None
+            or self._names is not None
+        ):
             return False
         mine = self._d
         for name, value in source._d.items():
@@ -873,7 +1006,12 @@ class TensorDict(TensorDictBase):
                 below = mine[name]
                 if below is value:
                     continue
-                if value.__class__ is not TensorDict or below.__class__ is not TensorDict or below._locked or not below._merge(value):
+                if (
+                    value.__class__ is not TensorDict
+                    or below.__class__ is not TensorDict
+                    or below._locked
+                    or not below._merge(value)
+                ):
                     return False
             else:
                 mine[name] = value
@@ -881,7 +1019,7 @@ class TensorDict(TensorDictBase):
 
     for _method in (__getitem__, __setitem__):
         _method.__doc__ = "Read or write an entry by key, or rows by index."
-    for _method in (get, set, keys, values, items, update):
+    for _method in (get, set, set_, keys, values, items, update):
         _method.__doc__ = getattr(entries, _method.__name__).__doc__
     del _method
 

@@ -74,7 +74,11 @@ def named_apply(
     >>> TensorDict(a=1, b=dict(c=2)).named_apply(lambda key, x: x if key == "c" else None).to_dict()
     {'b': {'c': tensor(2)}}
     """
-    pick = fn if nested_keys else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
+    pick = (
+        fn
+        if nested_keys
+        else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
+    )
     return _applied(
         td, pick, others, batch_size, device, names, inplace, default, filter_empty, call_on_nested, out, is_leaf,
         propagate_lock,
@@ -97,18 +101,35 @@ def _applied(
     propagate_lock: bool,
 ) -> Any:
     if inplace and (batch_size is not None or out is not None):
-        raise ValueError("apply: inplace=True keeps the batch size and writes into this container; drop batch_size and out")
+        raise ValueError(
+            "apply: inplace=True keeps the batch size and writes into this container; drop batch_size and out"
+        )
     size = None if batch_size is None else as_size(batch_size)
     into = out if out is not None else td if inplace else None
     if is_leaf is None and call_on_nested:
         is_leaf = _everything
-    run = _Apply(fn, size, default, filter_empty, is_leaf, device if device is NO_DEFAULT or device is None else as_device(device))
-    if size is None and into is None and names is NO_DEFAULT and device is NO_DEFAULT and td._member_wise(others, default):
+    run = _Apply(
+        fn,
+        size,
+        default,
+        filter_empty,
+        is_leaf,
+        device if device is NO_DEFAULT or device is None else as_device(device),
+    )
+    if (
+        size is None
+        and into is None
+        and names is NO_DEFAULT
+        and device is NO_DEFAULT
+        and td._member_wise(others, default)
+    ):
         result = td._apply_members(run, others)
     else:
         result = run.node(td, others, ())
     if out is not None and (size is not None or device is not NO_DEFAULT):
-        raise RuntimeError("apply: with out=, the batch_size and device are those of out; drop these arguments")
+        raise RuntimeError(
+            "apply: with out=, the batch_size and device are those of out; drop these arguments"
+        )
     if into is not None:
         if result is not None:
             _write_back(into, result, out is not None)
@@ -145,7 +166,13 @@ class _Apply:
     """One run of `apply`: what stays the same at all nodes."""
 
     def __init__(
-        self, fn: Callable[..., Any], size: torch.Size | None, default: Any, filter_empty: bool | None, is_leaf: IsLeaf | None, device: Any
+        self,
+        fn: Callable[..., Any],
+        size: torch.Size | None,
+        default: Any,
+        filter_empty: bool | None,
+        is_leaf: IsLeaf | None,
+        device: Any,
     ) -> None:
         self.fn, self.size, self.default, self.filter_empty = fn, size, default, filter_empty
         self.is_leaf, self.device = is_leaf, device
@@ -167,7 +194,11 @@ class _Apply:
             if result is None:
                 dropped = True
             else:
-                entries[name] = result if isinstance(result, Node) and result is not value else self.fitting(result, td, name)
+                entries[name] = (
+                    result
+                    if isinstance(result, Node) and result is not value
+                    else self.fitting(result, td, name)
+                )
         if not entries and (dropped or self.filter_empty) and self.filter_empty is not False:
             return None
         size = td._batch_size if self.size is None else self.size
@@ -232,7 +263,18 @@ def map(
     >>> TensorDict(a=torch.arange(4), batch_size=[4]).map(lambda td: td + 1, num_workers=0, chunksize=2)["a"]
     tensor([1, 2, 3, 4])
     """
-    results = list(map_iter(td, fn, dim, num_workers, generator=generator, chunksize=chunksize, num_chunks=num_chunks, pool=pool))
+    results = list(
+        map_iter(
+            td,
+            fn,
+            dim,
+            num_workers,
+            generator=generator,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            pool=pool,
+        )
+    )
     results = [result for result in results if result is not None]
     if not results:
         return None
@@ -264,7 +306,9 @@ def map_iter(
     if chunksize is not None and num_chunks is not None:
         raise ValueError("map: give chunksize or num_chunks, not both")
     if not -len(td._batch_size) <= dim < len(td._batch_size):
-        raise IndexError(f"map: dim {dim} is out of range for the batch size {tuple(td._batch_size)}")
+        raise IndexError(
+            f"map: dim {dim} is out of range for the batch size {tuple(td._batch_size)}"
+        )
     dim = dim % len(td._batch_size)
     rows = td._batch_size[dim]
     if shuffle:
@@ -321,7 +365,13 @@ def _shaped(tree: Any, skeleton: Any) -> Any:
 OVERRIDES: dict[Any, Callable[..., Any]] = {}  # torch function -> what it does on containers
 
 
-def torch_function(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+def torch_function(
+    cls: Any,
+    func: Any,
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
     override = OVERRIDES.get(func)
     if override is None:
         return NotImplemented
@@ -353,7 +403,9 @@ reciprocal_ round_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_ trunc_""".split()
 def _by_method(name: str) -> Callable[..., Any]:
     def call(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, Node):
-            raise TypeError(f"torch.{name} takes a container as its first argument, got {type(input).__name__}")
+            raise TypeError(
+                f"torch.{name} takes a container as its first argument, got {type(input).__name__}"
+            )
         return getattr(input, name)(*args, **kwargs)
 
     return call
@@ -375,7 +427,10 @@ def _operand(reflected: str) -> Callable[..., Any]:
 
 
 for _name, _reflected in REFLECTED.items():
-    for _function in {getattr(Tensor, _name), getattr(Tensor, _reflected.replace("__r", "__"), None)} - {None}:
+    for _function in {
+        getattr(Tensor, _name),
+        getattr(Tensor, _reflected.replace("__r", "__"), None),
+    } - {None}:
         OVERRIDES[_function] = _operand(_reflected)
 OVERRIDES[torch.nn.functional.pad] = OVERRIDES[torch.constant_pad_nd] = _by_method("pad")
 
@@ -388,9 +443,13 @@ def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any
 
 
 @override(torch.gather)
-def _gather(input: Any, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Any = None) -> Any:
+def _gather(
+    input: Any, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Any = None
+) -> Any:
     if sparse_grad:
-        raise NotImplementedError("gather on a container has no sparse gradients; leave sparse_grad=False")
+        raise NotImplementedError(
+            "gather on a container has no sparse gradients; leave sparse_grad=False"
+        )
     return input.gather(dim, index, out=out)
 
 
@@ -408,14 +467,20 @@ def _loss(function: Callable[..., Tensor]) -> Callable[..., Any]:
     return call
 
 
-for _function in (torch.nn.functional.mse_loss, torch.nn.functional.l1_loss, torch.nn.functional.smooth_l1_loss):
+for _function in (
+    torch.nn.functional.mse_loss,
+    torch.nn.functional.l1_loss,
+    torch.nn.functional.smooth_l1_loss,
+):
     OVERRIDES[_function] = _loss(_function)
 
 
 @override(torch.autograd.grad)
 def _autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> Any:
     """Gradients of tensors or a container with respect to tensors or a container, in the form of `inputs`."""
-    given = [x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in (outputs, inputs, grad_outputs)]
+    given = [
+        x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in (outputs, inputs, grad_outputs)
+    ]
     leaves = [x._leaves([]) if isinstance(x, Node) else x for x in given]
     grads = torch.autograd.grad(leaves[0], leaves[1], leaves[2], **kwargs)
     return given[1]._rebuild(iter(grads)) if isinstance(given[1], Node) else grads
