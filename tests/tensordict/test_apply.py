@@ -462,7 +462,7 @@ class TestPytree:
         paths = [p for p, _ in pytree.tree_flatten_with_path(td)[0]]
         assert paths == [
             (pytree.MappingKey("a"),),
-            (pytree.MappingKey("n"), pytree.MappingKey("b")),
+            (pytree.MappingKey(("n", "b")),),
         ]
 
     def test_inside_other_trees(self):

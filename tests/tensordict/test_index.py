@@ -267,7 +267,7 @@ class TestErrors:
             object(),
             T([0.0, 1.0]),
         ],
-        ids=str,
+        ids=lambda index: type(index).__name__,
     )
     def test_index_error_as_torch(self, index):
         with pytest.raises(IndexError):

@@ -396,7 +396,6 @@ class TestUpdate:
             (["z", ("b", "q")], {"z", ("b", "q")}),
             ([], set()),
         ],
-        ids=str,
     )
     def test_keys_to_update(self, td, selected, expected):
         new = {"z": torch.full((B, T), 9.0), "b": {k: torch.full((B, T), 9.0) for k in ("c", "q")}}
@@ -574,7 +573,7 @@ class TestRename:
             ("a", "b", {"b"}),
             (("a",), ("z",), {"z", ("b", "c"), ("b", "d", "e")}),
         ],
-        ids=str,
+        ids=lambda value: "" if isinstance(value, set) else str(value),  # the order of a set varies
     )
     def test_moves_the_entry(self, td, old, new, expected):
         before = td.get(old)

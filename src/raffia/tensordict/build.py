@@ -24,7 +24,7 @@ def as_size(value: Any) -> torch.Size:
         if value is None:
             return torch.Size()
         if isinstance(value, (int, np.integer, torch.SymInt)):
-            return torch.Size((value,))
+            return torch.Size([value])
     try:
         size = torch.Size(value)
     except TypeError:
@@ -91,12 +91,14 @@ def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
 def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
     """The error for a value that does not have the leading dimensions of the container."""
     return RuntimeError(
-        f"batch dimension mismatch: the batch size is {batch_size} but the value has shape {value.shape} for key {name!r}; "
+        f"batch dimension mismatch: the batch size is {batch_size} but the value has shape "
+        f"{value.shape} for key {name!r}; "
         "the leading dimensions of a value must be the batch size"
         + (
             ""
             if value.shape
-            else ". Scalars are 0-dim tensors: expand it to the batch size, or keep it with set_non_tensor"
+            else ". Scalars are 0-dim tensors: expand it to the batch size, "
+            "or keep it with set_non_tensor"
         )
     )
 
@@ -114,7 +116,8 @@ def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
         copy._set_batch_size(batch_size)
     except RuntimeError as error:
         raise RuntimeError(
-            f"batch dimension mismatch: the batch size is {batch_size} but the container for key {name!r} has {given}, "
+            f"batch dimension mismatch: the batch size is {batch_size} but the container for key "
+            f"{name!r} has {given}, "
             f"and its entries can't be given the larger one: {error}"
         ) from error
     return copy
@@ -185,7 +188,8 @@ def from_dict(
 ) -> Any:
     """A container from a (nested) dict.
 
-    auto_batch_size: take as batch size the longest leading dimensions that all entries share, at most `batch_dims`.
+    auto_batch_size: take as batch size the longest leading dimensions that all entries share, at
+        most `batch_dims`.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
@@ -232,7 +236,9 @@ def from_any(
     device: Any = None,
     batch_size: Any = None,
 ) -> Any:
-    """A container from a dict, dataclass, named tuple, tuple, list, structured array or container; others are kept.
+    """A container from a structure: one made of dicts, dataclasses, tuples, lists and containers.
+
+    Named tuples and structured arrays are taken too; other values are kept.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_any({"a": (torch.zeros(2), {"b": 1})}).to_dict()
@@ -281,7 +287,7 @@ def from_pytree(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
 ) -> Any:
-    """A container from nested dicts, lists and tuples of tensors; its `to_pytree` gives the structure back.
+    """A container from nested dicts, lists and tuples of tensors; `to_pytree` restores them.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()
@@ -470,7 +476,7 @@ def fromkeys(cls: Any, keys: Sequence[NestedKey], value: Any = 0) -> Any:
     return td
 
 
-# ---------------------------------------------------------------------------------------------- like this one
+# ------------------------------------------------------------------------ like this one
 
 
 def _new_filled(
@@ -556,7 +562,7 @@ def new_full(
 def new_tensor(
     td: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Any:
-    """A container with these entries whose values come from `data`, a container or something for all entries.
+    """A container with these entries and the values of `data`, a container or something for all.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_tensor(TensorDict(a=[1, 2]))["a"]
@@ -585,7 +591,7 @@ def new_tensor(
     return td._new(entries, data._batch_size)
 
 
-# ---------------------------------------------------------------------------------------------- showing
+# ------------------------------------------------------------------------ showing
 
 
 def show(td: Any) -> str:
@@ -620,4 +626,7 @@ def describe_tensor(value: Any) -> str:
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
-    return f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"
+    return (
+        f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, "
+        f"is_shared={shared})"
+    )

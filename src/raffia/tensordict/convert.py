@@ -17,14 +17,15 @@ from raffia.tensordict.entries import NO_DEFAULT, get
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
-# ---------------------------------------------------------------------------------------------- device and dtype
+# ------------------------------------------------------------------------ device and dtype
 
 
 def to(td: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
     """The container on another device or with another dtype; itself if nothing changes.
 
-    Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`, `to(other)`; of another container
-    it takes the device and, if all its entries have one dtype, that. In a `with` statement, changes are written back.
+    Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`,
+    `to(other)`; of another container it takes the device and, if all its entries have one dtype,
+    that. In a `with` statement, changes are written back.
 
     inplace: replace the entries of this container.
 
@@ -135,8 +136,10 @@ def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
 
     cast.__name__ = cast.__qualname__ = name
     cast.__doc__ = (
-        f"The container with all entries, or those for which `cast_filter` is true, cast to {dtype}.\n\n"
-        f"    >>> from raffia import TensorDict\n    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
+        f"The container with all entries, or those for which `cast_filter` is true, "
+        f"cast to {dtype}.\n\n"
+        f"    >>> from raffia import TensorDict\n"
+        f"    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
     )
     return cast
 
@@ -215,7 +218,7 @@ def auto_device_(td: Any) -> Any:
     return td
 
 
-# ---------------------------------------------------------------------------------------------- copies
+# ------------------------------------------------------------------------ copies
 
 
 def clone(td: Any, recurse: bool = True) -> Any:
@@ -333,12 +336,16 @@ def to_lazystack(td: Any, dim: int = 0) -> Any:
     0
     """
     ndim = len(td._batch_size)
-    dim = dim % ndim if ndim else dim
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"to_lazystack: dim {dim} is out of range for batch size {td._batch_size}")
+    dim = dim % ndim
     return type(td).lazy_stack(list(td.unbind(dim)), dim)
 
 
 def densify(td: Any, layout: torch.layout = torch.strided) -> Any:
-    """The container with lazy stacks replaced by dense containers; entries of unlike shape become nested tensors.
+    """The container with lazy stacks replaced by dense containers.
+
+    Entries of unlike shape become nested tensors.
 
     >>> from raffia import TensorDict, lazy_stack
     >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).densify()).__name__
@@ -354,10 +361,13 @@ def densify(td: Any, layout: torch.layout = torch.strided) -> Any:
 def to_padded_tensor(td: Any, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
     """The container with nested tensors padded to plain ones.
 
-    mask_key: entry to which a mask of what is not padding is written, for each nested tensor below it.
+    mask_key: entry to which a mask of what is not padding is written, for each nested tensor below
+        it.
 
     >>> from raffia import TensorDict
-    >>> td = TensorDict(a=torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), batch_size=[2])
+    >>> ragged = [torch.ones(1), torch.ones(2)]
+    >>> nested = torch.nested.nested_tensor(ragged, layout=torch.jagged)
+    >>> td = TensorDict(a=nested, batch_size=[2])
     >>> td.to_padded_tensor()["a"]
     tensor([[1., 0.],
             [1., 1.]])
@@ -382,7 +392,7 @@ def to_padded_tensor(td: Any, padding: float = 0.0, mask_key: NestedKey | None =
     return out
 
 
-# ---------------------------------------------------------------------------------------------- gradients
+# ------------------------------------------------------------------------ gradients
 
 
 def detach(td: Any) -> Any:
@@ -511,7 +521,7 @@ def backward(
     torch.autograd.backward(leaves, grads, retain_graph, create_graph, inputs=inputs)
 
 
-# ---------------------------------------------------------------------------------------------- content in place
+# ------------------------------------------------------------------------ content in place
 
 
 def zero_(td: Any) -> Any:
@@ -536,16 +546,19 @@ def copy_(td: Any, tensordict: Any, non_blocking: bool = False) -> Any:
     return td.update_(tensordict, non_blocking=non_blocking)
 
 
-# ---------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------ memory
 
 
 def pin_memory(td: Any, num_threads: int | None = None) -> Any:
-    """A copy in page-locked memory, from which copies to a GPU are faster; itself where there is no GPU to pin for.
+    """A copy in page-locked memory, from which copies to a GPU are faster.
+
+    Where there is no GPU to pin for, the container itself.
 
     num_threads: so many threads copy.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.ones(2)).pin_memory()["a"] if torch.cuda.is_available() else torch.ones(2)
+    >>> td = TensorDict(a=torch.ones(2))
+    >>> (td.pin_memory() if torch.cuda.is_available() else td)["a"]
     tensor([1., 1.])
     """
     if num_threads:
@@ -571,7 +584,7 @@ def pin_memory_(td: Any, num_threads: int | None = None) -> Any:
 
 
 def share_memory_(td: Any) -> Any:
-    """Move all entries to shared memory, so that other processes see the same content; locks the container.
+    """Move all entries to shared memory, where other processes see the same; locks the container.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2)).share_memory_().is_shared()
@@ -631,7 +644,9 @@ def consolidate(
     pin_memory: bool = False,
     metadata: bool = False,
 ) -> Any:
-    """The container with all its entries in one buffer, locked: one copy to a device, one block to share or to send.
+    """The container with all its entries in one buffer, locked.
+
+    It takes one copy to a device, and is one block to share or to send.
 
     device: where the buffer is made.
     inplace: replace the entries of this container.
@@ -681,13 +696,13 @@ def consolidate(
 
 
 def reduce_consolidated(td: Any) -> Any:
-    """How a container that was consolidated with its metadata is pickled: its buffer, and the tree without content."""
+    """How a container consolidated with its metadata is pickled: its buffer, and the empty tree."""
     tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
     return from_buffer, (tree, td._buffer, td._spans)
 
 
 def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
-    """A consolidated container from its buffer, and a tree of the same structure that says the shapes and dtypes."""
+    """A consolidated container from its buffer, and a tree that says the shapes and dtypes."""
     parts = []
     for leaf, start in zip(tree._leaves([]), spans, strict=True):
         size = leaf.numel() * leaf.element_size()
@@ -762,11 +777,11 @@ def _distinct(td: Any, count_duplicates: bool) -> list[Tensor]:
     return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
 
 
-# ---------------------------------------------------------------------------------------------- other forms
+# ------------------------------------------------------------------------ other forms
 
 
 def as_tensor(td: Any) -> Any:
-    """The container with memory-mapped and other special tensors as plain ones over the same memory.
+    """The container with memory-mapped and other special tensors as plain ones; same memory.
 
     >>> from raffia import TensorDict
     >>> type(TensorDict(a=torch.zeros(2)).memmap()["a"]).__name__
@@ -874,7 +889,8 @@ def stack_from_tensordict(
 ) -> Tensor:
     """All entries stacked to one tensor.
 
-    sorted: in alphabetical order of the keys (the default), as stored (False), or in the order of this list of keys.
+    sorted: in alphabetical order of the keys (the default), as stored (False), or in the order of
+        this list of keys.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), b=torch.ones(2)).stack_from_tensordict()
@@ -896,7 +912,7 @@ def cat_from_tensordict(
     return torch.cat(_keyed(td, sorted), dim, out=out)
 
 
-# ---------------------------------------------------------------------------------------------- state dict
+# ------------------------------------------------------------------------ state dict
 
 
 def state_dict(
@@ -906,7 +922,9 @@ def state_dict(
     keep_vars: bool = False,
     flatten: bool = True,
 ) -> Any:
-    """An ordered dict of all tensors, for `load_state_dict`; its attribute `_metadata` holds the batch sizes.
+    """An ordered dict of all tensors, for `load_state_dict`.
+
+    Its attribute `_metadata` holds the batch sizes.
 
     destination: dict to write into; prefix: what the keys begin with.
     keep_vars: do not detach the tensors.
@@ -953,7 +971,8 @@ def load_state_dict(
     mine = {key if key.__class__ is str else ".".join(key): key for key in td.keys(True, True)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
-            f"the key sets of the state dict and of this container differ: missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
+            "the key sets of the state dict and of this container differ: "
+            f"missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
             f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
@@ -964,7 +983,8 @@ def load_state_dict(
             td.set(key, value)
         elif old.shape != value.shape:
             raise RuntimeError(
-                f"entry {key!r} has shape {tuple(old.shape)}, the state dict {tuple(value.shape)}; assign=True replaces it"
+                f"entry {key!r} has shape {tuple(old.shape)}, the state dict {tuple(value.shape)}; "
+                "assign=True replaces it"
             )
         else:
             td.set_(key, value)

@@ -21,7 +21,8 @@ def set_names(td: Any, value: Sequence[str | None] | None) -> None:
         value = [None] * len(td._batch_size)
     if isinstance(value, str) or len(value) != len(td._batch_size):
         raise ValueError(
-            f"the batch size {tuple(td._batch_size)} needs {len(td._batch_size)} names, got {value!r}; None stands for no name"
+            f"the batch size {tuple(td._batch_size)} needs {len(td._batch_size)} names, "
+            f"got {value!r}; None stands for no name"
         )
     checked = list(value)
     given = [name for name in checked if name is not None]
@@ -73,7 +74,8 @@ def refine_names(td: Any, *names: Any) -> Any:
     for old, new in zip(mine, wanted, strict=True):
         if old is not None and new != old:
             raise RuntimeError(
-                f"refine_names: cannot coerce the name {old!r} of {mine} to {new!r}; td.rename({old}={new!r}) changes it"
+                f"refine_names: cannot coerce the name {old!r} of {mine} to {new!r}; "
+                f"td.rename({old}={new!r}) changes it"
             )
     set_names(td, wanted)
     return td

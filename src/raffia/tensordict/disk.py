@@ -558,7 +558,9 @@ class Job:
         if (self.existsok and not self.like) or not os.path.lexists(file):
             return
         if not self.existsok:
-            raise RuntimeError(f"The file {file} already exists; `existsok=True` writes over it")
+            raise RuntimeError(
+                f"The file {file} already exists. To write over it, pass existsok=True"
+            )
         length, nbytes = os.path.getsize(file), leaf.numel() * leaf.dtype.itemsize
         if length != nbytes:
             raise RuntimeError(
@@ -637,16 +639,15 @@ def restored(node: Any, entries: dict[str, Any]) -> Any:
     return node._plain._make(entries, node._batch_size, CPU, names)
 
 
-class MappedParents(list[Any]):
-    """The parents of a locked container that is memory-mapped, until it is unlocked."""
-
-    folder: str | None  # None for temporary files
-
-
 def mark(node: Any, folder: str | None) -> None:
-    """Note in a locked container where its tensors are, for as long as it stays locked."""
-    node._parents = MappedParents(node._parents or ())
-    node._parents.folder = folder
+    """Note in a container where its tensors are; None stands for temporary files."""
+    state(node)["_mapped_to"] = folder
+
+
+def state(node: Any) -> dict[str, Any]:
+    """The attributes of a container, or of what a tensorclass wraps."""
+    attributes = vars(node)
+    return vars(attributes["_td"]) if "_td" in attributes else attributes
 
 
 def mark_values(node: Any, folder: str | None, name: tuple[str, ...], top: Any) -> None:
@@ -838,11 +839,16 @@ def is_memmap(td: Any) -> bool:
     >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
     (False, True, False)
     """
-    return isinstance(td._parents, MappedParents)
+    return td._locked and "_mapped_to" in state(td) and all_mapped(td)
+
+
+def all_mapped(td: Any) -> bool:
+    leaves = state(td).get("_d", {}).values()
+    return all([isinstance(leaf, (MemoryMappedTensor, Node)) for leaf in leaves])
 
 
 def own_folder(td: Any) -> str | None:
-    return td._parents.folder if is_memmap(td) else None
+    return state(td)["_mapped_to"] if is_memmap(td) else None
 
 
 def saved_path(td: Any) -> pathlib.Path:
@@ -1190,6 +1196,7 @@ def add(
     td._d[name] = child
     if rest:
         _lock(child, weakref.ref(td))
+        td._kids = None  # they are remembered when a container is locked
     forget(td)
     return out
 

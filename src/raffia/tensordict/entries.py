@@ -1,7 +1,8 @@
-"""Reading and writing entries by key: the dictionary side of the container, for every kind of node."""
+"""Reading and writing entries by key: the dictionary side of the container, of every kind."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
 import weakref
@@ -57,13 +58,13 @@ def is_leaf_nontensor(cls: type) -> bool:
     return not issubclass(cls, Node) or getattr(cls, "_holds_data", False)
 
 
-# ---------------------------------------------------------------------------------------------- walking
+# ------------------------------------------------------------------------ walking
 
 
 def collect(
     node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
 ) -> None:
-    """Append `(nested key, value)` for what lies below `node`; a nested node comes after its content."""
+    """Append `(nested key, value)` for what lies below `node`; content comes before its node."""
     for name, value in node._entries().items():
         if value.__class__ is Tensor or not isinstance(value, Node):
             out.append(((*prefix, name) if prefix else name, value))
@@ -83,6 +84,20 @@ def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -
             collect_leaves(value, (name,) if prefix is None else (*prefix, name), out)
         else:
             append((name if prefix is None else (*prefix, name), value))
+
+
+def keys_list(td: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None) -> list[Any]:
+    """The keys alone, for which the members of a lazy stack need not be stacked."""
+    out: list[Any] = []
+    leaf = is_leaf or default_is_leaf
+    for name, value in td._peek().items():
+        below = value.__class__ is not Tensor and isinstance(value, Node)
+        if include_nested and below and not leaf(type(value)):
+            for key in keys_list(value, True, leaves_only, is_leaf):
+                out.append((name, key) if key.__class__ is str else (name, *key))
+        if not leaves_only or not below or leaf(type(value)):
+            out.append(name)
+    return out
 
 
 def entries_list(
@@ -131,12 +146,34 @@ class NestedView:
 
 
 class KeysView(NestedView):
-    """Keys of a container: iterable, with a length, and asked with `in`."""
+    """Keys of a container: iterable, with a length, asked with `in`, and compared like a set.
+
+    >>> from raffia import TensorDict
+    >>> view = TensorDict(a=1, b=dict(c=2)).keys(True)
+    >>> view == {"a", "b", ("b", "c")}, view - {"b", ("b", "c")}
+    (True, {'a'})
+    """
 
     __slots__ = ()
 
+    def _names(self) -> list[Any]:
+        td = self.td
+        cache = td._cache if td._locked else None
+        names = None if cache is None else cache.get(("keys", *self.flags))
+        if names is None:
+            *flags, sort = self.flags
+            names = keys_list(td, *flags)
+            if sort:
+                names.sort(key=lambda key: key if isinstance(key, str) else ".".join(key))
+            if cache is not None:
+                cache[("keys", *self.flags)] = names
+        return names
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._names())
+
     def __len__(self) -> int:
-        return len(self._list())
+        return len(self._names())
 
     def __contains__(self, key: object) -> bool:
         include_nested, leaves_only, is_leaf, _ = self.flags
@@ -144,7 +181,7 @@ class KeysView(NestedView):
         if path.__class__ is not str:
             path = unravel_key(path)
         if path.__class__ is str:
-            value = self.td._get_str(path)
+            value = self.td._peek_str(path)
         else:
             if not include_nested:
                 return False
@@ -152,28 +189,30 @@ class KeysView(NestedView):
             for name in path:
                 if not isinstance(value, Node):
                     return False
-                value = value._get_str(name)
+                value = value._peek_str(name)
         if value is None:
             return False
         return not leaves_only or (is_leaf or default_is_leaf)(type(value))
 
     def __eq__(self, other: object) -> bool:
-        return set(self) == set(other) if isinstance(other, Iterable) else NotImplemented
+        if not isinstance(other, Iterable):
+            return NotImplemented
+        return builtins.set(self) == builtins.set(other)  # `set` is the function below
 
-    def __and__(self, other: Iterable[Any]) -> set[Any]:
-        return set(self) & set(other)
+    def __and__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) & builtins.set(other)
 
-    def __or__(self, other: Iterable[Any]) -> set[Any]:
-        return set(self) | set(other)
+    def __or__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) | builtins.set(other)
 
-    def __sub__(self, other: Iterable[Any]) -> set[Any]:
-        return set(self) - set(other)
+    def __sub__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) - builtins.set(other)
 
-    def __rsub__(self, other: Iterable[Any]) -> set[Any]:
-        return set(other) - set(self)
+    def __rsub__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(other) - builtins.set(self)
 
     def isdisjoint(self, other: Iterable[Any]) -> bool:
-        return set(self).isdisjoint(other)
+        return builtins.set(self).isdisjoint(other)
 
 
 def keys(
@@ -233,15 +272,15 @@ def items(
     return NestedView(td, (include_nested, leaves_only, is_leaf, sort), None)
 
 
-# ---------------------------------------------------------------------------------------------- one entry
+# ------------------------------------------------------------------------ one entry
 
 
 def get(td: Any, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> Any:
     """The entry under `key`, or `default` where there is none.
 
     A non-tensor entry is returned as its `NonTensorData`; `td[key]` gives the bare value.
-    `as_list`, `as_padded_tensor`, `as_nested_tensor` (with `padding_value`, `padding_side`, `layout`) say what to do with
-    entries of lazy stacks whose shapes differ.
+    `as_list`, `as_padded_tensor`, `as_nested_tensor` (with `padding_value`, `padding_side`,
+    `layout`) say what to do with entries of lazy stacks whose shapes differ.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=dict(b=torch.zeros(2)))
@@ -288,7 +327,8 @@ def contains(td: Any, key: NestedKey) -> bool:
     node = td
     if not is_key(key):
         raise TypeError(
-            f"`in` asks whether a key is there, and {key!r} is no key: a string or a tuple of strings is needed"
+            f"`in` asks whether a key is there, and {key!r} is no key: "
+            "a string or a tuple of strings is needed"
         )
     for name in unravel_key_to_tuple(key):
         node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
@@ -303,9 +343,10 @@ def set(
     """Store `item` under `key` and return the container.
 
     inplace: write into the tensor that is there already, if there is one.
-    A nested key creates the levels that are missing. Numbers, sequences and arrays become tensors, dicts become containers,
-    other values are kept as `NonTensorData`.
-    Raises RuntimeError if the container is locked or the leading dimensions of `item` are not its batch size.
+    A nested key creates the levels that are missing. Numbers, sequences and arrays become tensors,
+    dicts become containers, other values are kept as `NonTensorData`.
+    Raises RuntimeError if the container is locked or the leading dimensions of `item` are not its
+    batch size.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[3]).set(("next", "reward"), torch.zeros(3))["next", "reward"]
@@ -321,7 +362,7 @@ def set(
 
 
 def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
-    """Store at the end of `path`; missing levels are attached last, so that a refused item leaves no trace."""
+    """Store at the end of `path`; missing levels are attached last, so a refused item adds none."""
     node, depth = td, len(path) - 1
     for i in range(depth):
         child = node._get_str(path[i])
@@ -334,7 +375,8 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
             return
         if not isinstance(child, Node) or child._is_data():
             raise KeyError(
-                f"the entry {path[i]!r} is already present and is a {type(child).__name__}, not a container, "
+                f"the entry {path[i]!r} is already present and is a {type(child).__name__}, "
+                "not a container, "
                 f"so {path[i + 1]!r} cannot be set in it; delete it first: del td[{path[i]!r}]"
             )
         node = child
@@ -344,13 +386,14 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
 def locked_error(td: Any, key: Any = None) -> RuntimeError:
     what = "" if key is None else f" (entry {key!r})"
     return RuntimeError(
-        f"Cannot modify locked {type(td).__name__}{what}: entries of a locked container can't be set, replaced or removed. "
+        f"Cannot modify locked {type(td).__name__}{what}: "
+        "entries of a locked container can't be set, replaced or removed. "
         "Write into what is there with td.set_(key, value), or unlock it first with td.unlock_()."
     )
 
 
 def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
-    """Write `item` into the tensor that stands under `key`, cast to its dtype and device; allowed when locked.
+    """Write `item` into the tensor under `key`, cast to its dtype and device; allowed when locked.
 
     Raises KeyError if there is no such entry.
 
@@ -371,7 +414,8 @@ def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> A
             dest.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
         else:
             raise TypeError(
-                f"entry {key!r} is a container; set_ writes a container or dict into it, not a {type(item).__name__}"
+                f"entry {key!r} is a container; set_ writes a container or dict into it, "
+                f"not a {type(item).__name__}"
             )
     elif isinstance(item, (Node, Mapping)):
         raise TypeError(
@@ -383,7 +427,7 @@ def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> A
 
 
 def holder(td: Any, key: NestedKey) -> tuple[Any, str]:
-    """The node that has (or would have) the entry `key` right below it, and the entry's name there."""
+    """The node that has (or would have) the entry `key` right below it, and the entry's name."""
     path = unravel_key_to_tuple(key)
     if not path:
         unravel_key(key)
@@ -403,7 +447,9 @@ def write(dest: Tensor, item: Any, key: NestedKey, non_blocking: bool = False) -
             dest.copy_(source, non_blocking=non_blocking)
     except RuntimeError as error:
         raise RuntimeError(
-            f"cannot write a value of shape {source.shape} into entry {key!r} of shape {dest.shape}: {error}"
+            f"cannot write a value of shape {source.shape} into entry {key!r} "
+            f"of shape {dest.shape}: "
+            f"{error}"
         ) from error
 
 
@@ -514,7 +560,8 @@ def rename_key_(td: Any, old_key: NestedKey, new_key: NestedKey, safe: bool = Fa
         return td
     if safe and contains(td, new_key):
         raise KeyError(
-            f"key {new_key!r} already present in {type(td).__name__}; rename_key_(..., safe=False) overwrites it"
+            f"key {new_key!r} already present in {type(td).__name__}; "
+            "rename_key_(..., safe=False) overwrites it"
         )
     with all_or_nothing(td):
         td.del_(old_key)
@@ -548,7 +595,7 @@ def rename_keys(td: Any, mapping: Mapping[NestedKey, NestedKey], *, strict: bool
     return out
 
 
-# ---------------------------------------------------------------------------------------------- many entries
+# ------------------------------------------------------------------------ many entries
 
 
 def update(
@@ -620,7 +667,8 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedK
     """The entries of `source` under these keys."""
     if isinstance(keys_to_update, (str, tuple)) and is_key(keys_to_update):
         raise TypeError(
-            f"keys_to_update is a list of keys, got {type(keys_to_update).__name__}: keys_to_update=[{keys_to_update!r}]"
+            f"keys_to_update is a list of keys, got {type(keys_to_update).__name__}: "
+            f"keys_to_update=[{keys_to_update!r}]"
         )
     out: dict[NestedKey, Any] = {}
     for key in keys_to_update:
@@ -708,7 +756,7 @@ def update_(
     keys_to_update: Sequence[NestedKey] | None = None,
     **entries: Any,
 ) -> Any:
-    """Write the entries of a container or dict into the tensors that are there; allowed when locked.
+    """Write the entries of a container or dict into the tensors there; allowed when locked.
 
     Raises KeyError, before anything is written, if a key is not there.
 
@@ -740,7 +788,8 @@ def update_at_(
     """Write the entries of a container or dict into the rows `index` of the tensors that are there.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.zeros(3), batch_size=[3]).update_at_({"a": torch.ones(2)}, slice(1, 3))["a"]
+    >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
+    >>> td.update_at_({"a": torch.ones(2)}, slice(1, 3))["a"]
     tensor([0., 1., 1.])
     """
     source = merged(input_dict_or_td, {})
@@ -939,7 +988,8 @@ def flatten_keys(
         name = key if key.__class__ is str else text(separator).join(key)
         if name in entries:
             raise KeyError(
-                f"flatten_keys: two entries would be named {name!r}; use another separator than {separator!r}"
+                f"flatten_keys: two entries would be named {name!r}; "
+                f"use another separator than {separator!r}"
             )
         entries[name] = value
     if not inplace:
@@ -994,7 +1044,8 @@ def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
                 below = level[part] = dict(below._entries())
             if not isinstance(below, dict):
                 raise KeyError(
-                    f"unflatten_keys: {part!r} is an entry and would also be a container, for {name!r}"
+                    f"unflatten_keys: {part!r} is an entry and would also be a container, "
+                    f"for {name!r}"
                 )
             level = below
         if last in level:
@@ -1172,7 +1223,8 @@ def stack_tensors(
     """Stack these entries along `dim` into a new entry `out_key`.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.zeros(2), b=torch.ones(2)).stack_tensors("a", "b", out_key="c")["c"].shape
+    >>> td = TensorDict(a=torch.zeros(2), b=torch.ones(2))
+    >>> td.stack_tensors("a", "b", out_key="c")["c"].shape
     torch.Size([2, 2])
     """
     return _joined(td, torch.stack, keys, out_key, dim, keep_entries)

@@ -1,4 +1,4 @@
-"""The functions of the container: those of its methods that are also called on other things, and tests for kinds."""
+"""The functions of the container: its methods that other things have too, and tests for kinds."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def assert_close(
     equal_nan: bool = True,
     msg: str = "",
 ) -> bool:
-    """Raise AssertionError, naming the entry, unless two containers have the same keys and nearly the same values.
+    """Raise AssertionError, naming the entry, unless both have the same keys and close values.
 
     rtol, atol: tolerances of `torch.testing.assert_close`.
 
@@ -275,7 +275,8 @@ def assert_close(
     """
     if not isinstance(actual, Node) or not isinstance(expected, Node):
         raise TypeError(
-            f"assert_close compares two containers (TensorDict ...), got {type(actual).__name__} and {type(expected).__name__}"
+            "assert_close compares two containers (TensorDict ...), "
+            f"got {type(actual).__name__} and {type(expected).__name__}"
         )
     left = dict(entries_list(actual, True, True, None, False))
     right = dict(entries_list(expected, True, True, None, False))

@@ -25,8 +25,8 @@ def indexed_size(batch_size: torch.Size, index: Any) -> torch.Size:
 def normalise(index: Any, batch_size: torch.Size) -> Any:
     """The index in a form that means the same on a leaf, which has more dimensions than the batch.
 
-    The ellipsis is written out, boolean masks become the indices of their true elements (found once, not once per leaf),
-    lists, ranges and arrays become tensors.
+    The ellipsis is written out, boolean masks become the indices of their true elements (found
+    once, not once per leaf), lists, ranges and arrays become tensors.
     Raises IndexError for more indices than batch dimensions.
     """
     given = [_plain_part(part) for part in (index if isinstance(index, tuple) else (index,))]
@@ -34,8 +34,8 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
     missing = len(batch_size) - used
     if missing < 0:
         raise IndexError(
-            f"too many indices for tensor of dimension {len(batch_size)}: the batch size is {tuple(batch_size)}, "
-            f"the index {index!r}"
+            f"too many indices for tensor of dimension {len(batch_size)}: "
+            f"the batch size is {tuple(batch_size)}, the index {index!r}"
         )
     if sum([part is Ellipsis for part in given]) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -62,11 +62,13 @@ def _plain_part(part: Any) -> Any:
         return int(part)
     if isinstance(part, str):
         raise IndexError(
-            f"a key and an index can't be mixed in one pair of brackets: read the entry first, td[{part!r}][...]"
+            "a key and an index can't be mixed in one pair of brackets: "
+            f"read the entry first, td[{part!r}][...]"
         )
     if not isinstance(part, (list, tuple, range, np.ndarray)):
         raise IndexError(
-            "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+            "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables "
+            "are valid indices "
             f"(got {type(part).__name__})"
         )
     tensor = torch.as_tensor(list(part) if isinstance(part, (range, tuple)) else part)
@@ -83,7 +85,8 @@ def _dims_of(part: Any) -> int:
 def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     if mask.shape != size:
         raise IndexError(
-            f"the mask has shape {tuple(mask.shape)}, the dimensions that it indexes have {tuple(size)}"
+            f"the mask has shape {tuple(mask.shape)}, "
+            f"the dimensions that it indexes have {tuple(size)}"
         )
     return mask.nonzero(as_tuple=True)
 
@@ -151,7 +154,8 @@ def _scalar_index(index: Any) -> Any:
         )
         if part is not None and not mask:
             raise RuntimeError(
-                f"indexing a tensordict with td.batch_dims==0 is not permitted. Got index {index!r}."
+                "indexing a tensordict with td.batch_dims==0 is not permitted. "
+                f"Got index {index!r}."
             )
     return tuple(parts)
 
@@ -186,7 +190,8 @@ def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | No
 def setitem(td: Any, index: Any, value: Any) -> None:
     """Write into rows of the container: `td[index] = value`.
 
-    value: a container or dict whose batch size is that of the rows (or expands to it), or a number or tensor for all entries.
+    value: a container or dict whose batch size is that of the rows (or expands to it), or a number
+        or tensor for all entries.
     Entries that are new are created, with zeros in the other rows.
 
     >>> from raffia import TensorDict
@@ -222,21 +227,23 @@ def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) 
         return value
     if len(given) >= len(size) or given != size[len(size) - len(given) :]:
         raise RuntimeError(
-            f"indexed destination TensorDict batch size is {size} (batch_size = {batch_size}, index = {index!r}), "
+            f"indexed destination TensorDict batch size is {size} "
+            f"(batch_size = {batch_size}, index = {index!r}), "
             f"which differs from the source batch size {given}"
         )
     return value.expand(size)
 
 
 def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
-    """Write `value` into the rows of a dense node; `index` is normalised and covers the first `ndim` dimensions."""
+    """Write `value` into rows of a dense node; `index`, normalised, covers `ndim` dimensions."""
     entries = td._entries()
     if not isinstance(value, Node):
         if not isinstance(
             value, (Tensor, np.ndarray, list, tuple, int, float, complex, np.generic)
         ):
             raise TypeError(
-                f"rows can be set to a container, a dict, a tensor or a number, not to {type(value).__name__} {value!r}"
+                "rows can be set to a container, a dict, a tensor or a number, "
+                f"not to {type(value).__name__} {value!r}"
             )
         for name, mine in entries.items():
             if isinstance(mine, Node):
@@ -264,7 +271,9 @@ def _set_rows(leaf: Tensor, index: Any, value: Any, name: str) -> None:
     except (RuntimeError, ValueError) as error:
         shape = getattr(value, "shape", None)
         raise RuntimeError(
-            f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value of shape {shape}: {error}"
+            f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value "
+            f"of shape {shape}: "
+            f"{error}"
         ) from error
 
 
@@ -287,7 +296,8 @@ def iterate(td: Any) -> Iterator[Any]:
     """
     if not td._batch_size:
         raise TypeError(
-            "iteration over a 0-d container; td.keys(), td.values() and td.items() go over its entries"
+            "iteration over a 0-d container; "
+            "td.keys(), td.values() and td.items() go over its entries"
         )
     return iter(td.unbind(0))
 
@@ -303,7 +313,7 @@ def length(td: Any) -> int:
 
 
 def expand_right(mask: Tensor, leaf: Tensor) -> Tensor:
-    """`mask` with singleton dimensions at its end, so that it broadcasts over the leaf's own dimensions."""
+    """`mask` with singleton dimensions at its end: it broadcasts over the leaf's own dimensions."""
     extra = leaf.dim() - mask.dim()
     return mask.reshape(mask.shape + (1,) * extra) if extra > 0 else mask
 
@@ -334,14 +344,20 @@ def where(
         out.batch_size = result._batch_size
     if out._batch_size != result._batch_size:
         raise RuntimeError(
-            f"where: out has batch size {out._batch_size}, the result {result._batch_size}; pass update_batch_size=True"
+            f"where: out has batch size {out._batch_size}, the result {result._batch_size}; "
+            "pass update_batch_size=True"
         )
     return out.update(result, inplace=not update_batch_size)
 
 
 def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
     if not isinstance(other, Node):
-        return td._map(lambda leaf: torch.where(expand_right(condition, leaf), leaf, other))
+        leaves = td._leaves([])
+        chosen = [
+            torch.where(c, leaf, other)
+            for c, leaf in zip(td._spread(condition, []), leaves, strict=True)
+        ]
+        return td._rebuild(iter(chosen))
     entries = {}
     mine, theirs = td._entries(), other._entries()
     for name in dict.fromkeys([*mine, *theirs]):
@@ -349,7 +365,8 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
         if a is None or b is None:
             if pad is None:
                 raise KeyError(
-                    f"where: only one of the two containers has {name!r}; pass pad=value to fill in for the other"
+                    f"where: only one of the two containers has {name!r}; "
+                    "pass pad=value to fill in for the other"
                 )
             there: Any = a if b is None else b
             filler = (
@@ -378,18 +395,32 @@ def masked_fill(td: Any, mask: Tensor, value: float | bool) -> Any:
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).masked_fill(torch.tensor([True, False]), 0)["a"]
     tensor([0., 1.])
     """
-    return td._map(lambda leaf: leaf.masked_fill(expand_right(mask, leaf), value))
+    leaves = td._leaves([])
+    masks = _masks(td, mask)
+    filled = [leaf.masked_fill(m, value) for leaf, m in zip(leaves, masks, strict=True)]
+    return td._rebuild(iter(filled))
+
+
+def _masks(td: Any, mask: Tensor) -> list[Tensor]:
+    """For each leaf the mask over the batch dimensions, in a form that broadcasts with the leaf."""
+    if mask.dim() > len(td._batch_size):
+        raise RuntimeError(
+            f"the mask has shape {tuple(mask.shape)}, more dimensions than the batch size "
+            f"{tuple(td._batch_size)}"
+        )
+    return td._spread(mask, [])
 
 
 def masked_fill_(td: Any, mask: Tensor, value: float | bool) -> Any:
     """Write `value` into all entries where `mask` is true.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.ones(2), batch_size=[2]).masked_fill_(torch.tensor([True, False]), 0)["a"]
+    >>> td = TensorDict(a=torch.ones(2), batch_size=[2])
+    >>> td.masked_fill_(torch.tensor([True, False]), 0)["a"]
     tensor([0., 1.])
     """
-    for leaf in td._leaves([]):
-        leaf.masked_fill_(expand_right(mask, leaf), value)
+    for leaf, m in zip(td._leaves([]), _masks(td, mask), strict=True):
+        leaf.masked_fill_(m, value)
     return td
 
 
@@ -399,7 +430,8 @@ def masked_select(td: Any, mask: Tensor, *, inplace: bool = False) -> Any:
     mask: shape of the first batch dimensions.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.arange(3), batch_size=[3]).masked_select(torch.tensor([True, False, True]))["a"]
+    >>> td = TensorDict(a=torch.arange(3), batch_size=[3])
+    >>> td.masked_select(torch.tensor([True, False, True]))["a"]
     tensor([0, 2])
     """
     out = getitem(td, mask)
@@ -429,7 +461,8 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     ndim = len(td._batch_size)
     if index.dim() != ndim:
         raise RuntimeError(
-            f"gather: the index has shape {tuple(index.shape)}, the batch size is {tuple(td._batch_size)}; both need as many dimensions"
+            f"gather: the index has shape {tuple(index.shape)}, "
+            f"the batch size is {tuple(td._batch_size)}; both need as many dimensions"
         )
     if not -ndim <= dim < ndim:
         raise RuntimeError(

@@ -17,7 +17,8 @@ class MissingKeyError(KeyError):
     >>> TensorDict(action=torch.zeros(2))["acton"]
     Traceback (most recent call last):
     ...
-    raffia.tensordict.keys.MissingKeyError: key "acton" not found in TensorDict with keys ['action']. Did you mean "action"?
+    raffia.tensordict.keys.MissingKeyError: key "acton" not found in TensorDict
+    with keys ['action']. Did you mean "action"?
     """
 
     def __str__(self) -> str:
@@ -32,14 +33,15 @@ class KeyThroughLeafError(MissingKeyError, ValueError):
     >>> TensorDict(a=torch.zeros(2))["a", "b"]
     Traceback (most recent call last):
     ...
-    raffia.tensordict.keys.KeyThroughLeafError: entry "a" is a Tensor, not a container, so it has no entry "b"
+    raffia.tensordict.keys.KeyThroughLeafError: entry "a" is a Tensor, not a container,
+    so it has no entry "b"
     """
 
 
 def _malformed(key: Any) -> KeyError:
     return KeyError(
-        "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested tuple of strings, "
-        f"such as 'obs' or ('next', 'obs'). Got {key!r}."
+        "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested "
+        f"tuple of strings, such as 'obs' or ('next', 'obs'). Got {key!r}."
     )
 
 

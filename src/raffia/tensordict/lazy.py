@@ -24,6 +24,7 @@ from raffia.tensordict.keys import (
     NestedKey,
     is_key,
     missing,
+    raise_missing,
     unravel_key,
     unravel_key_to_tuple,
 )
@@ -75,7 +76,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(td, Node):
                 raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
         if device is not None:
-            tensordicts = tuple([td.to(device) for td in tensordicts])  # type: ignore[attr-defined]
+            tensordicts = tuple([td.to(device) for td in tensordicts])
         if strict_shape:
             for i, td in enumerate(tensordicts):
                 if td._batch_size != tensordicts[0]._batch_size:
@@ -152,7 +153,7 @@ class LazyStackedTensorDict(TensorDictBase):
     # -- lock: a stack is locked if it was locked, or if all of its members are
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]
+    def _locked(self) -> bool:
         if self._own_lock:
             return True
         members = self.tensordicts
@@ -236,7 +237,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 names = [name for name in names if name in store]
         return names
 
-    def _get_lazy(
+    def _get_lazy(  # type: ignore[override]
         self,
         name: str,
         *,
@@ -323,7 +324,7 @@ class LazyStackedTensorDict(TensorDictBase):
         node = self if len(path) == 1 else entries.get(self, path[:-1], NO_DEFAULT)
         found = _member_shape(node, path[-1])
         if found is None:
-            entries.raise_missing(key, self)
+            raise_missing(key, self)
         return found
 
     # -- writing
@@ -432,7 +433,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         old_key, new_key = unravel_key(old_key), unravel_key(new_key)
         if not entries.contains(self, old_key):
-            entries.raise_missing(old_key, self)
+            raise_missing(old_key, self)
         if self._locked:
             raise locked_error(self, old_key)
         if safe and entries.contains(self, new_key) and old_key != new_key:
@@ -455,7 +456,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         key = unravel_key(key)
         if not entries.contains(self, key):
-            entries.raise_missing(key, self)
+            raise_missing(key, self)
         if isinstance(item, (int, float, complex, str)) or (
             isinstance(item, Tensor) and not item.dim()
         ):
@@ -475,7 +476,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         key = unravel_key(key)
         if not entries.contains(self, key):
-            entries.raise_missing(key, self)
+            raise_missing(key, self)
         if isinstance(value, (list, tuple)):
             value = torch.as_tensor(value)
         for td in self.tensordicts:  # the entry itself in containers of its own
@@ -495,7 +496,7 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([5, 5])
         """
         if not entries.contains(self, key):
-            entries.raise_missing(key, self)
+            raise_missing(key, self)
         for td in self.tensordicts:
             td.fill_(key, value)
         return self
@@ -538,7 +539,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 return self
             if keys_to_update is not None:
                 source = entries.restricted(source, keys_to_update)
-            for key in list(source._peek() if isinstance(source, Node) else source):
+            for key in list(source.keys()):
                 value = source._get_str(key) if isinstance(source, Node) else source[key]
                 self._update_one(unravel_key(key), value, clone, inplace, known)
         return self
@@ -547,7 +548,7 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(value, Mapping) or (isinstance(value, Node) and not value._is_data()):
             node: Any = self
             for name in unravel_key_to_tuple(key):
-                node = node._peek_str(name) if isinstance(node, Node) else None
+                node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
             if isinstance(node, Node) and not node._is_data():
                 node.update(value, clone, inplace, **known)  # type: ignore[attr-defined]
                 return
@@ -584,7 +585,7 @@ class LazyStackedTensorDict(TensorDictBase):
         for td, part in zip(self.tensordicts, parts, strict=True):
             for key in part.keys():
                 if not entries.contains(td, key):
-                    entries.raise_missing(key, td)
+                    raise_missing(key, td)
         for td, part in zip(self.tensordicts, parts, strict=True):
             td.update_(part, clone, non_blocking=non_blocking)
         return self
@@ -601,22 +602,21 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         if not isinstance(tensordict, Node):
             raise TypeError(
-                f"Expected new value to be a container, got {type(tensordict).__name__}; "
-                "TensorDict(...) makes one of a dict"
+                "Expected new value to be TensorDictBase instance but got "
+                f"{type(tensordict).__name__}; TensorDict(...) makes one of a dict"
             )
         if self._locked:
             raise locked_error(self)
         size, given = self._member_size(), tensordict._batch_size
         if self.tensordicts and not (len(given) == len(size) and _fits(given, size)):
             raise ValueError(
-                f"Batch sizes differ: the members have batch size {tuple(size)}, the new one "
-                f"{tuple(given)}"
+                f"Batch sizes in tensordicts differs: stack has batch_size={size}, new_value has "
+                f"batch_size={given}."
             )
         if self.tensordicts and tensordict._device != self._device:
             raise ValueError(
-                f"Devices differ: the stack has device {self._device}, the new member "
-                f"{tensordict._device}; "
-                f"tensordict.to({str(self._device)!r}) moves it"
+                f"Devices differ: stack has device={self._device}, new value has "
+                f"device={tensordict._device}; tensordict.to(device) moves it"
             )
         name = None if self._names is None else self._names[self.stack_dim]
         members = list(self.tensordicts)
@@ -974,7 +974,7 @@ class LazyStackedTensorDict(TensorDictBase):
     # -- the contract of Node: rows
 
     def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
-        plan = _Plan(self, idx)
+        plan, ndim = _Plan(self, idx), max(ndim, self.stack_dim + 1)
         if plan.kind == "member":
             return self._row(plan.at, plan.rest, ndim)
         if not plan.rows:
@@ -1031,7 +1031,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._set_index(idx, value, ndim)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        plan = _Plan(self, idx)
+        plan, ndim = _Plan(self, idx), max(ndim, self.stack_dim + 1)
         if isinstance(value, Tensor) and value.dim():
             value = _like_tensor(self._index(idx, ndim, None), value)
         if plan.kind == "member":
@@ -1192,6 +1192,15 @@ class LazyStackedTensorDict(TensorDictBase):
         dim = shape._dim(self, dim)
         return self if dim == self.stack_dim else lazy_stack(list(self.unbind(dim)), dim)
 
+    def _pieces(
+        self, cut: Any, ndim: int, sizes: list[torch.Size], rows: list[Any], names: Any
+    ) -> list[Any]:
+        parts = [self._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
+        for part in parts:
+            if names is not None:
+                part._set_names(list(names))
+        return parts
+
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows along `dim`: along the stack dimension, the members themselves.
 
@@ -1253,7 +1262,7 @@ class LazyStackedTensorDict(TensorDictBase):
         first = self
         while isinstance(first, LazyStackedTensorDict):
             first = first.tensordicts[0]
-        value = first._get_str(name)  # type: ignore[attr-defined]
+        value = first._get_str(name)
         if not isinstance(value, Tensor):
             return f"{type(value).__name__} and others"
         size = _member_shape(self, name)
@@ -1429,7 +1438,7 @@ def _member_shape(node: Any, name: str) -> torch.Size | None:
     width = min([len(size) for size in shapes])  # type: ignore[arg-type]
     same = [
         sizes[0] if len(dict.fromkeys(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False)
-    ]  # type: ignore[arg-type]
+    ]
     dim = min(node.stack_dim, width)
     return torch.Size((*same[:dim], len(shapes), *same[dim:]))
 

@@ -1,4 +1,4 @@
-"""Locked containers: nothing can be added, replaced or removed; tensors can still be written in place."""
+"""Locked containers: nothing is added, replaced or removed; tensors are still written in place."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def unlock_(td: Any) -> Any:
 
 def _in_locked_graph() -> RuntimeError:
     return RuntimeError(
-        "Cannot unlock a container that is part of a locked graph: it is an entry of another locked container. "
+        "Cannot unlock a container that is part of a locked graph: "
+        "it is an entry of another locked container. "
         "Unlock the root of that graph, which unlocks its entries too."
     )
 
@@ -124,15 +125,17 @@ def set_locked(td: Any, value: bool) -> None:
 
 
 def enter(td: Any) -> Any:
-    """Begin a block after which what made this container is undone and its changes are written back."""
+    """Begin a block after which what made this container is undone and changes are written back."""
     if td._origin is None:
         raise RuntimeError(
-            "this container can't be used in a `with` statement: it must come from lock_, unlock_, to_module, flatten_keys, "
-            "unflatten_keys or a shape operation such as view"
+            "this container can't be used in a `with` statement: "
+            "it must come from lock_, unlock_, to_module, flatten_keys, unflatten_keys "
+            "or a shape operation such as view"
         )
     if td._origin[0] == "squeeze":
         raise RuntimeError(
-            "with td.squeeze(): which dimensions to put back is not known; name one: with td.squeeze(dim)"
+            "with td.squeeze(): which dimensions to put back is not known; "
+            "name one: with td.squeeze(dim)"
         )
     if td.__dict__.get("_exits") is None:
         td._exits = []

@@ -123,7 +123,8 @@ class MemoryMappedTensor(Tensor):
         """
         if input.requires_grad:
             raise RuntimeError(
-                "a tensor that has requires_grad=True can't be mapped: pass tensor.detach()"
+                "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad; "
+                "pass tensor.detach()"
             )
         if shape is not None:
             input = input.expand(*shape)
@@ -181,59 +182,65 @@ class MemoryMappedTensor(Tensor):
             return cls.from_tensor(view, filename=filename)
         if filename is not None and not same_path(filename, storage.filename):
             raise RuntimeError(
-                f"the storage is mapped from {storage.filename}, not from {os.fspath(filename)}; "
-                "copy it with MemoryMappedTensor.from_tensor(tensor, filename=...)"
+                "Providing a storage with an associated filename that differs from the filename "
+                f"argument is not permitted. Got filename={os.fspath(filename)}, storage.filename="
+                f"{storage.filename}; from_tensor(..., copy_existing=True) makes a copy"
             )
         return mapped(view, storage.filename)
 
     @classmethod
     def empty(
         cls,
-        *shape: Any,
+        *size: Any,
+        shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         device: Any = None,
         filename: Path | None = None,
     ) -> MemoryMappedTensor:
         """A mapped tensor over a new file, whose space is reserved on the disk.
 
+        size: the shape, as integers or as one sequence; `shape` is another way to give it.
+        Raises RuntimeError if the file exists.
+
         >>> MemoryMappedTensor.empty(2, 3).shape
         torch.Size([2, 3])
         """
         if device is not None and torch.device(device).type != "cpu":
             raise RuntimeError(f"a mapped tensor is on the CPU, it can't be on {device}")
-        if not shape:
-            raise TypeError("the shape is missing, such as MemoryMappedTensor.zeros(2, 3)")
-        size = torch.Size(shape if isinstance(shape[0], int) else shape[0])
-        return allocate(filename, size, dtype or torch.get_default_dtype(), False)
+        if shape is None:
+            if not size:
+                raise TypeError("the shape is missing, such as MemoryMappedTensor.zeros(2, 3)")
+            shape = size if isinstance(size[0], int) else size[0]
+        return allocate(filename, torch.Size(shape), dtype or torch.get_default_dtype(), False)
 
     @classmethod
-    def zeros(cls, *shape: Any, **options: Any) -> MemoryMappedTensor:
+    def zeros(cls, *size: Any, **options: Any) -> MemoryMappedTensor:
         """Zeros in a new file; `dtype` and `filename` as in `empty`.
 
         >>> MemoryMappedTensor.zeros(2)
         MemoryMappedTensor([0., 0.])
         """
-        return cls.empty(*shape, **options)  # new files hold zeros
+        return cls.empty(*size, **options)  # new files hold zeros
 
     @classmethod
-    def ones(cls, *shape: Any, **options: Any) -> MemoryMappedTensor:
+    def ones(cls, *size: Any, **options: Any) -> MemoryMappedTensor:
         """Ones in a new file; `dtype` and `filename` as in `empty`.
 
         >>> MemoryMappedTensor.ones(2, dtype=torch.int64)
         MemoryMappedTensor([1, 1])
         """
-        return cls.empty(*shape, **options).fill_(1)  # type: ignore[return-value]
+        return cls.empty(*size, **options).fill_(1)  # type: ignore[return-value]
 
     @classmethod
-    def full(cls, *shape: Any, fill_value: Any = None, **options: Any) -> MemoryMappedTensor:
+    def full(cls, *size: Any, fill_value: Any = None, **options: Any) -> MemoryMappedTensor:
         """One value everywhere in a new file; `dtype` and `filename` as in `empty`.
 
         >>> MemoryMappedTensor.full((2,), 3.5), MemoryMappedTensor.full(2, fill_value=3.5)
         (MemoryMappedTensor([3.5000, 3.5000]), MemoryMappedTensor([3.5000, 3.5000]))
         """
         if fill_value is None:
-            *shape, fill_value = shape  # type: ignore[assignment]
-        return cls.empty(*shape, **options).fill_(fill_value)  # type: ignore[return-value]
+            *size, fill_value = size  # type: ignore[assignment]
+        return cls.empty(*size, **options).fill_(fill_value)  # type: ignore[return-value]
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
@@ -278,8 +285,8 @@ class MemoryMappedTensor(Tensor):
         """The file that holds the data; RuntimeError if it is a temporary one."""
         if self._file is None or isinstance(self._file, TemporaryFile):
             raise RuntimeError(
-                "this MemoryMappedTensor has no file associated that would outlive it: give "
-                "`filename=`, or a folder to `td.memmap`"
+                "The MemoryMappedTensor has no file associated. Its data lies in a temporary one; "
+                "`filename=`, or a folder for `td.memmap`, make it last"
             )
         return os.fspath(self._file)
 
@@ -371,7 +378,7 @@ def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> No
     except FileExistsError:
         if not existsok:
             raise RuntimeError(
-                f"The file {filename} already exists; `existsok=True` writes over it"
+                f"The file {filename} already exists. To write over it, pass existsok=True"
             ) from None
         found = os.lstat(filename)
         made = ""

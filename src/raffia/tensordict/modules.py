@@ -15,7 +15,7 @@ from raffia.tensordict.node import Entries, Node
 
 _SCALAR = torch.Size()
 
-# ---------------------------------------------------------------------------------------------- out of modules
+# ------------------------------------------------------------------------ out of modules
 
 
 def from_module(
@@ -26,7 +26,7 @@ def from_module(
     use_state_dict: bool = False,
     filter_empty: bool = True,
 ) -> Any:
-    """The parameters and buffers of a module, nested as its layers are; the very objects, ties included.
+    """The parameters and buffers of a module, nested like its layers; the very objects, with ties.
 
     as_module: give a `TensorDictParams`.
     lock: lock the result.
@@ -79,14 +79,18 @@ def from_modules(
     lazy_stack: bool = False,
     expand_identical: bool = False,
 ) -> Any:
-    """The parameters and buffers of several modules of one structure, stacked: for ensembles by `torch.vmap`.
+    """The parameters and buffers of several modules of one structure, stacked.
+
+    For ensembles by `torch.vmap`.
 
     as_module: give a `TensorDictParams`.
     lock: lock the result.
     use_state_dict: go through `state_dict()` and its hooks; gives detached tensors.
-    lazy_stack: stack the original parameters anew at each access, so that gradients reach them and structures may differ;
-        otherwise the result holds new parameters, which are the ones to optimise.
-    expand_identical: a parameter that all modules share is expanded, not copied; gradients reach the original.
+    lazy_stack: stack the original parameters anew at each access, so that gradients reach them and
+        structures may differ; otherwise the result holds new parameters, which are the ones to
+        optimise.
+    expand_identical: a parameter that all modules share is expanded, not copied; gradients reach
+        the original.
     Raises RuntimeError if the structures or shapes differ.
 
     >>> from raffia import TensorDict
@@ -105,7 +109,8 @@ def from_modules(
     if lazy_stack:
         if as_module:
             raise RuntimeError(
-                "LazyStackedTensorDict is not permitted as a module: TensorDictParams must own its parameters; "
+                "LazyStackedTensorDict is not permitted as a module: "
+                "TensorDictParams must own its parameters; "
                 "drop as_module=True or lazy_stack=True"
             )
         td = _lazily(cls, modules, use_state_dict)
@@ -157,7 +162,7 @@ def _stacked(
                 raise _unlike(path + str(sorted(other.keys() ^ stores[0].keys())), expand)
     children = [module._modules for module in modules]
     for name, child in children[0].items():
-        below = [c.get(name) for c in children]
+        below: list[Any] = [c.get(name) for c in children]
         if child is None or any([b is None for b in below]):
             if any([b is not None and (b.state_dict()) for b in below]):
                 raise _unlike(path + name, expand)
@@ -167,7 +172,8 @@ def _stacked(
             entries[name] = plain._make(nested, size)
     for other in children[1:]:
         for name in other.keys() - children[0].keys():
-            if other[name] is not None and other[name].state_dict():
+            extra = other[name]
+            if extra is not None and extra.state_dict():
                 raise _unlike(path + name, expand)
     return entries
 
@@ -211,14 +217,15 @@ def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
         shapes = [value.shape for value in values]
         other = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
         raise RuntimeError(
-            f"The shapes of the tensors to stack is incompatible: {other} vs {shapes[0]} for key {name}. {error}"
+            f"The shapes of the tensors to stack is incompatible: {other} vs {shapes[0]} "
+            f"for key {name}. {error}"
         ) from error
     if isinstance(first, nn.Parameter):
         return nn.Parameter(stacked, first.requires_grad)
     return stacked
 
 
-# ---------------------------------------------------------------------------------------------- into a module
+# ------------------------------------------------------------------------ into a module
 
 Undo = list[tuple[dict[str, Any], str, Any]]  # (where, name, what stood there)
 
@@ -234,7 +241,7 @@ def to_module(
     non_blocking: bool = False,
     preserve_module_state: bool = True,
 ) -> Any:
-    """Put the entries into a module as its parameters and buffers; in a `with` statement, for the length of the block.
+    """Put the entries into a module as its parameters and buffers; `with` puts back what was there.
 
     Returns a container with what stood there before, whose own `to_module` puts it back.
 
@@ -243,8 +250,8 @@ def to_module(
     swap_dest: container that takes up what stood there before.
     use_state_dict: go through `module.load_state_dict()` and its hooks.
     non_blocking: for `inplace`.
-    preserve_module_state: a parameter of the module stays a parameter that requires a gradient or not as it did; False puts the
-        tensors in as they are.
+    preserve_module_state: a parameter of the module stays a parameter that requires a gradient or
+        not as it did; False puts the tensors in as they are.
     Raises KeyError, before anything is changed, if the module has no place for an entry.
 
     >>> from raffia import TensorDict
@@ -283,7 +290,10 @@ def to_module(
 
 
 def _undo(undo: Undo) -> None:
-    """Put back what stood there; the first change to a place is undone last, so a layer under two names is whole again."""
+    """Put back what stood there; the first change to a place is undone last.
+
+    So a layer under two names is whole again.
+    """
     for store, name, value in reversed(undo):
         store[name] = value
 
@@ -339,7 +349,10 @@ def _swapped(
 
 
 def _fitted(value: Tensor, was: Tensor) -> Tensor:
-    """The tensor as a parameter that requires a gradient or not as the module's own does, where that loses nothing."""
+    """The tensor as a parameter that requires a gradient if the module's own does.
+
+    Only where that loses nothing.
+    """
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
     if isinstance(value, nn.Parameter):
@@ -358,7 +371,8 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
 def _no_place(name: str, module: nn.Module) -> KeyError:
     places = [*module._parameters, *module._buffers, *module._modules]
     return KeyError(
-        f"{type(module).__name__} has no parameter, buffer or layer {name!r}; it has {sorted(places)}{nearest(name, places)}"
+        f"{type(module).__name__} has no parameter, buffer or layer {name!r}; "
+        f"it has {sorted(places)}{nearest(name, places)}"
     )
 
 
@@ -369,7 +383,8 @@ def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Call
     for key, there, _ in pairs:
         if there is None:
             raise KeyError(
-                f"the module has no parameter or buffer {key!r}; it has {list(mine.keys(True, True))}"
+                f"the module has no parameter or buffer {key!r}; "
+                f"it has {list(mine.keys(True, True))}"
             )
     swap = td._plain({}, batch_size=td._batch_size)
     for key, there, value in pairs:

@@ -1,14 +1,15 @@
 """What every container class is: the contract that the files of this room are written against.
 
-A container is a tree of *nodes*; a leaf is a tensor. Functions over containers (shape.py, index.py, tree.py, pointwise.py ...)
-touch a node only through the members listed in `Node`, so that a dense `TensorDict`, a `LazyStackedTensorDict`, a
-`TensorDictParams`, a tensorclass and a `NonTensorData` all work in them.
+A container is a tree of *nodes*; a leaf is a tensor. Functions over containers (shape.py, index.py,
+tree.py, pointwise.py ...) touch a node only through the members listed in `Node`, so that a dense
+`TensorDict`, a `LazyStackedTensorDict`, a `TensorDictParams`, a tensorclass and a `NonTensorData`
+all work in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,20 +18,57 @@ Entries = dict[str, Any]  # name -> Tensor | Node
 
 
 class Node:
-    """A container in the tree; subclasses store entries, everything else is written over these members.
+    """A container in the tree; subclasses store entries, all else is written over these members.
 
-    Every node has `batch_size`, `device`, `names`, `is_locked` and the public methods of `TensorCollection`.
+    Every node has `batch_size`, `device`, `names`, `is_locked` and the public methods of
+    `TensorCollection`.
     """
 
     _batch_size: torch.Size = torch.Size()
     _device: torch.device | None = None
-    _names: list[str | None] | None = (
-        None  # one per batch dimension, or None where no dimension is named
-    )
+    _names: list[str | None] | None = None  # one per batch dimension, None if none is named
     _locked: bool = False
 
+    if TYPE_CHECKING:  # of what `TensorCollection` gives every node: what functions over nodes use
+        _cache: dict[Any, Any] | None
+        _plain: Any
+        names: Any
+        dtype: Any
+        depth: Any
+
+        @classmethod
+        def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any: ...
+        def _peek(self) -> Entries: ...
+        def _peek_str(self, name: str) -> Any: ...
+        def _get_lazy(self, name: str, **options: Any) -> Any: ...
+        def _write(self, data: Any) -> None: ...
+        def _set_index(self, idx: Any, value: Any, ndim: int) -> Any: ...
+        def _set_batch_size(self, batch_size: torch.Size) -> None: ...
+        def _set_device(self, device: torch.device | None) -> None: ...
+        def _shallow(self) -> Any: ...
+        def _pairs(self, other: Any) -> list[tuple[Any, Any]]: ...
+        def _cast(self, dtype: torch.dtype) -> Any: ...
+        def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]: ...
+        def keys(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_at_(self, *args: Any, **kwargs: Any) -> Any: ...
+        def select(self, *args: Any, **kwargs: Any) -> Any: ...
+        def exclude(self, *args: Any, **kwargs: Any) -> Any: ...
+        def is_empty(self) -> bool: ...
+        def empty(self, *args: Any, **kwargs: Any) -> Any: ...
+        def clone(self, *args: Any, **kwargs: Any) -> Any: ...
+        def contiguous(self, *args: Any, **kwargs: Any) -> Any: ...
+        def densify(self, *args: Any, **kwargs: Any) -> Any: ...
+        def to_dict(self, *args: Any, **kwargs: Any) -> Any: ...
+        def to_tensordict(self, *args: Any, **kwargs: Any) -> Any: ...
+        def tolist(self, *args: Any, **kwargs: Any) -> Any: ...
+        def unbind(self, *args: Any, **kwargs: Any) -> Any: ...
+        def expand(self, *args: Any, **kwargs: Any) -> Any: ...
+        def where(self, *args: Any, **kwargs: Any) -> Any: ...
+
     def _entries(self) -> Entries:
-        """Entries by name, to be read only: the storage itself in a `TensorDict`, a fresh dict elsewhere."""
+        """Entries by name, to be read only: the storage of a `TensorDict`, else a fresh dict."""
         raise NotImplementedError
 
     def _get_str(self, name: str) -> Any:
@@ -38,7 +76,10 @@ class Node:
         return self._entries().get(name)
 
     def _set_str(self, name: str, value: Any) -> None:
-        """Store `value` under `name` after the checks (lock, batch size, device); nothing is changed if they fail."""
+        """Store `value` under `name` after the checks (lock, batch size, device).
+
+        Nothing is changed if they fail.
+        """
         raise NotImplementedError
 
     def _del_str(self, name: str) -> None:
@@ -48,11 +89,11 @@ class Node:
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
     ) -> Any:
-        """A node of the kind that results from an operation on this one, over `entries`, unchecked; same device."""
+        """The node that an operation on this one gives, over `entries`, unchecked; same device."""
         raise NotImplementedError
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        """The same tree with `fn` applied to every leaf; batch sizes and names are kept, locks are not."""
+        """The same tree with `fn` of every leaf; batch sizes and names are kept, locks are not."""
         raise NotImplementedError
 
     def _batched(
@@ -61,17 +102,16 @@ class Node:
         ndim: int,  # how many leading dimensions `fn` replaces
         batch_size: torch.Size,  # what it replaces them by
         names: list[str | None] | None = None,  # names of these new dimensions
-        op: tuple[
-            Any, ...
-        ] = (),  # (name, *arguments) of the operation, for nodes that have a way of their own
+        op: tuple[Any, ...] = (),  # (name, *arguments), for nodes that have a way of their own
     ) -> Any:
         """Apply a shape operation on the first `ndim` dimensions to every leaf."""
         raise NotImplementedError
 
     def _index(self, index: Any, ndim: int, batch_size: torch.Size | None) -> Any:
-        """`leaf[index]` for every leaf, where `index` is normalised and covers at most the first `ndim` dimensions.
+        """`leaf[index]` for every leaf; `index` is normalised and covers at most `ndim` dimensions.
 
-        `batch_size` is the shape by which the first `ndim` dimensions are replaced, or None if not yet known.
+        `batch_size` is the shape by which the first `ndim` dimensions are replaced, or None if not
+        yet known.
         """
         raise NotImplementedError
 
@@ -84,7 +124,7 @@ class Node:
         raise NotImplementedError
 
     def _unwrapped(self) -> Any:
-        """What `td[key]` gives for this entry: the node, or the value that a non-tensor node stands for."""
+        """What `td[key]` gives for this entry: the node, or the value it stands for."""
         return self
 
     def _is_data(self) -> bool:

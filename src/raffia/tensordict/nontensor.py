@@ -70,7 +70,7 @@ class NonTensorData(TensorCollection):
         return out
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         """The value; assign to change it.
 
         >>> NonTensorData("text").data
@@ -138,8 +138,9 @@ class NonTensorData(TensorCollection):
             return None
         if isinstance(value, NonTensorData) and same(value._data, self._data):
             return None
-        if not self._batch_size:
-            return value
+        if not self._batch_size:  # all dimensions of `value` are new ones of size 1
+            given = len(value._batch_size)
+            return value._index((0,) * given, given, None) if given else value
         stack = self.maybe_to_stack()
         stack._set_index(idx, value, ndim)
         return stack
@@ -227,6 +228,15 @@ class NonTensorData(TensorCollection):
         'b'
         """
         self._write(input_dict_or_td)
+        return self
+
+    def update_at_(self, input_dict_or_td: Any, index: Any, clone: bool = False, **o: Any) -> Any:
+        """Refused unless it changes nothing: there is one value for all rows.
+
+        >>> NonTensorData("a", batch_size=[2]).update_at_(NonTensorData("a"), 0).tolist()
+        ['a', 'a']
+        """
+        self[index] = input_dict_or_td
         return self
 
     def is_empty(self) -> bool:
@@ -365,7 +375,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return cls._of(members, 0, torch.Size(size[1:]))
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         """The value, if it is the same in all rows.
 
         >>> NonTensorStack("a", "a").data
@@ -459,7 +469,7 @@ class NonTensorStack(LazyStackedTensorDict):
                         f"NonTensorStack of batch size {tuple(size)}"
                     )
                 data = data._like(size)  # type: ignore[attr-defined]
-            parts = data.unbind(self.stack_dim)  # type: ignore[attr-defined]
+            parts = data.unbind(self.stack_dim)
         for i, (td, part) in enumerate(zip(self.tensordicts, parts, strict=True)):
             if isinstance(td, NonTensorData) and isinstance(part, NonTensorStack):
                 self.tensordicts[i] = part
@@ -504,13 +514,22 @@ class NonTensorStack(LazyStackedTensorDict):
         self._write(input_dict_or_td)
         return self
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:  # type: ignore[override]
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
         """Take over the values of another one; allowed when locked.
 
         >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
         ['c', 'd']
         """
         self._write(input_dict_or_td)
+        return self
+
+    def update_at_(self, input_dict_or_td: Any, index: Any, clone: bool = False, **o: Any) -> Any:
+        """Write values into the rows `index`.
+
+        >>> NonTensorStack("a", "b").update_at_(NonTensorData("c"), 0).tolist()
+        ['c', 'b']
+        """
+        self[index] = input_dict_or_td
         return self
 
     def is_empty(self) -> bool:
@@ -674,7 +693,7 @@ def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
     if not (isinstance(other, Node) and other._is_data()):
         return NotImplemented
     equal, size = compare is operator.eq, mine._batch_size
-    theirs = other if other._batch_size == size else other.expand(size)  # type: ignore[attr-defined]
+    theirs: Any = other if other._batch_size == size else other.expand(size)  # type: ignore[attr-defined]
     if isinstance(mine, NonTensorData) and isinstance(theirs, NonTensorData):
         return torch.full(size, same(mine._data, theirs._data) is equal)
     pairs = zip(flat(mine.tolist(), len(size)), flat(theirs.tolist(), len(size)), strict=True)
@@ -768,7 +787,9 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
 def cat_data(nodes: Sequence[Any], dim: int) -> Any:
     """Concatenate data nodes: one value stays one, if it is the same everywhere."""
     first = nodes[0]
-    if all([isinstance(node, NonTensorData) and same(node._data, first._data) for node in nodes]):
+    if all([isinstance(node, NonTensorData) for node in nodes]) and all(
+        [same(node._data, first._data) for node in nodes]
+    ):
         size = list(first._batch_size)
         size[dim] = sum([node._batch_size[dim] for node in nodes])
         return first._like(torch.Size(size))

@@ -14,18 +14,20 @@ from raffia.tensordict.entries import entries_list, locked_error
 from raffia.tensordict.node import Entries, Node
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
-_MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested set_non_tensor cat_tensors stack_tensors
-separates filter_empty_""".split()
+_MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
+set_non_tensor cat_tensors stack_tensors separates filter_empty_""".split()
 
 
 class TensorDictParams(TensorDictBase, nn.Module):
-    """A container that is an `nn.Module`: floating point tensors become parameters, the others buffers.
+    """A container that is an `nn.Module`: floating point tensors are parameters, others buffers.
 
     parameters: container or dict; or give the entries as keywords.
-    no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does the same.
+    no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does
+        the same.
     lock: lock the container.
-    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are added and replaced through this
-    container, not through a nested one that was taken out of it. Raises RuntimeError for lazy stacks.
+    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are added
+    and replaced through this container, not through a nested one that was taken out of it.
+    Raises RuntimeError for lazy stacks.
 
     >>> params = TensorDictParams(TensorDict(w=torch.zeros(3), n=dict(b=torch.ones(2))))
     >>> [name for name, _ in params.named_parameters()]
@@ -63,7 +65,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             self.lock_()
 
     def _refresh(self) -> None:
-        """Convert what is new in the tree and register everything; the tree stays locked between changes."""
+        """Convert what is new in the tree and register all; it stays locked between changes."""
         self._tree.unlock_()
         if self._no_convert is False:
             _convert(self._tree, {})
@@ -71,10 +73,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
         self._tree.lock_()
 
     def _register(self) -> None:
-        parameters, buffers = {}, {}
+        parameters: dict[str, nn.Parameter] = {}
+        buffers: dict[str, Tensor] = {}
         for key, leaf in entries_list(self._tree, True, True, None, False):
             name = key if key.__class__ is str else ".".join(key)
-            (parameters if isinstance(leaf, nn.Parameter) else buffers)[name] = leaf
+            if isinstance(leaf, nn.Parameter):
+                parameters[name] = leaf
+            else:
+                buffers[name] = leaf
         self.__dict__["_parameters"], self.__dict__["_buffers"] = parameters, buffers
 
     # -- the contract of Node: the tree behind it
@@ -202,7 +208,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
-        """How `module.to(...)`, `.double()` and so on of a module that holds this one reach its tensors."""
+        """How `module.to(...)`, `.double()` ... of a module around this one reach its tensors."""
         memo: dict[int, Tensor] = {}
 
         def moved(leaf: Tensor) -> Tensor:
@@ -267,7 +273,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
         )
         if strict and (missing or unexpected):
             raise RuntimeError(
-                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; strict=False loads the others"
+                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; "
+                "strict=False loads the others"
             )
         if errors:
             raise RuntimeError("; ".join(errors))
@@ -300,7 +307,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         if unlike:
             error_msgs.append(f"shapes differ: {', '.join(unlike)}")
             return
-        for name, (leaf, new) in found.items():
+        for leaf, new in found.values():
             with torch.no_grad():
                 if assign:
                     leaf.data = new.data
@@ -308,7 +315,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
                     leaf.copy_(new)
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
-        """Call `hook(self, value)` for every entry that is read; what it returns stands for the entry.
+        """Call `hook(self, value)` for every entry read; what it returns stands for the entry.
 
         >>> params = TensorDictParams(TensorDict(w=torch.ones(2)))
         >>> params.register_get_post_hook(lambda params, value: value * 2)
@@ -320,7 +327,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
     # -- containers of the same kind
 
     def clone(self, recurse: bool = True) -> TensorDictParams:
-        """A copy with parameters of its own (ties are kept), or with `recurse=False` over the same ones.
+        """A copy with parameters of its own (ties are kept); `recurse=False`: over the same ones.
 
         >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).clone()["w"]).__name__
         'Parameter'
@@ -372,12 +379,14 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            "map is not available for parameters, which can't be sent to other processes; use params.data.map(...)"
+            "map is not available for parameters, which can't be sent to other processes; "
+            "use params.data.map(...)"
         )
 
     def memmap_(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; use params.memmap(...)"
+            "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; "
+            "use params.memmap(...)"
         )
 
     def zero_(self) -> Any:
@@ -404,7 +413,8 @@ def _refuse_lazy(node: Any) -> None:
 
     if isinstance(node, LazyStackedTensorDict) and not node._is_data():
         raise RuntimeError(
-            "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its parameters; "
+            "LazyStackedTensorDict is not permitted in TensorDictParams, "
+            "which must own its parameters; "
             "td.contiguous() gives a dense container"
         )
     for child in node._children():
@@ -412,7 +422,7 @@ def _refuse_lazy(node: Any) -> None:
 
 
 def _convert(td: TensorDict, memo: dict[int, nn.Parameter]) -> None:
-    """Make parameters of the floating point tensors of a tree, in place; a tensor under two keys becomes one."""
+    """Make parameters of a tree's floating point tensors, in place; a tied tensor becomes one."""
     for name, value in td._d.items():
         if isinstance(value, Node):
             if type(value) is TensorDict:

@@ -1,7 +1,7 @@
 """Maths leaf by leaf, made from the tables in this file.
 
-All leaves go through one `torch._foreach_*` call where there is one; inside a functorch transform (vmap, grad), which has no
-rules for these, through the plain function.
+All leaves go through one `torch._foreach_*` call where there is one; inside a functorch transform
+(vmap, grad), which has no rules for these, through the plain function.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from raffia.tensordict.node import Node
 
-UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
-sigmoid sign sin sinh sqrt tan tanh trunc""".split()
+UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
+log2 neg reciprocal round sigmoid sign sin sinh sqrt tan tanh trunc""".split()
 TESTS = "isnan isfinite isposinf isneginf isreal".split()
 BINARY = (
     "add sub mul div pow maximum minimum clamp_max clamp_min".split()
@@ -35,7 +35,10 @@ NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBoo
 def each(
     foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any
 ) -> Any:
-    """`foreach` of all leaves at once, or `single` of one after the other; operands are lists or the same for all."""
+    """`foreach` of all leaves at once, or `single` of one after the other.
+
+    Operands are lists, or the same for all.
+    """
     if not leaves:
         return leaves
     if foreach is not None and torch._C._functorch.peek_interpreter_stack() is None:
@@ -55,6 +58,9 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
     exact: KeyError also if `theirs` has keys that `mine` has not.
     """
     for a, b in mine._pairs(theirs):  # type: ignore[attr-defined]
+        if a is not mine:
+            paired(a, b, out, exact)
+            continue
         left, right = a._entries(), b._entries()
         if exact and len(left) != len(right):
             raise unlike(left, right)
@@ -83,7 +89,7 @@ def unlike(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
 
 
 def operand(td: Any, other: Any, leaves: list[Tensor], exact: bool = True) -> Any:
-    """The other operand in the form that `each` takes: a number, or a list with a tensor for each leaf."""
+    """The other operand as `each` takes it: a number, or a list with a tensor for each leaf."""
     if isinstance(other, Node):
         out: list[Any] = []
         paired(td, other, out, exact)
@@ -152,8 +158,8 @@ def _with_default(
             there: Any = b if a is None else a
             if isinstance(there, Node):
                 hollow = there._new({}, there._batch_size)
-                pair = (hollow, there) if a is None else (there, hollow)
-                entries[name] = _with_default(*pair[:1], single, pair[1], default, options)
+                mine, theirs = (hollow, there) if a is None else (there, hollow)
+                entries[name] = _with_default(mine, single, theirs, default, options)
                 continue
             filler = torch.full_like(there, default) if isinstance(default, NUMBERS) else default
             a, b = (filler if a is None else a), (filler if b is None else b)
@@ -197,7 +203,7 @@ for _name in ("maximum", "minimum"):
 
 
 def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    """A container of truth values; False for things that are neither containers, tensors nor numbers."""
+    """A container of truth values; False for what is neither container, tensor nor number."""
     if isinstance(other, Node):
         return _compared_nodes(td, other, compare)
     if isinstance(other, Tensor):
@@ -224,7 +230,8 @@ def unnamed(td: Any) -> Any:
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
     if mine._batch_size != theirs._batch_size:
         raise RuntimeError(
-            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be compared"
+            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} "
+            "can't be compared"
         )
     pairs = mine._pairs(theirs)
     if len(pairs) != 1 or pairs[0][0] is not mine:
@@ -280,7 +287,8 @@ class Pointwise:
         """`self + value * other1 * other2`, leaf by leaf.
 
         >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.ones(2)).addcmul(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)), value=3)["a"]
+        >>> one = TensorDict(a=torch.ones(2))
+        >>> one.addcmul(one, one, value=3)["a"]
         tensor([4., 4.])
         """
         return _ternary(self, "addcmul", other1, other2, value=value)
@@ -289,7 +297,8 @@ class Pointwise:
         """`addcmul` in place.
 
         >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.ones(2)).addcmul_(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)))["a"]
+        >>> one = TensorDict(a=torch.ones(2))
+        >>> one.clone().addcmul_(one, one)["a"]
         tensor([2., 2.])
         """
         return _ternary_(self, "addcmul", other1, other2, value=value)
@@ -298,7 +307,8 @@ class Pointwise:
         """`self + value * other1 / other2`, leaf by leaf.
 
         >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.ones(2)).addcdiv(TensorDict(a=torch.ones(2)), TensorDict(a=torch.full((2,), 2.0)))["a"]
+        >>> one = TensorDict(a=torch.ones(2))
+        >>> one.addcdiv(one, one * 2)["a"]
         tensor([1.5000, 1.5000])
         """
         return _ternary(self, "addcdiv", other1, other2, value=value)
@@ -307,7 +317,8 @@ class Pointwise:
         """`addcdiv` in place.
 
         >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.ones(2)).addcdiv_(TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(2)))["a"]
+        >>> one = TensorDict(a=torch.ones(2))
+        >>> one.clone().addcdiv_(one, one)["a"]
         tensor([2., 2.])
         """
         return _ternary_(self, "addcdiv", other1, other2, value=value)
@@ -361,7 +372,7 @@ def _ternary_(td: Any, name: str, first: Any, second: Any, **options: Any) -> An
     return td
 
 
-# ---------------------------------------------------------------------------------------------- methods from the tables
+# ------------------------------------------------------------------------ methods from the tables
 
 
 def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -375,9 +386,15 @@ def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         each(foreach_, single_, self._leaves([]))
         return self
 
-    example = f"td = TensorDict(a=torch.tensor([0.25, 0.5]))\n>>> torch.equal(td.{name}()['a'], torch.{name}(td['a']))\nTrue"
+    example = (
+        "td = TensorDict(a=torch.tensor([0.25, 0.5]))\n"
+        f">>> torch.equal(td.{name}()['a'], torch.{name}(td['a']))\nTrue"
+    )
     yield name, _documented(method, name, f"`torch.{name}` leaf by leaf.", example)
-    example = f"td = TensorDict(a=torch.tensor([0.25, 0.5]))\n>>> torch.equal(td.clone().{name}_()['a'], td.{name}()['a'])\nTrue"
+    example = (
+        "td = TensorDict(a=torch.tensor([0.25, 0.5]))\n"
+        f">>> torch.equal(td.clone().{name}_()['a'], td.{name}()['a'])\nTrue"
+    )
     yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
 
 
@@ -411,14 +428,22 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
             return binary_(self, name, other)
 
     text = (
-        f"`torch.{name}` leaf by leaf.\n\nother: container with the same keys, tensor that broadcasts with the batch size, or number.\n"
+        f"`torch.{name}` leaf by leaf.\n\n"
+        "other: container with the same keys, tensor that broadcasts with the batch size, "
+        "or number.\n"
         "default: stands for entries that only one container has; 'intersection' leaves them out."
     )
     values = "[1, 2]" if name in PLAIN else "[1.0, 2.0]"
-    example = f"td = TensorDict(a=torch.tensor({values}))\n>>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
+    example = (
+        f"td = TensorDict(a=torch.tensor({values}))\n"
+        f">>> torch.equal(td.{name}(td)['a'], torch.{name}(td['a'], td['a']))\nTrue"
+    )
     yield name, _documented(method, name, text, example)
     if name not in PLAIN:
-        example = f"td = TensorDict(a=torch.tensor([1.0, 2.0]))\n>>> torch.equal(td.clone().{name}_(td)['a'], td.{name}(td)['a'])\nTrue"
+        example = (
+            "td = TensorDict(a=torch.tensor([1.0, 2.0]))\n"
+            f">>> torch.equal(td.clone().{name}_(td)['a'], td.{name}(td)['a'])\nTrue"
+        )
         yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
 
 
@@ -521,14 +546,10 @@ for _symbol, _target in OPERATORS.items():
         _target
     )
     setattr(Pointwise, f"__{_symbol}__", _function)
-setattr(
-    Pointwise,
+Pointwise.mod = _documented(
+    _mod,
     "mod",
-    _documented(
-        _mod,
-        "mod",
-        "`torch.remainder` leaf by leaf.",
-        "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])",
-    ),
+    "`torch.remainder` leaf by leaf.",
+    "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])",
 )
 Pointwise.__hash__ = None  # type: ignore[assignment]

@@ -1,15 +1,15 @@
-"""Containers as pytrees: `torch.utils._pytree.tree_map`, `torch.vmap`, `torch.func` and others see their leaves.
+"""Containers as pytrees: `torch.utils._pytree.tree_map`, `torch.vmap`, `torch.func` see the leaves.
 
-`torch.vmap` removes a dimension from every leaf, and adds one to every result, without telling the container. The change in
-the number of dimensions of the leaves says by how much the batch size has changed; the leading dimensions that they share are
-the new one. In `in_dims` and `out_dims`, a dimension is counted from the front: a negative one counts the leaves' own
-dimensions.
+`torch.vmap` removes a dimension from every leaf, and adds one to every result, without telling the
+container. The change in the number of dimensions of the leaves says by how much the batch size has
+changed; the leading dimensions that they share are the new one. In `in_dims` and `out_dims`, a
+dimension is counted from the front: a negative one counts the leaves' own dimensions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,25 +24,26 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Spec:
-    """What a container was, beside its leaves: enough to build it again over other leaves."""
+    """What a container was, beside its leaves: enough to build it, nested ones too, over others."""
 
-    __slots__ = ("keys", "batch_size", "device", "names", "ndims", "locked", "stack_dim")
+    __slots__ = ("keys", "below", "batch_size", "device", "names", "ndims", "locked", "stack_dim")
 
     def __init__(
         self,
         keys: list[str],
+        below: list[Any],  # for each key the Spec of the container nested there, None for a leaf
         batch_size: torch.Size,
         device: Any,
         names: list[str | None] | None,
-        ndims: list[int | None],
+        ndims: list[int | None],  # of all leaves, nested ones too; None for what is not a tensor
         locked: bool,
         stack_dim: int | None,
     ) -> None:
-        self.keys, self.batch_size, self.device, self.names = keys, batch_size, device, names
-        self.ndims, self.locked, self.stack_dim = ndims, locked, stack_dim
+        self.keys, self.below, self.batch_size, self.device = keys, below, batch_size, device
+        self.names, self.ndims, self.locked, self.stack_dim = names, ndims, locked, stack_dim
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self.keys == other.keys
+        return isinstance(other, Spec) and self.keys == other.keys and self.below == other.below
 
     def __hash__(self) -> int:
         return hash(tuple(self.keys))
@@ -50,18 +51,43 @@ class Spec:
     def __repr__(self) -> str:
         return f"Spec({self.keys}, {tuple(self.batch_size)})"
 
+    def paths(self) -> list[tuple[str, ...]]:
+        """The nested keys of all leaves."""
+        out: list[tuple[str, ...]] = []
+        for key, spec in zip(self.keys, self.below, strict=True):
+            out += [(key,)] if spec is None else [(key, *path) for path in spec.paths()]
+        return out
+
 
 def flatten(td: Any) -> tuple[list[Any], Spec]:
+    """All leaves at once: one node of the pytree for a container and those nested in it."""
+    values: list[Any] = []
+    return values, _flatten(td, values, [])
+
+
+def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
     entries = td._entries()
-    values = list(entries.values())
-    ndims = [v.dim() if isinstance(v, (Tensor, Node)) else None for v in values]
-    return values, Spec(
-        list(entries), td._batch_size, td._device, td._names, ndims, td._locked, None
-    )
+    below: list[Any] = []
+    for value in entries.values():
+        if value.__class__ is TensorDict:
+            below.append(_flatten(value, values, ndims))
+            continue
+        below.append(None)
+        values.append(value)
+        ndims.append(value.dim() if value.__class__ is Tensor or _has_dims(value) else None)
+    keys = list(entries)
+    return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
+
+
+def _has_dims(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, Node) and not value._is_data())
 
 
 def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
-    """Stacked leaves, so that `torch.vmap` can map over any dimension; the members, where shapes or keys differ."""
+    """Stacked leaves, so that `torch.vmap` can map over any dimension.
+
+    The members, where shapes or keys differ.
+    """
     if any(td._exclusive()):
         return list(td.tensordicts), Members(td.stack_dim, td._locked)
     try:
@@ -87,61 +113,75 @@ class Members:
     locked: bool
 
 
-def with_keys(flat: tuple[list[Any], Spec]) -> tuple[list[Any], Spec]:
+def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
     values, spec = flat
     if isinstance(spec, Members):
         return [(pytree.SequenceKey(i), value) for i, value in enumerate(values)], spec
-    return [
-        (pytree.MappingKey(key), value) for key, value in zip(spec.keys, values, strict=True)
-    ], spec
+    keys = [path[0] if len(path) == 1 else path for path in spec.paths()]
+    return [(pytree.MappingKey(key), value) for key, value in zip(keys, values, strict=True)], spec
 
 
 def unflatten(values: Any, spec: Spec) -> Any:
     values = list(values)
-    batch_size = batch_size_of(values, spec)
-    device = spec.device
-    if device is not None and any([isinstance(v, Tensor) and v.device != device for v in values]):
-        device = None
-    names, stack_dim = spec.names, spec.stack_dim
-    if batch_size != spec.batch_size:
-        for i, value in enumerate(values):
-            if isinstance(value, NonTensorData):
-                values[i] = value._new({}, batch_size)
-        at = changed_dims(spec.batch_size, batch_size)
-        names = (
-            moved(names, at[0], len(batch_size), None)
-            if names is not None and len(at) == 1
-            else None
-        )
-        grown = len(batch_size) > len(spec.batch_size)
-        stack_dim = place_of(stack_dim, at[0], grown) if stack_dim is not None and at else None
-    td: Any = TensorDict._make(dict(zip(spec.keys, values, strict=True)), batch_size, device, names)
-    if stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
-        td = LazyStackedTensorDict(*td.unbind(stack_dim), stack_dim=stack_dim)
-    return td.lock_() if spec.locked else td
+    size = batch_size_of(values, spec.ndims, spec.batch_size)
+    td: Any = _unflatten(iter(values), spec, len(spec.batch_size), size)
+    if spec.stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
+        at = changed_dims(spec.batch_size, td._batch_size)
+        dim: int | None = spec.stack_dim
+        if td._batch_size != spec.batch_size:
+            added = len(size or ()) > len(spec.batch_size)
+            dim = place_of(spec.stack_dim, at[0], added) if at else None
+        if dim is not None:
+            td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
+            return td.lock_() if spec.locked else td
+    return td
 
 
-def batch_size_of(values: list[Any], spec: Spec) -> torch.Size:
-    """The batch size that fits the new leaves; [] if their shapes have changed in unlike ways."""
+def _unflatten(values: Iterator[Any], spec: Spec, ndim: int, size: torch.Size | None) -> TensorDict:
+    """One container; `size` is what the first `ndim` batch dimensions became.
+
+    None if they have changed in unlike ways.
+    """
     old = spec.batch_size
+    batch_size = torch.Size() if size is None else size if len(old) == ndim else size + old[ndim:]
+    entries: dict[str, Any] = {}
+    device, names = spec.device, spec.names
+    for key, below in zip(spec.keys, spec.below, strict=True):
+        if below is not None:
+            entries[key] = _unflatten(values, below, ndim, size)
+            continue
+        value = next(values)
+        if value.__class__ is not Tensor and isinstance(value, NonTensorData):
+            value = value._new({}, batch_size) if batch_size != old else value
+        elif device is not None and isinstance(value, Tensor) and value.device != device:
+            device = None
+        entries[key] = value
+    if names is not None and batch_size != old:
+        at = changed_dims(old, batch_size)
+        names = moved(names, at[0], len(batch_size), None) if len(at) == 1 else None
+    td = TensorDict._make(entries, batch_size, device, names)
+    if spec.locked:
+        td._locked = True
+    return td
+
+
+def batch_size_of(values: list[Any], ndims: list[int | None], old: torch.Size) -> torch.Size | None:
+    """The batch size that fits the new leaves; None if their shapes have changed in unlike ways."""
     size = None
-    for value, before in zip(values, spec.ndims, strict=True):
-        if (
-            before is None
-            or not isinstance(value, (Tensor, Node))
-            or (isinstance(value, Node) and value._is_data())
-        ):
+    for value, before in zip(values, ndims, strict=True):
+        if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
             continue
         shape = value.shape
         if size is None:
-            size = shape[: max(len(old) + len(shape) - before, 0)]
-        if shape[: len(size)] != size:
-            return torch.Size()
+            delta = len(shape) - before
+            size = shape[: max(len(old) + delta, 0)]
+        if len(shape) - before != delta or shape[: len(size)] != size:
+            return None
     return old if size is None else size
 
 
 def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
-    """Where the one dimension that was added or removed can have been; nowhere if something else has changed."""
+    """Where the one dimension that was added or removed can have been; [] after other changes."""
     short, long = (old, new) if len(old) < len(new) else (new, old)
     if len(long) != len(short) + 1:
         return []
@@ -157,7 +197,7 @@ def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
 
 
 def place_of(dim: int, at: int, added: bool) -> int | None:
-    """Where a dimension is after another one was added or removed at `at`; None if it is the one removed."""
+    """Where a dimension is after one was added or removed at `at`; None if it is that one."""
     if added:
         return dim + 1 if at <= dim else dim
     return None if at == dim else dim - 1 if at < dim else dim
@@ -184,22 +224,18 @@ def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
         return [spec.stack_dim, spec.locked]
     device = None if spec.device is None else str(spec.device)
-    return [
-        spec.keys,
-        list(spec.batch_size),
-        device,
-        spec.names,
-        spec.ndims,
-        spec.locked,
-        spec.stack_dim,
-    ]
+    below = [None if child is None else _dump(child) for child in spec.below]
+    size, last = list(spec.batch_size), [spec.names, spec.ndims, spec.locked, spec.stack_dim]
+    return [spec.keys, below, size, device, *last]
 
 
 def _load(data: Any) -> Any:
     if len(data) == 2:
         return Members(*data)
-    keys, size, device, *rest = data
-    return Spec(keys, torch.Size(size), None if device is None else torch.device(device), *rest)
+    keys, below, size, device, *rest = data
+    specs = [None if child is None else _load(child) for child in below]
+    where = None if device is None else torch.device(device)
+    return Spec(keys, specs, torch.Size(size), where, *rest)
 
 
 def _register_data(cls: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sums, means and other reductions over batch dimensions, over the entries' own dimensions, or over everything."""
+"""Sums, means and other reductions: over batch dimensions, an entry's own ones, or everything."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Entries, Node
 
 _DIM_TEXT = """
-        dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of each entry if not given.
+        dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all
+            dimensions of each entry if not given.
         keepdim: keep reduced dimensions with size 1.
         reduce: reduce over all entries too and return one tensor.
 """
@@ -27,7 +28,8 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
     for d in given:
         if not -ndim <= d < ndim:
             raise IndexError(
-                f"Incompatible dim {d} for tensordict with shape {td._batch_size}: it counts batch dimensions; "
+                f"Incompatible dim {d} for tensordict with shape {td._batch_size}: "
+                "it counts batch dimensions; "
                 "dim='feature' stands for the entries' own"
             )
     return tuple([d % ndim for d in given])
@@ -89,7 +91,7 @@ def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
 
 def mapped(td: Any, fn: Callable[[Tensor], Tensor], size: torch.Size | None = None) -> Any:
     """A dense container of `fn(leaf)`, with the same batch size or all with `size`."""
-    entries = {}
+    entries: Entries = {}
     for name, value in td._entries().items():
         if not isinstance(value, Node):
             entries[name] = fn(value)
@@ -121,7 +123,8 @@ def _over_entries(
         joined = torch.cat(leaves, dims[0])
     except RuntimeError as error:
         raise RuntimeError(
-            f"reduce=True over dim={dim} joins the entries along that dimension, so their other dimensions must be equal: {error}"
+            f"reduce=True over dim={dim} joins the entries along that dimension, "
+            f"so their other dimensions must be equal: {error}"
         ) from error
     return fn(joined, dim=dims[0] if len(dims) == 1 else dims, keepdim=keep, **options)
 
@@ -362,7 +365,7 @@ class Reductions:
         return extreme(self, torch.min, torch.amin, "min", dim, keepdim, reduce, return_indices)
 
     def cummax(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Largest value so far along a batch dimension, and where it stands: a pair of `values` and `indices`.
+        """Largest value so far along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0, 2.0]), batch_size=[3]).cummax(0).values["a"]
@@ -371,7 +374,7 @@ class Reductions:
         return cumulative(self, torch.cummax, "cummax", dim, reduce, return_indices)
 
     def cummin(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Smallest value so far along a batch dimension, and where it stands: a pair of `values` and `indices`.
+        """Smallest value so far along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([3.0, 1.0, 2.0]), batch_size=[3]).cummin(0).values["a"]
@@ -410,7 +413,7 @@ class Reductions:
         return result if out is None else out.update(result)
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
-        """The logarithm of the sum of exponentials over batch dimensions, all of them if `dim` is not given.
+        """The logarithm of the sum of exponentials over batch dimensions; over all without `dim`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.zeros(4), batch_size=[4]).logsumexp(0)["a"]
@@ -437,7 +440,8 @@ def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: An
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(
-            f"dim must be greater than or equal to {-ndim} and smaller than {ndim}, the number of batch dims; got {dim}"
+            f"dim must be greater than or equal to {-ndim} and smaller than {ndim}, "
+            f"the number of batch dims; got {dim}"
         )
     return reduced(td, fn, dim, False, None)
 
@@ -482,7 +486,7 @@ def cumulative(
 
 
 def result(name: str, values: Any, indices: Any) -> Any:
-    """What the torch function of this name returns for a tensor: `values` and `indices`, here of containers."""
+    """What the torch function of this name returns, of containers: `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))
 
 

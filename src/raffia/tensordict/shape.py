@@ -27,8 +27,8 @@ def _dim(td: Any, dim: int, what: str = "") -> int:
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim}); Incompatible dim {dim} "
-            f"for tensordict with shape {td._batch_size}"
+            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], "
+            f"but got {dim}); Incompatible dim {dim} for tensordict with shape {td._batch_size}"
         )
     return dim % ndim
 
@@ -43,7 +43,7 @@ def _done(out: Any, td: Any, origin: tuple[Any, ...]) -> Any:
 
 
 def _same(td: Any) -> Any:
-    """The container itself, where nothing is to be done; a `with` statement has nothing to write back."""
+    """The container itself, where nothing is to be done; `with` has nothing to write back."""
     td._origin = ("same",)
     return td
 
@@ -54,7 +54,8 @@ _RESHAPE = ("reshape",)
 def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
     """The same tensors with another batch shape of as many rows; never a copy.
 
-    Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape` copies then).
+    Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape`
+    copies then).
     In a `with` statement, changes are written back at the end.
 
     >>> from raffia import TensorDict
@@ -81,7 +82,7 @@ def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
 
 
 def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
-    """A container with another batch shape of as many rows; copies only where a view is not possible.
+    """A container with another batch shape of as many rows; copies only where a view can't be.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(4, 3), batch_size=[4]).reshape(2, 2).batch_size
@@ -127,7 +128,7 @@ def _reshaper(op: Callable[..., Tensor], ndim: int, new: torch.Size) -> Callable
 
 
 def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -> Any:
-    """Merge the batch dimensions from `start_dim` to `end_dim` into one; all of them if neither is given.
+    """Merge the batch dimensions from `start_dim` to `end_dim` into one; without these, all.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 3, 4]).flatten(1, 2).batch_size
@@ -139,7 +140,8 @@ def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -
     end = len(td._batch_size) - 1 if end_dim is None else _dim(td, end_dim)
     if end < start:
         raise ValueError(
-            f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; flatten({end}, {start})?"
+            f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; "
+            f"flatten({end}, {start})?"
         )
     size = td._batch_size
     new = torch.Size((*size[:start], math.prod(size[start : end + 1]), *size[end + 1 :]))
@@ -169,7 +171,8 @@ def unflatten(td: Any, dim: int, unflattened_size: Any) -> Any:
         parts = _filled_in(unflattened_size, size[dim : dim + 1])
     except RuntimeError as error:
         raise RuntimeError(
-            f"unflatten: Provided sizes {list(unflattened_size)} don't multiply up to the size of dim {dim} ({size[dim]}) in the input tensor"
+            f"unflatten: Provided sizes {list(unflattened_size)} don't multiply up to "
+            f"the size of dim {dim} ({size[dim]}) in the input tensor"
         ) from error
     new = torch.Size((*size[:dim], *parts, *size[dim + 1 :]))
     names = td._names
@@ -196,7 +199,8 @@ def unsqueeze(td: Any, dim: int) -> Any:
     ndim = len(size)
     if not -ndim - 1 <= dim <= ndim:
         raise RuntimeError(
-            f"unsqueezing is allowed for dims comprised between `-td.batch_dims - 1` and `td.batch_dims` only. "
+            "unsqueezing is allowed for dims comprised between "
+            "`-td.batch_dims - 1` and `td.batch_dims` only. "
             f"Got dim={dim} with a batch size of {size}."
         )
     dim = dim % (ndim + 1)
@@ -252,7 +256,8 @@ def permute(td: Any, *dims: Any, **kwargs: Any) -> Any:
         return td
     if sorted(order) != list(range(ndim)):
         raise ValueError(
-            f"Cannot compute the permutation, got dims={list(given)} but expected a permutation of {list(range(ndim))}."
+            f"Cannot compute the permutation, got dims={list(given)} "
+            f"but expected a permutation of {list(range(ndim))}."
         )
     if order == tuple(range(ndim)):
         return _same(td)
@@ -277,7 +282,8 @@ def transpose(td: Any, dim0: int, dim1: int) -> Any:
     ndim = len(td._batch_size)
     if not (-ndim <= dim0 < ndim and -ndim <= dim1 < ndim):
         raise ValueError(
-            f"dim0 and dim1 must be within the range of the number of dimensions: got {dim0} and {dim1} for batch size {td._batch_size}"
+            "dim0 and dim1 must be within the range of the number of dimensions: "
+            f"got {dim0} and {dim1} for batch size {td._batch_size}"
         )
     dim0, dim1 = dim0 % ndim, dim1 % ndim
     if dim0 == dim1:
@@ -329,7 +335,7 @@ moveaxis = movedim
 
 
 def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
-    """A container whose batch dimensions of size 1 are repeated to `shape` without copying; -1 keeps a size.
+    """A container whose batch dimensions of size 1 are repeated, not copied; -1 keeps a size.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(1, 2), batch_size=[1]).expand(4, 3)["a"].shape
@@ -342,13 +348,15 @@ def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
     lead = len(target) - len(size)
     if lead < 0:
         raise RuntimeError(
-            f"the number of dimensions in the target ({len(target)}) must be at least that of the batch size {tuple(size)}"
+            f"the number of dimensions in the target ({len(target)}) must be at least that "
+            f"of the batch size {tuple(size)}"
         )
     new = torch.Size([size[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(target)])
     for n, mine in zip(new[lead:], size, strict=True):
         if mine != n and mine != 1:
             raise RuntimeError(
-                "Incompatible expanded shape: The expanded shape length at non-singleton dimension should be same as the "
+                "Incompatible expanded shape: "
+                "The expanded shape length at non-singleton dimension should be same as the "
                 f"original length. target_shape = {tuple(target)}, existing_shape = {size}"
             )
     names = None if td._names is None else [None] * lead + td._names
@@ -407,7 +415,8 @@ def repeat(td: Any, *repeats: Any) -> Any:
     times = _sizes(repeats)
     if len(times) != len(td._batch_size):
         raise ValueError(
-            f"repeat needs one number for each batch dimension: got {tuple(times)} for batch size {tuple(td._batch_size)}"
+            f"repeat needs one number for each batch dimension: got {tuple(times)} "
+            f"for batch size {tuple(td._batch_size)}"
         )
     ndim = len(times)
     size = torch.Size([n * k for n, k in zip(td._batch_size, times, strict=True)])
@@ -444,7 +453,7 @@ def repeat_interleave(
         if isinstance(repeats, Tensor) and repeats.numel() > 1
         else size[at] * int(repeats)
     )
-    return _mapped(td, repeated, torch.Size(size), ("repeat_interleave",), td._names)
+    return _mapped(td, repeated, torch.Size(size), ("repeat_interleave", repeats, at), td._names)
 
 
 def tile(td: Any, dims: Any) -> Any:
@@ -462,7 +471,7 @@ def tile(td: Any, dims: Any) -> Any:
 
 
 def roll(td: Any, shifts: Any, dims: Any = None) -> Any:
-    """A container whose rows are rolled along batch dimensions; without `dims`, along the flattened batch.
+    """A container whose rows are rolled along `dims`, or else along the flattened batch.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).roll(1, 0)["a"]
@@ -581,7 +590,7 @@ def atleast_3d(td: Any) -> Any:
     return unsqueeze(td, 0) if len(td._batch_size) == 2 else td
 
 
-# ---------------------------------------------------------------------------------------------- in pieces
+# ------------------------------------------------------------------------ in pieces
 
 
 def pieces(
@@ -664,7 +673,8 @@ def split(td: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, 
             raise TypeError(f"split: split_size is an int or a list of ints, got {split_size!r}")
         if sum(lengths) != total or any(n < 0 for n in lengths):
             raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {total} (input tensor's size at dimension {dim}), "
+                f"split_with_sizes expects split_sizes to sum exactly to {total} "
+                f"(input tensor's size at dimension {dim}), "
                 f"but got split_sizes={lengths}"
             )
     return _cut(td, lengths, dim)
@@ -678,7 +688,7 @@ def _cut(td: Any, lengths: list[int], dim: int) -> tuple[Any, ...]:
     for n in lengths:
         rows.append((*[slice(None)] * dim, slice(at, at + n)))
         at += n
-    out = pieces(td, lambda leaf: leaf.split(lengths, dim), len(size), sizes, rows, td._names)
+    out = td._pieces(lambda leaf: leaf.split(lengths, dim), len(size), sizes, rows, td._names)
     return tuple([part.lock_() for part in out] if td._locked else out)
 
 
@@ -700,7 +710,8 @@ def tensor_split(td: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Any, 
     """Pieces along `dim`: so many of nearly equal size, or cut at the given indices; views.
 
     >>> from raffia import TensorDict
-    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).tensor_split([1, 3])]
+    >>> td = TensorDict(a=torch.arange(5), batch_size=[5])
+    >>> [part["a"].tolist() for part in td.tensor_split([1, 3])]
     [[0], [1, 2], [3, 4]]
     """
     dim = _dim(td, dim)
@@ -725,11 +736,13 @@ def pad(td: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
     size = td._batch_size
     if len(pad_size) > 2 * len(size):
         raise RuntimeError(
-            f"The length of pad_size must be <= 2 * the number of batch dimensions: got {list(pad_size)} for batch size {tuple(size)}"
+            "The length of pad_size must be <= 2 * the number of batch dimensions: "
+            f"got {list(pad_size)} for batch size {tuple(size)}"
         )
     if len(pad_size) % 2:
         raise RuntimeError(
-            f"pad_size must have an even number of dimensions: (before, after) for each; got {list(pad_size)}"
+            "pad_size must have an even number of dimensions: (before, after) for each; "
+            f"got {list(pad_size)}"
         )
     pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
     new = torch.Size([n + sum(pairs[i]) if i < len(pairs) else n for i, n in enumerate(size)])

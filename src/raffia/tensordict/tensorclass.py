@@ -709,6 +709,9 @@ class TensorClass(TensorCollection):
     def _of_members(self, members: list[Any]) -> Any:
         return self._fitting(self._td._of_members(members))
 
+    def _apply_members(self, *args: Any) -> Any:
+        return self._again(self._td._apply_members(*args))
+
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         pairs = self._td._pairs(other)
         return [(self, other)] if len(pairs) == 1 and pairs[0][0] is self._td else pairs

@@ -1,6 +1,7 @@
-"""The container. `TensorCollection` is the table of contents: each method stands in the file that its section names.
+"""The container. `TensorCollection` is the table of contents: it names the file of each method.
 
-`TensorDict` is the container that stores its entries in one dict; it has its own way only where that is faster.
+`TensorDict` is the container that stores its entries in one dict; it has its own way only where
+that is faster.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,9 +32,6 @@ from raffia.tensordict.keys import (
     NestedKey,
     is_key,
     missing,
-    through_leaf,
-    unravel_key,
-    unravel_key_to_tuple,
 )
 from raffia.tensordict.node import Entries, Node, child_names
 
@@ -46,15 +43,11 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     """Everything that a container can do, written over the few members of `Node`."""
 
     _cache: dict[Any, Any] | None = None  # results that hold while locked
-    _parents: list[Any] | None = (
-        None  # weak references to the locked containers that this one is an entry of
-    )
+    _parents: list[Any] | None = None  # weak references to the locked containers around this one
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
-    _origin: tuple[Any, ...] | None = (
-        None  # how this came from another container, for the context manager
-    )
+    _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
     _plain: Any = None  # the class TensorDict
-    _lasting = False  # whether reading an entry twice gives the same object, so that listings can be remembered
+    _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
 
     # construction (build.py)
@@ -156,6 +149,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     tensor_split = shape.tensor_split
     chunk = shape.chunk
     unbind = shape.unbind
+    _pieces = shape.pieces
     pad = shape.pad
     atleast_1d = shape.atleast_1d
     atleast_2d = shape.atleast_2d
@@ -341,7 +335,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def batch_size(self, value: Any) -> None:
         if value is None:
             raise TypeError(
-                "the batch_size is an int or a sequence of ints, got None; [] stands for no batch dimensions"
+                "the batch_size is an int or a sequence of ints, got None; "
+                "[] stands for no batch dimensions"
             )
         self._set_batch_size(build.as_size(value))
 
@@ -402,7 +397,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            f"device cannot be assigned: td.to({str(value)!r}) gives the container on another device"
+            "device cannot be assigned: "
+            f"td.to({str(value)!r}) gives the container on another device"
         )
 
     @property
@@ -437,7 +433,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def __bool__(self) -> bool:  # type: ignore[valid-type]
         raise RuntimeError(
-            f"Converting a {type(self).__name__} to a boolean value is not permitted: it is ambiguous. "
+            f"Converting a {type(self).__name__} to a boolean value is not permitted: "
+            "it is ambiguous. "
             "Use td.is_empty(), len(td.keys()), or (td == other).all()."
         )
 
@@ -497,7 +494,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self._map(_same)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        """Write into rows; a node to be stored in place of this one, if it can't hold the result itself."""
+        """Write into rows; a node to store in place of this one, if it can't hold the result."""
         return index.set_index(self, idx, value, ndim)
 
     def _replace_str(self, name: str, value: Any) -> None:
@@ -505,7 +502,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         raise NotImplementedError
 
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
-        """This node and another one in pairs whose entries can be matched: the members, for a lazy stack."""
+        """This node and another in pairs whose entries can be matched: a lazy stack's members."""
         return [(self, other)]
 
     def _cast(self, dtype: torch.dtype) -> Any:
@@ -513,7 +510,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self._map(methodcaller("to", dtype))
 
     def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
-        """Append, for each leaf, a tensor over the batch dimensions in a form that broadcasts with it."""
+        """Append, for each leaf, the tensor over the batch dimensions in a form that broadcasts."""
         for value in self._entries().values():
             if isinstance(value, Node):
                 value._spread(tensor, out)  # type: ignore[attr-defined]
@@ -541,7 +538,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
 
 class TensorDictBase(TensorCollection):
-    """What `TensorDict`, `LazyStackedTensorDict` and `TensorDictParams` have in common: for `isinstance` tests.
+    """What `TensorDict`, `LazyStackedTensorDict` and `TensorDictParams` share, for `isinstance`.
 
     >>> isinstance(TensorDict(), TensorDictBase)
     True
@@ -558,7 +555,8 @@ class TensorDict(TensorDictBase):
     lock: lock the new container.
     Raises RuntimeError if an entry does not have the leading dimensions `batch_size`.
 
-    >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"reward": torch.ones(3)}}, batch_size=[3])
+    >>> reward = torch.ones(3)
+    >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"reward": reward}}, batch_size=[3])
     >>> td["next", "reward"].shape, td[0]["obs"].shape
     (torch.Size([3]), torch.Size([4]))
     >>> td
@@ -566,11 +564,13 @@ class TensorDict(TensorDictBase):
         fields={
             next: TensorDict(
                 fields={
-                    reward: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False)},
+                    reward: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32,
+                                   is_shared=False)},
                 batch_size=torch.Size([3]),
                 device=None,
                 is_shared=False),
-            obs: Tensor(shape=torch.Size([3, 4]), device=cpu, dtype=torch.float32, is_shared=False)},
+            obs: Tensor(shape=torch.Size([3, 4]), device=cpu, dtype=torch.float32,
+                        is_shared=False)},
         batch_size=torch.Size([3]),
         device=None,
         is_shared=False)
@@ -593,7 +593,8 @@ class TensorDict(TensorDictBase):
             source = entries
         elif entries:
             raise ValueError(
-                f"entries are given as a dict or as keywords, not both: got {type(source).__name__} and {sorted(entries)}"
+                "entries are given as a dict or as keywords, not both: "
+                f"got {type(source).__name__} and {sorted(entries)}"
             )
         self._d = {}
         self._batch_size = (
@@ -608,7 +609,8 @@ class TensorDict(TensorDictBase):
             self._fill(source._entries() if isinstance(source, Node) else source)
         else:
             raise ValueError(
-                f"a TensorDict is made from a dict or another container, got {type(source).__name__}; "
+                "a TensorDict is made from a dict or another container, "
+                f"got {type(source).__name__}; "
                 "TensorDict.from_any(obj) takes other structures"
             )
         if names is not None:
@@ -782,7 +784,8 @@ class TensorDict(TensorDictBase):
                 isinstance(value, Node) and len(value._batch_size) < ndim
             ):
                 raise RuntimeError(
-                    f"entry {name!r} has shape {value.shape}, which is incompatible with the batch-size {batch_size}; "
+                    f"entry {name!r} has shape {value.shape}, "
+                    f"which is incompatible with the batch-size {batch_size}; "
                     f"the batch_size stays {self._batch_size}"
                 )
         grown = [
@@ -809,7 +812,7 @@ class TensorDict(TensorDictBase):
                 value._set_device(device)  # type: ignore[attr-defined]
 
     def _accept(self, name: str, value: Any) -> Any:
-        """What is stored for `value`: a tensor or node with our leading dimensions, on our device."""
+        """What is stored for `value`: a tensor or node with our leading dimensions and device."""
         if not isinstance(value, (Tensor, Node)):
             value = build.as_entry(value, self, name)
         batch_size = self._batch_size
@@ -820,7 +823,8 @@ class TensorDict(TensorDictBase):
             value = build.promoted(value, batch_size, name)
         if isinstance(value, Node) and build.holds(value, self):
             raise ValueError(
-                f"a container can't hold itself: the value for key {name!r} is this container or has it nested in it"
+                f"a container can't hold itself: the value for key {name!r} is this container "
+                "or has it nested in it"
             )
         device = self._device
         if device is not None and value.device != device:
@@ -993,7 +997,7 @@ class TensorDict(TensorDictBase):
         return entries.update(self, source, clone, inplace, **options)
 
     def _merge(self, source: TensorDict) -> bool:
-        """Take over the entries of a container of the same batch size and device; False if that needs checks."""
+        """Take over the entries of a container like this one; False if that needs checks."""
         if (
             source._batch_size != self._batch_size
             or self._device is not None

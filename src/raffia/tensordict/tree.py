@@ -12,7 +12,7 @@ from raffia.tensordict.build import as_device, as_size, mismatch
 from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
 from raffia.tensordict.node import Node
 
-# ---------------------------------------------------------------------------------------------- apply
+# ------------------------------------------------------------------------ apply
 
 
 def apply(
@@ -30,23 +30,24 @@ def apply(
     is_leaf: IsLeaf | None = None,
     propagate_lock: bool = False,
 ) -> Any:
-    """The container of `fn(leaf, *leaves of the others)`; entries for which `fn` gives None are left out.
+    """The container of `fn(leaf, *leaves of the others)`; where `fn` gives None, no entry.
 
     batch_size, device, names: those of the result, if `fn` changes them.
     inplace: write the results into this container's tensors.
     default: stands for entries that one of the others does not have (else KeyError).
-    filter_empty: leave out nested containers without entries; None if nothing is left at all (the default if `fn` gave no
-        result anywhere).
+    filter_empty: leave out nested containers without entries; None if nothing is left at all (the
+        default if `fn` gave no result anywhere).
     call_on_nested: call `fn` on nested containers too, instead of descending.
     out: container that the results are written to.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=1, b=dict(c=2)).apply(lambda x, y: x + y, TensorDict(a=10, b=dict(c=20))).to_dict()
+    >>> tens = TensorDict(a=10, b=dict(c=20))
+    >>> TensorDict(a=1, b=dict(c=2)).apply(lambda x, y: x + y, tens).to_dict()
     {'a': tensor(11), 'b': {'c': tensor(22)}}
     """
     return _applied(
-        td, lambda key, *leaves: fn(*leaves), others, batch_size, device, names, inplace, default, filter_empty,
-        call_on_nested, out, is_leaf, propagate_lock,
+        td, lambda key, *leaves: fn(*leaves), others, batch_size, device, names, inplace, default,
+        filter_empty, call_on_nested, out, is_leaf, propagate_lock,
     )  # fmt: skip
 
 
@@ -80,8 +81,8 @@ def named_apply(
         else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
     )
     return _applied(
-        td, pick, others, batch_size, device, names, inplace, default, filter_empty, call_on_nested, out, is_leaf,
-        propagate_lock,
+        td, pick, others, batch_size, device, names, inplace, default, filter_empty, call_on_nested,
+        out, is_leaf, propagate_lock,
     )  # fmt: skip
 
 
@@ -102,7 +103,8 @@ def _applied(
 ) -> Any:
     if inplace and (batch_size is not None or out is not None):
         raise ValueError(
-            "apply: inplace=True keeps the batch size and writes into this container; drop batch_size and out"
+            "apply: inplace=True keeps the batch size and writes into this container; "
+            "drop batch_size and out"
         )
     size = None if batch_size is None else as_size(batch_size)
     into = out if out is not None else td if inplace else None
@@ -251,7 +253,7 @@ def map(
     num_chunks: int | None = None,
     pool: Any = None,
 ) -> Any:
-    """`fn` of consecutive pieces of the container, in worker processes, and the results joined again.
+    """`fn` of consecutive pieces of the container, in worker processes; the results are joined.
 
     dim: dimension along which the container is cut.
     num_workers: processes (default: one for each core); 0 calls `fn` in this one.
@@ -260,7 +262,8 @@ def map(
     pool: a `multiprocessing.Pool` to use.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.arange(4), batch_size=[4]).map(lambda td: td + 1, num_workers=0, chunksize=2)["a"]
+    >>> td = TensorDict(a=torch.arange(4), batch_size=[4])
+    >>> td.map(lambda piece: piece + 1, num_workers=0, chunksize=2)["a"]
     tensor([1, 2, 3, 4])
     """
     results = list(
@@ -325,7 +328,7 @@ def map_iter(
         for part in parts:
             yield fn(part)
     else:
-        seeds = torch.multiprocessing.SimpleQueue()
+        seeds: Any = torch.multiprocessing.SimpleQueue()
         for _ in range(num_workers or torch.multiprocessing.cpu_count()):
             seeds.put(int(torch.randint(2**62, (), generator=generator)))
         with torch.multiprocessing.Pool(num_workers, _seeded, (seeds,)) as workers:
@@ -348,7 +351,7 @@ def to_pytree(td: Any) -> Any:
 
 
 def _shaped(tree: Any, skeleton: Any) -> Any:
-    """Nested dicts in the form of the pytree that they came from, as far as their keys still fit."""
+    """Nested dicts in the form of the pytree they came from, as far as their keys still fit."""
     if not isinstance(tree, dict) or skeleton is None:
         return tree
     if isinstance(skeleton, dict):
@@ -360,7 +363,7 @@ def _shaped(tree: Any, skeleton: Any) -> Any:
     return type(skeleton)(*parts) if hasattr(skeleton, "_fields") else type(skeleton)(parts)
 
 
-# ---------------------------------------------------------------------------------------------- torch functions
+# ------------------------------------------------------------------------ torch functions
 
 OVERRIDES: dict[Any, Callable[..., Any]] = {}  # torch function -> what it does on containers
 
@@ -388,16 +391,21 @@ def override(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 # functions that are the method of the same name
-METHODS = """view_as_real squeeze unsqueeze permute transpose swapaxes swapdims movedim moveaxis flatten unflatten reshape
-broadcast_to repeat_interleave tile roll flip fliplr flipud rot90 narrow split tensor_split chunk unbind gather
-clone detach masked_select masked_fill where atleast_1d atleast_2d atleast_3d numel is_floating_point
-add sub rsub mul div true_divide pow maximum minimum clamp clamp_min clamp_max lerp addcmul addcdiv logical_and bitwise_and
+METHODS = """view_as_real squeeze unsqueeze permute transpose swapaxes swapdims movedim moveaxis
+flatten unflatten reshape broadcast_to repeat_interleave tile roll flip fliplr flipud rot90 narrow
+split tensor_split chunk unbind gather
+clone detach masked_select masked_fill where atleast_1d atleast_2d atleast_3d
+numel is_floating_point
+add sub rsub mul div true_divide pow maximum minimum clamp clamp_min clamp_max lerp
+addcmul addcdiv logical_and bitwise_and
 eq ne lt le gt ge
-abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round sigmoid sign
-sin sinh sqrt tan tanh trunc isnan isfinite isreal isneginf isposinf
-sum nansum mean nanmean prod std var any all amin amax min max cummin cummax norm logsumexp softmax quantile
-abs_ acos_ asin_ atan_ ceil_ cos_ cosh_ erf_ erfc_ exp_ expm1_ floor_ frac_ lgamma_ log_ log10_ log1p_ log2_ neg_
-reciprocal_ round_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_ trunc_""".split()
+abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg
+reciprocal round sigmoid sign sin sinh sqrt tan tanh trunc isnan isfinite isreal isneginf isposinf
+sum nansum mean nanmean prod std var any all amin amax min max cummin cummax
+norm logsumexp softmax quantile
+abs_ acos_ asin_ atan_ ceil_ cos_ cosh_ erf_ erfc_ exp_ expm1_ floor_ frac_ lgamma_
+log_ log10_ log1p_ log2_ neg_ reciprocal_ round_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_
+trunc_""".split()
 
 
 def _by_method(name: str) -> Callable[..., Any]:
@@ -416,9 +424,11 @@ for _name in METHODS:
         OVERRIDES[getattr(torch, _name)] = _by_method(_name)
 OVERRIDES[Tensor.split] = _by_method("split")
 
-REFLECTED = dict(add="__radd__", mul="__rmul__", sub="__rsub__", div="__rtruediv__", pow="__rpow__", bitwise_and="__rand__",
-                 bitwise_or="__ror__", bitwise_xor="__rxor__", eq="__eq__", ne="__ne__", lt="__gt__", gt="__lt__", le="__ge__",
-                 ge="__le__")  # fmt: skip
+REFLECTED = dict(
+    add="__radd__", mul="__rmul__", sub="__rsub__", div="__rtruediv__", pow="__rpow__",
+    bitwise_and="__rand__", bitwise_or="__ror__", bitwise_xor="__rxor__",
+    eq="__eq__", ne="__ne__", lt="__gt__", gt="__lt__", le="__ge__", ge="__le__",
+)  # fmt: skip
 
 
 def _operand(reflected: str) -> Callable[..., Any]:
@@ -477,7 +487,7 @@ for _function in (
 
 @override(torch.autograd.grad)
 def _autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> Any:
-    """Gradients of tensors or a container with respect to tensors or a container, in the form of `inputs`."""
+    """Gradients of tensors or a container with respect to `inputs`, and in their form."""
     given = [
         x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in (outputs, inputs, grad_outputs)
     ]
@@ -497,7 +507,8 @@ def _like(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 for _function in (
-    torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like
+    torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like,
+    torch.rand_like, torch.randn_like, torch.randint_like,
 ):  # fmt: skip
     OVERRIDES[_function] = _like(_function)
 
