@@ -1,6 +1,6 @@
 """The container: named tensors that share a batch shape."""
 
-from raffia.tensordict.disk import DamagedFileError
+from raffia.tensordict import pytrees as pytrees  # registers the containers with torch
 from raffia.tensordict.entries import default_is_leaf, is_leaf_nontensor
 from raffia.tensordict.functions import (
     assert_allclose_td,
@@ -39,7 +39,7 @@ from raffia.tensordict.lazy import (
     lazy_stack,
     maybe_dense_stack,
 )
-from raffia.tensordict.memmap import MemoryMappedTensor
+from raffia.tensordict.memmap import DamagedFileError, MemoryMappedTensor
 from raffia.tensordict.nontensor import (
     NonTensorData,
     NonTensorStack,
@@ -48,7 +48,6 @@ from raffia.tensordict.nontensor import (
     set_capture_non_tensor_stack,
     set_list_to_stack,
 )
-from raffia.tensordict import pytrees as _pytrees
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import cat, pad_sequence, stack
 from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass

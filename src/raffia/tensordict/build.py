@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
+_COUNTS: Any = (int, np.integer, torch.SymInt)
+
 
 def as_size(value: Any) -> torch.Size:
     """A batch size from an int, a sequence of ints or None."""
@@ -23,8 +25,8 @@ def as_size(value: Any) -> torch.Size:
     if kind is not list and kind is not tuple:
         if value is None:
             return torch.Size()
-        if isinstance(value, (int, np.integer, torch.SymInt)):
-            return torch.Size([value])
+        if isinstance(value, _COUNTS):
+            return torch.Size((value,))
     try:
         size = torch.Size(value)
     except TypeError:
@@ -51,7 +53,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 def as_entry(value: Any, td: Any, name: str) -> Any:
     """The tensor or node that stands for any Python value in the container `td`."""
-    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack, list_to_stack
     from raffia.tensordict.tensordict import TensorDict
 
     if isinstance(value, (Tensor, Node)):
@@ -66,7 +68,7 @@ def as_entry(value: Any, td: Any, name: str) -> Any:
         tensor = _sequence_as_tensor(value, td.device)
         if tensor is not None:
             return tensor
-        if isinstance(value, list):
+        if isinstance(value, list) and list_to_stack():
             return NonTensorStack.from_list(value, device=td.device)
     return NonTensorData(value, batch_size=td.batch_size, device=td.device)
 

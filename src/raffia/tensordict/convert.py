@@ -20,29 +20,37 @@ from raffia.tensordict.node import Node
 # ------------------------------------------------------------------------ device and dtype
 
 
-def to(td: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+def to(
+    td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwargs: Any
+) -> Any:
     """The container on another device or with another dtype; itself if nothing changes.
 
     Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`,
     `to(other)`; of another container it takes the device and, if all its entries have one dtype,
     that. In a `with` statement, changes are written back.
 
+    batch_size: that of the result.
     inplace: replace the entries of this container.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).to(torch.float64)["a"].dtype, TensorDict(a=0).to("cpu").device
     (torch.float64, device(type='cpu'))
     """
-    if len(args) == 1 and not kwargs and args[0].__class__ is torch.dtype:
+    if len(args) == 1 and not kwargs and args[0].__class__ is torch.dtype and batch_size is None:
         device, dtype, non_blocking, memory_format = None, args[0], False, None
     else:
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
-            return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)  # type: ignore[attr-defined]
+            return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
+        if batch_size is not None:
+            out = to(td, *args, **kwargs)
+            out = out.copy() if out is td else out
+            out.batch_size = batch_size
+            return out
         other = kwargs.pop("other", None)
         if other is None and args and isinstance(args[0], Node):
             other, args = args[0], args[1:]
         if isinstance(other, Node):
-            kwargs = {"device": other._device, "dtype": other.dtype, **kwargs}  # type: ignore[attr-defined]
+            kwargs = {"device": other._device, "dtype": other.dtype, **kwargs}
         elif isinstance(other, Tensor):
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
@@ -254,14 +262,31 @@ def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     return out
 
 
-def contiguous(td: Any) -> Any:
+def contiguous(td: Any, *, canonical: bool = False, inplace: bool = False) -> Any:
     """A container whose tensors are contiguous; those that are already are not copied.
+
+    canonical: copy also those with other strides in dimensions of size 1 than a fresh tensor has.
+    inplace: put the copies in the place of the tensors of this container.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, 3).t()).contiguous()["a"].is_contiguous()
     True
     """
-    return td._map(Tensor.contiguous)
+    out = td._map(_canonical if canonical else Tensor.contiguous)
+    return _replaced(td, out) if inplace else out
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    fresh = torch.empty(leaf.shape, device="meta").stride()
+    return leaf if leaf.stride() == fresh else leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _replaced(td: Any, source: Any) -> Any:
+    """Put the tensors of `source` in the place of those of `td`."""
+    for key, leaf in source.items(True, True):
+        if get(td, key) is not leaf:
+            td.set(key, leaf)
+    return td
 
 
 def is_contiguous(td: Any) -> bool:
@@ -296,14 +321,14 @@ def empty(
     if recurse:
         for name, value in td._peek().items():
             if isinstance(value, Node) and not value._is_data():
-                entries[name] = value.empty(recurse=True)  # type: ignore[attr-defined]
+                entries[name] = value.empty(recurse=True)
     out = td._new(entries, td._batch_size if batch_size is None else as_size(batch_size))
     if device is not NO_DEFAULT:
         out._set_device(None if device is None else as_device(device))
     if names is not NO_DEFAULT:
         out.names = names
-    elif batch_size is None and td._names is not None:
-        out._set_names(list(td._names))
+    elif td._names is not None and out._batch_size == td._batch_size[: len(out._batch_size)]:
+        out._set_names(list(td._names[: len(out._batch_size)]))
     return out
 
 
@@ -322,9 +347,9 @@ def to_tensordict(td: Any, *, retain_none: bool | None = None) -> Any:
             entries[name] = value.clone()
         elif value._is_data():
             if retain_none is not False or value._unwrapped() is not None:
-                entries[name] = value.clone()  # type: ignore[attr-defined]
+                entries[name] = value.clone()
         else:
-            entries[name] = value.to_tensordict(retain_none=retain_none)  # type: ignore[attr-defined]
+            entries[name] = value.to_tensordict(retain_none=retain_none)
     return td._plain._make(entries, td._batch_size, td._device, td._names)
 
 
@@ -352,9 +377,11 @@ def densify(td: Any, layout: torch.layout = torch.strided) -> Any:
     'TensorDict'
     """
     entries = {
-        name: value.densify(layout) if isinstance(value, Node) else value  # type: ignore[attr-defined]
+        name: value.densify(layout) if isinstance(value, Node) else value
         for name, value in td._entries().items()
     }
+    if all([entries[name] is value for name, value in td._entries().items()]):
+        return td
     return td._new(entries, td._batch_size, td._names)
 
 
@@ -549,12 +576,13 @@ def copy_(td: Any, tensordict: Any, non_blocking: bool = False) -> Any:
 # ------------------------------------------------------------------------ memory
 
 
-def pin_memory(td: Any, num_threads: int | None = None) -> Any:
+def pin_memory(td: Any, num_threads: int | None = None, inplace: bool = False) -> Any:
     """A copy in page-locked memory, from which copies to a GPU are faster.
 
     Where there is no GPU to pin for, the container itself.
 
     num_threads: so many threads copy.
+    inplace: put the copies in the place of the tensors of this container.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.ones(2))
@@ -566,8 +594,10 @@ def pin_memory(td: Any, num_threads: int | None = None) -> Any:
 
         with ThreadPoolExecutor(num_threads) as threads:
             leaves = list(threads.map(Tensor.pin_memory, td._leaves([])))
-        return td._rebuild(iter(leaves))
-    return td._map(Tensor.pin_memory)
+        out = td._rebuild(iter(leaves))
+    else:
+        out = td._map(Tensor.pin_memory)
+    return _replaced(td, out) if inplace else out
 
 
 def pin_memory_(td: Any, num_threads: int | None = None) -> Any:
@@ -577,10 +607,7 @@ def pin_memory_(td: Any, num_threads: int | None = None) -> Any:
     >>> TensorDict().pin_memory_().is_empty()
     True
     """
-    pinned = pin_memory(td, num_threads)
-    for key, leaf in pinned.items(True, True):
-        td.set(key, leaf)
-    return td
+    return pin_memory(td, num_threads, inplace=True)
 
 
 def share_memory_(td: Any) -> Any:
@@ -590,6 +617,10 @@ def share_memory_(td: Any) -> Any:
     >>> TensorDict(a=torch.ones(2)).share_memory_().is_shared()
     True
     """
+    if td.is_memmap():
+        raise RuntimeError(
+            "shared memory and memory-mapped files are mutually exclusive; this container is mapped"
+        )
     for leaf in td._leaves([]):
         if leaf.device.type == "cpu":
             leaf.share_memory_()
@@ -606,7 +637,7 @@ def is_shared(td: Any) -> bool:
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
     leaves = td._leaves([])
-    return bool(leaves) and all([_shared(leaf) for leaf in leaves])
+    return bool(leaves) and all([_shared(leaf) for leaf in leaves]) and not td.is_memmap()
 
 
 def _shared(leaf: Tensor) -> bool:
@@ -637,6 +668,7 @@ _ALIGN = 16  # bytes: the largest item size, complex128
 def consolidate(
     td: Any,
     *,
+    num_threads: int = 0,
     device: Any = None,
     non_blocking: bool = False,
     inplace: bool = False,
@@ -648,6 +680,7 @@ def consolidate(
 
     It takes one copy to a device, and is one block to share or to send.
 
+    num_threads: so many threads copy.
     device: where the buffer is made.
     inplace: replace the entries of this container.
     share_memory, pin_memory: where on the CPU the buffer lies.
@@ -678,9 +711,19 @@ def consolidate(
     parts = []
     for leaf, start in zip(leaves, spans, strict=True):
         size = leaf.numel() * leaf.element_size()
-        part = buffer[start : start + size].view(leaf.dtype).view(leaf.shape)
+        parts.append(buffer[start : start + size].view(leaf.dtype).view(leaf.shape))
+
+    def fill(part: Tensor, leaf: Tensor) -> None:
         part.copy_(leaf, non_blocking=non_blocking)
-        parts.append(part)
+
+    if num_threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(fill, parts, leaves))
+    else:
+        for part, leaf in zip(parts, leaves, strict=True):
+            fill(part, leaf)
     if non_blocking and where.type == "cpu":
         synchronise(td)
     out = td._rebuild(iter(parts))
@@ -827,7 +870,7 @@ def tolist(
         return td
     if tolist_first:
         return {
-            name: value.tolist() if isinstance(value, Node) else to_plain(value, convert_tensors)  # type: ignore[attr-defined]
+            name: value.tolist() if isinstance(value, Node) else to_plain(value, convert_tensors)
             for name, value in td._entries().items()
         }
     return td.to_dict(convert_tensors=convert_tensors)
@@ -851,7 +894,7 @@ def to_namedtuple(td: Any, dest_cls: Any = None) -> Any:
         if isinstance(value, Node):
             value = value._unwrapped() if value._is_data() else to_namedtuple(value)
         values[name] = value
-    cls = dest_cls or collections.namedtuple("GenericDict", list(values))  # type: ignore[misc]
+    cls = dest_cls or collections.namedtuple("GenericDict", list(values))
     return cls(**values)
 
 
@@ -869,7 +912,7 @@ def to_struct_array(td: Any) -> np.ndarray:
                 np.asarray(value._unwrapped()) if value._is_data() else to_struct_array(value)
             )
         else:
-            columns[name] = value.numpy()
+            columns[name] = value.detach().numpy()
     shape = tuple(td._batch_size)
     fields = [(name, column.dtype, column.shape[len(shape) :]) for name, column in columns.items()]
     out = np.zeros(shape, dtype=fields)

@@ -86,7 +86,9 @@ def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -
             append((name if prefix is None else (*prefix, name), value))
 
 
-def keys_list(td: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None) -> list[Any]:
+def keys_list(
+    td: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None
+) -> list[Any]:
     """The keys alone, for which the members of a lazy stack need not be stacked."""
     out: list[Any] = []
     leaf = is_leaf or default_is_leaf
@@ -129,7 +131,7 @@ class NestedView:
 
     def _list(self) -> list[Any]:
         td = self.td
-        cache = td._cache if td._locked else None  # type: ignore[attr-defined]
+        cache = td._cache if td._locked else None
         pairs = None if cache is None else cache.get(self.flags)
         if pairs is None:
             pairs = entries_list(td, *self.flags)
@@ -297,7 +299,7 @@ def get(td: Any, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> A
                 raise through_leaf(path[i - 1], node, name)
             return default
         if lazy_options and i == last:
-            value = node._get_lazy(name, **lazy_options)  # type: ignore[attr-defined]
+            value = node._get_lazy(name, **lazy_options)
         else:
             value = node._get_str(name)
         if value is None:
@@ -331,7 +333,7 @@ def contains(td: Any, key: NestedKey) -> bool:
             "a string or a tuple of strings is needed"
         )
     for name in unravel_key_to_tuple(key):
-        node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
+        node = node._peek_str(name) if isinstance(node, Node) else None
         if node is None:
             return False
     return True
@@ -409,9 +411,9 @@ def set_(td: Any, key: NestedKey, item: Any, *, non_blocking: bool = False) -> A
     dest = get(node, name, NO_DEFAULT)
     if isinstance(dest, Node):
         if dest._is_data():
-            dest._write(item)  # type: ignore[attr-defined]
+            dest._write(item)
         elif isinstance(item, (Node, Mapping)):
-            dest.update_(item, non_blocking=non_blocking)  # type: ignore[attr-defined]
+            dest.update_(item, non_blocking=non_blocking)
         else:
             raise TypeError(
                 f"entry {key!r} is a container; set_ writes a container or dict into it, "
@@ -478,6 +480,9 @@ def set_at_(td: Any, key: NestedKey, value: Any, index: Any, *, non_blocking: bo
         node.set_at_(name, value, index, non_blocking=non_blocking)
         return td
     dest = get(node, name, NO_DEFAULT)
+    if isinstance(dest, Node) and dest._is_data():
+        node._replace_str(name, dest._with_rows(index, value))
+        return td
     if isinstance(value, Tensor) and isinstance(dest, Tensor):
         value = value.to(dest.device, dest.dtype, non_blocking=non_blocking)
     try:
@@ -725,7 +730,7 @@ def merge(
     pairs = source._entries().items() if isinstance(source, Node) else source.items()
     for key, value in list(pairs):
         key = unravel_key(key)
-        mine = (
+        mine: Any = (
             td._get_str(key)
             if key.__class__ is str
             else get(td, key)
@@ -740,7 +745,10 @@ def merge(
             and isinstance(value, (Node, Mapping))
             and not (isinstance(value, Node) and value._is_data())
         ):
-            merge(mine, value, clone, inplace, non_blocking, is_leaf)
+            if type(mine) is td._plain and type(value) in (td._plain, dict):
+                merge(mine, value, clone, inplace, non_blocking, is_leaf)
+            else:
+                mine.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
             continue
         if clone and isinstance(value, (Tensor, Node)):
             value = value.clone()
@@ -802,7 +810,7 @@ def update_at_(
     for key, value in pairs:
         mine = get(td, key)
         if isinstance(mine, Node) and isinstance(value, (Node, Mapping)):
-            mine.update_at_(value, index, non_blocking=non_blocking)  # type: ignore[attr-defined]
+            mine.update_at_(value, index, non_blocking=non_blocking)
         else:
             td.set_at_(key, value, index, non_blocking=non_blocking)
     return td
@@ -831,7 +839,7 @@ def select(td: Any, *keys: NestedKey, inplace: bool = False, strict: bool = True
         if name in parts and not isinstance(value, Node) and strict:
             raise through_leaf(name, value, str(parts[name][0][0]))
         if name in parts and name not in whole and isinstance(value, Node):
-            value = value.select(*parts[name], strict=strict)  # type: ignore[attr-defined]
+            value = value.select(*parts[name], strict=strict)
         entries[name] = value
     if not inplace:
         return td._new(entries, td._batch_size, td._names)
@@ -865,7 +873,7 @@ def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
         if name in whole:
             continue
         if name in parts and isinstance(value, Node):
-            value = value.exclude(*parts[name])  # type: ignore[attr-defined]
+            value = value.exclude(*parts[name])
         entries[name] = value
     return td._new(entries, td._batch_size, td._names)
 
@@ -878,7 +886,7 @@ def grouped(keys: Iterable[NestedKey]) -> tuple[dict[str, None], dict[str, list[
         if key.__class__ is not str:
             key = unravel_key(key)
         if key.__class__ is str:
-            whole[key] = None  # type: ignore[index]
+            whole[key] = None
         else:
             parts.setdefault(key[0], []).append(key[1:])
     return whole, parts
@@ -1091,7 +1099,7 @@ def is_empty(td: Any) -> bool:
     (True, False)
     """
     for value in td._entries().values():
-        if not isinstance(value, Node) or value._is_data() or not is_empty(value):
+        if not isinstance(value, Node) or value._is_data() or not value.is_empty():
             return False
     return True
 
@@ -1156,11 +1164,11 @@ def to_dict(
         if not isinstance(value, Node):
             out[name] = converted(value, convert_tensors)
         elif value._is_data():
-            data = value._unwrapped()
+            data = value.tolist() if hasattr(value, "tensordicts") else value._unwrapped()
             if retain_none or data is not None:
                 out[name] = data
         else:
-            out[name] = value.to_dict(retain_none=retain_none, convert_tensors=convert_tensors)  # type: ignore[attr-defined]
+            out[name] = value.to_dict(retain_none=retain_none, convert_tensors=convert_tensors)
     return out
 
 
@@ -1199,7 +1207,7 @@ def depth(td: Any) -> int:
         1 + value.depth
         for value in td._entries().values()
         if isinstance(value, Node) and not value._is_data()
-    ]  # type: ignore[attr-defined]
+    ]
     return max(below, default=0)
 
 

@@ -204,13 +204,13 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     return out
 
 
-def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
+def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Any:
     """A container whose batch dimensions are longer; see `TensorDict.pad`.
 
     >>> pad(TensorDict(a=torch.ones(2), batch_size=[2]), [0, 1])["a"]
     tensor([1., 1., 0.])
     """
-    return tensordict.pad(pad_size, value)
+    return tensordict.pad(pad_size, value, inplace)
 
 
 def memmap(tensordict: Any, prefix: str | Path | None = None, **options: Any) -> Any:

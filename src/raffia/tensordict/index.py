@@ -247,7 +247,7 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
             )
         for name, mine in entries.items():
             if isinstance(mine, Node):
-                mine._set_index(index, value, ndim)  # type: ignore[attr-defined]
+                mine._set_index(index, value, ndim)
             else:
                 _set_rows(mine, index, value, name)
         return
@@ -258,7 +258,7 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
             mine = _zeros_for(td, theirs, rows_ndim, ndim)
             td._set_str(name, mine)
         if isinstance(mine, Node):
-            replaced = mine._set_index(index, theirs, ndim)  # type: ignore[attr-defined]
+            replaced = mine._set_index(index, theirs, ndim)
             if replaced is not None:
                 td._replace_str(name, replaced)
         else:
@@ -283,7 +283,7 @@ def _zeros_for(td: Any, theirs: Any, rows_ndim: int, ndim: int) -> Any:
     if not isinstance(theirs, Node):
         return theirs.new_zeros(shape)
     if theirs._is_data():
-        return theirs._filled(shape)  # type: ignore[attr-defined]
+        return theirs._filled(shape)
     return td._new({}, shape)
 
 
@@ -376,7 +376,7 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
             )
             a, b = (filler if a is None else a), (filler if b is None else b)
         if isinstance(a, Node):
-            entries[name] = a if a._is_data() else _where(a, condition, b, pad)
+            entries[name] = a._where(condition, b) if a._is_data() else _where(a, condition, b, pad)
         else:
             entries[name] = torch.where(expand_right(condition, a), a, b)
     ndim = len(td._batch_size)

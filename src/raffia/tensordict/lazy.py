@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, index, shape
+from raffia.tensordict import build, dim_names, entries, index, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -195,7 +195,10 @@ class LazyStackedTensorDict(TensorDictBase):
         for value in values:
             if not isinstance(value, Node):
                 raise self._unlike(name)
-        return lazy_stack(values, self.stack_dim)
+        stack = lazy_stack(values, self.stack_dim)
+        if self._names is not None and not stack._is_data():
+            stack.names = [*self._names, *stack.names[len(self._names) :]]
+        return stack
 
     def _unlike(self, name: str) -> RuntimeError:
         shapes = [_member_shape(td, name) for td in self.tensordicts]
@@ -309,9 +312,7 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> lazy_stack([TensorDict(), TensorDict()]).is_empty()
         True
         """
-        return not any(
-            [not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()]  # type: ignore[attr-defined]
-        )
+        return not any([not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()])
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """The shape of the entry under `key`, with -1 for dimensions that differ.
@@ -320,9 +321,7 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td.get_item_shape("a")
         torch.Size([2, -1])
         """
-        path = unravel_key_to_tuple(key)
-        node = self if len(path) == 1 else entries.get(self, path[:-1], NO_DEFAULT)
-        found = _member_shape(node, path[-1])
+        found = _member_shape(*entries.holder(self, key))
         if found is None:
             raise_missing(key, self)
         return found
@@ -483,7 +482,10 @@ class LazyStackedTensorDict(TensorDictBase):
             if isinstance(entries.get(td, key), Node):
                 break
         else:
-            self.select(key)[index] = value
+            try:
+                self.select(key)[index] = value
+            except RuntimeError as error:
+                raise RuntimeError(f"cannot write into rows of entry {key!r}: {error}") from error
             return self
         entry = entries.get(self, key)
         entry[index] = value
@@ -548,12 +550,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(value, Mapping) or (isinstance(value, Node) and not value._is_data()):
             node: Any = self
             for name in unravel_key_to_tuple(key):
-                node = node._peek_str(name) if isinstance(node, Node) else None  # type: ignore[attr-defined]
+                node = node._peek_str(name) if isinstance(node, Node) else None
             if isinstance(node, Node) and not node._is_data():
-                node.update(value, clone, inplace, **known)  # type: ignore[attr-defined]
+                node.update(value, clone, inplace, **known)
                 return
         if clone and isinstance(value, (Tensor, Node)):
-            value = value.clone()  # type: ignore[union-attr]
+            value = value.clone()
         if inplace and entries.contains(self, key):
             self.set_(key, value)
         else:
@@ -643,7 +645,7 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([1, 2, 3])
         """
         if isinstance(tensordicts, Node):
-            tensordicts = tensordicts.unbind(self.stack_dim)  # type: ignore[attr-defined]
+            tensordicts = tensordicts.unbind(self.stack_dim)
         for tensordict in list(tensordicts):
             self.append(tensordict)
 
@@ -713,10 +715,10 @@ class LazyStackedTensorDict(TensorDictBase):
             mine = None
         for td in self.tensordicts:
             if td._names != mine:
-                td._set_names(mine)
+                dim_names.store(td, mine)
 
     def _named_children(self) -> list[Any]:
-        return [child for td in self.tensordicts for child in td._named_children()]
+        return []
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
@@ -1039,7 +1041,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return None
         if isinstance(value, Node):
             if plan.kind == "rows":
-                parts: Sequence[Any] = value.unbind(plan.dim) if plan.rows else ()  # type: ignore[attr-defined]
+                parts: Sequence[Any] = value.unbind(plan.dim) if plan.rows else ()
             else:
                 lead, cells = (_ALL,) * plan.dim, itertools.product(*[range(n) for n in plan.grid])
                 given = len(value._batch_size)
@@ -1152,7 +1154,7 @@ class LazyStackedTensorDict(TensorDictBase):
         'TensorDict'
         """
         out = {
-            name: value.contiguous() if isinstance(value, Node) else value  # type: ignore[attr-defined]
+            name: value.contiguous() if isinstance(value, Node) else value
             for name, value in self._entries().items()
         }
         return TensorDict._make(out, self._batch_size, self._device, self._names)
@@ -1175,7 +1177,7 @@ class LazyStackedTensorDict(TensorDictBase):
         out: Entries = {}
         for name, value in self._peek().items():
             if isinstance(value, Node):
-                out[name] = value if value._is_data() else value.densify(layout)  # type: ignore[attr-defined]
+                out[name] = value if value._is_data() else value.densify(layout)
                 continue
             try:
                 out[name] = self._get_str(name)
@@ -1274,10 +1276,8 @@ class _Keys(KeysView):
 
     __slots__ = ()
 
-    def _list(self) -> list[Any]:
-        if any(self.flags):
-            return super()._list()
-        return [(name, None) for name in self.td._shared()]  # type: ignore[attr-defined]
+    def _names(self) -> list[Any]:
+        return super()._names() if any(self.flags) else self.td._shared()  # type: ignore[attr-defined]
 
 
 class _Plan:

@@ -102,6 +102,7 @@ def _unlock(node: Any) -> None:
     if node._parents is not None:
         node._parents = None
     node._cache = None
+    node.__dict__.pop("_mapped_to", None)
     kids, node._kids = node._kids, None
     for child in node._children() if kids is None else kids:
         _unlock(child)

@@ -55,7 +55,7 @@ def from_module(
 
 def _tree(plain: Any, module: Any, filter_empty: bool) -> Entries:
     if isinstance(module, Node):
-        return dict(module._shallow()._entries())  # type: ignore[attr-defined]
+        return dict(module._shallow()._entries())
     entries: Entries = {name: p for name, p in module._parameters.items() if p is not None}
     for name, buffer in module._buffers.items():
         if buffer is not None:
@@ -186,8 +186,9 @@ def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
         for name, value in nodes[0]._entries().items():
             values = [node._get_str(name) for node in nodes]
             if isinstance(value, Node):
-                visit(values, below := {})
-                out[name] = value._plain._make(below, size + value._batch_size)  # type: ignore[attr-defined]
+                below: Entries = {}
+                visit(values, below)
+                out[name] = value._plain._make(below, size + value._batch_size)
             else:
                 out[name] = _stack_leaves(values, False, name)
 
@@ -363,8 +364,9 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
         )
     if value.requires_grad or not isinstance(was, nn.Parameter):
         return value
+    plain = value if value.__class__ is Tensor else value.detach()  # also of a memory-mapped one
     return nn.Parameter(
-        value, was.requires_grad and (value.is_floating_point() or value.is_complex())
+        plain, was.requires_grad and (value.is_floating_point() or value.is_complex())
     )
 
 

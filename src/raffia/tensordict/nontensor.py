@@ -191,7 +191,7 @@ class NonTensorData(TensorCollection):
         """
         return self._like(batch_size)
 
-    def _where(self, condition: Tensor, other: Any) -> Any:
+    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         return where(condition, self, other)
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
@@ -487,7 +487,7 @@ class NonTensorStack(LazyStackedTensorDict):
         """
         return self._new({}, batch_size)
 
-    def _where(self, condition: Tensor, other: Any) -> Any:
+    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         return where(condition, self, other)
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
@@ -693,7 +693,7 @@ def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
     if not (isinstance(other, Node) and other._is_data()):
         return NotImplemented
     equal, size = compare is operator.eq, mine._batch_size
-    theirs: Any = other if other._batch_size == size else other.expand(size)  # type: ignore[attr-defined]
+    theirs: Any = other if other._batch_size == size else other.expand(size)
     if isinstance(mine, NonTensorData) and isinstance(theirs, NonTensorData):
         return torch.full(size, same(mine._data, theirs._data) is equal)
     pairs = zip(flat(mine.tolist(), len(size)), flat(theirs.tolist(), len(size)), strict=True)
@@ -728,7 +728,7 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
     choices = zip(
         mask.reshape(-1).tolist(),
         flat(mine.tolist(), len(size)),
-        flat(other.tolist(), len(size)),  # type: ignore[attr-defined]
+        flat(other.tolist(), len(size)),
         strict=True,
     )
     return _shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)

@@ -18,7 +18,7 @@ _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_n
 set_non_tensor cat_tensors stack_tensors separates filter_empty_""".split()
 
 
-class TensorDictParams(TensorDictBase, nn.Module):
+class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type`: the container's
     """A container that is an `nn.Module`: floating point tensors are parameters, others buffers.
 
     parameters: container or dict; or give the entries as keywords.
@@ -33,6 +33,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
     """
+
+    _tree: TensorDict
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             parameters = parameters._tree
         if isinstance(parameters, Node):
             _refuse_lazy(parameters)
-            parameters = parameters._shallow()  # type: ignore[attr-defined]
+            parameters = parameters._shallow()
         source = parameters if type(parameters) is TensorDict else TensorDict(parameters)
         self._no_convert = no_convert
         self._hooks: list[Callable[[Any, Any], Any]] = []
@@ -188,7 +190,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
                         f"{type(self).__name__} has no entry {name!r}; it has {list(mine.keys())}"
                     )
                 if isinstance(value, Node):
-                    visit(was, value, below := {})
+                    below: Entries = {}
+                    visit(was, value, below)
                     out[name] = TensorDict._make(below, was._batch_size)
                 else:
                     undo.append((mine._d, name, was))
@@ -240,7 +243,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         prefix: str = "",
         keep_vars: bool = False,
         **kwargs: Any,
-    ) -> Any:  # type: ignore[override]
+    ) -> Any:
         """The parameters and buffers by name, as `nn.Module.state_dict` gives them.
 
         >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
@@ -334,7 +337,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         """
         return self._renewed(lambda leaf: leaf.detach().clone()) if recurse else self._shallow()
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def to(self, *args: Any, **kwargs: Any) -> Any:
         """A copy on another device or with another dtype; see `TensorDict.to`.
 
         >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype

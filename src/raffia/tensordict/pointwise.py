@@ -29,7 +29,7 @@ OPERATORS = dict(  # operator -> method; those marked with r swap their operands
     floordiv="floordiv", iadd="add_", isub="sub_", imul="mul_", itruediv="div_", ipow="pow_",
 )  # fmt: skip
 LOGIC = dict(xor=operator.xor, or_=operator.or_, and_=operator.and_)
-NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+NUMBERS: Any = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def each(
@@ -57,7 +57,7 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
 
     exact: KeyError also if `theirs` has keys that `mine` has not.
     """
-    for a, b in mine._pairs(theirs):  # type: ignore[attr-defined]
+    for a, b in mine._pairs(theirs):
         if a is not mine:
             paired(a, b, out, exact)
             continue
@@ -245,8 +245,7 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
         if not isinstance(a, Node):
             entries[name] = compare(a, b)
         elif a._is_data():
-            same = compare(a._unwrapped(), b._unwrapped() if isinstance(b, Node) else b)
-            entries[name] = torch.full(a._batch_size, bool(same))
+            entries[name] = a._compared(b, compare)
         else:
             entries[name] = _compared_nodes(a, b, compare)
     return mine._new(entries, mine._batch_size)
@@ -342,6 +341,15 @@ class Pointwise:
         if max is not None:
             result = binary(result, "clamp_max", max)
         return result if out is None else out.update_(result)
+
+    def mod(self, other: Any) -> Any:
+        """`torch.remainder` leaf by leaf.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.tensor([5.0])).mod(3)["a"]
+        tensor([2.])
+        """
+        return binary(self, "mod", other)
 
     def __invert__(self) -> Any:
         """Not, leaf by leaf.
@@ -520,10 +528,6 @@ def _operator(method_name: str) -> Callable[..., Any]:
     return method
 
 
-def _mod(self: Any, other: Any) -> Any:
-    return binary(self, "mod", other)
-
-
 def _rdiv(self: Any, other: Any) -> Any:
     return binary(self.reciprocal(), "mul", other)
 
@@ -546,10 +550,4 @@ for _symbol, _target in OPERATORS.items():
         _target
     )
     setattr(Pointwise, f"__{_symbol}__", _function)
-Pointwise.mod = _documented(
-    _mod,
-    "mod",
-    "`torch.remainder` leaf by leaf.",
-    "TensorDict(a=torch.tensor([5.0])).mod(3)['a']\ntensor([2.])",
-)
 Pointwise.__hash__ = None  # type: ignore[assignment]

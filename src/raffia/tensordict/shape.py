@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_size
+from raffia.tensordict.entries import locked_error
 from raffia.tensordict.node import Entries, Node
 
 Names = list[str | None] | None
@@ -48,6 +49,29 @@ def _same(td: Any) -> Any:
     return td
 
 
+def _into(td: Any, made: Any, what: str) -> Any:
+    """Take over the entries and batch sizes of `made`; nested containers stay the same objects."""
+    if td._locked:
+        raise locked_error(td)
+    pairs: list[tuple[Any, Any]] = [(td, made)]
+    for node, source in pairs:  # grows on the way
+        if type(node) is not td._plain:
+            raise NotImplementedError(
+                f"{what}(inplace=True) is not possible with a {type(node).__name__}; "
+                f"td = td.{what}(...) makes a new container"
+            )
+        for name, value in node._entries().items():
+            if isinstance(value, Node) and not value._is_data():
+                theirs = source._get_str(name)
+                pairs.append((getattr(value, "_td", value), getattr(theirs, "_td", theirs)))
+    for node, source in pairs:
+        for name, value in node._entries().items():
+            if not isinstance(value, Node) or value._is_data():
+                node._replace_str(name, source._get_str(name))
+        node._batch_size, node._names = source._batch_size, source._names
+    return td
+
+
 _RESHAPE = ("reshape",)
 
 
@@ -64,7 +88,7 @@ def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
     """
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         return td._map(lambda leaf: leaf.view(shape[0]))
-    given = _sizes(shape) if shape else size if size is not None else batch_size
+    given = size if size is not None else batch_size if batch_size is not None else _sizes(shape)
     new = _filled_in(given, td._batch_size)
     if new == td._batch_size:
         return _same(td)
@@ -88,7 +112,7 @@ def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
     >>> TensorDict(a=torch.zeros(4, 3), batch_size=[4]).reshape(2, 2).batch_size
     torch.Size([2, 2])
     """
-    new = _filled_in(_sizes(shape) if shape else size, td._batch_size)
+    new = _filled_in(_sizes(shape) if size is None else size, td._batch_size)
     if new == td._batch_size:
         return _same(td)
     return _done(
@@ -106,8 +130,6 @@ def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
 
 def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
     """The shape with -1 replaced by what is left."""
-    if shape is None:
-        raise TypeError("a shape is needed, such as td.view(2, -1)")
     shape = tuple(shape) if not isinstance(shape, int) else (shape,)
     rows = math.prod(batch_size)
     unknown = [i for i, n in enumerate(shape) if isinstance(n, int) and n < 0]
@@ -127,13 +149,19 @@ def _reshaper(op: Callable[..., Tensor], ndim: int, new: torch.Size) -> Callable
     return lambda leaf: op(leaf, (*new, *leaf.shape[ndim:]))
 
 
-def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -> Any:
+def flatten(
+    td: Any, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+) -> Any:
     """Merge the batch dimensions from `start_dim` to `end_dim` into one; without these, all.
+
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 3, 4]).flatten(1, 2).batch_size
     torch.Size([2, 12])
     """
+    if inplace:
+        return _into(td, flatten(td, start_dim, end_dim), "flatten")
     if not td._batch_size:
         return _done(unsqueeze(td, 0), td, _RESHAPE)
     start = 0 if start_dim is None else _dim(td, start_dim)
@@ -156,15 +184,18 @@ def flatten(td: Any, start_dim: int | None = None, end_dim: int | None = None) -
     return _done(out, td, _RESHAPE)
 
 
-def unflatten(td: Any, dim: int, unflattened_size: Any) -> Any:
+def unflatten(td: Any, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Any:
     """Split a batch dimension into several.
 
     unflattened_size: their sizes, one of which may be -1.
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 12]).unflatten(1, (3, -1)).batch_size
     torch.Size([2, 3, 4])
     """
+    if inplace:
+        return _into(td, unflatten(td, dim, unflattened_size), "unflatten")
     dim = _dim(td, dim)
     size = td._batch_size
     try:
@@ -249,7 +280,7 @@ def permute(td: Any, *dims: Any, **kwargs: Any) -> Any:
     >>> TensorDict(batch_size=[2, 3, 4]).permute(2, 0, 1).batch_size
     torch.Size([4, 2, 3])
     """
-    given = _sizes(dims) if dims else tuple(kwargs["dims"])
+    given = _sizes(dims or tuple(kwargs.values()))
     ndim = len(td._batch_size)
     order = tuple([d + ndim if d < 0 else d for d in given])
     if len(order) == 0 and ndim == 0:
@@ -405,13 +436,17 @@ def _mapped(
     return out.lock_() if td._locked else out
 
 
-def repeat(td: Any, *repeats: Any) -> Any:
+def repeat(td: Any, *repeats: Any, inplace: bool = False) -> Any:
     """A container with its rows repeated, so many times along each batch dimension; copies.
+
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).repeat(2)["a"]
     tensor([1, 2, 1, 2])
     """
+    if inplace:
+        return _into(td, repeat(td, *repeats), "repeat")
     times = _sizes(repeats)
     if len(times) != len(td._batch_size):
         raise ValueError(
@@ -430,14 +465,26 @@ def repeat(td: Any, *repeats: Any) -> Any:
 
 
 def repeat_interleave(
-    td: Any, repeats: Tensor | int, dim: int | None = None, *, output_size: int | None = None
+    td: Any,
+    repeats: Tensor | int,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+    inplace: bool = False,
 ) -> Any:
-    """A container with each row along `dim` repeated in place; `dim=None` flattens the batch first.
+    """A container with each row along `dim` repeated; `dim=None` flattens the batch first.
+
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).repeat_interleave(2, dim=0)["a"]
     tensor([1, 1, 2, 2])
     """
+    if inplace:
+        made = repeat_interleave(td, repeats, dim, output_size=output_size)
+        return _into(td, made, "repeat_interleave")
+    if not td._batch_size:
+        td = unsqueeze(td, 0)
     if dim is None:
         if len(td._batch_size) > 1:
             return repeat_interleave(reshape(td, -1), repeats, 0, output_size=output_size)
@@ -470,17 +517,22 @@ def tile(td: Any, dims: Any) -> Any:
     return repeat(td, *[1] * (ndim - len(times)), *times)
 
 
-def roll(td: Any, shifts: Any, dims: Any = None) -> Any:
+def roll(td: Any, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Any:
     """A container whose rows are rolled along `dims`, or else along the flattened batch.
+
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).roll(1, 0)["a"]
     tensor([2, 0, 1])
     """
+    if inplace:
+        return _into(td, roll(td, shifts, dims), "roll")
     if dims is None:
         if len(td._batch_size) == 1:
             return roll(td, shifts, 0)
-        return reshape(roll(reshape(td, -1), shifts, 0), *td._batch_size)
+        out = reshape(roll(reshape(td, -1), shifts, 0), td._batch_size)
+        return out.refine_names(*td._names) if td._names is not None else out
     at = tuple([_dim(td, d) for d in ([dims] if isinstance(dims, int) else dims)])
     by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     return _mapped(
@@ -724,15 +776,18 @@ def tensor_split(td: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Any, 
     return tuple([td[(*lead, slice(a, b))] for a, b in zip(bounds, bounds[1:], strict=False)])
 
 
-def pad(td: Any, pad_size: Sequence[int], value: float = 0.0) -> Any:
+def pad(td: Any, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Any:
     """A container whose batch dimensions are longer, filled up with `value`.
 
     pad_size: rows before and after, for the first dimension, then the second, and so on.
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).pad([1, 0])["a"]
     tensor([0., 1., 1.])
     """
+    if inplace:
+        return _into(td, pad(td, pad_size, value), "pad")
     size = td._batch_size
     if len(pad_size) > 2 * len(size):
         raise RuntimeError(

@@ -6,9 +6,9 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,26 @@ from raffia.tensordict.node import Entries, Node, child_names
 
 _new_object = object.__new__
 Parameter = nn.Parameter
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Give a method the docstring of the function that it is a faster way of."""
+
+    def documented(method: Method) -> Method:
+        method.__doc__ = function.__doc__
+        return method
+
+    return documented
 
 
 class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
-    """Everything that a container can do, written over the few members of `Node`."""
+    """Everything that a container can do, written over the few members of `Node`.
+
+    >>> from raffia import NonTensorData
+    >>> isinstance(TensorDict(), TensorCollection), isinstance(NonTensorData("a"), TensorCollection)
+    (True, True)
+    """
 
     _cache: dict[Any, Any] | None = None  # results that hold while locked
     _parents: list[Any] | None = None  # weak references to the locked containers around this one
@@ -274,7 +290,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     # stacking (stack.py, lazy.py)
     @classmethod
-    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def stack(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
         """Stack containers along a new batch dimension; see `raffia.stack`.
 
         >>> TensorDict.stack([TensorDict(a=1), TensorDict(a=2)])["a"]
@@ -283,7 +299,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return torch.stack(input, dim, out=out)
 
     @classmethod
-    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def cat(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
         """Concatenate containers along a batch dimension; see `raffia.cat`.
 
         >>> TensorDict.cat([TensorDict(a=[1], batch_size=[1])] * 2)["a"]
@@ -431,7 +447,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def __hash__(self) -> int:
         raise TypeError(f"unhashable type: {type(self).__name__!r}")
 
-    def __bool__(self) -> bool:  # type: ignore[valid-type]
+    def __bool__(self) -> bool:
         raise RuntimeError(
             f"Converting a {type(self).__name__} to a boolean value is not permitted: "
             "it is ambiguous. "
@@ -513,7 +529,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         """Append, for each leaf, the tensor over the batch dimensions in a form that broadcasts."""
         for value in self._entries().values():
             if isinstance(value, Node):
-                value._spread(tensor, out)  # type: ignore[attr-defined]
+                value._spread(tensor, out)
             else:
                 out.append(index.expand_right(tensor, value))
         return out
@@ -695,7 +711,7 @@ class TensorDict(TensorDictBase):
         ]  # what a tensorclass wraps
 
     def _shallow(self) -> TensorDict:
-        entries = {k: v._shallow() if isinstance(v, Node) else v for k, v in self._d.items()}  # type: ignore[attr-defined]
+        entries = {k: v._shallow() if isinstance(v, Node) else v for k, v in self._d.items()}
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = self._batch_size
@@ -796,10 +812,10 @@ class TensorDict(TensorDictBase):
         before = [v._batch_size for v in grown]
         try:
             for value in grown:
-                value._set_batch_size(batch_size)  # type: ignore[attr-defined]
+                value._set_batch_size(batch_size)
         except RuntimeError:
             for value, size in zip(grown, before, strict=True):
-                value._set_batch_size(size)  # type: ignore[attr-defined]
+                value._set_batch_size(size)
             raise
         if self._names is not None:
             self._names = (self._names + [None] * ndim)[:ndim]
@@ -809,7 +825,7 @@ class TensorDict(TensorDictBase):
         self._device = device
         for value in self._d.values():
             if isinstance(value, Node):
-                value._set_device(device)  # type: ignore[attr-defined]
+                value._set_device(device)
 
     def _accept(self, name: str, value: Any) -> Any:
         """What is stored for `value`: a tensor or node with our leading dimensions and device."""
@@ -842,6 +858,7 @@ class TensorDict(TensorDictBase):
     # -- own ways, because they are hot
 
     def __getitem__(self, idx: Any) -> Any:
+        """Read an entry by key, or rows by index."""
         if idx.__class__ is str:
             try:
                 value = self._d[idx]
@@ -861,6 +878,7 @@ class TensorDict(TensorDictBase):
         return index.getitem(self, idx)
 
     def __setitem__(self, idx: Any, value: Any) -> None:
+        """Write an entry by key, or rows by index."""
         if idx.__class__ is str:
             if not self._locked and value.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
@@ -874,32 +892,34 @@ class TensorDict(TensorDictBase):
                 node: Any = self
                 for name in idx[:-1]:
                     node = node._d[name]
-                node._entries
+                put = node.set
             except (KeyError, AttributeError, TypeError):
                 self.set(idx, value)
             else:
-                node.set(idx[-1], value)
+                put(idx[-1], value)
         elif is_key(idx):
             self.set(idx, value)
         else:
             index.setitem(self, idx, value)
 
+    @_documented_as(entries.get)
     def get(self, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> Any:
         if key.__class__ is str and not lazy_options:
-            value = self._d.get(key)  # type: ignore[arg-type]
+            value = self._d.get(key)
             if value is None and default is not UNSET:
                 return entries.get(self, key, default)
             return value
         if key.__class__ is tuple and key and not lazy_options:
             try:
-                value: Any = self
+                found: Any = self
                 for name in key:
-                    value = value._d[name]
-                return value
+                    found = found._d[name]
+                return found
             except (KeyError, AttributeError, TypeError):
                 pass
         return entries.get(self, key, default, **lazy_options)
 
+    @_documented_as(entries.set)
     def set(
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
     ) -> TensorDict:
@@ -910,16 +930,16 @@ class TensorDict(TensorDictBase):
                 batch_size = self._batch_size
                 if batch_size and item.shape[: len(batch_size)] != batch_size:
                     raise build.mismatch(batch_size, item, key)
-                self._d[key] = item  # type: ignore[index]
+                self._d[key] = item
             else:
-                self._set_str(key, item)  # type: ignore[arg-type]
+                self._set_str(key, item)
             return self
         if key.__class__ is tuple and key:
             try:  # the levels are there
                 node: Any = self
                 for name in key[:-1]:
                     node = node._d[name]
-                store, last = node._d, key[-1]
+                _, last = node._d, key[-1]
             except (KeyError, AttributeError, TypeError):
                 return entries.set(self, key, item)
             if last.__class__ is str:
@@ -927,9 +947,10 @@ class TensorDict(TensorDictBase):
                 return self
         return entries.set(self, key, item)
 
+    @_documented_as(entries.set_)
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> TensorDict:
         if key.__class__ is str and item.__class__ is Tensor:
-            dest = self._d.get(key)  # type: ignore[arg-type]
+            dest = self._d.get(key)
             if dest.__class__ is Tensor:
                 entries.write(dest, item, key, non_blocking)
                 return self
@@ -938,9 +959,10 @@ class TensorDict(TensorDictBase):
     def _cast(self, dtype: torch.dtype) -> TensorDict:
         made = {
             k: v._cast(dtype) if isinstance(v, Node) else v.to(dtype) for k, v in self._d.items()
-        }  # type: ignore[attr-defined]
+        }
         return self._new(made, self._batch_size, self._names)
 
+    @_documented_as(entries.keys)
     def keys(
         self,
         include_nested: bool = False,
@@ -953,6 +975,7 @@ class TensorDict(TensorDictBase):
             return self._d.keys()
         return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
 
+    @_documented_as(entries.values)
     def values(
         self,
         include_nested: bool = False,
@@ -965,6 +988,7 @@ class TensorDict(TensorDictBase):
             return self._d.values()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
 
+    @_documented_as(entries.items)
     def items(
         self,
         include_nested: bool = False,
@@ -977,6 +1001,7 @@ class TensorDict(TensorDictBase):
             return self._d.items()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
 
+    @_documented_as(entries.update)
     def update(
         self,
         input_dict_or_td: Any = None,
@@ -1020,12 +1045,6 @@ class TensorDict(TensorDictBase):
             else:
                 mine[name] = value
         return True
-
-    for _method in (__getitem__, __setitem__):
-        _method.__doc__ = "Read or write an entry by key, or rows by index."
-    for _method in (get, set, set_, keys, values, items, update):
-        _method.__doc__ = getattr(entries, _method.__name__).__doc__
-    del _method
 
 
 TensorCollection._plain = TensorDict

@@ -188,9 +188,13 @@ class _Apply:
             theirs = [self.entry(other, name) for other in others] if others else ()
             if isinstance(value, Node) and not (is_leaf is not None and is_leaf(type(value))):
                 if value._is_data():
-                    entries[name] = value if self.size is None else value.empty_like(self.size)  # type: ignore[attr-defined]
+                    entries[name] = value if self.size is None else value.empty_like(self.size)
                     continue
-                result = self.node(value, tuple(theirs), (*prefix, name))
+                below = (*prefix, name)
+                if self.size is None and value._member_wise(tuple(theirs), self.default):
+                    result = value._apply_members(self, tuple(theirs), below)
+                else:
+                    result = self.node(value, tuple(theirs), below)
             else:
                 result = fn((*prefix, name) if prefix else name, value, *theirs)
             if result is None:
@@ -448,7 +452,7 @@ OVERRIDES[torch.nn.functional.pad] = OVERRIDES[torch.constant_pad_nd] = _by_meth
 @override(torch.where)
 def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any:
     if isinstance(input, Node):
-        return input.where(condition, other, out=out)  # type: ignore[attr-defined]
+        return input.where(condition, other, out=out)
     return other.where(~condition, input, out=out)
 
 
