@@ -143,13 +143,13 @@ def test_test_runs_every_check_and_passes_arguments_to_pytest(checkout):
         "-m ruff check .",
         "-m ruff format --check .",
         "-m mypy",
-        "-m pytest -k a and b -x",
+        "-m pytest -n auto -k a and b -x",
     ]
 
 
 def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
     result = checkout.run("test", STUB_MYPY_FAILS="1")
-    assert checkout.asked[-1] == "-m pytest"
+    assert checkout.asked[-1] == "-m pytest -n auto"
     assert result.returncode == 1
     assert result.stderr == "failed: [mypy]\n"
 

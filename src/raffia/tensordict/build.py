@@ -125,18 +125,21 @@ def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
     return copy
 
 
-def common_size(td: Any, batch_dims: int | None) -> torch.Size:
-    """The longest leading dimensions that all entries share, at most `batch_dims` of them."""
+def common_size(td: Any, batch_dims: int | None) -> torch.Size | None:
+    """The longest leading dimensions that all entries share, at most `batch_dims` of them.
+
+    None if there are no entries to ask.
+    """
     size: Any = None
     for value in td._entries().values():
-        if isinstance(value, Node) and not value._is_data():
-            shape = common_size(value, batch_dims)
-            if not value._entries():
-                continue
+        if hasattr(value, "stack_dim"):
+            shape: Any = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
-            continue
+            shape = None if value._is_data() else common_size(value, batch_dims)
         else:
             shape = value.shape
+        if shape is None:
+            continue
         if batch_dims is not None:
             shape = shape[:batch_dims]
         if size is None:
@@ -146,13 +149,15 @@ def common_size(td: Any, batch_dims: int | None) -> torch.Size:
             while same < min(len(size), len(shape)) and size[same] == shape[same]:
                 same += 1
             size = size[:same]
-    return torch.Size(()) if size is None else torch.Size(size)
+    return None if size is None else torch.Size(size)
 
 
 def auto_batch_size(td: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
     size = common_size(td, batch_dims)
+    if size is None:
+        size = td._batch_size[:batch_dims]
     for value in td._entries().values():
-        if isinstance(value, Node) and not value._is_data() and value._entries():
+        if isinstance(value, Node) and not value._is_data() and not hasattr(value, "stack_dim"):
             if not (keep_compliant_size and value._batch_size[: len(size)] == size):
                 auto_batch_size(value, batch_dims, keep_compliant_size)
     td._set_batch_size(size)

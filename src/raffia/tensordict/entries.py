@@ -494,15 +494,15 @@ def set_at_(td: Any, key: NestedKey, value: Any, index: Any, *, non_blocking: bo
     return td
 
 
-def get_at(td: Any, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
-    """The rows `index` of the entry under `key`.
+def get_at(td: Any, key: NestedKey, index: Any, default: Any = UNSET) -> Any:
+    """The rows `index` of the entry under `key`, or `default` where there is none.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).get_at("a", 1)
     tensor(1)
     """
     value = get(td, key, default)
-    return value if value is default else value[index]
+    return value if value is None or value is default else value[index]
 
 
 def pop(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
@@ -670,10 +670,9 @@ def merged(source: Any, entries: Mapping[str, Any]) -> Any:
 
 def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedKey, Any]:
     """The entries of `source` under these keys."""
-    if isinstance(keys_to_update, (str, tuple)) and is_key(keys_to_update):
+    if isinstance(keys_to_update, str):
         raise TypeError(
-            f"keys_to_update is a list of keys, got {type(keys_to_update).__name__}: "
-            f"keys_to_update=[{keys_to_update!r}]"
+            f"keys_to_update is a sequence of keys, got str: keys_to_update=[{keys_to_update!r}]"
         )
     out: dict[NestedKey, Any] = {}
     for key in keys_to_update:
@@ -1286,7 +1285,7 @@ def set_non_tensor(td: Any, key: NestedKey, value: Any) -> Any:
     return set(td, path, NonTensorData(value, batch_size=batch_size, device=td.device))
 
 
-def non_tensor_items(td: Any, include_nested: bool = False) -> list[tuple[Any, Any]]:
+def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
     """The `(key, entry)` pairs of the non-tensor entries.
 
     >>> from raffia import TensorDict
@@ -1294,7 +1293,7 @@ def non_tensor_items(td: Any, include_nested: bool = False) -> list[tuple[Any, A
     [('a', 'text')]
     """
     pairs = entries_list(td, include_nested, True, is_leaf_nontensor, False)
-    return [(key, value) for key, value in pairs if isinstance(value, Node) and value._is_data()]
+    return tuple([pair for pair in pairs if isinstance(pair[1], Node) and pair[1]._is_data()])
 
 
 def filter_non_tensor_data(td: Any) -> Any:

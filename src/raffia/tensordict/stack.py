@@ -71,19 +71,21 @@ def _node(td: Any) -> Any:
     return td
 
 
-def _stack_nodes(tds: list[Any], dim: int, lazily: bool) -> Any:
+def _stack_nodes(tds: list[Any], dim: int, lazily: bool, key: str | None = None) -> Any:
     """Stack nodes; `lazily`: what can't be stacked densely is stacked lazily."""
     for td in tds:
         if td.__class__ is not TensorDict:
             break
     else:
         try:
-            return _stack_dense(tds, dim, lazily)
+            return _stack_dense(tds, dim, lazily, key)
         except UnlikeError:
             if not lazily:
                 raise
             return LazyStackedTensorDict._of(tds, dim)
     for td in tds:
+        if key is not None and not isinstance(td, Node):
+            raise _unlike_kinds(key, tds)
         _node(td)
     first = tds[0]
     if all([td._is_data() for td in tds]):
@@ -103,7 +105,7 @@ def _stack_nodes(tds: list[Any], dim: int, lazily: bool) -> Any:
                 out._set_names(names)
             return out
     try:
-        return _stack_dense([_as_dense(td) for td in tds], dim, lazily)
+        return _stack_dense([_as_dense(td) for td in tds], dim, lazily, key)
     except RuntimeError:
         if not lazily:
             raise
@@ -129,56 +131,44 @@ def _contents(tds: list[Any]) -> list[Any]:
     return [td._td for td in tds]
 
 
-def _stack_dense(tds: list[Any], dim: int, lazily: bool) -> TensorDict:
-    first = tds[0]
-    size, device, names = first._batch_size, first._device, first._names
-    stores = []
-    for td in tds:
-        if td._batch_size != size:
-            i = [other is td for other in tds].index(True)
-            raise UnlikeError(
-                "stacking tensordicts requires them to have congruent batch sizes, got "
-                f"td[{i}].batch_size={td._batch_size} and td[0].batch_size={size}"
-            )
-        if td._device != device:
-            device = None
-        if td._names != names:
-            names = None
-        stores.append(td._d)
+def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None) -> TensorDict:
+    """Stack plain containers; `key` is that of the entry which they are."""
+    first, num = tds[0], len(tds)
+    size = first._batch_size
+    sizes = [td._batch_size for td in tds]
+    if sizes.count(size) != num:
+        i = [other == size for other in sizes].index(False)
+        if key is not None:
+            raise _unlike_shapes(key, size, sizes[i])
+        raise UnlikeError(
+            "stacking tensordicts requires them to have congruent batch sizes, got "
+            f"td[{i}].batch_size={sizes[i]} and td[0].batch_size={size}"
+        )
+    stores = [td._d for td in tds]
     mine = stores[0]
-    num = len(mine)
-    for store in stores:
-        if len(store) != num:
-            raise _unlike_keys(stores)
+    if sum(map(len, stores)) != num * len(mine):
+        raise _unlike_keys(stores)
     out: Entries = {}
     for name, value in mine.items():
         try:
             values = [store[name] for store in stores]
         except KeyError:
             raise _unlike_keys(stores) from None
-        if isinstance(value, Node):
-            out[name] = _stack_entry(name, values, dim, lazily)
-        else:
+        if value.__class__ is Tensor or not isinstance(value, Node):
             try:
                 out[name] = torch.stack(values, dim)
             except (RuntimeError, TypeError):
                 _explain(name, values)
                 raise
-    if names is not None:
-        names = [*names[:dim], None, *names[dim:]]
-    return TensorDict._make(out, torch.Size((*size[:dim], len(tds), *size[dim:])), device, names)
+        else:
+            out[name] = _stack_nodes(values, dim, lazily, name)
+    device, names = _shared_device(tds), _stacked_names(tds, dim)
+    return TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
 
 
-def _stack_entry(name: str, nodes: list[Any], dim: int, lazily: bool) -> Any:
-    for node in nodes:
-        if not isinstance(node, Node):
-            raise _unlike_kinds(name, nodes)
-    if nodes[0].__class__ is TensorDict and not lazily:
-        size = nodes[0]._batch_size
-        for node in nodes:
-            if node._batch_size != size:
-                raise _unlike_shapes(name, size, node._batch_size)
-    return _stack_nodes(nodes, dim, lazily)
+def _shared_device(tds: list[Any]) -> torch.device | None:
+    device = tds[0]._device
+    return device if device is None or all([td._device == device for td in tds]) else None
 
 
 def _explain(name: str, values: list[Any]) -> None:
@@ -296,37 +286,27 @@ def _cat_lazy(tds: list[Any], dim: int, stack_dim: int) -> Any:
 
 def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
     first = tds[0]
-    size, device = first._batch_size, first._device
-    length = 0
-    stores = []
+    size, length = first._batch_size, 0
+    around = size[:dim] + size[dim + 1 :]
     for i, td in enumerate(tds):
         other = td._batch_size
-        if other != size and (
-            len(other) != len(size)
-            or other[:dim] != size[:dim]
-            or other[dim + 1 :] != size[dim + 1 :]
-        ):
+        if other[:dim] + other[dim + 1 :] != around:
             raise RuntimeError(
-                f"concatenating tensordicts along dim {dim} requires them to have the same batch "
-                "size elsewhere, got "
-                f"td[{i}].batch_size={other} and td[0].batch_size={size}"
+                f"concatenating tensordicts along dim {dim} requires them to have the same batch size "
+                f"elsewhere, got td[{i}].batch_size={other} and td[0].batch_size={size}"
             )
         length += other[dim]
-        if td._device != device:
-            device = None
-        stores.append(td._d)
+    stores = [td._d for td in tds]
     mine = stores[0]
-    num = len(mine)
-    for store in stores:
-        if len(store) != num:
-            raise _unlike_cat_keys(stores)
+    if sum(map(len, stores)) != len(stores) * len(mine):
+        raise _unlike_cat_keys(stores)
     out: Entries = {}
     for name, value in mine.items():
         try:
             values = [store[name] for store in stores]
         except KeyError:
             raise _unlike_cat_keys(stores) from None
-        if isinstance(value, Node):
+        if value.__class__ is not Tensor and isinstance(value, Node):
             out[name] = _cat_nodes(values, dim)
         else:
             try:
@@ -336,9 +316,8 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
                 raise RuntimeError(
                     f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
                 ) from error
-    return TensorDict._make(
-        out, torch.Size((*size[:dim], length, *size[dim + 1 :])), device, first._names
-    )
+    size = torch.Size((*size[:dim], length, *size[dim + 1 :]))
+    return TensorDict._make(out, size, _shared_device(tds), first._names)
 
 
 def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:

@@ -118,13 +118,7 @@ def _applied(
         is_leaf,
         device if device is NO_DEFAULT or device is None else as_device(device),
     )
-    if (
-        size is None
-        and into is None
-        and names is NO_DEFAULT
-        and device is NO_DEFAULT
-        and td._member_wise(others, default)
-    ):
+    if size is None and into is None and td._member_wise(others, default):
         result = td._apply_members(run, others)
     else:
         result = run.node(td, others, ())
@@ -188,7 +182,11 @@ class _Apply:
             theirs = [self.entry(other, name) for other in others] if others else ()
             if isinstance(value, Node) and not (is_leaf is not None and is_leaf(type(value))):
                 if value._is_data():
-                    entries[name] = value if self.size is None else value.empty_like(self.size)
+                    if self.size is not None:
+                        value = value.empty_like(self.size)
+                    elif self.device is not NO_DEFAULT:
+                        value = value.copy()
+                    entries[name] = value
                     continue
                 below = (*prefix, name)
                 if self.size is None and value._member_wise(tuple(theirs), self.default):
