@@ -215,20 +215,18 @@ def from_dict_instance(
     batch_dims: int | None = None,
     names: Sequence[str | None] | None = None,
 ) -> Any:
-    """A container from a (nested) dict, of the kind and the batch size of this one.
+    """A container from a (nested) dict, of the kind of this one.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(batch_size=[2]).from_dict_instance({"a": [1, 2]}).batch_size
+    >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
     torch.Size([2])
     """
-    if batch_size is None and not auto_batch_size and batch_dims is None:
-        batch_size = td.batch_size
     return from_dict(
         type(td),
         input_dict,
         auto_batch_size=auto_batch_size,
         batch_size=batch_size,
-        device=td.device if device is None else device,
+        device=device,
         batch_dims=batch_dims,
         names=names,
     )

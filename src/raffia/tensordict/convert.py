@@ -20,9 +20,7 @@ from raffia.tensordict.node import Node
 # ------------------------------------------------------------------------ device and dtype
 
 
-def to(
-    td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwargs: Any
-) -> Any:
+def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwargs: Any) -> Any:
     """The container on another device or with another dtype; itself if nothing changes.
 
     Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`,

@@ -439,6 +439,17 @@ def holder(td: Any, key: NestedKey) -> tuple[Any, str]:
     return node, path[-1]
 
 
+class WriteError(RuntimeError, ValueError):
+    """A value does not fit the tensor that it is written into.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).set_("a", torch.zeros(3))
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.entries.WriteError: Failed to update 'a' in tensordict: a value of shape...
+    """
+
+
 def write(dest: Tensor, item: Any, key: NestedKey, non_blocking: bool = False) -> None:
     """Copy `item` into the tensor `dest`; the error names the key."""
     source = item if isinstance(item, Tensor) else torch.as_tensor(item, device=dest.device)
@@ -448,10 +459,9 @@ def write(dest: Tensor, item: Any, key: NestedKey, non_blocking: bool = False) -
         else:
             dest.copy_(source, non_blocking=non_blocking)
     except RuntimeError as error:
-        raise RuntimeError(
-            f"cannot write a value of shape {source.shape} into entry {key!r} "
-            f"of shape {dest.shape}: "
-            f"{error}"
+        raise WriteError(
+            f"Failed to update {key!r} in tensordict: a value of shape {source.shape} "
+            f"can't be written into a tensor of shape {dest.shape}: {error}"
         ) from error
 
 
@@ -786,13 +796,13 @@ def update_(
 def update_at_(
     td: Any,
     input_dict_or_td: Any,
-    index: Any,
+    idx: Any,
     clone: bool = False,
     *,
     non_blocking: bool = False,
     keys_to_update: Sequence[NestedKey] | None = None,
 ) -> Any:
-    """Write the entries of a container or dict into the rows `index` of the tensors that are there.
+    """Write the entries of a container or dict into the rows `idx` of the tensors that are there.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
@@ -809,17 +819,24 @@ def update_at_(
     for key, value in pairs:
         mine = get(td, key)
         if isinstance(mine, Node) and isinstance(value, (Node, Mapping)):
-            mine.update_at_(value, index, non_blocking=non_blocking)
+            mine.update_at_(value, idx, non_blocking=non_blocking)
         else:
-            td.set_at_(key, value, index, non_blocking=non_blocking)
+            td.set_at_(key, value, idx, non_blocking=non_blocking)
     return td
 
 
-def select(td: Any, *keys: NestedKey, inplace: bool = False, strict: bool = True) -> Any:
+def select(
+    td: Any,
+    *keys: NestedKey,
+    inplace: bool = False,
+    strict: bool = True,
+    as_tensordict: bool = False,
+) -> Any:
     """A container with only these entries (same tensors).
 
     inplace: remove the other entries from this container.
     strict: raise KeyError for a key that is not there.
+    as_tensordict: of a tensorclass, a `TensorDict`, without the fields that are not selected.
 
     >>> from raffia import TensorDict
     >>> list(TensorDict(a=1, b=dict(c=2, d=3)).select("a", ("b", "c")).keys(True, True))
@@ -829,16 +846,17 @@ def select(td: Any, *keys: NestedKey, inplace: bool = False, strict: bool = True
         raise locked_error(td)
     whole, parts = grouped(keys)
     entries: dict[str, Any] = {}
-    for name in dict.fromkeys([*whole, *parts]):
+    for name in dict.fromkeys([*whole, *parts]) if parts else whole:
         value = td._get_str(name)
         if value is None:
             if strict:
                 raise missing(name, td)
             continue
-        if name in parts and not isinstance(value, Node) and strict:
-            raise through_leaf(name, value, str(parts[name][0][0]))
-        if name in parts and name not in whole and isinstance(value, Node):
-            value = value.select(*parts[name], strict=strict)
+        if parts and name in parts:
+            if isinstance(value, Node):
+                value = value if name in whole else value.select(*parts[name], strict=strict)
+            elif strict:
+                raise through_leaf(name, value, str(parts[name][0][0]))
         entries[name] = value
     if not inplace:
         return td._new(entries, td._batch_size, td._names)
@@ -901,6 +919,7 @@ def split_keys(
 ) -> tuple[Any, ...]:
     """One container for each set of keys, and a last one with what is left.
 
+    A dict stands for a set of keys and the names that they get.
     inplace: the last one is this container, from which the others are taken out.
     default: what stands for keys that are not there (else KeyError, unless strict=False).
     reproduce_struct: keep the empty levels of nested containers.
@@ -919,15 +938,23 @@ def split_keys(
 
 
 def _split_keys(
-    td: Any, last: Any, key_sets: Any, default: Any, strict: bool, reproduce_struct: bool
+    td: Any,
+    last: Any,
+    key_sets: Any,
+    default: Any,
+    strict: bool,
+    reproduce_struct: bool,
+    filter_empty: bool = True,
 ) -> tuple[Any, ...]:
     present = last.copy()
     seen: dict[NestedKey, None] = {}
     out = []
     for key_set in key_sets:
         part = last.empty(recurse=reproduce_struct)
-        for key in [key_set] if isinstance(key_set, str) else key_set:
-            key = unravel_key(key)
+        moves = key_set if isinstance(key_set, Mapping) else None
+        for given in [key_set] if isinstance(key_set, str) else key_set:
+            key = unravel_key(given)
+            new = key if moves is None else moves[given]
             if key in seen:
                 raise KeyError(
                     f"key {key!r} is in two key sets; each key can go to one container only"
@@ -936,16 +963,16 @@ def _split_keys(
             value = get(present, key) if contains(present, key) else None
             if value is None:
                 if default is not NO_DEFAULT:
-                    set(part, key, default)
+                    set(part, new, default)
                 elif strict:
                     raise_missing(key, td)
                 continue
-            set(part, key, value)
+            set(part, new, value)
         out.append(part)
     for key in seen:
         if contains(last, key):
             del_(last, key)
-    if not reproduce_struct:
+    if filter_empty and not reproduce_struct:
         prune(last)
     return (*out, last)
 
@@ -968,15 +995,17 @@ def separates(
 ) -> Any:
     """Take these entries out of this container and return them in another one.
 
+    filter_empty: remove nested containers of which nothing is left.
+
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=1, b=2)
     >>> list(td.separates("a").keys()), list(td.keys())
     (['a'], ['b'])
     """
-    part, _ = split_keys(
-        td, keys, inplace=True, default=default, strict=strict, reproduce_struct=not filter_empty
-    )
-    return part
+    if td._locked:
+        raise locked_error(td)
+    with all_or_nothing(td):
+        return _split_keys(td, td, (keys,), default, strict, False, filter_empty)[0]
 
 
 def flatten_keys(
@@ -1160,8 +1189,8 @@ def to_dict(
         return td.tolist(convert_nodes=True, convert_tensors=convert_tensors, tolist_first=True)
     out: dict[str, Any] = {}
     for name, value in td._entries().items():
-        if not isinstance(value, Node):
-            out[name] = converted(value, convert_tensors)
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            out[name] = converted(value, convert_tensors) if convert_tensors else value
         elif value._is_data():
             data = value.tolist() if hasattr(value, "tensordicts") else value._unwrapped()
             if retain_none or data is not None:

@@ -180,12 +180,16 @@ def make_tensordict(
 
 
 def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
-    """One container with the entries of all; a later one wins.
+    """One container with the entries of all (same tensors); the first that has an entry wins.
 
-    callback_exist: `callback_exist(key, *values)` decides instead, for keys that several have.
+    callback_exist: `callback_exist(*values)` decides instead, for tensors that all have; a dict of
+        such functions decides for its keys.
 
-    >>> merge_tensordicts(TensorDict(a=1), TensorDict(a=2, b=3)).to_dict()
-    {'a': tensor(2), 'b': tensor(3)}
+    >>> one, two = TensorDict(a=1), TensorDict(a=2, b=3)
+    >>> merge_tensordicts(one, two).to_dict()
+    {'a': tensor(1), 'b': tensor(3)}
+    >>> merge_tensordicts(one, two, callback_exist=lambda *values: sum(values)).to_dict()
+    {'a': tensor(3), 'b': tensor(3)}
     """
     if len(tensordicts) < 2:
         raise RuntimeError(
@@ -193,14 +197,14 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
         )
     out = tensordicts[0].copy()
     for td in tensordicts[1:]:
-        out.update(td)
+        out.update(td.exclude(*out.keys(True, True)))
     if callback_exist is not None:
-        for key in list(out.keys(True, True)):
-            found = [td.get(key) for td in tensordicts if key in td]
-            if len(found) > 1:
-                value = callback_exist(key, *found)
-                if value is not None:
-                    out.set(key, value)
+        for key in list(out.keys(True, True, is_leaf=lambda cls: not issubclass(cls, Node))):
+            decide = (
+                callback_exist.get(key) if isinstance(callback_exist, Mapping) else callback_exist
+            )
+            if decide is not None and all([key in td for td in tensordicts]):
+                out.set(key, decide(*[td.get(key) for td in tensordicts]))
     return out
 
 
@@ -264,11 +268,13 @@ def assert_close(
     rtol: float | None = None,
     atol: float | None = None,
     equal_nan: bool = True,
+    intersection: bool = False,
     msg: str = "",
 ) -> bool:
     """Raise AssertionError, naming the entry, unless both have the same keys and close values.
 
     rtol, atol: tolerances of `torch.testing.assert_close`.
+    intersection: compare the entries that both have.
 
     >>> assert_close(TensorDict(a=1.0), TensorDict(a=1.0 + 1e-9))
     True
@@ -280,7 +286,9 @@ def assert_close(
         )
     left = dict(entries_list(actual, True, True, None, False))
     right = dict(entries_list(expected, True, True, None, False))
-    if left.keys() != right.keys():
+    if intersection:
+        left = {key: value for key, value in left.items() if key in right}
+    elif left.keys() != right.keys():
         raise unlike(
             {str(k): v for k, v in left.items()},
             {str(k): v for k, v in right.items()},

@@ -1145,7 +1145,7 @@ class LazyStackedTensorDict(TensorDictBase):
             out.names = names
         return out
 
-    def contiguous(self) -> Any:
+    def contiguous(self) -> Any:  # type: ignore[override] # stacks anew: no options
         """The dense container: every entry stacked.
 
         Raises RuntimeError if entries differ in shape; `densify` makes nested tensors of these.

@@ -276,7 +276,7 @@ class NonTensorData(TensorCollection):
         """
         return NonTensorStack.from_nontensordata(self)
 
-    def contiguous(self) -> Any:
+    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
         """Itself.
 
         >>> NonTensorData("a").contiguous().data
@@ -566,7 +566,7 @@ class NonTensorStack(LazyStackedTensorDict):
         """
         return self
 
-    def contiguous(self) -> Any:
+    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
         """Itself.
 
         >>> NonTensorStack("a", "b").contiguous().tolist()

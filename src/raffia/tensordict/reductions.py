@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT
+from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
 
 _DIM_TEXT = """
@@ -77,6 +78,17 @@ def reduced(
     return td._batched(
         lambda leaf: fn(leaf, dim=at, keepdim=keep, **options), ndim, size, names, ("reduce",)
     )
+
+
+def renamed(td: Any, key_transform: Callable[[str], NestedKey] | None) -> Any:
+    """A container whose entries have the names that `key_transform` gives, at all levels."""
+    if key_transform is None or not isinstance(td, Node):
+        return td
+    out = td._plain._make({}, td._batch_size, td._device, td._names)
+    for name, value in td._entries().items():
+        below = isinstance(value, Node) and not value._is_data()
+        out.set(key_transform(name), renamed(value, key_transform) if below else value)
+    return out
 
 
 def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
@@ -175,15 +187,18 @@ class Reductions:
         *,
         dtype: Any = None,
         reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Any:
         """Sum.
         {dims}
+        key_transform: says what the name of each entry becomes.
+
         >>> from raffia import TensorDict
         >>> td = TensorDict(a=torch.ones(2, 3), batch_size=[2])
         >>> td.sum(0)["a"], td.sum(dim="feature")["a"], td.sum(reduce=True)
         (tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))
         """
-        return reduced(self, torch.sum, dim, keepdim, reduce, dtype=dtype)
+        return renamed(reduced(self, torch.sum, dim, keepdim, reduce, dtype=dtype), key_transform)
 
     def nansum(
         self,
@@ -208,14 +223,17 @@ class Reductions:
         *,
         dtype: Any = None,
         reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Any:
         """Mean.
         {dims}
+        key_transform: says what the name of each entry becomes.
+
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).mean(0)["a"]
         tensor(2.)
         """
-        return reduced(self, torch.mean, dim, keepdim, reduce, dtype=dtype)
+        return renamed(reduced(self, torch.mean, dim, keepdim, reduce, dtype=dtype), key_transform)
 
     def nanmean(
         self,
@@ -256,14 +274,17 @@ class Reductions:
         *,
         correction: int = 1,
         reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Any:
         """Standard deviation; `correction` is taken off the number of values that is divided by.
         {dims}
+        key_transform: says what the name of each entry becomes.
+
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).std(0, correction=0)["a"]
         tensor(1.)
         """
-        return reduced(self, torch.std, dim, keepdim, reduce, correction=correction)
+        return renamed(reduced(self, torch.std, dim, keepdim, reduce, correction=correction), key_transform)
 
     def var(
         self,
@@ -272,14 +293,17 @@ class Reductions:
         *,
         correction: int = 1,
         reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Any:
         """Variance; `correction` is taken off the number of values that is divided by.
         {dims}
+        key_transform: says what the name of each entry becomes.
+
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).var(0, correction=0)["a"]
         tensor(1.)
         """
-        return reduced(self, torch.var, dim, keepdim, reduce, correction=correction)
+        return renamed(reduced(self, torch.var, dim, keepdim, reduce, correction=correction), key_transform)
 
     def quantile(
         self,
@@ -289,9 +313,12 @@ class Reductions:
         *,
         interpolation: str = "linear",
         reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Any:
         """The value below which a part `q` (0 to 1) of the values lies.
         {dims}
+        key_transform: says what the name of each entry becomes.
+
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).quantile(0.5, 0)["a"]
         tensor(2.)
@@ -301,6 +328,7 @@ class Reductions:
             return _quantile(x, q, **options)
 
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
+        out = renamed(out, key_transform)
         if isinstance(q, Tensor) and q.dim() and isinstance(out, Node):
             return mapped(out, lambda leaf: leaf, torch.Size((len(q), *out._batch_size)))
         return out

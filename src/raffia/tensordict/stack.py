@@ -287,13 +287,16 @@ def _cat_lazy(tds: list[Any], dim: int, stack_dim: int) -> Any:
 def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
     first = tds[0]
     size, length = first._batch_size, 0
-    around = size[:dim] + size[dim + 1 :]
     for i, td in enumerate(tds):
         other = td._batch_size
-        if other[:dim] + other[dim + 1 :] != around:
+        if other != size and (
+            len(other) != len(size)
+            or other[:dim] != size[:dim]
+            or other[dim + 1 :] != size[dim + 1 :]
+        ):
             raise RuntimeError(
-                f"concatenating tensordicts along dim {dim} requires them to have the same batch size "
-                f"elsewhere, got td[{i}].batch_size={other} and td[0].batch_size={size}"
+                f"concatenating tensordicts along dim {dim} requires them to have the same batch "
+                f"size elsewhere, got td[{i}].batch_size={other} and td[0].batch_size={size}"
             )
         length += other[dim]
     stores = [td._d for td in tds]

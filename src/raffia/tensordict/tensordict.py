@@ -460,6 +460,9 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.__dict__.get("_spans") is not None:
             return convert.reduce_consolidated(self)
+        if self.__class__ is TensorDict:
+            size, device, names = tuple(self._batch_size), self._device, self._names
+            return _restored, (self._d, size, device, names, self._locked)
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -711,7 +714,10 @@ class TensorDict(TensorDictBase):
         ]  # what a tensorclass wraps
 
     def _shallow(self) -> TensorDict:
-        entries = {k: v._shallow() if isinstance(v, Node) else v for k, v in self._d.items()}
+        entries = {
+            k: v if v.__class__ is Tensor or not isinstance(v, Node) else v._shallow()
+            for k, v in self._d.items()
+        }
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = self._batch_size
@@ -737,14 +743,19 @@ class TensorDict(TensorDictBase):
         return td
 
     def _map(self, fn: Any) -> TensorDict:
-        entries = {k: v._map(fn) if isinstance(v, Node) else fn(v) for k, v in self._d.items()}
+        entries = {
+            k: fn(v) if v.__class__ is Tensor or not isinstance(v, Node) else v._map(fn)
+            for k, v in self._d.items()
+        }
         return self._new(entries, self._batch_size, self._names)
 
     def _batched(
         self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()
     ) -> TensorDict:
         entries = {
-            k: v._batched(fn, ndim, batch_size, names, op) if isinstance(v, Node) else fn(v)
+            k: fn(v)
+            if v.__class__ is Tensor or not isinstance(v, Node)
+            else v._batched(fn, ndim, batch_size, names, op)
             for k, v in self._d.items()
         }
         if names is not None or self._names is not None:
@@ -758,7 +769,7 @@ class TensorDict(TensorDictBase):
         entries: Entries = {}
         nested = False
         for name, value in self._d.items():
-            if isinstance(value, Node):
+            if value.__class__ is not Tensor and isinstance(value, Node):
                 entries[name] = value
                 nested = True
             else:
@@ -780,15 +791,17 @@ class TensorDict(TensorDictBase):
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
         for value in self._d.values():
-            if isinstance(value, Node):
-                value._leaves(out)
-            else:
+            if value.__class__ is Tensor or not isinstance(value, Node):
                 out.append(value)
+            else:
+                value._leaves(out)
         return out
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> TensorDict:
         entries = {
-            k: v._rebuild(leaves) if isinstance(v, Node) else next(leaves)
+            k: next(leaves)
+            if v.__class__ is Tensor or not isinstance(v, Node)
+            else v._rebuild(leaves)
             for k, v in self._d.items()
         }
         return self._new(entries, self._batch_size, self._names)
@@ -864,7 +877,9 @@ class TensorDict(TensorDictBase):
                 value = self._d[idx]
             except KeyError:
                 raise missing(idx, self) from None
-            return value._unwrapped() if isinstance(value, Node) else value
+            if value.__class__ is Tensor or not isinstance(value, Node):
+                return value
+            return value._unwrapped()
         if idx.__class__ is tuple and idx:
             try:  # as a nested key: no part of an index into the rows is the name of an entry
                 value = self
@@ -958,7 +973,10 @@ class TensorDict(TensorDictBase):
 
     def _cast(self, dtype: torch.dtype) -> TensorDict:
         made = {
-            k: v._cast(dtype) if isinstance(v, Node) else v.to(dtype) for k, v in self._d.items()
+            k: v.to(dtype)
+            if v.__class__ is Tensor or not isinstance(v, Node)
+            else v._cast(dtype)
+            for k, v in self._d.items()
         }
         return self._new(made, self._batch_size, self._names)
 
@@ -1049,6 +1067,14 @@ class TensorDict(TensorDictBase):
 
 TensorCollection._plain = TensorDict
 _NO_DIMS = torch.Size()
+
+
+def _restored(
+    entries: Entries, size: tuple[int, ...], device: Any, names: Any, locked: bool
+) -> TensorDict:
+    """A container from what it was pickled as."""
+    td = TensorDict._make(entries, torch.Size(size), device, names)
+    return td.lock_() if locked else td
 
 
 def _same(leaf: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def apply(
     {'a': tensor(11), 'b': {'c': tensor(22)}}
     """
     return _applied(
-        td, lambda key, *leaves: fn(*leaves), others, batch_size, device, names, inplace, default,
+        td, fn, False, others, batch_size, device, names, inplace, default,
         filter_empty, call_on_nested, out, is_leaf, propagate_lock,
     )  # fmt: skip
 
@@ -81,14 +81,15 @@ def named_apply(
         else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
     )
     return _applied(
-        td, pick, others, batch_size, device, names, inplace, default, filter_empty, call_on_nested,
-        out, is_leaf, propagate_lock,
+        td, pick, True, others, batch_size, device, names, inplace, default, filter_empty,
+        call_on_nested, out, is_leaf, propagate_lock,
     )  # fmt: skip
 
 
 def _applied(
     td: Any,
     fn: Callable[..., Any],
+    named: bool,
     others: tuple[Any, ...],
     batch_size: Any,
     device: Any,
@@ -112,6 +113,7 @@ def _applied(
         is_leaf = _everything
     run = _Apply(
         fn,
+        named,
         size,
         default,
         filter_empty,
@@ -164,12 +166,14 @@ class _Apply:
     def __init__(
         self,
         fn: Callable[..., Any],
+        named: bool,  # whether `fn` gets the nested key first
         size: torch.Size | None,
         default: Any,
         filter_empty: bool | None,
         is_leaf: IsLeaf | None,
         device: Any,
     ) -> None:
+        self.named = named
         self.fn, self.size, self.default, self.filter_empty = fn, size, default, filter_empty
         self.is_leaf, self.device = is_leaf, device
 
@@ -194,7 +198,11 @@ class _Apply:
                 else:
                     result = self.node(value, tuple(theirs), below)
             else:
-                result = fn((*prefix, name) if prefix else name, value, *theirs)
+                result = (
+                    fn((*prefix, name) if prefix else name, value, *theirs)
+                    if self.named
+                    else fn(value, *theirs)
+                )
             if result is None:
                 dropped = True
             else:
@@ -254,6 +262,10 @@ def map(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
+    out: Any = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    mp_start_method: str | None = None,
 ) -> Any:
     """`fn` of consecutive pieces of the container, in worker processes; the results are joined.
 
@@ -262,25 +274,37 @@ def map(
     generator: draws the seed that each worker process starts with.
     chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
     pool: a `multiprocessing.Pool` to use.
+    out: container of the size of the result, into which the results are written.
+    max_tasks_per_child: pieces after which a worker process is replaced.
+    worker_threads: threads of torch in each worker process.
+    mp_start_method: how worker processes start: "fork", "spawn" or "forkserver".
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.arange(4), batch_size=[4])
     >>> td.map(lambda piece: piece + 1, num_workers=0, chunksize=2)["a"]
     tensor([1, 2, 3, 4])
     """
-    results = list(
-        map_iter(
-            td,
-            fn,
-            dim,
-            num_workers,
-            generator=generator,
-            chunksize=chunksize,
-            num_chunks=num_chunks,
-            pool=pool,
-        )
+    found = map_iter(
+        td,
+        fn,
+        dim,
+        num_workers,
+        generator=generator,
+        chunksize=chunksize,
+        num_chunks=num_chunks,
+        pool=pool,
+        max_tasks_per_child=max_tasks_per_child,
+        worker_threads=worker_threads,
+        mp_start_method=mp_start_method,
     )
-    results = [result for result in results if result is not None]
+    results = [result for result in found if result is not None]
+    if out is not None:
+        lead, at = [slice(None)] * (dim % len(td._batch_size)), 0
+        for result in results:
+            rows = at if chunksize == 0 else slice(at, at + result.shape[dim])
+            out[(*lead, rows)] = result
+            at += 1 if chunksize == 0 else result.shape[dim]
+        return out
     if not results:
         return None
     return torch.stack(results, dim) if chunksize == 0 else torch.cat(results, dim)
@@ -297,6 +321,9 @@ def map_iter(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    mp_start_method: str | None = None,
 ) -> Iterator[Any]:
     """The results of `map` one after the other.
 
@@ -330,16 +357,19 @@ def map_iter(
         for part in parts:
             yield fn(part)
     else:
-        seeds: Any = torch.multiprocessing.SimpleQueue()
-        for _ in range(num_workers or torch.multiprocessing.cpu_count()):
-            seeds.put(int(torch.randint(2**62, (), generator=generator)))
-        with torch.multiprocessing.Pool(num_workers, _seeded, (seeds,)) as workers:
+        context = torch.multiprocessing.get_context(mp_start_method)
+        seed = context.Value("q", int(torch.randint(2**62, (), generator=generator)))
+        first_act = (seed, worker_threads)
+        with context.Pool(num_workers, _seeded, first_act, max_tasks_per_child) as workers:
             yield from workers.imap(fn, parts)
 
 
-def _seeded(seeds: Any) -> None:
-    """First act of a worker process."""
-    torch.manual_seed(seeds.get())
+def _seeded(seed: Any, num_threads: int) -> None:
+    """First act of a worker process: take the next seed."""
+    torch.set_num_threads(num_threads)
+    with seed.get_lock():
+        seed.value += 1
+        torch.manual_seed(seed.value)
 
 
 def to_pytree(td: Any) -> Any:
