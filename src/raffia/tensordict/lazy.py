@@ -1063,7 +1063,13 @@ class LazyStackedTensorDict(TensorDictBase):
 
     # -- operations that go to the members
 
-    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True) -> Any:
+    def select(
+        self,
+        *keys: NestedKey,
+        inplace: bool = False,
+        strict: bool = True,
+        as_tensordict: bool = False,
+    ) -> Any:
         """The lazy stack of the members with only these entries; see `TensorDict.select`.
 
         >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).select("a").keys())
@@ -1071,7 +1077,8 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         if inplace and self._locked:
             raise locked_error(self)
-        chosen = [td.select(*keys, strict=strict) for td in self.tensordicts]
+        options: Any = dict(strict=strict, as_tensordict=as_tensordict)
+        chosen = [td.select(*keys, **options) for td in self.tensordicts]
         if not inplace:
             return self._of_members(chosen)
         for td in self.tensordicts:

@@ -230,13 +230,13 @@ class NonTensorData(TensorCollection):
         self._write(input_dict_or_td)
         return self
 
-    def update_at_(self, input_dict_or_td: Any, index: Any, clone: bool = False, **o: Any) -> Any:
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
         """Refused unless it changes nothing: there is one value for all rows.
 
         >>> NonTensorData("a", batch_size=[2]).update_at_(NonTensorData("a"), 0).tolist()
         ['a', 'a']
         """
-        self[index] = input_dict_or_td
+        self[idx] = input_dict_or_td
         return self
 
     def is_empty(self) -> bool:
@@ -523,13 +523,13 @@ class NonTensorStack(LazyStackedTensorDict):
         self._write(input_dict_or_td)
         return self
 
-    def update_at_(self, input_dict_or_td: Any, index: Any, clone: bool = False, **o: Any) -> Any:
-        """Write values into the rows `index`.
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+        """Write values into the rows `idx`.
 
         >>> NonTensorStack("a", "b").update_at_(NonTensorData("c"), 0).tolist()
         ['c', 'b']
         """
-        self[index] = input_dict_or_td
+        self[idx] = input_dict_or_td
         return self
 
     def is_empty(self) -> bool:

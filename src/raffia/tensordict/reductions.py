@@ -284,7 +284,9 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).std(0, correction=0)["a"]
         tensor(1.)
         """
-        return renamed(reduced(self, torch.std, dim, keepdim, reduce, correction=correction), key_transform)
+        return renamed(
+            reduced(self, torch.std, dim, keepdim, reduce, correction=correction), key_transform
+        )
 
     def var(
         self,
@@ -303,7 +305,9 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).var(0, correction=0)["a"]
         tensor(1.)
         """
-        return renamed(reduced(self, torch.var, dim, keepdim, reduce, correction=correction), key_transform)
+        return renamed(
+            reduced(self, torch.var, dim, keepdim, reduce, correction=correction), key_transform
+        )
 
     def quantile(
         self,

@@ -574,6 +574,25 @@ class TensorClass(TensorCollection):
         """
         return self.set(key, TensorDict(batch_size=self._td._batch_size, device=self._td._device))
 
+    def select(
+        self,
+        *keys: NestedKey,
+        inplace: bool = False,
+        strict: bool = True,
+        as_tensordict: bool = False,
+    ) -> Any:
+        """An instance with only these fields, or with `as_tensordict` a container of them.
+
+        >>> @tensorclass
+        ... class Point:
+        ...     x: torch.Tensor
+        ...     y: torch.Tensor
+        >>> Point(x=1, y=2).select("x", as_tensordict=True).to_dict()
+        {'x': tensor(1)}
+        """
+        out = self._td.select(*keys, inplace=inplace, strict=strict)
+        return out if as_tensordict and not inplace else self._again(out)
+
     def to_dict(self, *, retain_none: bool = True, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; fields that are None are in it too.
 

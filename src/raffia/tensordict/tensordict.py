@@ -973,9 +973,7 @@ class TensorDict(TensorDictBase):
 
     def _cast(self, dtype: torch.dtype) -> TensorDict:
         made = {
-            k: v.to(dtype)
-            if v.__class__ is Tensor or not isinstance(v, Node)
-            else v._cast(dtype)
+            k: v.to(dtype) if v.__class__ is Tensor or not isinstance(v, Node) else v._cast(dtype)
             for k, v in self._d.items()
         }
         return self._new(made, self._batch_size, self._names)
@@ -1028,41 +1026,40 @@ class TensorDict(TensorDictBase):
         **options: Any,
     ) -> TensorDict:
         source = input_dict_or_td
-        if (
-            source.__class__ is TensorDict
-            and not clone
-            and not inplace
-            and not options
-            and not self._locked
-        ):
-            if self._merge(source):
-                return self
+        plain = source.__class__ is TensorDict and not (clone or inplace or options)
+        if plain and self._fits(source):
+            self._take(source)
+            return self
         return entries.update(self, source, clone, inplace, **options)
 
-    def _merge(self, source: TensorDict) -> bool:
-        """Take over the entries of a container like this one; False if that needs checks."""
-        if (
-            source._batch_size != self._batch_size
-            or self._device is not None
-            or self._names is not None
-        ):
+    def _fits(self, source: TensorDict) -> bool:
+        """Whether the entries of `source` can be stored without further checks."""
+        if self._locked or self._device is not None or self._names is not None:
             return False
+        if source._batch_size != self._batch_size or source is self:
+            return False
+        for name, value in source._d.items():
+            if value.__class__ is Tensor or not isinstance(value, Node):
+                continue
+            mine = self._d.get(name)
+            if isinstance(mine, Node):
+                if mine.__class__ is not TensorDict or value.__class__ is not TensorDict:
+                    return False
+                if not TensorDict._fits(mine, value):
+                    return False
+            elif build.holds(value, self):
+                return False
+        return True
+
+    def _take(self, source: TensorDict) -> None:
+        """Store the entries of a container that fits; nested ones are merged."""
         mine = self._d
         for name, value in source._d.items():
-            if isinstance(value, Node) and isinstance(mine.get(name), Node):
-                below = mine[name]
-                if below is value:
-                    continue
-                if (
-                    value.__class__ is not TensorDict
-                    or below.__class__ is not TensorDict
-                    or below._locked
-                    or not below._merge(value)
-                ):
-                    return False
+            below = mine.get(name)
+            if below.__class__ is TensorDict and value.__class__ is TensorDict:
+                below._take(value)
             else:
                 mine[name] = value
-        return True
 
 
 TensorCollection._plain = TensorDict
