@@ -27,6 +27,7 @@ from raffia import (
     is_tensorclass,
     lazy_stack,
     make_tensordict,
+    merge_tensordicts,
 )
 
 B, T, A = 2, 3, 5
@@ -720,3 +721,20 @@ class TestMakeTensorDict:
     def test_device(self):
         td = make_tensordict(a=torch.ones(B, T), batch_size=[B], device="meta")
         assert td.device == torch.device("meta") and td["a"].device.type == "meta"
+
+
+class TestMerge:
+    def test_the_first_that_has_a_key_wins(self):
+        one = TensorDict({"a": torch.ones(B), "n": {"x": torch.ones(B)}}, [B])
+        two = TensorDict({"a": torch.zeros(B), "n": {"y": torch.zeros(B)}}, [B])
+        merged = merge_tensordicts(one, two)
+        assert set(merged.keys(True, True)) == {"a", ("n", "x"), ("n", "y")}
+        assert merged["a"] is one["a"] and set(two["n"].keys()) == {"y"}
+
+    def test_a_function_decides(self):
+        one, two = TensorDict(a=1, b=1), TensorDict(a=2, b=2)
+        assert merge_tensordicts(one, two, callback_exist=max)["a"] == 2
+        merged = merge_tensordicts(one, two, callback_exist={"b": torch.add})
+        assert merged["a"] == 1 and merged["b"] == 3
+        with pytest.raises(RuntimeError, match="two"):
+            merge_tensordicts(one)

@@ -182,7 +182,7 @@ def make_tensordict(
 def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     """One container with the entries of all (same tensors); the first that has an entry wins.
 
-    callback_exist: `callback_exist(*values)` decides instead, for tensors that all have; a dict of
+    callback_exist: `callback_exist(*values)` decides instead, for keys that several have; a dict of
         such functions decides for its keys.
 
     >>> one, two = TensorDict(a=1), TensorDict(a=2, b=3)
@@ -195,16 +195,17 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
         raise RuntimeError(
             f"merge_tensordicts needs at least two containers, got {len(tensordicts)}"
         )
-    out = tensordicts[0].copy()
-    for td in tensordicts[1:]:
-        out.update(td.exclude(*out.keys(True, True)))
-    if callback_exist is not None:
-        for key in list(out.keys(True, True, is_leaf=lambda cls: not issubclass(cls, Node))):
-            decide = (
-                callback_exist.get(key) if isinstance(callback_exist, Mapping) else callback_exist
-            )
-            if decide is not None and all([key in td for td in tensordicts]):
-                out.set(key, decide(*[td.get(key) for td in tensordicts]))
+    out = tensordicts[-1].copy()
+    for td in reversed(tensordicts[:-1]):
+        out.update(td)
+    for key in list(out.keys(True, True)) if callback_exist is not None else []:
+        found = [td.get(key) for td in tensordicts if key in td]
+        if isinstance(callback_exist, Mapping):
+            decide = callback_exist.get(key)
+        else:
+            decide = callback_exist
+        if len(found) > 1 and decide is not None:
+            out.set(key, decide(*found))
     return out
 
 
