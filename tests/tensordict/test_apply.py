@@ -530,3 +530,50 @@ class TestPytree:
     def test_axis_of_leaves_can_grow(self):
         result = pytree.tree_map(lambda x: x[None], make())
         assert_leaves(result, {k: v[None] for k, v in leaves(make()).items()})
+
+
+class TestDevice:
+    def test_the_source_keeps_its_own(self):
+        """Non-tensor entries are shared with the result, unless it is on another device."""
+        td = make().set("s", "text")
+        out = td.apply(lambda x: x, device="meta")
+        assert out.get("s").device == torch.device("meta") and td.get("s").device is None
+
+    def test_lazy_stacks_stay(self):
+        for options in ({"device": "cpu"}, {"names": ["x", "y"]}):
+            assert type(make_lazy().apply(lambda x: x + 1, **options)) is LazyStackedTensorDict
+
+
+def row_sums(td):
+    return TensorDict({"a": td["a"].sum(-1), "threads": torch.full(td.batch_size, threads())}, [1])
+
+
+def threads():
+    return torch.get_num_threads()
+
+
+class TestMapOptions:
+    def test_out(self):
+        td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3])
+        for chunksize in (0, 1, 2):
+            out = td.clone().zero_()
+            assert td.map(lambda x: x + 1, num_workers=0, chunksize=chunksize, out=out) is out
+            assert (out == td + 1).all()
+
+    def test_out_along_another_dim(self):
+        td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3, 2])
+        out = td.clone().zero_()
+        td.map(lambda x: x + 1, dim=1, num_workers=0, chunksize=1, out=out)
+        assert (out == td + 1).all()
+
+    def test_workers(self):
+        td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3])
+        out = td.map(
+            row_sums,
+            num_workers=1,
+            chunksize=1,
+            max_tasks_per_child=2,
+            worker_threads=2,
+            mp_start_method="fork",
+        )
+        assert out["a"].tolist() == [1, 5, 9] and out["threads"].tolist() == [2, 2, 2]

@@ -738,3 +738,24 @@ class TestMerge:
         assert merged["a"] == 1 and merged["b"] == 3
         with pytest.raises(RuntimeError, match="two"):
             merge_tensordicts(one)
+
+
+class TestAutoBatchSize:
+    def test_empty_containers_have_no_say(self):
+        td = TensorDict({"a": torch.zeros(B, T), "e": {}, "f": {"g": {}}}, [B])
+        assert td.auto_batch_size_().batch_size == (B, T)
+        td = TensorDict(batch_size=[B, T])
+        assert td.auto_batch_size_().batch_size == (B, T)
+        assert td.auto_batch_size_(1).batch_size == (B,)
+
+    def test_stacks_keep_theirs(self):
+        td = TensorDict({"a": torch.zeros(B, T), "s": NonTensorStack("u", "v")}, [])
+        assert td.auto_batch_size_().batch_size == (B,)
+        part = TensorDict(x=torch.zeros(T), batch_size=[T])
+        td = TensorDict({"a": torch.zeros(B, T), "l": lazy_stack([part, part])}, [B, T])
+        assert td.auto_batch_size_(0).batch_size == () and td["l"].batch_size == (B, T)
+
+
+def test_from_dict_instance_takes_the_batch_size_from_its_arguments():
+    td = TensorDict(batch_size=[B], device="cpu")
+    assert td.from_dict_instance({"a": torch.zeros(T)}).batch_size == ()

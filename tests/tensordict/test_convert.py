@@ -520,6 +520,30 @@ class TestClone:
         assert result["n"] is not td["n"]
         assert result.names == ["t"]
 
+    @pytest.mark.parametrize("kind", ["dense", "nested", "lazy", "params"])
+    def test_deepcopy_takes_objects_along(self, kind):
+        inner = TensorDict({"a": torch.ones(B)}, [B]).set_non_tensor("seen", {"games": [1]})
+        td = {
+            "dense": lambda: inner,
+            "nested": lambda: TensorDict({"n": inner}, [B]),
+            "lazy": lambda: lazy_stack([inner, inner.clone()]),
+            "params": lambda: TensorDictParams(inner),
+        }[kind]()
+        result = copy.deepcopy(td)
+        assert type(result) is type(td)
+        was, now = (x["n"] if kind == "nested" else x for x in (td, result))
+        was, now = (x[0] if kind == "lazy" else x for x in (was, now))
+        now["seen"]["games"].append(2)
+        assert was["seen"] == {"games": [1]}
+
+    def test_deepcopy_keeps_what_is_shared(self):
+        inner = TensorDict(a=torch.ones(B))
+        td = TensorDict(first=inner).set("second", inner)
+        assert td["first"] is td["second"]
+        result = copy.deepcopy(td)
+        assert result["first"] is result["second"]
+        assert result["first"] is not inner
+
     def test_contiguous(self):
         td = TensorDict({"a": torch.ones(T, B).t(), "n": {"b": torch.ones(B)}}, [B])
         assert not td.is_contiguous()
@@ -955,3 +979,56 @@ class TestAssertClose:
     def test_needs_containers(self, other):
         with pytest.raises(TypeError, match="TensorDict"):
             assert_close(make(), other)
+
+
+class TestOptions:
+    """Less common arguments of methods that copy or convert."""
+
+    def transposed(self):
+        return TensorDict({"a": torch.zeros(3, 2).t(), "b": torch.ones(2)}, [2])
+
+    def test_contiguous_in_place(self):
+        td = self.transposed()
+        kept = td["b"]
+        assert td.contiguous(inplace=True) is td
+        assert td["a"].is_contiguous() and td["b"] is kept
+
+    def test_contiguous_canonical(self):
+        odd = torch.zeros(1, 3).as_strided((1, 3), (7, 1))
+        td = TensorDict(a=odd, b=torch.ones(1, 3))
+        assert odd.is_contiguous() and td.contiguous()["a"] is odd
+        out = td.contiguous(canonical=True)
+        assert out["a"].stride() == (3, 1) and out["b"] is td["b"]
+
+    def test_to_batch_size(self):
+        td = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
+        assert td.to(batch_size=[2]).batch_size == (2,)
+        out = td.to(torch.float64, batch_size=[])
+        assert out.batch_size == () and out["a"].dtype == torch.float64
+        assert td.batch_size == (2, 3)
+
+    def test_consolidate_with_threads(self):
+        td = make()
+        out = td.consolidate(num_threads=2)
+        assert out.is_consolidated() and (out == td).all()
+
+    def test_dense_containers_are_dense_already(self):
+        td = make()
+        assert td.densify() is td
+        td["stack"] = lazy_stack([TensorDict(), TensorDict()])
+        assert td.densify() is not td and type(td.densify()["stack"]) is TensorDict
+
+    def test_struct_array_of_parameters(self):
+        td = floats().requires_grad_()
+        assert td.to_struct_array()["a"].tolist() == td["a"].tolist()
+
+    def test_empty_of_fewer_dims_keeps_their_names(self):
+        td = TensorDict({}, [2, 3], names=["x", "y"])
+        assert td.empty(batch_size=[2]).names == ["x"]
+        assert td.empty(batch_size=[3]).names == [None]
+
+    def test_assert_close_of_common_entries(self):
+        td = floats()
+        assert assert_close(td, td.select("a"), intersection=True)
+        with pytest.raises(AssertionError):
+            assert_close(td, td.select("a") + 1, intersection=True)

@@ -13,9 +13,13 @@ from raffia import (
     LazyStackedTensorDict,
     TensorDict,
     TensorDictParams,
+    get_defaults_to_none,
     is_leaf_nontensor,
     is_tensor_collection,
+    lazy_legacy,
     lazy_stack,
+    set_get_defaults_to_none,
+    set_lazy_legacy,
     unravel_key,
     unravel_key_list,
 )
@@ -1279,3 +1283,81 @@ class TestLazyMembers:
         assert [sorted(m.keys()) for m in td.tensordicts] == [["b", "z"], ["c", "z"]]
         del td["z"]
         assert [list(m.keys()) for m in td.tensordicts] == [["b"], ["c"]]
+
+
+class TestOptions:
+    """Less common arguments of methods about keys."""
+
+    def test_get_at_of_a_missing_key(self):
+        assert make().get_at("zz", 0) is None and make().get_at("zz", 0, 5) == 5
+
+    def test_keys_to_update_is_any_sequence(self):
+        td = make()
+        td.update({"a": torch.ones(B, T), "b": torch.ones(B, T)}, keys_to_update=("a",))
+        assert td["a"].shape == (B, T) and isinstance(td["b"], TensorDict)
+        with pytest.raises(TypeError, match="keys_to_update"):
+            td.update({"a": 1}, keys_to_update="a")
+
+    def test_update_at_takes_idx(self):
+        td = make().update_at_({"a": torch.full((A,), 7.0)}, idx=(0, 1))
+        assert td["a"][0, 1].eq(7).all() and not td["a"][0, 0].eq(7).any()
+
+    def test_non_tensor_items(self):
+        td = make().set("s", "text").set(("b", "t"), "deep")
+        assert [key for key, _ in td.non_tensor_items()] == ["s"]
+        found = dict(td.non_tensor_items(include_nested=True))
+        assert found.keys() == {"s", ("b", "t")} and found["b", "t"].data == "deep"
+
+    def test_separates_keeps_emptied_levels_if_asked(self):
+        td = make()
+        part = td.separates(("b", "d", "e"), filter_empty=False)
+        assert set(part.keys(True)) == {"b", ("b", "d"), ("b", "d", "e")}
+        assert td["b", "d"].is_empty()
+        assert make().separates("a", filter_empty=False).keys() == {"a"}
+
+    def test_split_keys_renames(self):
+        td = make()
+        first, rest = td.split_keys({"a": "q", ("b", "c"): ("b", "r")})
+        assert set(first.keys(True, True)) == {"q", ("b", "r")}
+        assert list(rest.keys(True, True)) == [("b", "d", "e")]
+        assert first["q"] is td["a"]
+
+    @pytest.mark.parametrize("error", [RuntimeError, ValueError])
+    def test_a_write_that_does_not_fit(self, error):
+        with pytest.raises(error, match="Failed to update 'a'"):
+            make().set_("a", torch.zeros(B, T, A + 1))
+        with pytest.raises(error, match="Failed to update"):
+            make().update_({"b": {"c": torch.zeros(B, T, 9)}})
+
+
+class TestModes:
+    @pytest.fixture(autouse=True)
+    def put_back(self):
+        yield
+        set_get_defaults_to_none(True)
+
+    @pytest.mark.parametrize("key", ["zz", ("b", "zz"), ("zz", "c")])
+    def test_get_raises(self, key):
+        set_get_defaults_to_none(False)
+        assert not get_defaults_to_none()
+        for td in (make(), lazy_stack([make(), make()]), TensorDictParams(make())):
+            with pytest.raises(KeyError):
+                td.get(key)
+            assert td.get(key, None) is None and td.get("a") is not None
+        set_get_defaults_to_none(True)
+        assert make().get(key) is None
+
+    def test_stacks_are_lazy(self):
+        assert lazy_legacy() is False
+        with set_lazy_legacy(True):
+            assert lazy_legacy() and type(torch.stack([make()] * 2, 1)) is LazyStackedTensorDict
+            with set_lazy_legacy(False):
+                assert type(torch.stack([make()] * 2)) is TensorDict
+            assert lazy_legacy()
+        assert type(torch.stack([make()] * 2)) is TensorDict
+
+        @set_lazy_legacy(True)
+        def stacked():
+            return torch.stack([make()] * 2)
+
+        assert type(stacked()) is LazyStackedTensorDict and not lazy_legacy()

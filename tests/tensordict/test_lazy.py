@@ -1535,3 +1535,22 @@ def test_the_comparison_can_fail():
     ):
         with pytest.raises(AssertionError):
             check_same(wrong, dense())
+
+
+class TestMembersOfUnlikeShape:
+    """What asks for keys and classes only does not stack."""
+
+    def test_depth(self):
+        td = unlike()
+        assert td.depth == 0
+        for member in td.tensordicts:
+            member["n"] = {"x": torch.zeros(3)}
+        assert td.depth == 1
+
+    def test_non_tensor_items(self):
+        td = unlike()
+        assert td.non_tensor_items(include_nested=True) == ()
+        for i, member in enumerate(td.tensordicts):
+            member["n"] = {"s": str(i)}
+        ((key, entry),) = td.non_tensor_items(include_nested=True)
+        assert key == ("n", "s") and [row[0] for row in entry.tolist()] == ["0", "1", "2", "3"]

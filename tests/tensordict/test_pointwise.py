@@ -1005,3 +1005,22 @@ class TestAutogradGrad:
         grads = torch.autograd.grad(out, td, out.detach() * 0 + 1)
         assert_leaves(grads, by_leaf(lambda x: 2 * x.detach(), td))
         assert grads.batch_size == td.batch_size
+
+
+class TestKeyTransform:
+    CALLS = ["sum", "mean", "std", "var", "quantile"]
+
+    @pytest.mark.parametrize("name", CALLS)
+    def test_names_of_the_result(self, name):
+        args = (0.5,) if name == "quantile" else ()
+        td = TensorDict({"a": leaf(B, T), "n": {"x": leaf(B)}}, [B])
+        out = getattr(td, name)(*args, 0, key_transform=lambda key: f"{name}_{key}")
+        want = getattr(td, name)(*args, 0)
+        assert set(out.keys(True, True)) == {f"{name}_a", (f"{name}_n", f"{name}_x")}
+        assert torch.equal(out[f"{name}_a"], want["a"])
+        assert out.batch_size == out[f"{name}_n"].batch_size == ()
+
+    def test_nested_names_and_one_tensor(self):
+        td = TensorDict({"a": leaf(B, T)}, [B])
+        assert td.sum(key_transform=lambda key: (key, "sum"))["a", "sum"].shape == ()
+        assert isinstance(td.sum(reduce=True, key_transform=str), torch.Tensor)

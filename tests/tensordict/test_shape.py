@@ -1147,3 +1147,74 @@ def test_the_oracle_can_fail(wrong):
         check_rows(make(), call(ROWS, wrong), make())
     with pytest.raises(AssertionError):
         check_rows(call(make(), wrong), ROWS, make())
+
+
+class TestInPlace:
+    """`inplace=True` gives the same rows, in the container and the nested ones that are there."""
+
+    CALLS = [
+        ("flatten", 0, 1),
+        ("unflatten", 0, (2, -1)),
+        ("repeat", 2, 1),
+        ("repeat_interleave", 2, 1),
+        ("roll", 1, 0),
+        ("pad", [1, 0]),
+    ]
+
+    @pytest.mark.parametrize("op", CALLS, ids=name_of)
+    def test_same_rows_in_the_same_containers(self, op):
+        name, *args = op
+        td = make(names=["x", "y"])
+        nested, want = (td["n"], td["m", "k"]), getattr(td, name)(*args)
+        assert getattr(td, name)(*args, inplace=True) is td
+        assert td["n"] is nested[0] and td["m", "k"] is nested[1]
+        assert td.batch_size == want.batch_size and td.names == want.names
+        for key in ["n", "m", ("m", "k")]:
+            assert td[key].batch_size == want[key].batch_size
+        for key, value in leaves(want).items():
+            torch.testing.assert_close(td[key], value, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("op", CALLS, ids=name_of)
+    def test_refused_for_locked_ones_and_stacks(self, op):
+        name, *args = op
+        with pytest.raises(RuntimeError, match="locked"):
+            getattr(make().lock_(), name)(*args, inplace=True)
+        td = make().set("stack", make().to_lazystack())
+        with pytest.raises(NotImplementedError, match="LazyStackedTensorDict"):
+            getattr(td, name)(*args, inplace=True)
+        assert td.batch_size == BATCH and td["n"].batch_size == (*BATCH, 5)
+
+    def test_function(self):
+        td = make()
+        assert pad(td, [0, 1], inplace=True) is td and td.batch_size == (5, 3)
+
+
+class TestNoBatchDims:
+    def test_repeat_interleave_makes_one(self):
+        td = TensorDict(a=torch.arange(2)).repeat_interleave(3)
+        assert td.batch_size == (3,) and td["a"].tolist() == [[0, 1]] * 3
+
+    def test_reshape_and_view_to_no_dims(self):
+        td = TensorDict(a=torch.ones(1, 2), batch_size=[1])
+        assert td.reshape().batch_size == td.view().batch_size == ()
+        with pytest.raises(RuntimeError, match="invalid shape"):
+            make().reshape()
+
+    def test_permute_without_dims(self):
+        assert TensorDict(a=torch.ones(2)).permute()["a"].shape == (2,)
+        with pytest.raises(ValueError, match="permutation"):
+            make().permute()
+
+
+def test_roll_over_all_dims_keeps_the_names():
+    td = make(names=["x", None])
+    assert td.roll(1).names == ["x", None]
+
+
+def test_masks_of_padding_cover_the_whole_batch():
+    """Padding of the first of two batch dims: the masks have the batch size of the result."""
+    td = TensorDict(a=torch.ones(2, 3, 4), n=dict(b=torch.ones(2, 3)), batch_size=[2, 3])
+    masks = pad_sequence([td, td[:1]], return_mask=True)["masks"]
+    for key in ["a", ("n", "b")]:
+        assert masks[key].shape == (2, 2, 3)
+        assert masks[key].all(-1).tolist() == [[True, True], [True, False]]

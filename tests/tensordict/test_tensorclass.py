@@ -792,3 +792,11 @@ class TestOursRepr:
             "    device=None,\n"
             "    is_shared=False)"
         )
+
+
+class TestSelect:
+    def test_as_tensordict(self):
+        point = Point(x=torch.zeros(3), y=torch.ones(3), batch_size=[3])
+        assert type(point.select("x")) is Point
+        out = point.select("x", as_tensordict=True)
+        assert type(out) is TensorDict and list(out.keys()) == ["x"] and out["x"] is point.x

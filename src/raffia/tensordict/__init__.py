@@ -40,6 +40,12 @@ from raffia.tensordict.lazy import (
     maybe_dense_stack,
 )
 from raffia.tensordict.memmap import DamagedFileError, MemoryMappedTensor
+from raffia.tensordict.modes import (
+    get_defaults_to_none,
+    lazy_legacy,
+    set_get_defaults_to_none,
+    set_lazy_legacy,
+)
 from raffia.tensordict.nontensor import (
     NonTensorData,
     NonTensorStack,
@@ -83,10 +89,12 @@ __all__ = [
     "from_struct_array",
     "from_tuple",
     "fromkeys",
+    "get_defaults_to_none",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
+    "lazy_legacy",
     "lazy_stack",
     "list_to_stack",
     "load",
@@ -99,6 +107,8 @@ __all__ = [
     "pad_sequence",
     "save",
     "set_capture_non_tensor_stack",
+    "set_get_defaults_to_none",
+    "set_lazy_legacy",
     "set_list_to_stack",
     "stack",
     "tensorclass",

@@ -255,8 +255,8 @@ def copy(td: Any) -> Any:
 def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     import copy as copier
 
-    out = td._map(lambda leaf: copier.deepcopy(leaf, memo))
-    memo[id(td)] = out
+    entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
+    out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
 
 
@@ -281,9 +281,17 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 def _replaced(td: Any, source: Any) -> Any:
     """Put the tensors of `source` in the place of those of `td`."""
-    for key, leaf in source.items(True, True):
-        if get(td, key) is not leaf:
-            td.set(key, leaf)
+    if hasattr(td, "tensordicts") and hasattr(source, "tensordicts"):
+        for mine, new in zip(td.tensordicts, source.tensordicts, strict=True):
+            _replaced(mine, new)
+        return td
+    for name, leaf in source._peek().items():
+        mine = td._peek_str(name)
+        if isinstance(leaf, Node):
+            if not leaf._is_data():
+                _replaced(mine, leaf)
+        elif mine is not leaf:
+            td.set(name, leaf)
     return td
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict import modes
 from raffia.tensordict.keys import (
     MissingKeyError,
     NestedKey,
@@ -289,6 +290,8 @@ def get(td: Any, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> A
     >>> td.get(("a", "b")), td.get("missing"), td.get("missing", 0)
     (tensor([0., 0.]), None, 0)
     """
+    if modes.get_raises and default is UNSET:
+        default = NO_DEFAULT
     path = unravel_key_to_tuple(key)
     if not path:
         unravel_key(key)
@@ -740,7 +743,7 @@ def merge(
     for key, value in list(pairs):
         key = unravel_key(key)
         mine: Any = (
-            td._get_str(key)
+            td._peek_str(key)
             if key.__class__ is str
             else get(td, key)
             if contains(td, key)
@@ -817,7 +820,9 @@ def update_at_(
         if not contains(td, key):
             raise_missing(key, td)
     for key, value in pairs:
-        mine = get(td, key)
+        mine: Any = td
+        for name in unravel_key_to_tuple(key):
+            mine = mine._peek_str(name)
         if isinstance(mine, Node) and isinstance(value, (Node, Mapping)):
             mine.update_at_(value, idx, non_blocking=non_blocking)
         else:
@@ -979,7 +984,7 @@ def _split_keys(
 
 def prune(td: Any) -> None:
     """Remove nested containers that hold nothing."""
-    for name, value in list(td._entries().items()):
+    for name, value in list(td._peek().items()):
         if isinstance(value, Node) and not value._is_data():
             prune(value)
             if not value.keys():
@@ -1064,7 +1069,7 @@ def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
     tree: dict[str, Any] = {}
     for name, value in td._entries().items():
         if isinstance(value, Node) and not value._is_data():
-            value = unflatten_keys(value, separator)
+            value = value.unflatten_keys(separator)
         if text(separator) not in name:
             if name in tree:
                 raise KeyError(
@@ -1233,7 +1238,7 @@ def depth(td: Any) -> int:
     """
     below = [
         1 + value.depth
-        for value in td._entries().values()
+        for value in td._peek().values()
         if isinstance(value, Node) and not value._is_data()
     ]
     return max(below, default=0)
@@ -1321,8 +1326,14 @@ def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, 
     >>> [(key, entry.data) for key, entry in TensorDict(a="text", b=1).non_tensor_items()]
     [('a', 'text')]
     """
-    pairs = entries_list(td, include_nested, True, is_leaf_nontensor, False)
-    return tuple([pair for pair in pairs if isinstance(pair[1], Node) and pair[1]._is_data()])
+    out: list[tuple[Any, Any]] = []
+    for name, value in td._peek().items():
+        if isinstance(value, Node) and value._is_data():
+            out.append((name, td._get_str(name)))
+        elif include_nested and isinstance(value, Node):
+            below = non_tensor_items(td._get_str(name), True)
+            out += [(unravel_key((name, key)), entry) for key, entry in below]
+    return tuple(out)
 
 
 def filter_non_tensor_data(td: Any) -> Any:
@@ -1337,7 +1348,7 @@ def filter_non_tensor_data(td: Any) -> Any:
         if isinstance(value, Node):
             if value._is_data():
                 continue
-            value = filter_non_tensor_data(value)
+            value = value.filter_non_tensor_data()
         entries[name] = value
     return td._new(entries, td._batch_size, td._names)
 

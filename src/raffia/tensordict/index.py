@@ -337,7 +337,11 @@ def where(
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).where(torch.tensor([True, False]), 0.0)["a"]
     tensor([1., 0.])
     """
-    result = _where(td, condition, other, pad)
+    return written(_where(td, condition, other, pad), out, update_batch_size)
+
+
+def written(result: Any, out: Any, update_batch_size: bool) -> Any:
+    """What `where` gives: its result, or `out` after the result was written to it."""
     if out is None:
         return result
     if update_batch_size:
@@ -376,7 +380,9 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
             )
             a, b = (filler if a is None else a), (filler if b is None else b)
         if isinstance(a, Node):
-            entries[name] = a._where(condition, b) if a._is_data() else _where(a, condition, b, pad)
+            entries[name] = (
+                a._where(condition, b) if a._is_data() else a.where(condition, b, pad=pad)
+            )
         else:
             entries[name] = torch.where(expand_right(condition, a), a, b)
     ndim = len(td._batch_size)

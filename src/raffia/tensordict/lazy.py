@@ -7,6 +7,7 @@ that members whose entries differ in shape, or that have other entries, can be h
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import textwrap
@@ -561,6 +562,18 @@ class LazyStackedTensorDict(TensorDictBase):
         else:
             self.set(key, value)
 
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+        """Write into the rows `idx`; one whole member is written like any other container.
+
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2, b=0)])
+        >>> td.update_at_({"a": torch.tensor(5)}, 0)["a"]
+        tensor([5, 2])
+        """
+        if idx.__class__ is int and not self.stack_dim and not self._is_data():
+            self._row(idx, (), self.ndim).update_(input_dict_or_td, clone, **o)
+            return self
+        return entries.update_at_(self, input_dict_or_td, idx, clone, **o)
+
     def update_(
         self,
         input_dict_or_td: Any = None,
@@ -659,6 +672,11 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _shallow(self) -> Any:
         return self._of_members([td._shallow() for td in self.tensordicts])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
+        memo[id(self)] = out
+        return out
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
         for td in self.tensordicts:
@@ -1129,6 +1147,15 @@ class LazyStackedTensorDict(TensorDictBase):
             getattr(td, method)(separator, inplace=True, **options)
         return self
 
+    def filter_non_tensor_data(self) -> Any:
+        """The lazy stack of the members without their non-tensor entries.
+
+        >>> td = lazy_stack([TensorDict(a=1, s="x"), TensorDict(a=2, s="y")])
+        >>> list(td.filter_non_tensor_data().keys())
+        ['a']
+        """
+        return self._of_members([td.filter_non_tensor_data() for td in self.tensordicts])
+
     def empty(
         self,
         recurse: bool = False,
@@ -1152,9 +1179,10 @@ class LazyStackedTensorDict(TensorDictBase):
             out.names = names
         return out
 
-    def contiguous(self) -> Any:  # type: ignore[override] # stacks anew: no options
-        """The dense container: every entry stacked.
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """The dense container: every entry stacked, which makes it contiguous in any sense.
 
+        inplace: no effect, as the members can't become a dense container.
         Raises RuntimeError if entries differ in shape; `densify` makes nested tensors of these.
 
         >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).contiguous()).__name__
@@ -1243,11 +1271,12 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([1, 0])
         """
         parts = self._split(other) if isinstance(other, Node) else [other] * len(self.tensordicts)
-        if parts is None or out is not None:
+        if parts is None:
             options: Any = dict(out=out, pad=pad, update_batch_size=update_batch_size)
             return index.where(self.contiguous(), condition, other, **options)
         rows = zip(self.tensordicts, self._tensor_parts(condition), parts, strict=True)
-        return self._of_members([td.where(row, part, pad=pad) for td, row, part in rows])
+        result = self._of_members([td.where(row, part, pad=pad) for td, row, part in rows])
+        return index.written(result, out, update_batch_size)
 
     # -- showing
 

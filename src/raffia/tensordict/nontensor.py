@@ -590,13 +590,6 @@ class NonTensorStack(LazyStackedTensorDict):
         """
         return self._shallow()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
-        out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
-        memo[id(self)] = out
-        return out
-
     def __eq__(self, other: object) -> Any:
         return compared(self, other, operator.eq)
 

@@ -25,8 +25,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does
         the same.
     lock: lock the container.
-    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are added
-    and replaced through this container, not through a nested one that was taken out of it.
+    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Add and replace
+    entries through this container: what is stored in a nested one taken out of it stays a plain
+    tensor that no optimiser sees, until the next change made here.
     Raises RuntimeError for lazy stacks.
 
     >>> params = TensorDictParams(TensorDict(w=torch.zeros(3), n=dict(b=torch.ones(2))))
@@ -67,12 +68,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             self.lock_()
 
     def _refresh(self) -> None:
-        """Convert what is new in the tree and register all; it stays locked between changes."""
-        self._tree.unlock_()
+        """Convert what is new in the tree and register all."""
         if self._no_convert is False:
             _convert(self._tree, {})
         self._register()
-        self._tree.lock_()
 
     def _register(self) -> None:
         parameters: dict[str, nn.Parameter] = {}
@@ -125,7 +124,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         if self._locked:
             raise locked_error(self)
         tree = self._tree
-        tree.unlock_()
         try:
             result = change(tree)
         finally:
@@ -136,7 +134,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return self._tree._stores()
 
     def _children(self) -> list[Any]:
-        return []
+        return [self._tree]
 
     def _new(self, entries: Entries, batch_size: torch.Size, names: Any = None) -> TensorDict:
         return self._tree._new(entries, batch_size, names)
@@ -233,7 +231,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         if self._tree._device is not None:
             self._tree.auto_device_()
         self._register()
-        self._tree.lock_()
+        if self._locked:
+            self._tree.lock_()
         return self
 
     def state_dict(
@@ -367,9 +366,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictParams:
-        out = TensorDictParams(
-            self._tree._map(lambda leaf: copy.deepcopy(leaf, memo)), no_convert=True
-        )
+        out = TensorDictParams(copy.deepcopy(self._tree, memo), no_convert=True)
         out._no_convert, out._hooks = self._no_convert, list(self._hooks)
         memo[id(self)] = out
         return out.lock_() if self._locked else out
@@ -408,6 +405,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def fill_(self, key: Any, value: Any) -> Any:
         self.data.fill_(key, value)
+        return self
+
+    def set_at_(self, key: Any, value: Any, index: Any, **options: Any) -> Any:
+        self.data.set_at_(key, value, index, **options)
         return self
 
 

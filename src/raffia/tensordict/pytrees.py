@@ -4,6 +4,9 @@
 container. The change in the number of dimensions of the leaves says by how much the batch size has
 changed; the leading dimensions that they share are the new one. In `in_dims` and `out_dims`, a
 dimension is counted from the front: a negative one counts the leaves' own dimensions.
+
+A `torch.utils.data.DataLoader` stacks containers: the class is entered in torch's table of what
+`default_collate` does with which type.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
 
 class Spec:
@@ -270,3 +274,19 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
+
+
+def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """A list of containers as one: a lazy stack where their keys or shapes differ.
+
+    Rows that were read at once, with `__getitems__`, are one container already.
+
+    >>> from torch.utils.data import DataLoader
+    >>> steps = TensorDict(obs=torch.arange(6), batch_size=[6])
+    >>> [batch["obs"].tolist() for batch in DataLoader(steps, batch_size=4)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    return batch if isinstance(batch, TensorCollection) else maybe_dense_stack(batch)
+
+
+default_collate_fn_map[TensorCollection] = collate

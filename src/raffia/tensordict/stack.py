@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import entries
+from raffia.tensordict import entries, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Entries, Node
@@ -40,6 +40,8 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     tds = input if input.__class__ is list else list(input)
     if not tds:
         raise RuntimeError("stack expects a non-empty list of containers")
+    if modes.stack_lazily and out is None:
+        return LazyStackedTensorDict.lazy_stack(tds, dim)
     result = _stack_nodes(tds, _new_dim(tds[0], dim), False)
     return result if out is None else _written(out, result, "stacked")
 
@@ -399,17 +401,12 @@ def pad_sequence(
         for td, leaf in zip(stretched, leaves, strict=True):
             entries.set(td, key, _padded(leaf, at, length, fill, padding_side))
         if masks is not None:
-            lead = leaves[0].shape[: min(at, ndim)]
-            rows = [
-                torch.ones((*lead, leaf.shape[at]), dtype=torch.bool, device=leaf.device)
-                for leaf in leaves
-            ]
-            masks.set(
-                key,
-                torch.stack(
-                    [_padded(row, row.dim() - 1, length, False, padding_side) for row in rows]
-                ),
-            )
+            rows = []
+            for leaf in leaves:
+                lead = leaf.shape[:ndim] if at < ndim else (*leaf.shape[:ndim], leaf.shape[at])
+                row = torch.ones(lead, dtype=torch.bool, device=leaf.device)
+                rows.append(_padded(row, min(at, ndim), length, False, padding_side))
+            masks.set(key, torch.stack(rows))
     result = _stack_nodes(stretched, 0, False)
     if masks is not None:
         result.set("masks" if return_mask is True else return_mask, masks)

@@ -21,6 +21,7 @@ from raffia.tensordict import (
     entries,
     index,
     lock,
+    modes,
     modules,
     pointwise,
     reductions,
@@ -460,7 +461,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.__dict__.get("_spans") is not None:
             return convert.reduce_consolidated(self)
-        if self.__class__ is TensorDict:
+        if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
         return super().__reduce_ex__(protocol)
@@ -921,7 +922,7 @@ class TensorDict(TensorDictBase):
     def get(self, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> Any:
         if key.__class__ is str and not lazy_options:
             value = self._d.get(key)
-            if value is None and default is not UNSET:
+            if value is None and (default is not UNSET or modes.get_raises):
                 return entries.get(self, key, default)
             return value
         if key.__class__ is tuple and key and not lazy_options:
