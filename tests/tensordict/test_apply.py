@@ -1,5 +1,7 @@
 """apply and its relatives, map over chunks, and containers as pytree nodes."""
 
+from multiprocessing.pool import ThreadPool
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -544,14 +546,6 @@ class TestDevice:
             assert type(make_lazy().apply(lambda x: x + 1, **options)) is LazyStackedTensorDict
 
 
-def row_sums(td):
-    return TensorDict({"a": td["a"].sum(-1), "threads": torch.full(td.batch_size, threads())}, [1])
-
-
-def threads():
-    return torch.get_num_threads()
-
-
 class TestMapOptions:
     def test_out(self):
         td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3])
@@ -566,14 +560,30 @@ class TestMapOptions:
         td.map(lambda x: x + 1, dim=1, num_workers=0, chunksize=1, out=out)
         assert (out == td + 1).all()
 
-    def test_workers(self):
+    def test_workers(self, monkeypatch):
+        """What is asked for reaches the pool, and each worker starts with a seed of its own."""
+        asked = []
+
+        class Context:
+            Value = staticmethod(torch.multiprocessing.Value)
+
+            def Pool(self, num_workers, first_act, arguments):
+                asked.extend([num_workers, first_act, *arguments])
+                return ThreadPool(num_workers)
+
+        def context(method):
+            asked.append(method)
+            return Context()
+
+        monkeypatch.setattr(torch.multiprocessing, "get_context", context)
         td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3])
-        out = td.map(
-            row_sums,
-            num_workers=1,
-            chunksize=1,
-            max_tasks_per_child=2,
-            worker_threads=2,
-            mp_start_method="fork",
-        )
-        assert out["a"].tolist() == [1, 5, 9] and out["threads"].tolist() == [2, 2, 2]
+        options = {"worker_threads": 7, "mp_start_method": "spawn"}
+        assert (td.map(lambda x: x + 1, num_workers=2, **options) == td + 1).all()
+        method, num_workers, first_act, seed, threads = asked
+        assert (method, num_workers, threads) == ("spawn", 2, 7)
+        drawn, state, used = [], torch.get_rng_state(), torch.get_num_threads()
+        for _ in range(2):
+            first_act(seed, used)
+            drawn.append(torch.initial_seed())
+        torch.set_rng_state(state)
+        assert drawn[1] == drawn[0] + 1

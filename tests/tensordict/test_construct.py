@@ -740,7 +740,7 @@ class TestMerge:
             merge_tensordicts(one)
 
 
-class TestAutoBatchSize:
+class TestAutoBatchSizeOfSpecialEntries:
     def test_empty_containers_have_no_say(self):
         td = TensorDict({"a": torch.zeros(B, T), "e": {}, "f": {"g": {}}}, [B])
         assert td.auto_batch_size_().batch_size == (B, T)
@@ -759,3 +759,15 @@ class TestAutoBatchSize:
 def test_from_dict_instance_takes_the_batch_size_from_its_arguments():
     td = TensorDict(batch_size=[B], device="cpu")
     assert td.from_dict_instance({"a": torch.zeros(T)}).batch_size == ()
+
+
+class TestFromAnyOfOtherThings:
+    def test_structured_array(self):
+        rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i4"), ("b", "f8")])
+        td = TensorDict.from_any({"r": rows})
+        assert td["r"].batch_size == (2,) and td["r", "b"].tolist() == [2, 4]
+        assert TensorDict.from_any(rows)["a"].tolist() == [1, 3]
+
+    def test_a_tensor_is_a_pytree(self):
+        leaf = torch.zeros(B)
+        assert TensorDict.from_pytree(leaf) is leaf

@@ -14,6 +14,7 @@ from raffia import (
     LazyStackedTensorDict,
     NonTensorData,
     TensorDict,
+    TensorDictParams,
     assert_allclose_td,
     assert_close,
     lazy_stack,

@@ -639,3 +639,26 @@ class TestStackAndCat:
             RuntimeError, match="(?s)'a'.*(as_padded_tensor|as_list|as_nested_tensor)"
         ):
             lazy["a"]
+
+
+class TestPlainMistakes:
+    @pytest.mark.parametrize("modules", [[torch.nn.Linear(2, 2)], "layer"], ids=["list", "str"])
+    def test_from_modules_of_what_is_no_module(self, modules):
+        hint = r".*from_modules\(\*modules\)" if isinstance(modules, list) else ""
+        with pytest.raises(TypeError, match=f"nn.Modules, got {type(modules).__name__}{hint}"):
+            TensorDict.from_modules(modules)
+
+    def test_a_list_of_keys_as_index(self):
+        td = make()
+        with fails(td, IndexError, r"td\.select\('action', 'next'\)"):
+            td[["action", "next"]]
+
+    @pytest.mark.parametrize("what", ["tensor", "container"])
+    def test_an_operand_that_does_not_broadcast(self, what):
+        td = make()
+        other = {
+            "tensor": lambda: torch.ones(T + 4),
+            "container": lambda: TensorDict(batch_size=[T + 4]),
+        }[what]()
+        with fails(td, RuntimeError, what, r"\(7,\)", r"batch size \(2, 3\)"):
+            td + other

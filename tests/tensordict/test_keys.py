@@ -1361,3 +1361,20 @@ class TestModes:
             return torch.stack([make()] * 2)
 
         assert type(stacked()) is LazyStackedTensorDict and not lazy_legacy()
+
+
+class TestRefusedUpdates:
+    @pytest.mark.parametrize("locked", [False, True])
+    def test_nothing_is_written_if_one_entry_does_not_fit(self, locked):
+        td = make()
+        if locked:
+            td.lock_()
+        before = td.clone()
+        for entries in (
+            {"a": torch.full((B, T), 9.0), "b": TensorDict({"c": torch.ones(7)})},
+            {"a": torch.full((B, T), 9.0), ("b", "c"): torch.ones(7)},
+            {"a": torch.full((B, T), 9.0), "zz": torch.ones(B, T)},
+        ):
+            with pytest.raises((RuntimeError, KeyError), match="c|zz"):
+                td.update_(entries)
+            assert (td == before).all()

@@ -14,6 +14,7 @@ import torch
 from raffia import (
     LazyStackedTensorDict,
     TensorDict,
+    assert_close,
     dense_stack_tds,
     is_tensor_collection,
     lazy_stack,
@@ -1137,6 +1138,16 @@ class TestGrow:
             td.insert(0, part(4))
 
 
+class TestNothingIsLost:
+    def test_entries_of_one_member_only_are_not_dropped(self):
+        td = lazy_stack([TensorDict(a=1, only=2), TensorDict(a=1)])
+        for source in (td, TensorDict(n=td)):
+            for method in (source.to_dict, source.state_dict):
+                with pytest.raises(RuntimeError, match="only"):
+                    method()
+        assert td[0].to_dict()["only"] == 2
+
+
 class TestConvert:
     @pytest.mark.parametrize("name", ["contiguous", "densify", "to_tensordict"])
     @both_dims
@@ -1554,3 +1565,105 @@ class TestMembersOfUnlikeShape:
             member["n"] = {"s": str(i)}
         ((key, entry),) = td.non_tensor_items(include_nested=True)
         assert key == ("n", "s") and [row[0] for row in entry.tolist()] == ["0", "1", "2", "3"]
+
+    def test_apply_in_place_reaches_each_member(self):
+        td = unlike()
+        assert td.apply_(lambda leaf: leaf.zero_()) is td
+        assert all((leaf == 0).all() for member in td.tensordicts for leaf in member.values())
+        nested = TensorDict({"l": unlike()}, [4, 3])
+        nested.apply_(lambda leaf: leaf + 1)
+        assert (nested["l"][2]["h"] == unlike()[2]["h"] + 1).all()
+
+    def test_split_and_prune(self):
+        td = unlike()
+        first, rest = td.split_keys(["a"])
+        assert list(first.keys()) == ["a"] and "a" not in rest[0].keys()
+        for member in td.tensordicts:
+            member["n"] = {}
+        assert "n" not in td.filter_empty_().keys()
+        assert list(td.separates("a").keys()) == ["a"] and "a" not in td.keys()
+
+    def test_filter_non_tensor_data(self):
+        td = unlike()
+        td[1].set("s", "text")
+        out = td.filter_non_tensor_data()
+        assert isinstance(out, LazyStackedTensorDict) and "s" not in out[1].keys()
+        assert out[1]["h"] is td[1]["h"] and "s" in td[1].keys()
+
+    def test_one_member_written_at(self):
+        td = unlike()
+        td.update_at_(td[0].clone().zero_(), 0)
+        assert (td[0]["h"] == 0).all() and (td[1]["h"] == unlike()[1]["h"]).all()
+
+    def test_where(self):
+        td, mask = unlike(), torch.arange(12).reshape(4, 3) % 2 == 0
+        out = td.clone()
+        assert td.where(mask, td.clone().zero_(), out=out) is out
+        nested = TensorDict({"l": unlike()}, [4, 3])
+        chosen = nested.where(mask, nested.clone().zero_())["l"]
+        for i in range(4):
+            want = torch.where(mask[i, :, None], td[i]["h"], torch.zeros(()))
+            assert (out[i]["h"] == want).all() and (chosen[i]["h"] == want).all()
+
+    def test_assert_close(self):
+        assert assert_close(unlike(), unlike())
+        other = unlike()
+        other[3]["h"].add_(1)
+        with pytest.raises(AssertionError, match="h"):
+            assert_close(unlike(), other)
+        nested = TensorDict({"l": unlike()}, [4, 3])
+        assert assert_close(nested, nested.clone())
+        with pytest.raises(AssertionError, match="h"):
+            assert_close(nested, TensorDict({"l": other}, [4, 3]))
+        assert assert_close(TensorDict({"l": make()}, [4, 3]), TensorDict({"l": dense()}, [4, 3]))
+
+    def test_load_into(self, tmp_path):
+        unlike().memmap(tmp_path)
+        td = unlike().zero_()
+        members = list(td.tensordicts)
+        td.load_memmap_(tmp_path)
+        assert assert_close(td, unlike())
+        assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
+
+    def test_dense_stack_keeps_them_apart(self):
+        out = dense_stack_tds([unlike(), unlike()], 0)
+        assert out.batch_size == (2, 4, 3) and out.stack_dim == 1
+        assert out[:, 2]["h"].shape == (2, 3, 4)
+
+    def test_stack_of_stacks_with_unlike_keys(self):
+        first, second = make(), make().select("a")
+        out = maybe_dense_stack([first, second], 0)
+        assert out.stack_dim == 0 and out[0] is first and out[1] is second
+
+    def test_from_dict(self):
+        rows = [{"a": torch.ones(2)}, {"a": torch.ones(3)}]
+        td = LazyStackedTensorDict.from_dict(rows, auto_batch_size=True, stack_dim=1)
+        assert td.batch_size == (-1, 2) and td.stack_dim == 1
+        td = LazyStackedTensorDict.from_dict({"0": rows[0], "1": rows[1]})
+        assert [len(x) for x in td.get("a", as_list=True)] == [2, 3]
+
+
+def test_a_row_of_values_is_written_in_the_members():
+    td = lazy_stack([TensorDict(a=torch.zeros(3), s=s, batch_size=[3]) for s in "uv"])
+    td.set_at_("s", "x", 0)
+    assert td.get("s").tolist() == [["x"] * 3, ["v"] * 3] and td[0]["s"] == "x"
+    td.set_at_("s", "y", (1, 2))
+    assert td[1].get("s").tolist() == ["v", "v", "y"]
+
+
+class TestCumulative:
+    @pytest.mark.parametrize("name", ["cummax", "cummin"])
+    @pytest.mark.parametrize("dim", [0, 1, -1])
+    @pytest.mark.parametrize("stack_dim", [0, 1])
+    def test_as_the_dense_stack(self, name, dim, stack_dim):
+        got = getattr(make(stack_dim), name)(dim)
+        want = getattr(dense(stack_dim), name)(dim)
+        for part_of_result in ("values", "indices"):
+            check_same(getattr(got, part_of_result), getattr(want, part_of_result))
+
+
+def test_one_number_of_members_of_unlike_shape():
+    leaves = [leaf for td in unlike().tensordicts for leaf in td.values()]
+    shared = [leaf for td in unlike().tensordicts for leaf in (td["a"], td["h"])]
+    got = unlike().sum(reduce=True)
+    assert got == sum([leaf.sum() for leaf in shared]) == sum([leaf.sum() for leaf in leaves])

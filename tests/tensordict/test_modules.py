@@ -1017,6 +1017,48 @@ class TestParams:
             params()(1)
 
 
+class TestParamsBelow:
+    """Nested containers are locked only while the parameters are."""
+
+    def make(self):
+        return TensorDictParams(
+            TensorDict(
+                a=torch.zeros(2, 3), n=dict(b=torch.ones(2), c=torch.ones(2)), batch_size=[2]
+            )
+        )
+
+    def test_lock(self):
+        p = self.make()
+        assert not p["n"].is_locked
+        assert p.lock_()["n"].is_locked
+        with pytest.raises(RuntimeError, match="locked"):
+            p["n"].unlock_()
+        p.unlock_()
+        assert not p["n"].is_locked
+
+    def test_nested_keys_are_taken_out(self):
+        p = self.make()
+        p.exclude(("n", "b"), inplace=True)
+        assert list(p["n"].keys()) == ["c"]
+        first, rest = self.make().split_keys([("n", "b")])
+        assert list(first.keys(True, True)) == [("n", "b")] and "b" not in rest["n"].keys()
+
+    def test_new_nested_entries_are_parameters_after_the_next_change(self):
+        p = self.make()
+        p["n"]["d"] = torch.ones(2)
+        assert "n.d" not in dict(p.named_parameters())
+        p["e"] = torch.ones(2)
+        assert {"n.d", "e"} <= set(dict(p.named_parameters()))
+
+    def test_rows_are_written(self):
+        p = self.make()
+        leaf = p["n", "b"]
+        assert p.set_at_(("n", "b"), 5.0, 1) is p
+        assert p["n", "b"] is leaf and leaf.tolist() == [1.0, 5.0]
+        p.update_at_({"a": torch.ones(3)}, 0)
+        assert p["a"].sum() == 3
+
+
 class TestParamsInModules:
     class Host(nn.Module):
         def __init__(self):

@@ -658,3 +658,11 @@ class TestOursJson:
     def test_to_dict_of_json_values_is_plain_json(self):
         td = TensorDict(s="a", n=TensorDict(w=["p", "q"], o=None))
         assert json.loads(json.dumps(td.to_dict())) == {"s": "a", "n": {"w": ["p", "q"], "o": None}}
+
+
+def test_a_value_with_a_batch_size_bounds_the_one_that_is_found():
+    td = TensorDict(a=torch.zeros(2, 3, 4), s=NonTensorData("x", batch_size=[2]))
+    assert td.auto_batch_size_().batch_size == (2,)
+    assert TensorDict(a=torch.zeros(2, 3), s="x").auto_batch_size_().batch_size == (2, 3)
+    td = TensorDict(dict(a=torch.zeros(2, 3), n=dict(b=torch.zeros(2, 3, 5), s="x")), [2, 3])
+    assert td.auto_batch_size_()["n"].batch_size == td["n"].get("s").batch_size == (2, 3)

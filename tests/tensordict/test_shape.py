@@ -1189,7 +1189,7 @@ class TestInPlace:
         assert pad(td, [0, 1], inplace=True) is td and td.batch_size == (5, 3)
 
 
-class TestNoBatchDims:
+class TestToAndFromNoBatchDims:
     def test_repeat_interleave_makes_one(self):
         td = TensorDict(a=torch.arange(2)).repeat_interleave(3)
         assert td.batch_size == (3,) and td["a"].tolist() == [[0, 1]] * 3
@@ -1218,3 +1218,10 @@ def test_masks_of_padding_cover_the_whole_batch():
     for key in ["a", ("n", "b")]:
         assert masks[key].shape == (2, 2, 3)
         assert masks[key].all(-1).tolist() == [[True, True], [True, False]]
+
+
+def test_masks_of_padding_beside_longer_nested_batches():
+    td = make()
+    masks = pad_sequence([td, td[:2]], return_mask=True)["masks"]
+    assert masks["n", "c"].shape == masks["a"].shape == (2, *BATCH)
+    assert masks["n"].batch_size == (2, *BATCH)

@@ -135,7 +135,9 @@ def common_size(td: Any, batch_dims: int | None) -> torch.Size | None:
         if hasattr(value, "stack_dim"):
             shape: Any = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
-            shape = None if value._is_data() else common_size(value, batch_dims)
+            shape = (
+                value._batch_size or None if value._is_data() else common_size(value, batch_dims)
+            )
         else:
             shape = value.shape
         if shape is None:
@@ -268,7 +270,7 @@ def any_entries(obj: Any, cls: Any) -> Any:
     elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
         pairs = zip(obj._fields, obj, strict=True)
     elif isinstance(obj, np.ndarray) and obj.dtype.names:
-        pairs = [(name, obj[name]) for name in obj.dtype.names]
+        return from_struct_array(cls, obj)
     elif isinstance(obj, tuple):
         pairs = [(str(i), value) for i, value in enumerate(obj)]
     elif isinstance(obj, list) and any(
@@ -298,6 +300,8 @@ def from_pytree(
     >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()
     {'0': tensor([0., 0.]), '1': {'a': tensor([1., 1.])}}
     """
+    if isinstance(pytree, Tensor):
+        return pytree
     found = any_entries(pytree, cls)
     if found is None:
         raise ValueError(

@@ -993,9 +993,9 @@ def state_dict(
         elif value._is_data():
             continue
         elif flatten:
-            state_dict(value, out, f"{prefix}{name}.", keep_vars)
+            value.state_dict(out, f"{prefix}{name}.", keep_vars)
         else:
-            out[prefix + name] = state_dict(value, None, "", keep_vars, False)
+            out[prefix + name] = value.state_dict(None, "", keep_vars, False)
     return out
 
 

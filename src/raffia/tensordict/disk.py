@@ -1000,6 +1000,10 @@ def refill(out: Any, source: Any) -> Any:
     """Make the content of `out` that of `source`; its nested containers stay where they can."""
     if out._locked:
         raise locked_error(out)
+    if hasattr(out, "tensordicts") and _same_members(out, source):
+        for mine, value in zip(out.tensordicts, source.tensordicts, strict=True):
+            refill(mine, value)
+        return out
     entries = source._entries()
     for name, value in list(out._entries().items()):
         if name not in entries or not keeps(value, entries[name]):
@@ -1015,6 +1019,14 @@ def refill(out: Any, source: Any) -> Any:
         else:
             refill(mine, value)
     return out
+
+
+def _same_members(mine: Any, value: Any) -> bool:
+    """Whether two lazy stacks have members of the same sizes, so that one can take the other's."""
+    if getattr(value, "stack_dim", None) != mine.stack_dim or mine._is_data():
+        return False
+    sizes = [td._batch_size for td in mine.tensordicts]
+    return sizes == [td._batch_size for td in value.tensordicts]
 
 
 def keeps(mine: Any, value: Any) -> bool:

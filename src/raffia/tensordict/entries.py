@@ -778,7 +778,8 @@ def update_(
 ) -> Any:
     """Write the entries of a container or dict into the tensors there; allowed when locked.
 
-    Raises KeyError, before anything is written, if a key is not there.
+    Raises KeyError if a key is not there and RuntimeError if a shape does not fit, before anything
+    is written.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).lock_().update_({"a": torch.ones(2)})["a"]
@@ -788,12 +789,25 @@ def update_(
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
     pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
-    for key, _ in pairs:
-        if not contains(td, key):
-            raise_missing(key, td)
+    check_writes(td, pairs)
     for key, value in pairs:
         td.set_(key, value, non_blocking=non_blocking)
     return td
+
+
+def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raise what a later write would raise, so that none is done if one of them can't be."""
+    for key, value in pairs:
+        if not contains(td, key):
+            raise_missing(key, td)
+        node, name = holder(td, key)
+        mine = node._peek_str(name)
+        if type(mine) is td._plain and type(value) is td._plain:
+            check_writes(mine, value._d.items())
+        elif isinstance(mine, Tensor) and isinstance(value, Tensor) and type(node) is td._plain:
+            sizes = zip(reversed(value.shape), reversed(mine.shape), strict=False)
+            if value.dim() > mine.dim() or any([n not in (1, size) for n, size in sizes]):
+                write(mine, value, unravel_key(key))  # which refuses
 
 
 def update_at_(

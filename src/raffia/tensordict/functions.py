@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raffia.tensordict.entries import entries_list
 from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.pointwise import unlike
 from raffia.tensordict.tensordict import TensorDict
@@ -285,8 +286,17 @@ def assert_close(
             "assert_close compares two containers (TensorDict ...), "
             f"got {type(actual).__name__} and {type(expected).__name__}"
         )
-    left = dict(entries_list(actual, True, True, None, False))
-    right = dict(entries_list(expected, True, True, None, False))
+    if isinstance(actual, LazyStackedTensorDict) and isinstance(expected, LazyStackedTensorDict):
+        theirs = actual._split(expected)
+        if theirs is not None:  # member by member, as their shapes may be unlike
+            for a, b in zip(actual.tensordicts, theirs, strict=True):
+                assert_close(a, b, rtol, atol, equal_nan, intersection, msg)
+            return True
+    for is_leaf in (_tensor_or_stack, None):  # lazy stacks below one by one, if both have them
+        left = dict(entries_list(actual, True, True, is_leaf, False))
+        right = dict(entries_list(expected, True, True, is_leaf, False))
+        if left.keys() == right.keys():
+            break
     if intersection:
         left = {key: value for key, value in left.items() if key in right}
     elif left.keys() != right.keys():
@@ -295,6 +305,9 @@ def assert_close(
             {str(k): v for k, v in right.items()},
         )
     for key, value in left.items():
+        if isinstance(value, Node) and isinstance(right[key], Node):
+            assert_close(value, right[key], rtol, atol, equal_nan, intersection, msg)
+            continue
         torch.testing.assert_close(
             value,
             right[key],
@@ -304,6 +317,10 @@ def assert_close(
             msg=lambda text, key=key: f"entry {key!r}: {text} {msg}".rstrip(),  # type: ignore[misc]
         )
     return True
+
+
+def _tensor_or_stack(cls: type) -> bool:
+    return issubclass(cls, Tensor) or cls is LazyStackedTensorDict
 
 
 def assert_allclose_td(actual: Any, expected: Any, **options: Any) -> bool:

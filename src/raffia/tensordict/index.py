@@ -71,6 +71,11 @@ def _plain_part(part: Any) -> Any:
             "are valid indices "
             f"(got {type(part).__name__})"
         )
+    if isinstance(part, list) and part and isinstance(part[0], str):
+        raise IndexError(
+            f"a list of keys is no index, got {part!r}; "
+            f"td.select({', '.join(map(repr, part))}) gives a container with these entries"
+        )
     tensor = torch.as_tensor(list(part) if isinstance(part, (range, tuple)) else part)
     return tensor.long() if tensor.numel() == 0 and tensor.dtype.is_floating_point else tensor
 

@@ -121,6 +121,10 @@ def missing(name: NestedKey, node: Any) -> MissingKeyError:
         nested = [
             k for k in node.keys(True) if isinstance(k, tuple) and name in (k[-1], ".".join(k))
         ]
+        if not nested and not hint:
+            last = {k[-1]: k for k in reversed(list(node.keys(True))) if isinstance(k, tuple)}
+            near = difflib.get_close_matches(name, list(last), n=1)
+            nested = [last[near[0]]] if near else []
         hint = f". Did you mean {nested[0]!r}?" if nested else hint
     return MissingKeyError(
         f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}'

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, dim_names, entries, index, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -315,6 +315,33 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         return not any([not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()])
 
+    def to_dict(self, **options: Any) -> dict[str, Any]:
+        """Plain nested dicts; RuntimeError if a member has an entry that others lack.
+
+        >>> LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2)).to_dict()
+        {'a': tensor([1, 2])}
+        """
+        self._all_shared("to_dict")
+        return entries.to_dict(self, **options)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """See `TensorDict.state_dict`; RuntimeError if a member has an entry that others lack.
+
+        >>> list(LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2)).state_dict())
+        ['a']
+        """
+        self._all_shared("state_dict")
+        return convert.state_dict(self, *args, **options)
+
+    def _all_shared(self, method: str) -> None:
+        extra = sorted({name for names in self._exclusive() for name in names})
+        if extra:
+            raise RuntimeError(
+                f"{method} would lose entries: the sets of keys of the members are exclusive, not "
+                f"all of them have {extra}; take the members one by one: "
+                f"td.tensordicts[i].{method}()"
+            )
+
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """The shape of the entry under `key`, with -1 for dimensions that differ.
 
@@ -488,8 +515,14 @@ class LazyStackedTensorDict(TensorDictBase):
             except RuntimeError as error:
                 raise RuntimeError(f"cannot write into rows of entry {key!r}: {error}") from error
             return self
-        entry = entries.get(self, key)
-        entry[index] = value
+        node, name = entries.holder(self, key)
+        entry = node._get_str(name)
+        if index.__class__ is int and not self.stack_dim and entry._is_data():
+            self._row(index, (), self.ndim).set_(key, value)  # one value for the whole member
+        elif entry._is_data():
+            node._replace_str(name, entry._with_rows(index, value))
+        else:
+            entry[index] = value
         return self
 
     def fill_(self, key: NestedKey, value: float | bool) -> Any:
@@ -1147,6 +1180,29 @@ class LazyStackedTensorDict(TensorDictBase):
             getattr(td, method)(separator, inplace=True, **options)
         return self
 
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *,
+        stack_dim: int = 0,
+        stack_dim_name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """The lazy stack of containers made of the dicts in a list, or in a dict.
+
+        A dict of tensors gives a dense container; the options are those of `TensorDict.from_dict`.
+
+        >>> td = LazyStackedTensorDict.from_dict([{"a": [1]}, {"a": [2, 3]}])
+        >>> td.get("a", as_list=True)
+        [tensor([1]), tensor([2, 3])]
+        """
+        rows = list(input_dict.values() if isinstance(input_dict, Mapping) else input_dict)
+        if not rows or not all([isinstance(row, Mapping) for row in rows]):
+            return TensorDict.from_dict(input_dict, **options)
+        members = [TensorDict.from_dict(row, **options) for row in rows]
+        return lazy_stack(members, stack_dim, stack_dim_name=stack_dim_name)
+
     def filter_non_tensor_data(self) -> Any:
         """The lazy stack of the members without their non-tensor entries.
 
@@ -1638,6 +1694,7 @@ def maybe_dense_stack(
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """The dense stack of containers: those of a list, or the members of a lazy stack.
 
+    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may be unlike.
     dim: needed for a list; that of the lazy stack otherwise.
 
     >>> type(dense_stack_tds(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))).__name__
@@ -1650,8 +1707,4 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         raise ValueError(
             "dense_stack_tds: a list of containers needs the dim along which to stack it"
         )
-    return maybe_dense_stack([_dense(td) for td in td_list], dim)
-
-
-def _dense(td: Any) -> Any:
-    return td.contiguous() if isinstance(td, LazyStackedTensorDict) and not td._is_data() else td
+    return maybe_dense_stack(td_list, dim)

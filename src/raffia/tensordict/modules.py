@@ -106,6 +106,13 @@ def from_modules(
         raise RuntimeError(
             "from_modules needs at least one module: from_modules(module, module, ...)"
         )
+    for module in modules:
+        if not isinstance(module, (nn.Module, Node)):
+            listed = isinstance(module, (list, tuple))
+            raise TypeError(
+                f"from_modules takes nn.Modules, got {type(module).__name__}"
+                + ("; unpack it: from_modules(*modules)" if listed else "")
+            )
     if lazy_stack:
         if as_module:
             raise RuntimeError(

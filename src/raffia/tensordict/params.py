@@ -356,9 +356,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         def renew(leaf: Tensor) -> Tensor:
             if id(leaf) not in memo:
                 new = fn(leaf)
-                memo[id(leaf)] = (
-                    nn.Parameter(new, leaf.requires_grad) if isinstance(leaf, nn.Parameter) else new
-                )
+                if isinstance(leaf, nn.Parameter):
+                    real = new.is_floating_point() or new.is_complex()
+                    new = nn.Parameter(new, leaf.requires_grad and real)
+                memo[id(leaf)] = new
             return memo[id(leaf)]
 
         out = TensorDictParams(self._tree._map(renew), no_convert=True)
@@ -409,6 +410,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def set_at_(self, key: Any, value: Any, index: Any, **options: Any) -> Any:
         self.data.set_at_(key, value, index, **options)
+        return self
+
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+        self.data.update_at_(input_dict_or_td, idx, clone, **o)
         return self
 
 

@@ -105,14 +105,25 @@ def broadcast(td: Any, other: Any) -> tuple[Any, Any]:
     """Both operands with a common batch size; the one of a tensor is its shape."""
     if isinstance(other, Node):
         if other._batch_size != td._batch_size:
-            size = torch.broadcast_shapes(other._batch_size, td._batch_size)
+            size = _common_size(td, other._batch_size, "a container of batch size")
             td = td if size == td._batch_size else td.expand(size)
     elif isinstance(other, Tensor) and other.dim() and other.shape != td._batch_size:
-        size = torch.broadcast_shapes(other.shape, td._batch_size)
+        size = _common_size(td, other.shape, "a tensor of shape")
         if size != td._batch_size:
             td = td.expand(size)
         other = other.expand(size)
     return td, other
+
+
+def _common_size(td: Any, shape: torch.Size, what: str) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(shape, td._batch_size)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{what} {tuple(shape)} does not broadcast with the batch size "
+            f"{tuple(td._batch_size)}; td.apply(lambda x: ...) computes with what "
+            "has the shape of the entries"
+        ) from error
 
 
 def binary(td: Any, name: str, other: Any, default: Any = None, **options: Any) -> Any:

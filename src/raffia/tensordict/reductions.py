@@ -26,6 +26,8 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
         return None
     ndim = len(td._batch_size)
     given = (dim,) if isinstance(dim, int) else tuple(dim)
+    if isinstance(dim, str):
+        raise ValueError(f"dim is a batch dimension, a tuple of them or 'feature', got {dim!r}")
     for d in given:
         if not -ndim <= d < ndim:
             raise IndexError(
@@ -120,7 +122,8 @@ def _over_entries(
     td: Any, fn: Callable[..., Tensor], dim: Any, keep: bool, options: dict[str, Any]
 ) -> Tensor:
     """One tensor: reduced over all entries, and over their dimensions as `dim` says."""
-    leaves = dense_leaves(td, [])
+    whole = dim is NO_DEFAULT or dim is None  # then it does not matter what is stacked
+    leaves = td._leaves([]) if whole else dense_leaves(td, [])
     ndim = len(td._batch_size)
     if not leaves:
         raise ValueError("there are no tensor leaves to reduce")
@@ -514,7 +517,7 @@ def cumulative(
     vals = mapped(td, lambda leaf: fn(leaf, at).values)
     if not indices:
         return vals
-    return result(name, vals, td._map(lambda leaf: fn(leaf, at).indices))
+    return result(name, vals, mapped(td, lambda leaf: fn(leaf, at).indices))
 
 
 def result(name: str, values: Any, indices: Any) -> Any:

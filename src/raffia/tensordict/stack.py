@@ -96,6 +96,8 @@ def _stack_nodes(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
         return first._wrap(_stack_nodes(_contents(tds), dim, lazily))
     if all([isinstance(td, LazyStackedTensorDict) for td in tds]):
         at, num = first.stack_dim, len(first.tensordicts)
+        if lazily and any([td.keys() != first.keys() for td in tds]):
+            return LazyStackedTensorDict._of(tds, dim)
         if all([td.stack_dim == at and len(td.tensordicts) == num for td in tds]):
             inner, moved = (dim - 1, at) if dim > at else (dim, at + 1)
             rows = zip(*[td.tensordicts for td in tds], strict=True)
@@ -392,7 +394,7 @@ def pad_sequence(
     ndim = len(tds[0]._batch_size)
     longest = max([td._batch_size[pad_dim] for td in tds]) if 0 <= pad_dim < ndim else 0
     stretched = [_stretched(td, pad_dim, longest, padding_side) for td in tds]
-    masks = _stack_nodes(stretched, 0, False).empty(recurse=True) if return_mask else None
+    masks = _stack_nodes(stretched, 0, False).empty() if return_mask else None
     for key in keys:
         leaves = [entries.get(td, key) for td in tds]
         at = _leaf_dim(leaves[0], pad_dim, key)

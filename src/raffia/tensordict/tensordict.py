@@ -432,6 +432,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         """Read an entry by key, or rows by index."""
         return entries.getitem_key(self, idx) if is_key(idx) else index.getitem(self, idx)
 
+    def __getitems__(self, rows: list[int]) -> Any:
+        """The rows of a batch, read at once: a `torch.utils.data.DataLoader` asks for them so."""
+        return self[rows]
+
     def __setitem__(self, idx: Any, value: Any) -> None:
         """Write an entry by key, or rows by index."""
         if is_key(idx):

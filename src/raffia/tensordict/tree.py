@@ -120,7 +120,7 @@ def _applied(
         is_leaf,
         device if device is NO_DEFAULT or device is None else as_device(device),
     )
-    if size is None and into is None and td._member_wise(others, default):
+    if size is None and out is None and td._member_wise(others, default):
         result = td._apply_members(run, others)
     else:
         result = run.node(td, others, ())
@@ -149,6 +149,10 @@ def _everything(cls: type) -> bool:
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:
     """Write results into the tensors of `td`, or put them in their place."""
+    if not replace and hasattr(td, "tensordicts") and hasattr(result, "tensordicts"):
+        for mine, value in zip(td.tensordicts, result.tensordicts, strict=True):
+            _write_back(mine, value, replace)
+        return
     for name, value in result._entries().items():
         mine = td._get_str(name)
         if isinstance(mine, Node) and isinstance(value, Node):
@@ -263,7 +267,6 @@ def map(
     num_chunks: int | None = None,
     pool: Any = None,
     out: Any = None,
-    max_tasks_per_child: int | None = None,
     worker_threads: int = 1,
     mp_start_method: str | None = None,
 ) -> Any:
@@ -275,7 +278,6 @@ def map(
     chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
     pool: a `multiprocessing.Pool` to use.
     out: container of the size of the result, into which the results are written.
-    max_tasks_per_child: pieces after which a worker process is replaced.
     worker_threads: threads of torch in each worker process.
     mp_start_method: how worker processes start: "fork", "spawn" or "forkserver".
 
@@ -293,7 +295,6 @@ def map(
         chunksize=chunksize,
         num_chunks=num_chunks,
         pool=pool,
-        max_tasks_per_child=max_tasks_per_child,
         worker_threads=worker_threads,
         mp_start_method=mp_start_method,
     )
@@ -321,7 +322,6 @@ def map_iter(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
-    max_tasks_per_child: int | None = None,
     worker_threads: int = 1,
     mp_start_method: str | None = None,
 ) -> Iterator[Any]:
@@ -360,7 +360,7 @@ def map_iter(
         context = torch.multiprocessing.get_context(mp_start_method)
         seed = context.Value("q", int(torch.randint(2**62, (), generator=generator)))
         first_act = (seed, worker_threads)
-        with context.Pool(num_workers, _seeded, first_act, max_tasks_per_child) as workers:
+        with context.Pool(num_workers, _seeded, first_act) as workers:
             yield from workers.imap(fn, parts)
 
 
