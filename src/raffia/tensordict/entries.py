@@ -861,10 +861,14 @@ def select(
     >>> list(TensorDict(a=1, b=dict(c=2, d=3)).select("a", ("b", "c")).keys(True, True))
     ['a', ('b', 'c')]
     """
+    if td.__class__ is td._plain and not inplace:
+        chosen = select_plain(td, keys)
+        if chosen is not None:
+            return chosen
+    entries: dict[str, Any] = {}
     if inplace and td._locked:
         raise locked_error(td)
     whole, parts = grouped(keys)
-    entries: dict[str, Any] = {}
     for name in dict.fromkeys([*whole, *parts]) if parts else whole:
         value = td._get_str(name)
         if value is None:
@@ -885,6 +889,31 @@ def select(
         elif name in parts and name not in whole:
             td._get_str(name).select(*parts[name], inplace=True, strict=strict)
     return td
+
+
+def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
+    """`select` where every key is there and well-formed, nested ones of two names; else None."""
+    d = td._d
+    entries: dict[str, Any] = {}
+    below: dict[str, list[str]] = {}
+    for key in keys:
+        if key.__class__ is str:
+            value = d.get(key)
+            if value is None:
+                return None
+            entries[key] = value
+        elif key.__class__ is tuple and len(key) == 2 and key[0].__class__ is str:
+            below.setdefault(key[0], []).append(key[1])
+        else:
+            return None
+    for name, rest in below.items():
+        value = d.get(name)
+        if value.__class__ is not td._plain or name in entries:
+            return None
+        entries[name] = select_plain(value, tuple(rest))
+        if entries[name] is None:
+            return None
+    return td._new(entries, td._batch_size, td._names)
 
 
 def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:

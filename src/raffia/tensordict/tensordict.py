@@ -37,6 +37,16 @@ from raffia.tensordict.keys import (
 from raffia.tensordict.node import Entries, Node, child_names
 
 _new_object = object.__new__
+
+
+def _unlike(shape: torch.Size, batch_size: torch.Size) -> bool:
+    """Whether a shape does not begin with the batch size; slices are made only where needed."""
+    if not shape or shape[0] != batch_size[0]:
+        return True
+    ndim = len(batch_size)
+    return ndim > 1 and shape[:ndim] != batch_size
+
+
 Parameter = nn.Parameter
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -698,7 +708,7 @@ class TensorDict(TensorDictBase):
         kind = value.__class__
         if (kind is Tensor or kind is Parameter) and self._device is None:
             batch_size = self._batch_size
-            if batch_size and value.shape[: len(batch_size)] != batch_size:
+            if batch_size and _unlike(value.shape, batch_size):
                 raise build.mismatch(batch_size, value, name)
             self._d[name] = value
         else:
@@ -902,7 +912,7 @@ class TensorDict(TensorDictBase):
         if idx.__class__ is str:
             if not self._locked and value.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and value.shape[: len(batch_size)] != batch_size:
+                if batch_size and _unlike(value.shape, batch_size):
                     raise build.mismatch(batch_size, value, idx)
                 self._d[idx] = value
             else:
@@ -948,7 +958,7 @@ class TensorDict(TensorDictBase):
         if key.__class__ is str:
             if not self._locked and item.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and item.shape[: len(batch_size)] != batch_size:
+                if batch_size and _unlike(item.shape, batch_size):
                     raise build.mismatch(batch_size, item, key)
                 self._d[key] = item
             else:
