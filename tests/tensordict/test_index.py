@@ -505,6 +505,12 @@ class TestAssign:
         td[2] = TensorDict({"a": torch.ones(3, 2)}, [])
         assert (td["a"][:3] == 1).all() and (td["a"][3] != 1).all()
 
+    def test_source_without_batch_dims_is_no_row(self):
+        td = TensorDict({"a": torch.zeros(3)}, [3])
+        with pytest.raises(RuntimeError, match="batch size"):
+            td[:2] = TensorDict({"a": 1.0})
+        assert td["a"].tolist() == [0.0] * 3
+
     def test_source_broadcasts_over_leading_dims(self):
         td = make()
         td[0:2] = TensorDict({"b": torch.tensor([7, 8, 9])}, [3])

@@ -230,7 +230,7 @@ def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) 
         value = value.copy()
         value.batch_size = size
         return value
-    if len(given) >= len(size) or given != size[len(size) - len(given) :]:
+    if not given or len(given) >= len(size) or given != size[len(size) - len(given) :]:
         raise RuntimeError(
             f"indexed destination TensorDict batch size is {size} "
             f"(batch_size = {batch_size}, index = {index!r}), "
