@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, get
+from raffia.tensordict.entries import NO_DEFAULT, converted, get
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
@@ -876,14 +876,10 @@ def tolist(
         return td
     if tolist_first:
         return {
-            name: value.tolist() if isinstance(value, Node) else to_plain(value, convert_tensors)
+            name: value.tolist() if isinstance(value, Node) else converted(value, convert_tensors)
             for name, value in td._entries().items()
         }
     return td.to_dict(convert_tensors=convert_tensors)
-
-
-def to_plain(leaf: Tensor, how: bool | str) -> Any:
-    return leaf.numpy() if how == "numpy" else leaf.tolist() if how else leaf
 
 
 def to_namedtuple(td: Any, dest_cls: Any = None) -> Any:
@@ -1050,6 +1046,3 @@ def _flat_state(state: Any, from_flatten: bool | None, prefix: str = "") -> dict
         else:
             out[prefix + name] = value
     return out
-
-
-__all__ = ["NestedKey"]

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from raffia.tensordict import modes
 from raffia.tensordict.keys import (
-    MissingKeyError,
     NestedKey,
     is_key,
     missing,
-    nearest,
     raise_missing,
     through_leaf,
     unravel_key,
@@ -1405,6 +1403,3 @@ def filter_empty_(td: Any) -> Any:
     """
     prune(td)
     return td
-
-
-__all__ = ["MissingKeyError", "NestedKey", "default_is_leaf", "is_leaf_nontensor", "nearest"]

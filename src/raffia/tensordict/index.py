@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import all_or_nothing, locked_error
-from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
@@ -499,6 +498,3 @@ def copy_at_(td: Any, source: Any, idx: Any, non_blocking: bool = False) -> Any:
     tensor([1., 0.])
     """
     return td.update_at_(source, idx, non_blocking=non_blocking)
-
-
-__all__ = ["NestedKey"]
