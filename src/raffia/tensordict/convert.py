@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
 from raffia.tensordict.entries import NO_DEFAULT, converted, get
-from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.keys import NestedKey, dotted
 from raffia.tensordict.node import Node
 
 # ------------------------------------------------------------------------ device and dtype
@@ -1013,7 +1013,7 @@ def load_state_dict(
     tensor([1., 1.])
     """
     flat = _flat_state(state_dict, from_flatten)
-    mine = {key if key.__class__ is str else ".".join(key): key for key in td.keys(True, True)}
+    mine = {dotted(key): key for key in td.keys(True, True)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
             "the key sets of the state dict and of this container differ: "

@@ -15,6 +15,7 @@ from torch import Tensor
 from raffia.tensordict import modes
 from raffia.tensordict.keys import (
     NestedKey,
+    dotted,
     is_key,
     missing,
     raise_missing,
@@ -65,14 +66,12 @@ def collect(
 ) -> None:
     """Append `(nested key, value)` for what lies below `node`; content comes before its node."""
     for name, value in node._entries().items():
-        if value.__class__ is Tensor or not isinstance(value, Node):
-            out.append(((*prefix, name) if prefix else name, value))
-        elif is_leaf is not None and is_leaf(type(value)):
-            out.append(((*prefix, name) if prefix else name, value))
-        else:
+        leaf = value.__class__ is Tensor or not isinstance(value, Node)
+        leaf = leaf or (is_leaf is not None and is_leaf(type(value)))
+        if not leaf:
             collect(value, (*prefix, name), leaves_only, is_leaf, out)
-            if not leaves_only:
-                out.append(((*prefix, name) if prefix else name, value))
+        if leaf or not leaves_only:
+            out.append(((*prefix, name) if prefix else name, value))
 
 
 def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -> None:
@@ -116,7 +115,7 @@ def entries_list(
             if not leaves_only or leaf(type(value)):
                 out.append((name, value))
     if sort:
-        out.sort(key=lambda pair: pair[0] if isinstance(pair[0], str) else ".".join(pair[0]))
+        out.sort(key=lambda pair: dotted(pair[0]))
     return out
 
 
@@ -165,7 +164,7 @@ class KeysView(NestedView):
             *flags, sort = self.flags
             names = keys_list(td, *flags)
             if sort:
-                names.sort(key=lambda key: key if isinstance(key, str) else ".".join(key))
+                names.sort(key=dotted)
             if cache is not None:
                 cache[("keys", *self.flags)] = names
         return names
@@ -702,7 +701,7 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedK
 
 
 def snapshot(td: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Shallow copies of the storage of `td` and of what is nested in it, for `put_back`."""
+    """Shallow copies of the storage of `td` and of what is nested in it."""
     out: list[tuple[Any, dict[str, Any]]] = []
 
     def visit(node: Any) -> None:
@@ -723,14 +722,10 @@ def all_or_nothing(td: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        put_back(saved)
+        for store, content in saved:
+            store.clear()
+            store.update(content)
         raise
-
-
-def put_back(saved: list[tuple[Any, dict[str, Any]]]) -> None:
-    for store, content in saved:
-        store.clear()
-        store.update(content)
 
 
 def merge(

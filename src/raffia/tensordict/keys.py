@@ -100,6 +100,15 @@ def unravel_key_list(keys: Sequence[NestedKey]) -> list[NestedKey]:
     return [unravel_key(key) for key in keys]
 
 
+def dotted(key: NestedKey) -> str:
+    """The names of a nested key joined by dots, as in a state dict.
+
+    >>> dotted("a"), dotted(("a", "b"))
+    ('a', 'a.b')
+    """
+    return key if isinstance(key, str) else ".".join(key)
+
+
 def is_key(index: Any) -> bool:
     """Whether `index` is a nested key, as opposed to an index into the batch."""
     if isinstance(index, str):

@@ -156,10 +156,6 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
         else:
             unlock_(td)
         return
-    if what == "undo":
-        for store, name, value in reversed(origin[1]):
-            store[name] = value
-        return
     if what == "module":
         origin[1](td)
         return

@@ -283,11 +283,6 @@ def to_module(
         except BaseException:
             _undo(undo)
             raise
-        if not return_swap:
-            return None
-        if swap_dest is None:
-            swap._origin = ("undo", undo)
-            return swap
         back = lambda _: _undo(undo)  # noqa: E731
     if not return_swap:
         return None

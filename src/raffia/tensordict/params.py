@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.entries import entries_list, locked_error
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.node import Entries, Node
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
@@ -77,7 +78,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         parameters: dict[str, nn.Parameter] = {}
         buffers: dict[str, Tensor] = {}
         for key, leaf in entries_list(self._tree, True, True, None, False):
-            name = key if key.__class__ is str else ".".join(key)
+            name = dotted(key)
             if isinstance(leaf, nn.Parameter):
                 parameters[name] = leaf
             else:
@@ -250,7 +251,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         """
         out = OrderedDict() if destination is None else destination
         for key, leaf in entries_list(self._tree, True, True, None, False):
-            name = key if key.__class__ is str else ".".join(key)
+            name = dotted(key)
             out[prefix + name] = leaf if keep_vars else leaf.detach()
         return out
 
