@@ -6,6 +6,9 @@ The processes still take turns, block by block.
 import functools
 import gc
 import multiprocessing
+import os
+import resource
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
@@ -13,41 +16,76 @@ from typing import Any
 
 import torch
 
-from benchmarks.operations import OPERATIONS
-from benchmarks.results import plain
+from benchmarks.operation import Operation
+from benchmarks.results import bare, plain
 from benchmarks.timing import Call, block, block_length, take_turns
 
 Modules = dict[str, str | None]  # column of the table -> module to import; None for the floor
+Comparable = dict[str, dict[str, Any]]  # a plain result, whole and as far as the floor has it
 
 
 def start_worker() -> None:
     torch.set_num_threads(1)
     gc.disable()
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more would be processes, on the same cores
+
+
+def find(table: str, name: str) -> Operation:
+    return next(op for op in import_module(table).OPERATIONS if op.name == name)
 
 
 @functools.cache
-def prepared(module: str | None, name: str) -> Call:
-    operation = next(op for op in OPERATIONS if op.name == name)
+def prepared(module: str | None, table: str, name: str) -> Call:
+    operation = find(table, name)
     return operation.make(import_module(module)) if module else operation.floor()
 
 
-def worker_result(module: str | None, name: str) -> dict[str, Any]:
-    return plain(prepared(module, name)())
+def comparable(operation: Operation, result: Any) -> Comparable:
+    """
+    >>> comparable(Operation("sum", ..., ...), {"a": 1})
+    {'whole': {'a': 1}, 'read': {'a': 1}}
+    """
+    return {"whole": plain(result), "read": bare(plain(operation.read(result)))}
 
 
-def worker_length(module: str | None, name: str, seconds: float) -> int:
-    return block_length(prepared(module, name), seconds)
+def worker_result(module: str | None, table: str, name: str) -> Comparable:
+    call = prepared(module, table, name)
+    torch.manual_seed(0)
+    return comparable(find(table, name), call())
 
 
-def worker_block(module: str | None, name: str, num_calls: int) -> float:
-    return block(prepared(module, name), num_calls)
+def worker_length(module: str | None, table: str, name: str, seconds: float) -> int:
+    return block_length(prepared(module, table, name), seconds)
+
+
+def worker_block(module: str | None, table: str, name: str, num_calls: int) -> float:
+    return block(prepared(module, table, name), num_calls)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the children that it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def worker_first(module: str | None, table: str, name: str) -> tuple[float, Comparable]:
+    """CPU seconds of one call, with those of the compiler that it starts, and its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        torch.compile(torch.neg)(torch.rand(3))  # imports, and what any first compile sets up
+        call = prepared(module, table, name)
+        start = cpu_seconds()
+        result = call()
+        seconds = cpu_seconds() - start
+    return seconds, comparable(find(table, name), result)
 
 
 class Workers:
     """One process per column of the table, started and ended by `with`."""
 
-    def __init__(self, modules: Modules):
+    def __init__(self, modules: Modules, table: str):
         self.modules = modules
+        self.table = table  # the module whose OPERATIONS they know
 
     def __enter__(self) -> "Workers":
         self.exits = ExitStack()
@@ -64,9 +102,9 @@ class Workers:
         self.exits.close()
 
     def run(self, column: str, f: Any, *args: Any) -> Any:
-        return self.pools[column].submit(f, self.modules[column], *args).result()
+        return self.pools[column].submit(f, self.modules[column], self.table, *args).result()
 
-    def results(self, name: str) -> dict[str, dict[str, Any]]:
+    def results(self, name: str) -> dict[str, Comparable]:
         return {column: self.run(column, worker_result, name) for column in self.modules}
 
     def interleave(self, name: str, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -75,3 +113,6 @@ class Workers:
             c: functools.partial(self.run, c, worker_block, name, lengths[c]) for c in self.modules
         }
         return take_turns(turns, rounds)
+
+    def first_calls(self, name: str) -> dict[str, tuple[float, Comparable]]:
+        return {column: self.run(column, worker_first, name) for column in self.modules}

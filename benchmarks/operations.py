@@ -1,8 +1,6 @@
 """The operations that `benchmarks.tensordict` times, as one table.
 
-Each is written once. `make(package)` prepares the data and returns the call to time, for any
-package with the names of PyTorch's tensordict; `floor()` returns the same work by hand on plain
-dicts. The calls return what they made or changed, so that the results can be compared.
+The floor of each is the same work by hand on plain dicts with raw torch.
 """
 
 import json
@@ -10,7 +8,6 @@ import math
 import pickle
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,24 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks.operation import BATCH, Aim, Entries, Operation, container, rand
 from benchmarks.timing import Call
 
-BATCH = 32
-
-Entries = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Operation:
-    name: str
-    make: Callable[[ModuleType], Call]
-    floor: Callable[[], Call]
-    twice: bool = False  # the aim is half of the peer's time or less
-    alone: bool = False  # one process per package: the peer patches torch's vmap when imported
-
-
-def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+HALF = Aim(0.5)
 
 
 def flat(seed: int = 0, batch: int = BATCH) -> Entries:
@@ -125,10 +108,6 @@ def unflatten(tree: Entries) -> Entries:
             node = node.setdefault(name, {})
         node[last] = value
     return root
-
-
-def container(package: ModuleType, entries: Entries, batch: int = BATCH) -> Any:
-    return package.TensorDict(entries, batch_size=[batch])
 
 
 def on(entries: Callable[[], Entries], name: str, bind: Callable, bind_floor: Callable, **marks):
@@ -446,12 +425,12 @@ def compiled_floor() -> Call:
     return lambda: step(tree)
 
 
-def construct(name: str, entries: Entries, copy: Callable, twice: bool = False, **kwargs):
+def construct(name: str, entries: Entries, copy: Callable, aim: Aim | None = None, **kwargs):
     return Operation(
         name,
         lambda package: lambda: package.TensorDict(entries, **kwargs),
         lambda: lambda: copy(entries),
-        twice=twice,
+        aim=aim,
     )
 
 
@@ -474,7 +453,7 @@ OPERATIONS = (
         "TensorDict(nested, 12 leaves)",
         nested(),
         lambda tree: walk(lambda x: x, tree),
-        twice=True,
+        aim=HALF,
         batch_size=[BATCH],
     ),
     Operation("TensorDict(a=, b=), no batch", construct_by_keyword, construct_by_keyword_floor),
@@ -486,19 +465,19 @@ OPERATIONS = (
         "td[a, b, c]",
         lambda td: lambda: td["c", "d", "w"],
         lambda d: lambda: d["c"]["d"]["w"],
-        twice=True,
+        aim=HALF,
     ),
     on(
         nested,
         "td.get((a, b, c))",
         lambda td: lambda: td.get(("c", "d", "w")),
         lambda d: lambda: d["c"]["d"]["w"],
-        twice=True,
+        aim=HALF,
     ),
     on(flat, "td[key] = x", set_item("k3"), set_item("k3")),
     on(flat, "td.set(key, x)", set_flat, set_item("k3")),
-    on(nested, "td[a, b, c] = x", set_deep_item, set_deep_floor, twice=True),
-    on(nested, "td.set((a, b, c), x)", set_deep, set_deep_floor, twice=True),
+    on(nested, "td[a, b, c] = x", set_deep_item, set_deep_floor, aim=HALF),
+    on(nested, "td.set((a, b, c), x)", set_deep, set_deep_floor, aim=HALF),
     on(flat, "td.set_(key, x)", set_in_place, set_in_place_floor),
     on(
         nested,
@@ -506,7 +485,7 @@ OPERATIONS = (
         lambda td: lambda: ("c", "d", "w") in td.keys(True),
         lambda d: lambda: "w" in d["c"]["d"],
     ),
-    Operation("td.update(td2), nested", update, update_floor, twice=True),
+    Operation("td.update(td2), nested", update, update_floor, aim=HALF),
     leafwise("td[3]", lambda td: lambda: td[3], lambda x: x[3]),
     leafwise("td[4:20]", lambda td: lambda: td[4:20], lambda x: x[4:20]),
     leafwise("td[index tensor]", lambda td: lambda: td[INDEX], lambda x: x[INDEX]),
@@ -523,13 +502,13 @@ OPERATIONS = (
         "torch.stack(8 tds)",
         lambda package, tds: torch.stack(tds),
         lambda trees: merge(torch.stack, trees),
-        twice=True,
+        aim=HALF,
     ),
     on_eight(
         "torch.cat(8 tds)",
         lambda package, tds: torch.cat(tds),
         lambda trees: merge(torch.cat, trees),
-        twice=True,
+        aim=HALF,
     ),
     on_eight(
         "lazy_stack(8 tds)[key]",
@@ -559,7 +538,7 @@ OPERATIONS = (
         "td.expand(4, 32)", lambda td: lambda: td.expand(4, 32), lambda x: x.expand(4, *x.shape)
     ),
     leafwise("td.clone()", lambda td: td.clone, Tensor.clone),
-    leafwise("td.clone(False)", lambda td: lambda: td.clone(False), lambda x: x, twice=True),
+    leafwise("td.clone(False)", lambda td: lambda: td.clone(False), lambda x: x, aim=HALF),
     leafwise(
         "td.to(float64)", lambda td: lambda: td.to(torch.float64), lambda x: x.to(torch.float64)
     ),
@@ -600,15 +579,15 @@ OPERATIONS = (
         lambda d: lambda: leaves(d),
     ),
     on(flat, "list(td.keys())", lambda td: lambda: list(td.keys()), lambda d: lambda: list(d)),
-    on(nested, "td.lock_(); td.unlock_()", lock_and_unlock, lock_and_unlock_floor, twice=True),
+    on(nested, "td.lock_(); td.unlock_()", lock_and_unlock, lock_and_unlock_floor, aim=HALF),
     Operation("from_module(MLP)", from_module, from_module_floor),
-    Operation("from_modules(8 MLPs)", from_modules, from_modules_floor, twice=True),
-    Operation("with params.to_module(m)", to_module, to_module_floor, twice=True),
+    Operation("from_modules(8 MLPs)", from_modules, from_modules_floor, aim=HALF),
+    Operation("with params.to_module(m)", to_module, to_module_floor, aim=HALF),
     Operation(
         "with params.to_module(m): m(x)",
         to_module_and_call,
         to_module_and_call_floor,
-        twice=True,
+        aim=HALF,
     ),
     Operation("vmap over params of 8 MLPs", vmap_modules, vmap_modules_floor, alone=True),
     Operation("TensorDictParams(params)", tensordict_params, tensordict_params_floor),

@@ -20,6 +20,7 @@ def block(call: Call, num_calls: int) -> float:
 
 def block_length(call: Call, seconds: float) -> int:
     """How many calls fill a block of `seconds`; the trial blocks warm the call up."""
+    block(call, 2)  # what is compiled may compile again for the entries that its first call wrote
     num_calls = 1
     while (per_call := block(call, num_calls)) * num_calls < seconds / 4:
         num_calls *= 4

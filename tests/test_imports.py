@@ -22,6 +22,7 @@ TABLE = {
     "functional": [],
     "learner": LAYER_0,
     "nn": LAYER_0,
+    "prototype": ["nn"],
     "data": [*LAYER_0, "nn"],
     "envs": LAYER_0,
     "search": LAYER_0,

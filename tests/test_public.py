@@ -58,7 +58,7 @@ def without_example(package: ModuleType) -> list[str]:
 def map_faults(architecture: str, source: Path) -> list[str]:
     """Where the marks in the map and the files disagree."""
     block = architecture.split("## The map", 1)[1].split("\n## ", 1)[0]
-    lines = re.findall(r"^ {4}([+ ]) ( *)([\w.]+/?)(?= |$)", block, re.M)
+    lines = re.findall(r"^ {4}([+ ]) ( *)([\w.]+(?:/[\w.]+)*/?)(?= |$)", block, re.M)
     marked, unmarked, room = set(), set(), ""
     for mark, indent, name in lines:
         room = room if indent else name

@@ -1,4 +1,4 @@
-"""Code in the README and in examples/ runs, and says what it claims to say."""
+"""Code in the README, in docs/ and in examples/ runs, and says what it claims to say."""
 
 import ast
 import re
@@ -28,18 +28,19 @@ def run_blocks(text: str) -> int:
             )
             expected = claim.removeprefix("# -> ")
             code = ast.unparse(statement)
-            assert value == expected, f"{code} is {value}, the README says {expected}"
+            assert value == expected, f"{code} is {value}, the page says {expected}"
     return num_claims
 
 
-def test_readme(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["README.md", "docs/functional.md", "docs/graph.md"])
+def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run_blocks((ROOT / "README.md").read_text()) >= 10
+    assert run_blocks((ROOT / name).read_text()) >= 10
 
 
 def test_a_wrong_claim_or_a_broken_block_is_seen():
     assert run_blocks("```python\nx = 1\n```\n and\n```python\nx + 1  # -> 2\n```\n") == 1
-    with pytest.raises(AssertionError, match="x is 1, the README says 2"):
+    with pytest.raises(AssertionError, match="x is 1, the page says 2"):
         run_blocks("```python\nx = 1\nx  # -> 2\n```\n")
     with pytest.raises(NameError):
         run_blocks("```python\nmissing()\n```\n")
@@ -52,7 +53,11 @@ def dead_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"]
+    "name",
+    [
+        *("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"),
+        *("docs/functional.md", "docs/graph.md"),
+    ],
 )
 def test_links_lead_somewhere(name):
     assert dead_links(ROOT / name) == []

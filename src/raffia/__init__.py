@@ -3,6 +3,7 @@
 The map of the package:
 
 - `raffia.tensordict`: the container, whose names are also exported here.
+- `raffia.nn`: keyed modules: they read entries of a container by name, and write entries.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,8 @@ def __getattr__(name: str) -> Any:
     """Import the container, and torch, when first asked for: `raffia --help` answers at once."""
     from importlib import import_module
 
+    if name == "nn":
+        return import_module("raffia.nn")
     if name not in __all__ and name != "tensordict":
         raise AttributeError(f"module 'raffia' has no attribute {name!r}")
     container = import_module("raffia.tensordict")

@@ -165,7 +165,7 @@ def make_tensordict(
     auto_batch_size: bool | None = None,
     **entries: Any,
 ) -> Any:
-    """A container from a dict and from keywords.
+    """A container from a dict and from keywords; the dict wins where both have an entry.
 
     auto_batch_size: take as batch size the longest leading dimensions that all entries share.
 
@@ -173,7 +173,7 @@ def make_tensordict(
     torch.Size([2])
     """
     return TensorDict.from_dict(
-        {**(input_dict or {}), **entries},
+        {**entries, **(input_dict or {})},
         batch_size=batch_size,
         device=device,
         auto_batch_size=auto_batch_size,

@@ -14,6 +14,7 @@ from raffia.tensordict.keys import nearest
 from raffia.tensordict.node import Entries, Node
 
 _SCALAR = torch.Size()
+in_transform = torch._C._functorch.peek_interpreter_stack  # None outside torch.func
 
 # ------------------------------------------------------------------------ out of modules
 
@@ -49,7 +50,6 @@ def from_module(
         from raffia.tensordict.params import TensorDictParams
 
         td = TensorDictParams(td, no_convert=True)
-        return td.lock_()
     return td.lock_() if lock else td
 
 
@@ -276,10 +276,9 @@ def to_module(
         swap, back = _in_place(td, module, non_blocking)
     else:
         undo: Undo = []
+        preserve = preserve_module_state and not torch.compiler.is_compiling()
         try:
-            swap = td._plain._make(
-                _swapped(td, module, undo, preserve_module_state, {}), td._batch_size
-            )
+            swap = td._plain._make(_swapped(td, module, undo, preserve, {}), td._batch_size)
         except BaseException:
             _undo(undo)
             raise
@@ -356,20 +355,20 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
 
     Only where that loses nothing.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if in_transform() and torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
+    requires_grad = was.requires_grad
     if isinstance(value, nn.Parameter):
-        return (
-            nn.Parameter(value.data, was.requires_grad)
-            if value.requires_grad != was.requires_grad
-            else value
-        )
+        if value.requires_grad == requires_grad:
+            return value
+        return nn.Parameter(value.data, requires_grad)
     if value.requires_grad or not isinstance(was, nn.Parameter):
         return value
-    plain = value if value.__class__ is Tensor else value.detach()  # also of a memory-mapped one
-    return nn.Parameter(
-        plain, was.requires_grad and (value.is_floating_point() or value.is_complex())
-    )
+    if requires_grad and not (value.is_floating_point() or value.is_complex()):
+        requires_grad = False
+    if value.__class__ is Tensor:  # what nn.Parameter comes down to
+        return Tensor._make_subclass(nn.Parameter, value, requires_grad)
+    return nn.Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
 
 
 def _no_place(name: str, module: nn.Module) -> KeyError:

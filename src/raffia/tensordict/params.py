@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict.entries import entries_list, locked_error
-from raffia.tensordict.keys import dotted
+from raffia.tensordict import entries
+from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
+from raffia.tensordict.keys import dotted, is_key
 from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase, _documented_as
 
 _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
 set_non_tensor cat_tensors stack_tensors separates filter_empty_""".split()
@@ -61,7 +62,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             _refuse_lazy(parameters)
             parameters = parameters._shallow()
         source = parameters if type(parameters) is TensorDict else TensorDict(parameters)
-        self._no_convert = no_convert
+        self.no_convert = no_convert
         self._hooks: list[Callable[[Any, Any], Any]] = []
         self._tree = source
         self._refresh()
@@ -70,7 +71,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _refresh(self) -> None:
         """Convert what is new in the tree and register all."""
-        if self._no_convert is False:
+        if self.no_convert is False:
             _convert(self._tree, {})
         self._register()
 
@@ -100,19 +101,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return self._tree._names
 
     def _entries(self) -> Entries:
-        if self._hooks:
-            return {name: self._hooked(value) for name, value in self._tree._d.items()}
         return self._tree._d
 
-    def _hooked(self, value: Any) -> Any:
-        for hook in self._hooks:
-            result = hook(self, value)
-            value = value if result is None else result
-        return value
-
     def _get_str(self, name: str) -> Any:
-        value = self._tree._d.get(name)
-        return self._hooked(value) if self._hooks and value is not None else value
+        return self._tree._d.get(name)
 
     def _set_str(self, name: str, value: Any) -> None:
         self._change(lambda tree: tree._set_str(name, value))
@@ -202,7 +194,45 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         assert registered is not None
         return old
 
+    # -- what users read, with the hooks
+
+    def _hooked(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            for hook in self._hooks:
+                result = hook(self, value)
+                value = value if result is None else result
+        return value
+
+    @_documented_as(entries.get)
+    def get(self, key: Any, default: Any = UNSET, **lazy_options: Any) -> Any:
+        value = entries.get(self, key, default, **lazy_options)
+        return self._hooked(value) if self._hooks and value is not default else value
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Read an entry by key, or rows by index."""
+        value = TensorDictBase.__getitem__(self, idx)
+        return self._hooked(value) if self._hooks and is_key(idx) else value
+
+    @_documented_as(entries.values)
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        view = entries.values(self, *args, **kwargs)
+        return _HookedView(self, view.flags, view.part) if self._hooks else view
+
+    @_documented_as(entries.items)
+    def items(self, *args: Any, **kwargs: Any) -> Any:
+        view = entries.items(self, *args, **kwargs)
+        return _HookedView(self, view.flags, view.part) if self._hooks else view
+
     # -- module
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter of a dotted name, as `named_parameters` gives it.
+
+        >>> TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).get_parameter("n.b").shape
+        torch.Size([2])
+        """
+        found = self._parameters.get(target)
+        return nn.Module.get_parameter(self, target) if found is None else found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
@@ -318,7 +348,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
                     leaf.copy_(new)
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
-        """Call `hook(self, value)` for every entry read; what it returns stands for the entry.
+        """Call `hook(self, tensor)` for every tensor read by key, `values` or `items`.
+
+        What it returns stands for the tensor, unless it is None. Operations on the container, what
+        is read from a nested one taken out of it, and what a module sees use the tensor itself.
 
         >>> params = TensorDictParams(TensorDict(w=torch.ones(2)))
         >>> params.register_get_post_hook(lambda params, value: value * 2)
@@ -350,6 +383,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out._tree._set_device(probe._device)
         return out
 
+    def cpu(self, **options: Any) -> Any:
+        """A copy on the CPU, or itself if it is there.
+
+        >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).cpu()).__name__
+        'TensorDictParams'
+        """
+        return self.to("cpu", **options)
+
     def _renewed(self, fn: Callable[[Tensor], Tensor]) -> TensorDictParams:
         """A copy over new tensors, in which what was one parameter is one again."""
         memo: dict[int, Tensor] = {}
@@ -364,12 +405,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             return memo[id(leaf)]
 
         out = TensorDictParams(self._tree._map(renew), no_convert=True)
-        out._no_convert = self._no_convert
+        out.no_convert = self.no_convert
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictParams:
         out = TensorDictParams(copy.deepcopy(self._tree, memo), no_convert=True)
-        out._no_convert, out._hooks = self._no_convert, list(self._hooks)
+        out.no_convert, out._hooks = self.no_convert, list(self._hooks)
         memo[id(self)] = out
         return out.lock_() if self._locked else out
 
@@ -418,6 +459,16 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return self
 
 
+class _HookedView(NestedView):
+    """Values or items as the hooks of `TensorDictParams` show them."""
+
+    __slots__ = ()
+
+    def _list(self) -> list[Any]:
+        hooked = self.td._hooked  # type: ignore[attr-defined]
+        return [(key, hooked(value)) for key, value in super()._list()]
+
+
 def _refuse_lazy(node: Any) -> None:
     from raffia.tensordict.lazy import LazyStackedTensorDict
 
@@ -452,7 +503,8 @@ def _mutator(name: str) -> Callable[..., Any]:
         if kwargs.get("inplace") or name == "setdefault" and args[0] in self:
             with torch.no_grad():
                 return getattr(TensorDictBase, name)(self, *args, **kwargs)
-        return self._change(lambda tree: plain(tree, *args, **kwargs))
+        result = self._change(lambda tree: plain(tree, *args, **kwargs))
+        return self.get(args[0]) if name == "setdefault" else result
 
     change.__name__, change.__doc__ = name, plain.__doc__
     return change

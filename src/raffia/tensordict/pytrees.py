@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,24 +27,20 @@ from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
 
-class Spec:
-    """What a container was, beside its leaves: enough to build it, nested ones too, over others."""
+class Spec(NamedTuple):
+    """What a container was, beside its leaves: enough to build it, nested ones too, over others.
 
-    __slots__ = ("keys", "below", "batch_size", "device", "names", "ndims", "locked", "stack_dim")
+    A tuple, as `torch.export` with `strict=True` can make such a one out of a program.
+    """
 
-    def __init__(
-        self,
-        keys: list[str],
-        below: list[Any],  # for each key the Spec of the container nested there, None for a leaf
-        batch_size: torch.Size,
-        device: Any,
-        names: list[str | None] | None,
-        ndims: list[int | None],  # of all leaves, nested ones too; None for what is not a tensor
-        locked: bool,
-        stack_dim: int | None,
-    ) -> None:
-        self.keys, self.below, self.batch_size, self.device = keys, below, batch_size, device
-        self.names, self.ndims, self.locked, self.stack_dim = names, ndims, locked, stack_dim
+    keys: list[str]
+    below: list[Any]  # for each key the Spec of the container nested there, None for a leaf
+    batch_size: torch.Size
+    device: Any
+    names: list[str | None] | None
+    ndims: list[int | None]  # of all leaves, nested ones too; None for what is not a tensor
+    locked: bool
+    stack_dim: int | None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self.keys == other.keys and self.below == other.below
@@ -98,8 +94,7 @@ def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
         values, spec = flatten(td)
     except RuntimeError:
         return list(td.tensordicts), Members(td.stack_dim, td._locked)
-    spec.stack_dim = td.stack_dim
-    return values, spec
+    return values, spec._replace(stack_dim=td.stack_dim)
 
 
 def unflatten_lazy(values: Any, spec: Any) -> Any:

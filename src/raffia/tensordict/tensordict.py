@@ -708,8 +708,10 @@ class TensorDict(TensorDictBase):
         kind = value.__class__
         if (kind is Tensor or kind is Parameter) and self._device is None:
             batch_size = self._batch_size
-            if batch_size and _unlike(value.shape, batch_size):
-                raise build.mismatch(batch_size, value, name)
+            if batch_size:
+                shape, n = value.shape, len(batch_size)  # as `_unlike`, without the call
+                if not shape or shape[0] != batch_size[0] or n > 1 and shape[:n] != batch_size:
+                    raise build.mismatch(batch_size, value, name)
             self._d[name] = value
         else:
             self._d[name] = self._accept(name, value)

@@ -1,0 +1,56 @@
+"""What one row of a benchmark's table is made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import Call
+
+PEER = "tensordict"
+BATCH = 32
+
+Entries = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How long ours may take at most, as a share of another column's time."""
+
+    share: float
+    of: str = "peer"  # or floor
+
+    def __str__(self) -> str:
+        return f"{self.share:.2f} of {self.of}"
+
+
+def whole(result: Any) -> Any:
+    return result
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The same work for two packages and by hand; each call returns what it made or changed.
+
+    `make(package)` prepares the data and returns the call to time, for any package with the names
+    of PyTorch's tensordict; `floor()` does so for plain torch. All three are seeded alike.
+    """
+
+    name: str
+    make: Callable[[ModuleType], Call]
+    floor: Callable[[], Call]
+    aim: Aim | None = None
+    alone: bool = False  # one process per package: the peer patches torch's vmap when imported
+    first: bool = False  # only the very first call counts, in a fresh process per package
+    read: Callable[[Any], Any] = whole  # the part of a result that the floor has too
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def container(package: ModuleType, entries: Entries, batch: int = BATCH) -> Any:
+    return package.TensorDict(entries, batch_size=[batch])

@@ -1,0 +1,40 @@
+"""Distributions and the modules that make their parameters."""
+
+from raffia.nn.distributions.composite import (
+    CompositeDistribution,
+    composite_lp_aggregate,
+    set_composite_lp_aggregate,
+)
+from raffia.nn.distributions.delta import Delta
+from raffia.nn.distributions.mappings import (
+    add_custom_mapping,
+    biased_softplus,
+    expln,
+    inv_softplus,
+    mappings,
+)
+from raffia.nn.distributions.normal import (
+    AddStateIndependentNormalScale,
+    NormalParamExtractor,
+    NormalParamWrapper,
+)
+from raffia.nn.distributions.onehot import OneHotCategorical, rand_one_hot
+from raffia.nn.distributions.truncated import TruncatedNormal
+
+__all__ = [
+    "AddStateIndependentNormalScale",
+    "CompositeDistribution",
+    "Delta",
+    "NormalParamExtractor",
+    "NormalParamWrapper",
+    "OneHotCategorical",
+    "TruncatedNormal",
+    "add_custom_mapping",
+    "biased_softplus",
+    "composite_lp_aggregate",
+    "expln",
+    "inv_softplus",
+    "mappings",
+    "rand_one_hot",
+    "set_composite_lp_aggregate",
+]

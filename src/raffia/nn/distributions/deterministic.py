@@ -1,0 +1,122 @@
+"""One value that stands for a distribution where nothing is to be drawn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch.distributions import (
+    Bernoulli,
+    Distribution,
+    Independent,
+    LKJCholesky,
+    LogisticNormal,
+    OneHotCategorical,
+    RelaxedBernoulli,
+    RelaxedOneHotCategorical,
+    constraints,
+)
+
+
+class NoMeanError(NotImplementedError):
+    """The mean is asked for, and there is no formula for it; an average over draws may do.
+
+    >>> from torch import distributions as d
+    >>> deterministic_sample(d.TransformedDistribution(d.Normal(0.0, 1.0), d.TanhTransform()))
+    Traceback (most recent call last):
+    ...
+    raffia.nn.distributions.deterministic.NoMeanError: TransformedDistribution has no
+    deterministic_sample, and no mean to take its place. Give the class a property
+    `deterministic_sample`, or draw at random.
+    """
+
+
+def deterministic_sample(dist: Distribution) -> Any:
+    """The value that a module writes for `dist` where the interaction is deterministic.
+
+    The first of these that `dist` has: its own `deterministic_sample`; for an `Independent`, the
+    value of its base; for a distribution of `torch.distributions`, the mode if its support can be
+    enumerated, else the mean. A class that is not known here (a subclass of a known one too) gives
+    its mean if its support is the real line or not stated, else its mode, with a warning.
+    Raises NotImplementedError where the mode asked for does not exist, NoMeanError where the mean
+    does not, and RuntimeError for `LKJCholesky`, whose mean is no Cholesky factor.
+
+    >>> from torch import distributions as d
+    >>> deterministic_sample(d.Normal(torch.tensor([1.5, 2.0]), 1.0))
+    tensor([1.5000, 2.0000])
+    >>> deterministic_sample(d.Categorical(probs=torch.tensor([0.2, 0.5, 0.3])))
+    tensor(1)
+    """
+    value = _known_value(dist)
+    if value is not None:
+        return value
+    statistic = "mean" if _is_real(dist) else "mode"
+    value = _statistic(dist, statistic)
+    warnings.warn(
+        f"deterministic_sample wasn't found on {type(dist)}: its {statistic} is taken instead. "
+        "Give the class a property `deterministic_sample`, or ask for the mean or the mode with "
+        f"`set_interaction_type({statistic!r})`.",
+        UserWarning,
+        stacklevel=2,
+    )
+    return value
+
+
+def _known_value(dist: Any) -> Any:
+    """The value of a distribution that states it or that we know; None for others."""
+    own = getattr(dist, "deterministic_sample", None)
+    if own is not None:
+        return own
+    if isinstance(dist, Independent):
+        return _known_value(dist.base_dist)
+    for cls in type(dist).__mro__:
+        if cls in _BY_CLASS:
+            return _BY_CLASS[cls](dist)
+    if type(dist).__module__.startswith("torch.distributions."):
+        return _statistic(dist, "mode" if dist.has_enumerate_support else "mean")
+    return None
+
+
+def _statistic(dist: Distribution, name: str) -> Any:
+    try:
+        return getattr(dist, name)
+    except NotImplementedError as error:
+        kind = NoMeanError if name == "mean" else NotImplementedError
+        raise kind(
+            f"{type(dist).__name__} has no deterministic_sample, and no {name} to take its place. "
+            "Give the class a property `deterministic_sample`, or draw at random."
+        ) from error
+
+
+def _is_real(dist: Distribution) -> bool:
+    try:
+        return dist.support is constraints.real
+    except (NotImplementedError, AttributeError):  # no support stated
+        return True
+
+
+def _transformed_mean(dist: Any) -> Any:
+    """The mean of the base distribution, sent through the transforms."""
+    value = dist.base_dist.mean
+    for transform in dist.transforms:
+        value = transform(value)
+    return value
+
+
+def _refuse(dist: Distribution) -> NoReturn:
+    raise RuntimeError(
+        f"{type(dist).__name__} has no deterministic value: its mean is not a Cholesky factor and "
+        "its mode is not known. Draw at random: `set_interaction_type('random')`."
+    )
+
+
+# The relaxed ones answer as what they relax does; subclasses answer as their parent.
+_BY_CLASS: dict[type, Callable[[Any], Any]] = {
+    LogisticNormal: _transformed_mean,
+    RelaxedBernoulli: lambda dist: Bernoulli(logits=dist.logits, validate_args=False).mode,
+    RelaxedOneHotCategorical: lambda dist: (
+        OneHotCategorical(logits=dist.logits, validate_args=False).mode
+    ),
+    LKJCholesky: _refuse,
+}

@@ -1,0 +1,239 @@
+"""Several copies of a keyed module, each with its own parameters, in one call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
+from raffia.nn.dispatch import dispatch
+from raffia.tensordict.params import TensorDictParams
+from raffia.tensordict.pytrees import flatten, unflatten
+from raffia.tensordict.tensordict import TensorDict
+
+
+class EnsembleModule(TensorDictModuleBase):
+    """Copies of a keyed module that run as one, by `torch.vmap`; each has parameters of its own.
+
+    The parameters are stacked in `params_td`, of batch size `[num_copies]`, and drawn anew for each
+    copy by the `reset_parameters` of the layers; layers that have none start alike. Everything in
+    the result has a leading dimension `num_copies`, the inputs as well; the container that came in
+    is left as it is. The copies draw random numbers (dropout, samples) independently.
+
+    module: the keyed module. It lends its code and its `train()` mode only: its own parameters are
+        neither used nor changed, and are no parameters of the ensemble.
+    num_copies: how many copies.
+    expand_input: True gives all copies the same input; False gives copy `i` row `i` of it, such as
+        the output of an ensemble before this one.
+    Raises ValueError if `num_copies` is below one, or if the input of `expand_input=False` has
+    another number of rows.
+
+    >>> from torch import nn
+    >>> from raffia.nn import EnsembleModule, TensorDictModule
+    >>> critic = TensorDictModule(nn.Linear(3, 1), in_keys=["obs"], out_keys=["value"])
+    >>> ensemble = EnsembleModule(critic, num_copies=4)
+    >>> td = ensemble(TensorDict(obs=torch.zeros(2, 3), batch_size=[2]))
+    >>> td.shape, td["value"].shape
+    (torch.Size([4, 2]), torch.Size([4, 2, 1]))
+    >>> [name for name, _ in ensemble.named_parameters()]
+    ['params_td.module.weight', 'params_td.module.bias']
+    """
+
+    module: Any
+
+    def __init__(self, module: Any, num_copies: int, expand_input: bool = True) -> None:
+        super().__init__()
+        if not self.is_tdmodule_compatible(module):
+            raise TypeError(
+                f"EnsembleModule takes a module with in_keys and out_keys, got "
+                f"{type(module).__name__}: wrap it first, as in "
+                "TensorDictModule(module, in_keys=[...], out_keys=[...])"
+            )
+        if not isinstance(num_copies, int):
+            raise TypeError(f"num_copies is an integer, got {num_copies!r}")
+        if num_copies < 1:
+            raise ValueError(f"an ensemble has at least one copy, got num_copies={num_copies}")
+        self.in_keys, self.out_keys = module.in_keys, module.out_keys
+        # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
+        # and a gradient check shall not see them.
+        self.__dict__["module"] = module
+        self.num_copies, self.expand_input = num_copies, expand_input
+        self._quick = type(self).forward is EnsembleModule.forward
+        self.params_td = TensorDictParams(_copies(module, num_copies), no_convert=True)
+        if not self._redraw(self.params_td) and any(True for _ in self.parameters()):
+            warnings.warn(
+                f"no layer of {type(module).__name__} has a reset_parameters method, so the "
+                f"{num_copies} copies start with the same parameters; change them in "
+                "ensemble.params_td",
+                stacklevel=2,
+            )
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any) -> Any:
+        """Run all copies; also by tensors, see `dispatch`."""
+        return self._run(tensordict)
+
+    def _run(self, tensordict: Any) -> Any:
+        rows: tuple[list[Any], Any] = ([], None)
+        if not self.expand_input:
+            self._check_rows(tensordict)
+            rows = _opened(tensordict)
+        params, module = self.params_td, self.module
+        # A module without parameters needs something that says how many copies there are.
+        leaves = params._leaves([]) or [torch.empty(self.num_copies)]
+        number = len(leaves)
+        form = None
+
+        def member(*values: Any) -> tuple[Any, ...]:
+            nonlocal form
+            mine = _closed(values[number:], rows[1]) if rows[0] else tensordict
+            own = params._rebuild(iter(values[:number]))
+            with own.to_module(module, preserve_module_state=False):
+                outputs, form = _opened(module(mine.copy()))
+            return tuple(outputs)
+
+        outputs = torch.vmap(member, randomness="different")(*leaves, *rows[0])
+        return _closed(outputs, form)
+
+    def _check_rows(self, tensordict: Any) -> None:
+        shapes = {"the input": tensordict.batch_size}
+        if not tensordict.batch_size:
+            entries = tensordict.items(True, True)
+            shapes = {key: leaf.shape for key, leaf in entries if isinstance(leaf, Tensor)}
+        for name, shape in shapes.items():
+            if shape[:1] != (self.num_copies,):
+                raise ValueError(
+                    f"this ensemble has expand_input=False: the first dimension of its input must "
+                    f"be its num_copies={self.num_copies}, and {name} has shape {tuple(shape)}. "
+                    "With expand_input=True all copies get the same input"
+                )
+
+    # -- parameters
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters of all copies anew.
+
+        >>> from torch import nn
+        >>> from raffia.nn import EnsembleModule, TensorDictModule
+        >>> critic = TensorDictModule(nn.Linear(3, 1), in_keys=["obs"], out_keys=["value"])
+        >>> ensemble = EnsembleModule(critic, num_copies=4)
+        >>> ensemble.params_td.zero_().sum(reduce=True).item()
+        0.0
+        >>> ensemble.reset_parameters()
+        >>> ensemble.params_td["module", "weight"].any().item()
+        True
+        """
+        self._redraw(self.params_td)
+
+    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+        """Draw given parameters of all copies anew, in place.
+
+        parameters: tree of the structure and batch size of `params_td`; `params_td` itself resets
+            the ensemble.
+        Returns the tensors, which require gradients, over the same memory.
+        Raises ValueError if they are not given or are for another number of copies.
+
+        >>> from torch import nn
+        >>> from raffia.nn import EnsembleModule, TensorDictModule
+        >>> critic = TensorDictModule(nn.Linear(3, 1), in_keys=["obs"], out_keys=["value"])
+        >>> ensemble = EnsembleModule(critic, num_copies=4)
+        >>> other = ensemble.reset_parameters_recursive(ensemble.params_td.data.clone())
+        >>> other["module", "weight"].shape
+        torch.Size([4, 1, 3])
+        """
+        if parameters is None:
+            raise ValueError(
+                "Ensembles are functional and require passing a TensorDict of parameters to "
+                "reset_parameters_recursive: ensemble.reset_parameters_recursive("
+                "ensemble.params_td), or ensemble.reset_parameters()"
+            )
+        if parameters.batch_size[:1] != (self.num_copies,):
+            raise ValueError(
+                f"the parameters of {self.num_copies} copies have batch size [{self.num_copies}], "
+                f"got {list(parameters.batch_size)}; see ensemble.params_td"
+            )
+        parameters = parameters.apply(lambda leaf: leaf.detach().requires_grad_(_real(leaf)))
+        self._redraw(parameters)
+        return parameters
+
+    def _redraw(self, params: Any) -> bool:
+        """Reset the layers of every copy in place; whether there was one to reset."""
+        stacked = params._leaves([])
+        found = False
+        for i in range(self.num_copies):
+            member = _rows(stacked, i)
+            with torch.no_grad(), params._rebuild(iter(member)).to_module(self.module):
+                found = _reset(self.module)
+                after = TensorDict.from_module(self.module)._leaves([])
+                for leaf, old, new in zip(stacked, member, after, strict=True):
+                    if new is not old:  # a layer that made itself a new parameter
+                        leaf[i].copy_(new)
+        return found
+
+    # -- module
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode, also of the module that lends its code."""
+        self.module.train(mode)
+        return super().train(mode)
+
+    def __repr__(self) -> str:
+        return shown(self, [f"module={self.module!r}", f"params_td={self.params_td!r}"])
+
+
+def _opened(td: Any) -> tuple[list[Any], Any]:
+    """The leaves of a container and how to put them together: `vmap` is quick with tensors only."""
+    return flatten(td) if td.__class__ is TensorDict else ([td], None)
+
+
+def _closed(values: Sequence[Any], form: Any) -> Any:
+    return values[0] if form is None else unflatten(values, form)
+
+
+def _real(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _copies(module: nn.Module, num_copies: int) -> TensorDict:
+    """The parameters and buffers of a module, repeated; what is tied in it stays tied."""
+    memo: dict[int, Tensor] = {}
+
+    def repeated(leaf: Tensor) -> Tensor:
+        if id(leaf) not in memo:
+            if is_lazy(leaf):
+                raise RuntimeError(
+                    "a lazy layer has no parameters to copy yet: call the module once before "
+                    "EnsembleModule(module, num_copies)"
+                )
+            copies = leaf.detach().expand(num_copies, *leaf.shape).clone()
+            isparam = isinstance(leaf, nn.Parameter)
+            memo[id(leaf)] = nn.Parameter(copies, leaf.requires_grad) if isparam else copies
+        return memo[id(leaf)]
+
+    return TensorDict.from_module(module).apply(repeated, batch_size=[num_copies])
+
+
+def _rows(stacked: list[Tensor], i: int) -> list[Tensor]:
+    """Row `i` of each tensor, over its memory; a parameter, where the tensor is trained."""
+    memo: dict[int, Tensor] = {}
+
+    def row(leaf: Tensor) -> Tensor:
+        if id(leaf) not in memo:
+            part = leaf.detach()[i]
+            memo[id(leaf)] = nn.Parameter(part) if leaf.requires_grad else part
+        return memo[id(leaf)]
+
+    return [row(leaf) for leaf in stacked]
+
+
+def _reset(module: Any) -> bool:
+    """`reset_parameters` of a keyed module that has its own, and of all layers below."""
+    own = getattr(type(module), "reset_parameters", None)  # not by attributes that are passed on
+    if own is not None:
+        own(module)
+    return reset_layers(module) or own is not None

@@ -1,0 +1,306 @@
+"""A sequence as data: its modules, the keys between them, and the shapes that were seen.
+
+`seq.graph()` gives a `Graph`: plain records without a module or a tensor in them. How one looks is
+written in program.py (text) and drawing.py (Mermaid, SVG).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raffia.nn.labels import is_random, keywords, label
+from raffia.nn.shapes import (
+    Seen,
+    SeenByModule,
+    Shapes,
+    children,
+    plain_keys,
+    seen_before,
+    seen_with,
+)
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One module of a sequence."""
+
+    name: str  # where it stands: "1", "actor", or "1.0" within a nested sequence
+    kind: str  # its class
+    label: str  # what it computes
+    in_keys: tuple[NestedKey, ...]
+    out_keys: tuple[NestedKey, ...]  # without the "_" of outputs that are dropped
+    keywords: tuple[str, ...] = ()  # the argument that each input goes to, if given by name
+    random: bool = False  # its outputs are drawn from the distribution `label`
+    reads: Shapes = field(default_factory=dict, hash=False)  # shapes seen, empty before a call
+    writes: Shapes = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class GraphEdge:
+    """A value on its way from one module to another, or from or to the outside (None)."""
+
+    key: NestedKey  # as its source wrote it
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True)
+class GraphGroup:
+    """A sequence within the sequence: its modules are `graph.nodes[start:stop]`."""
+
+    name: str
+    kind: str
+    start: int
+    stop: int
+    hidden: tuple[NestedKey, ...]  # written inside, and left out by its selection of outputs
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Modules, keys and shapes of a sequence, as data.
+
+    `nodes` stand in the order of execution, those of nested sequences in place of these; `edges`
+    say who reads what from whom; `groups` say which nodes belong to a nested sequence.
+
+    >>> from torch import nn
+    >>> from raffia.nn import TensorDictModule, TensorDictSequential
+    >>> seq = TensorDictSequential(
+    ...     TensorDictModule(nn.Linear(4, 8), in_keys=["obs"], out_keys=["hidden"]),
+    ...     TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["action"]),
+    ... )
+    >>> graph = seq.graph(TensorDict(obs=torch.zeros(5, 4), batch_size=[5]))
+    >>> graph.in_keys, graph.results
+    (('obs',), ('action',))
+    >>> print(graph)
+    module  computes      reads             writes
+    0       Linear(4, 8)  obs: f32[5, 4]    hidden: f32[5, 8]
+    1       Linear(8, 2)  hidden: f32[5, 8] action: f32[5, 2]
+    in: obs
+    out: action
+    """
+
+    kind: str
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+    groups: tuple[GraphGroup, ...] = ()
+
+    @property
+    def in_keys(self) -> tuple[NestedKey, ...]:
+        """Keys that must be there before the first module runs."""
+        return tuple(dict.fromkeys([e.key for e in self.edges if e.source is None]))
+
+    @property
+    def results(self) -> tuple[NestedKey, ...]:
+        """What the sequence is run for: the selected outputs, else those that no module reads."""
+        return tuple(dict.fromkeys([e.key for e in self.edges if e.target is None]))
+
+    @property
+    def overwritten(self) -> dict[NestedKey, tuple[str, ...]]:
+        """Keys that lose an earlier value -> the modules that write them, in order.
+
+        A key that came from outside is overwritten by its first writer.
+        """
+        writers: dict[NestedKey, list[str]] = {key: [] for key in self.in_keys}
+        overwritten = {}
+        for node in self.nodes:
+            for key in node.out_keys:
+                writers.setdefault(key, [])
+                for lost in [k for k in writers if is_under(k, key)]:
+                    if writers[lost] or lost in self.in_keys:
+                        overwritten[lost] = writers[lost]
+                    writers[lost].append(node.name)
+        return {key: tuple(names) for key, names in overwritten.items()}
+
+    @property
+    def unread(self) -> dict[NestedKey, tuple[str, ...]]:
+        """Outputs that no later module reads -> the modules that write them."""
+        read = {(e.source, e.key) for e in self.edges if e.target is not None}
+        unread: dict[NestedKey, tuple[str, ...]] = {}
+        for node in self.nodes:
+            for key in node.out_keys:
+                if (node.name, key) not in read:
+                    unread[key] = (*unread.get(key, ()), node.name)
+        return unread
+
+    @property
+    def lost(self) -> dict[NestedKey, tuple[str, ...]]:
+        """Outputs that are of no use: overwritten or left out before anybody reads them."""
+        kept = {(e.source, e.key) for e in self.edges if e.target is None}
+        useless = {
+            key: tuple([name for name in names if (name, key) not in kept])
+            for key, names in self.unread.items()
+        }
+        return {key: names for key, names in useless.items() if names}
+
+    @property
+    def shapes(self) -> SeenByModule:
+        """What went into each module and came out of it; empty before a call."""
+        return {n.name: {"in": n.reads, "out": n.writes} for n in self.nodes if n.reads or n.writes}
+
+    def seen(self, edge: GraphEdge) -> Seen | None:
+        """The shape of the value on an edge, if one was seen."""
+        for node in self.nodes:
+            if node.name == edge.source:
+                return node.writes.get(edge.key)
+            if edge.source is None and node.name == edge.target:
+                return node.reads.get(edge.key)
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph in dicts, lists and strings, for `json.dumps`; nested keys are lists."""
+
+        def shapes(seen: Shapes) -> list[Any]:
+            return [{"key": k, "shape": list(s.shape), "dtype": s.dtype} for k, s in seen.items()]
+
+        nodes = [
+            vars(n) | {"in_keys": list(n.in_keys), "out_keys": list(n.out_keys)}
+            | {"reads": shapes(n.reads), "writes": shapes(n.writes)}
+            for n in self.nodes
+        ]  # fmt: skip
+        plain = {
+            "kind": self.kind,
+            "nodes": nodes,
+            "edges": [dict(vars(e)) for e in self.edges],
+            "groups": [dict(vars(g)) for g in self.groups],
+            "in_keys": self.in_keys,
+            "results": self.results,
+            "overwritten": [{"key": k, "by": v} for k, v in self.overwritten.items()],
+            "unread": [{"key": k, "of": v} for k, v in self.unread.items()],
+            "lost": [{"key": k, "of": v} for k, v in self.lost.items()],
+        }
+        return {name: _listed(value) for name, value in plain.items()}
+
+    def mermaid(self) -> str:
+        """The drawing as the text of a Mermaid flowchart, for Markdown pages."""
+        from raffia.nn.drawing import mermaid
+
+        return mermaid(self)
+
+    def svg(self) -> str:
+        """The drawing as an SVG image, without anything it needs from elsewhere."""
+        from raffia.nn.drawing import svg
+
+        return svg(self)
+
+    def program(self) -> str:
+        """The sequence as a program, one line for each module; also what `print(seq)` gives."""
+        from raffia.nn.program import program
+
+        return program(self)
+
+    def __str__(self) -> str:
+        from raffia.nn.program import table
+
+        return table(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, all the way down: as they come back from JSON."""
+    if isinstance(value, dict):
+        return {name: _listed(v) for name, v in value.items()}
+    return [_listed(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+# ------------------------------------------------------------------------ out of a sequence
+
+Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]  # by name, in the order of execution
+Writers = dict[NestedKey, str]  # which module wrote the value that now stands under a key
+
+
+def graph(seq: Any, example: Any = None) -> Graph:
+    """The graph of a sequence; shapes are those of `example`, else of its first call.
+
+    example: a container to run a copy of the sequence on, without gradients. Neither the example
+        nor the sequence is changed: no entries, no buffers, no random state.
+    """
+    modules = children(seq)
+    if modules is None:
+        raise TypeError(f"graph takes a TensorDictSequential, got {type(seq).__name__}")
+    seen = seen_before(seq) if example is None else seen_with(seq, example)
+    return graph_of(modules, type(seq).__name__, [*seq.out_keys, *seq.in_keys], seen)
+
+
+def graph_of(
+    modules: Modules,
+    kind: str = "TensorDictSequential",
+    kept: Sequence[NestedKey] | None = None,
+    seen: SeenByModule | None = None,
+) -> Graph:
+    """The graph of keyed modules that run one after another.
+
+    kept: keys that are written back if outputs were selected; None keeps all.
+    seen: shapes by the names of the modules, such as "1.0".
+    """
+    nodes: list[GraphNode] = []
+    edges: list[GraphEdge] = []
+    groups: list[GraphGroup] = []
+
+    def walk(modules: Modules, path: str, writers: Writers) -> Writers:
+        for name, module in modules.items() if isinstance(modules, Mapping) else modules:
+            below = children(module)
+            if below is None:
+                writers = step(path + name, module, writers)
+                continue
+            start, place = len(nodes), len(groups)
+            after = walk(below, f"{path}{name}.", writers)
+            writers, hidden = _visible(writers, after, [*module.out_keys, *module.in_keys])
+            kind = type(module).__name__
+            groups.insert(place, GraphGroup(path + name, kind, start, len(nodes), hidden))
+        return writers
+
+    def step(name: str, module: Any, writers: Writers) -> Writers:
+        in_keys, out_keys = plain_keys(module.in_keys), plain_keys(module.out_keys)
+        for key in in_keys:
+            sources = _sources(key, writers) or [(key, None)]
+            edges.extend([GraphEdge(written, source, name) for written, source in sources])
+        there = (seen or {}).get(name, {})
+        how = (type(module).__name__, label(module), in_keys, out_keys, keywords(module))
+        nodes.append(
+            GraphNode(name, *how, is_random(module), there.get("in", {}), there.get("out", {}))
+        )
+        writers = {k: w for k, w in writers.items() if not any([is_under(k, o) for o in out_keys])}
+        return writers | dict.fromkeys(out_keys, name)
+
+    writers = walk(modules, "", {})
+    hidden: tuple[NestedKey, ...] = ()
+    if kept is not None:
+        writers, hidden = _visible({}, writers, kept)
+    read = {(e.source, e.key) for e in edges}
+    for key, name in writers.items():
+        if hidden or (name, key) not in read:
+            edges.append(GraphEdge(key, name, None))
+    edges = list(dict.fromkeys(edges))  # a module may read one key twice
+    return Graph(kind, tuple(nodes), tuple(edges), tuple(groups))
+
+
+def is_under(key: NestedKey, root: NestedKey) -> bool:
+    """Whether `key` is `root`, or an entry of the container that stands there."""
+    path, prefix = unravel_key_to_tuple(key), unravel_key_to_tuple(root)
+    return path[: len(prefix)] == prefix
+
+
+def _sources(key: NestedKey, writers: Writers) -> list[tuple[NestedKey, str | None]]:
+    """Who wrote what is read under `key`: the entry, a container with it, or entries of it."""
+    above = [written for written in writers if is_under(key, written)]
+    nearest = sorted(above, key=lambda k: len(unravel_key_to_tuple(k)))[-1:]
+    parts = [written for written in writers if is_under(written, key) and written not in nearest]
+    return [(written, writers[written]) for written in nearest + parts]
+
+
+def _visible(
+    before: Writers, after: Writers, kept: Sequence[NestedKey]
+) -> tuple[Writers, tuple[NestedKey, ...]]:
+    """Writers as seen behind a sequence that writes back `kept` only, and the keys it hides."""
+    hidden = tuple(
+        [k for k, w in after.items() if k not in plain_keys(kept) and before.get(k) != w]
+    )
+    if not hidden:
+        return after, ()
+    shown = {k: w for k, w in after.items() if k not in hidden}
+    return before | shown, hidden

@@ -1,0 +1,331 @@
+"""Modules that read entries of a container by key and write entries by key."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Linear
+from torch.nn.functional import linear
+
+from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more, shown
+from raffia.nn.dispatch import SKIP, dispatch, may_skip, missing_inputs
+from raffia.tensordict.functions import from_any
+from raffia.tensordict.keys import MissingKeyError, NestedKey
+from raffia.tensordict.node import Node
+from raffia.tensordict.nontensor import NonTensorStack
+from raffia.tensordict.tensorclass import is_tensorclass
+from raffia.tensordict.tensordict import TensorDict
+
+_OPTIONS = {  # attributes that decide which way a call goes
+    "_keywords",
+    "_selected",
+    "get_kwargs",
+    "inplace",
+    "method",
+    "partial_tolerant",
+    "strict",
+}
+
+
+class TensorDictModule(TensorDictModuleBase):
+    """A module or function whose inputs and outputs are entries of a container.
+
+    module: an `nn.Module` or any callable.
+    in_keys: keys of its positional arguments, in order; or a dict {keyword: key}.
+    out_keys: keys of its outputs, in order; `"_"` drops an output. An output that is a dict or a
+        container with all these keys is picked by key.
+    out_to_in_map: False reads a dict `in_keys` the other way round, as {key: keyword}.
+    inplace: True writes into the container that came in; False into a new one without batch size;
+        "empty" into an empty one of the same batch size.
+    method: name of the method of `module` to call.
+    method_kwargs: keywords for every call.
+    strict: a missing input is a KeyError; otherwise None is passed for it.
+    get_kwargs: keywords for reading the inputs, such as `as_nested_tensor=True`.
+    Raises ValueError for malformed keys or a module that can't be called.
+
+    >>> from torch import nn
+    >>> from raffia.nn import TensorDictModule
+    >>> actor = TensorDictModule(nn.Linear(3, 4), in_keys=[("obs", "x")], out_keys=["action"])
+    >>> td = TensorDict(obs=dict(x=torch.zeros(2, 3)), batch_size=[2])
+    >>> actor(td)["action"].shape
+    torch.Size([2, 4])
+    >>> actor(obs_x=torch.zeros(2, 3)).shape  # tensors instead of a container
+    torch.Size([2, 4])
+    """
+
+    inplace: bool | str | None = True
+    method: str | None = None
+    strict: bool = False
+    get_kwargs: Mapping[str, Any] = MappingProxyType({})
+    _keywords: list[str] | None = None
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        in_keys: Any,
+        out_keys: Any,
+        *,
+        out_to_in_map: bool | None = None,
+        inplace: bool | str | None = True,
+        method: str | None = None,
+        method_kwargs: dict[str, Any] | None = None,
+        strict: bool = False,
+        get_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if inspect.isclass(module) or not callable(module) and method is None:
+            raise ValueError(
+                f"module {module!r} is not callable: give an nn.Module (an instance, not a class) "
+                "or a function; to call one of its methods, name it: method=..."
+            )
+        if inplace is None:
+            inplace = True
+        if inplace is not True and inplace is not False and inplace != "empty":
+            raise ValueError(f"inplace is True, False or 'empty', got {inplace!r}")
+        if isinstance(in_keys, Mapping):
+            first, second = list(in_keys), list(in_keys.values())
+            self._keywords, in_keys = (second, first) if out_to_in_map is False else (first, second)
+            _check_keywords(self._keywords)
+        elif out_to_in_map is not None:
+            warnings.warn(
+                "out_to_in_map says how a dict of in_keys is read; with a list it has no meaning",
+                stacklevel=2,
+            )
+        self._in_keys = listed(one_or_more(in_keys), "in_keys")
+        self._out_keys = listed(one_or_more(out_keys), "out_keys")
+        if "_" in self._in_keys:
+            warnings.warn(
+                'key "_" is for ignoring output, it should not be used in input keys', stacklevel=2
+            )
+        self.module = module
+        self.method = method
+        self.method_kwargs = dict(method_kwargs or {})
+        self.strict = strict
+        self.get_kwargs = dict(get_kwargs or {})
+        self.inplace = inplace
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _OPTIONS:
+            self._plan()
+
+    def _plan(self) -> None:
+        """Work out whether `_run` may stand for `forward`; called when an option changes."""
+        self._quick = (
+            self.inplace is True
+            and self._keywords is None
+            and self.method is None
+            and not self.strict
+            and not self.get_kwargs
+            and not self._has_own_keys
+        )
+
+    def _run(self, tensordict: TensorDict) -> Any:
+        mine = self.__dict__
+        if self.__class__.forward is not _FORWARD or mine["method_kwargs"]:
+            return CALL(self, tensordict)
+        entries = tensordict._d
+        values = []
+        for key in mine["_in_keys"]:
+            value = entries.get(key)  # a nested key is not found here
+            if value.__class__ is not Tensor:
+                if value is None and (value := tensordict.get(key)) is None:
+                    return CALL(self, tensordict)
+                if isinstance(value, Node):
+                    value = value._unwrapped()
+            values.append(value)
+        try:
+            module = mine["_modules"].get("module")
+            if module is None:
+                output = self.module(*values)
+            elif (
+                module.__class__.__call__ is not CALL
+                or module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+                or module._compiled_call_impl is not None
+            ):
+                output = module(*values)
+            elif module.__class__ is Linear and len(values) == 1:
+                output = _linear(module, values[0])
+            else:
+                output = module.forward(*values)
+            keys = mine["_out_keys"]
+            if (
+                output.__class__ is Tensor
+                and len(keys) == 1
+                and keys[0].__class__ is str
+                and keys[0] != "_"
+            ):
+                tensordict._set_str(keys[0], output)
+            else:
+                self._write(tensordict, output)
+        except Exception as error:
+            self._explain(error, tensordict)
+            raise
+        return tensordict
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any
+    ) -> Any:
+        """Read the inputs, call the module, write its outputs; also by tensors, see `dispatch`.
+
+        tensordict_out: container to write into instead.
+        Other keywords go to the module.
+        """
+        if args:
+            raise ValueError(
+                f"Got {len(args)} arguments beyond the container; {self._title()} takes "
+                "module(tensordict) or one tensor for each of its "
+                f"in_keys={self.in_keys}; what else the module needs is given by keyword"
+            )
+        mode = SKIP.get()
+        if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
+            return tensordict
+        try:
+            if tensordict_out is None:
+                tensordict_out = place(tensordict, self.inplace)
+            self._write(tensordict_out, self._outputs(tensordict, kwargs))
+        except Exception as error:
+            self._explain(error, tensordict)
+            raise
+        return tensordict_out
+
+    def _outputs(self, tensordict: Any, kwargs: dict[str, Any]) -> Any:
+        """What the module makes of the entries."""
+        values = [self._read(tensordict, key) for key in self.in_keys]
+        call = self.module if self.method is None else getattr(self.module, self.method)
+        if self.method_kwargs:
+            kwargs = {**kwargs, **self.method_kwargs}
+        try:
+            if self._keywords is None:
+                return call(*values, **kwargs)
+            return call(**dict(zip(self._keywords, values, strict=True)), **kwargs)
+        except Exception as error:
+            missing = [
+                key for key, value in zip(self.in_keys, values, strict=True) if value is None
+            ]
+            if missing and "None" in str(error):
+                raise MissingKeyError(missing_inputs(self._title(), missing, tensordict)) from error
+            raise
+
+    def _read(self, tensordict: Any, key: NestedKey) -> Any:
+        if self.strict and key not in tensordict:
+            return tensordict[key]  # which says what is missing
+        value = tensordict.get(key, None, **self.get_kwargs)
+        return value._unwrapped() if isinstance(value, Node) else value
+
+    def _write(self, tensordict: Any, output: Any) -> None:
+        """Store what the module gave under the keys of its outputs."""
+        out_keys = self._out_keys
+        outputs = _spread(output, out_keys)
+        if len(outputs) != len(out_keys):
+            many = len(outputs) > len(out_keys)
+            what = "tensors than out_keys" if many else "out_keys than tensors"
+            raise RuntimeError(
+                f"There are more {what}: {self._title()} gave {len(outputs)} for the "
+                f"{len(out_keys)} keys {out_keys}"
+                + (". Name all outputs; those named '_' are dropped" if many else "")
+            )
+        for key, value in zip(out_keys, outputs, strict=True):
+            if key != "_":
+                tensordict.set(key, _as_entry(value))
+
+    def _title(self) -> str:
+        module = self.module
+        name = getattr(module, "__qualname__", None) or type(module).__name__
+        return f"{type(self).__name__}({name if self.method is None else f'{name}.{self.method}'})"
+
+    def _explain(self, error: Exception, tensordict: Any) -> None:
+        """Note at an error which module failed, and on what."""
+        seen = ", ".join(_seen(tensordict, key) for key in self.in_keys)
+        error.add_note(
+            f"in {self._title()}, in_keys={self.in_keys}, out_keys={self._out_keys}, "
+            f"which got {seen or 'nothing'}"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "module" not in self._modules:
+                raise
+            return getattr(self._modules["module"], name)
+
+    def __repr__(self) -> str:
+        return shown(self, [f"module={self.module!r}"])
+
+
+_FORWARD = TensorDictModule.forward
+_LINEAR_FORWARD = Linear.forward
+
+
+def _linear(module: Linear, x: Any) -> Tensor:
+    """`module.forward(x)` without two searches of attributes, a fifth of the time of a small layer.
+
+    A layer whose forward or weights are replaced is called as it is.
+    """
+    weights: Any = module._parameters
+    if (
+        Linear.forward is not _LINEAR_FORWARD
+        or "forward" in module.__dict__
+        or "weight" not in weights
+        or "bias" not in weights
+    ):
+        return module.forward(x)
+    return linear(x, weights["weight"], weights["bias"])
+
+
+def _check_keywords(names: list[str]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"in_keys as a dict gives a key for each keyword of the module, and {name!r} is no "
+                "keyword: {'x': ('obs', 'x')}; with out_to_in_map=False it is the other way round"
+            )
+
+
+def place(tensordict: Any, inplace: bool | str | None) -> Any:
+    """The container that outputs go to."""
+    if inplace is True:
+        return tensordict
+    return tensordict.empty() if inplace == "empty" else TensorDict()
+
+
+def _spread(output: Any, out_keys: list[NestedKey]) -> Any:
+    """The outputs of a module, one for each key."""
+    if isinstance(output, tuple):
+        return output
+    if output is None:
+        return ()
+    if isinstance(output, Mapping):
+        there: Any = output
+    elif isinstance(output, Node) and not output._is_data() and not is_tensorclass(output):
+        there = output.keys(True)
+    else:
+        return (output,)
+    if all([key in there or key == "_" for key in out_keys]):
+        return [None if key == "_" else output[key] for key in out_keys]
+    return (output,)
+
+
+def _as_entry(value: Any) -> Any:
+    """A dict as a container, a list of tensors as the list that it is."""
+    if isinstance(value, list) and any([isinstance(v, Tensor) for v in value]):
+        return NonTensorStack(*value)
+    return from_any(value) if isinstance(value, Mapping) else value
+
+
+def _seen(tensordict: Any, key: NestedKey) -> str:
+    """An entry's shape and dtype, for an error."""
+    value = tensordict.get(key, None)
+    if isinstance(value, Tensor):
+        return f"{key!r}: {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return f"{key!r}: {'nothing' if value is None else type(value).__name__}"

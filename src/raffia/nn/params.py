@@ -1,0 +1,254 @@
+"""Parameters in containers, and the slow copies of them (target networks) that bootstrapping needs.
+
+    target <- (1 - rate) target + rate online
+
+`rate=1` is the hard update (Mnih et al. 2015, DQN), a small rate Polyak averaging (Lillicrap et al.
+2016, DDPG).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.functions import from_module
+from raffia.tensordict.keys import MissingKeyError, nearest
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.node import Node
+from raffia.tensordict.params import TensorDictParams as TensorDictParams
+
+Holder = TypeVar("Holder", nn.Module, Node)
+Leaves = dict[str, Tensor]  # by dotted name
+
+
+def target_copy(online: Holder) -> Holder:
+    """A copy with memory of its own that takes no gradient: the target of `update_target`.
+
+    Of a module a deep copy, in the same mode (train or eval); of a `TensorDictParams` a
+    `TensorDictParams`; both with `requires_grad=False`. Of any other container the same kind of
+    container over plain tensors. What is one tensor in `online` is one tensor in the copy.
+
+    >>> from torch import nn
+    >>> from raffia.nn.params import target_copy
+    >>> target = target_copy(nn.Linear(3, 2))
+    >>> target.weight.requires_grad
+    False
+    """
+    if isinstance(online, TensorDictParams):
+        params: Holder = online.clone().requires_grad_(False)
+        return params
+    if isinstance(online, nn.Module):
+        module = copy.deepcopy(online).requires_grad_(False)
+        for buffer in module.buffers():
+            buffer.detach_()
+        return module
+    memo: dict[int, Tensor] = {}
+
+    def copied(leaf: Tensor) -> Tensor:
+        if id(leaf) not in memo:
+            memo[id(leaf)] = leaf.detach().clone()
+        return memo[id(leaf)]
+
+    _require_holder(online, "online")
+    container: Holder = online._map(copied)
+    return container
+
+
+def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor = 1.0) -> Holder:
+    """Move a target, in place, towards what is trained: the whole way, or by a rate.
+
+        target <- (1 - rate) target + rate online
+
+    Modules and containers may be mixed; their entries correspond by name. Buffers move like
+    parameters, but integers and booleans are copied at any rate, unless it is 0. Nothing is written
+    if something does not fit.
+
+    target: module or container, such as `target_copy(online)`.
+    online: what is trained; no gradient flows to it.
+    rate: in [0, 1]; 1 copies. A tensor of shape [P] is one rate for each member of a population,
+        for entries of shape [P, ...]; keep it on the CPU, for its range is looked at.
+    Returns the target. Raises KeyError if one side lacks an entry, ValueError if shapes differ, if
+    both share memory or if the rate is out of range.
+
+    >>> from torch import nn
+    >>> from raffia.nn.params import target_copy, update_target
+    >>> online = TensorDict(w=torch.ones(2))
+    >>> target = TensorDict(w=torch.zeros(2))
+    >>> update_target(target, online, rate=0.25)["w"]
+    tensor([0.2500, 0.2500])
+    >>> update_target(target, online)["w"]
+    tensor([1., 1.])
+    """
+    rate = _checked_rate(rate)
+    mine, theirs = _named_leaves(target, "target"), _named_leaves(online, "online")
+    _require_same(mine, theirs)
+    names = _untied(mine, theirs)
+    if names:
+        weights = _weights(rate, mine, names) if isinstance(rate, Tensor) else rate
+        ends = isinstance(rate, Tensor) and _has_ends(rate)
+        with torch.no_grad():
+            _move([mine[name] for name in names], [theirs[name] for name in names], weights, ends)
+    return target
+
+
+def _move(
+    targets: list[Tensor], values: list[Tensor], rate: float | list[Tensor], ends: bool
+) -> None:
+    """The update; `ends`: some of the rates in a list are 0 or 1."""
+    if ends and isinstance(rate, list):
+        torch._foreach_copy_(targets, list(map(_moved, targets, values, rate)))
+    elif rate == 1:  # no sum: a target that is not finite becomes what is trained
+        torch._foreach_copy_(targets, values)
+    elif rate != 0:
+        real = [i for i, leaf in enumerate(targets) if _is_real(leaf)]
+        whole = [i for i, leaf in enumerate(targets) if not _is_real(leaf)]
+        if real:
+            torch._foreach_lerp_(
+                [targets[i] for i in real],
+                [values[i].to(targets[i]) for i in real],
+                [rate[i] for i in real] if isinstance(rate, list) else rate,
+            )
+        if whole:
+            torch._foreach_copy_([targets[i] for i in whole], [values[i] for i in whole])
+
+
+def _moved(target: Tensor, value: Tensor, rate: Tensor) -> Tensor:
+    """The new target for rates of which some copy or keep, also what is not finite."""
+    value = value.to(target)
+    if _is_real(target):
+        value = torch.where(rate == 1, value, target.lerp(value, rate))
+    return torch.where(rate == 0, target, value)
+
+
+def _weights(rate: Tensor, mine: Leaves, names: list[str]) -> list[Tensor]:
+    """The rates on each leaf's device, in a shape that spreads over its members."""
+    for name in names:
+        shape = tuple(mine[name].shape)
+        if rate.ndim and shape[:1] != rate.shape:
+            raise ValueError(
+                f"{len(rate)} rates, one for each member of a population, need entries of shape "
+                f"[{len(rate)}, ...], but {name!r} has shape {list(shape)}"
+            )
+    cast: dict[Any, Tensor] = {}
+    out = []
+    for leaf in (mine[name] for name in names):
+        dtype = leaf.dtype if _is_real(leaf) else rate.dtype
+        kind = leaf.device, dtype, leaf.ndim
+        if kind not in cast:
+            shape = rate.shape + (1,) * (leaf.ndim - rate.ndim)
+            cast[kind] = rate.to(leaf.device, dtype).reshape(shape)
+        out.append(cast[kind])
+    return out
+
+
+def _has_ends(rate: Tensor) -> bool:
+    return torch.compiler.is_compiling() or bool(((rate == 0) | (rate == 1)).any())
+
+
+def _checked_rate(rate: float | Tensor) -> float | Tensor:
+    if not isinstance(rate, Tensor):
+        inside = 0 <= rate <= 1
+    elif rate.ndim > 1:
+        raise ValueError(
+            f"rate is a number or one per member of a population, got shape {list(rate.shape)}"
+        )
+    elif torch.compiler.is_compiling():  # a compiled program can't branch on values
+        torch._assert_async(((rate >= 0) & (rate <= 1)).all(), "rate must lie in [0, 1]")
+        return rate.detach()
+    else:
+        inside = bool(((rate >= 0) & (rate <= 1)).all())
+        rate = rate.detach() if rate.ndim else rate.item()
+    if not inside:
+        raise ValueError(f"rate must lie in [0, 1] (1 copies, 0 keeps the target), got {rate}")
+    return rate
+
+
+def _named_leaves(holder: Any, name: str) -> Leaves:
+    """All tensors of a module or container."""
+    _require_holder(holder, name)
+    if not isinstance(holder, Node):
+        holder = from_module(holder, lock=False)
+    leaves: Leaves = {}
+    _collect(holder, "", leaves)
+    return leaves
+
+
+def _collect(node: Any, prefix: str, leaves: Leaves) -> None:
+    if isinstance(node, LazyStackedTensorDict):  # its entries are made at each access
+        below = {str(i): member for i, member in enumerate(node.tensordicts)}
+    else:
+        below = (node._tree if isinstance(node, TensorDictParams) else node)._entries()
+    for name, value in below.items():
+        if not isinstance(value, Node):
+            leaves[prefix + name] = value
+        elif not value._is_data():
+            _collect(value, f"{prefix}{name}.", leaves)
+
+
+def _require_same(mine: Leaves, theirs: Leaves) -> None:
+    for here, there, who, other in (
+        (theirs, mine, "target", "online"),
+        (mine, theirs, "online", "target"),
+    ):
+        for name in here:
+            if name not in there:
+                raise MissingKeyError(
+                    f"{who} has no entry {name!r}, which {other} has{nearest(name, there)}. "
+                    "Nothing was updated; target_copy(online) has the same entries"
+                )
+    unlike = [
+        f"{name!r}: {list(leaf.shape)} and {list(theirs[name].shape)}"
+        for name, leaf in mine.items()
+        if leaf.shape != theirs[name].shape
+    ]
+    if unlike:
+        raise ValueError(f"shapes of target and online differ: {'; '.join(unlike)}")
+
+
+def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
+    """Names of the tensors to update, each tensor once."""
+    first: dict[Any, tuple[str, Any]] = {}
+    for name, leaf in mine.items():
+        place, source = _place(leaf), _place(theirs[name])
+        if place == source and leaf.numel():
+            raise ValueError(
+                f"target and online share the memory of {name!r}: a target needs memory of its "
+                "own, target_copy(online)"
+            )
+        if not leaf.is_contiguous() and _is_expanded(leaf):
+            raise ValueError(
+                f"entry {name!r} of the target is expanded, so that its rows share memory; "
+                "target_copy(online) gives one to write to"
+            )
+        tied, follows = first.setdefault(place, (name, source))
+        if source != follows:
+            raise ValueError(
+                f"{tied!r} and {name!r} are one tensor in the target but two in online, "
+                "so it can't follow both"
+            )
+    return [name for name, _ in first.values()]
+
+
+def _is_expanded(leaf: Tensor) -> bool:
+    return any(
+        [step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)]
+    )
+
+
+def _place(leaf: Tensor) -> Any:
+    """Equal for two tensors that are the same piece of memory."""
+    if torch.compiler.is_compiling() or leaf.is_meta or not leaf.numel():
+        return id(leaf)
+    return leaf.data_ptr(), leaf.device, leaf.shape, leaf.stride()
+
+
+def _is_real(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _require_holder(holder: Any, name: str) -> None:
+    if not isinstance(holder, (nn.Module, Node)):
+        raise TypeError(f"{name} is an nn.Module or a container, got {type(holder).__name__}")

@@ -1,0 +1,205 @@
+"""Boxes in layers, and what makes a drawing of them readable: their order and their positions.
+
+The steps are those of Sugiyama, Tagawa and Toda (1981): the order within layers by barycentres,
+then positions by least squares.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_CHAR = 7.25  # width of a character, for a monospaced font of 12 pixels
+_LINE = 16  # height of a line
+_GAP = 26  # between boxes that stand side by side
+_SWEEPS, _SWEEPS_X = 12, 120  # for the order and for the positions
+
+
+@dataclass(eq=False)
+class Box:
+    """A module, a value, or (without lines) a place where a long line passes a layer."""
+
+    style: str
+    lines: Sequence[tuple[str, bool]] = ()  # (text, whether it is the main one)
+    tip: str = ""
+    groups: tuple[int, ...] = ()  # the nested sequences that it stands in, outermost first
+    layer: int = 0
+    x: float = 0.0  # of the middle
+    y: float = 0.0  # of the upper edge
+    above: list[Box] = field(default_factory=list)
+    below: list[Box] = field(default_factory=list)
+
+    @property
+    def padding(self) -> int:
+        return {"value": 2, "module": 9, "random": 9}.get(self.style, 6)
+
+    @property
+    def width(self) -> float:
+        if not self.lines:
+            return 6
+        sides = 8 if self.style == "value" else 28
+        return max([text_width(text) for text, _ in self.lines]) + sides
+
+    @property
+    def height(self) -> float:
+        return len(self.lines) * _LINE + 2 * self.padding if self.lines else 0
+
+
+Wall = tuple[list[Box], int]  # what it stands beside, and on which side: -1 left, 1 right
+
+
+def ordered(layers: list[list[Box]]) -> list[list[Box]]:
+    """The layers with few crossing lines: each box near the middle of its neighbours."""
+    best, fewest = layers, _num_crossings(layers)
+    for sweep in range(_SWEEPS):
+        down = sweep % 2 == 0
+        layers = [list(layer) for layer in layers]
+        rank = _ranks(layers)
+        for layer in layers[1:] if down else layers[-2::-1]:
+            wanted = {
+                b: _mean([rank[n] for n in (b.above if down else b.below)], rank[b]) for b in layer
+            }
+            layer.sort(key=lambda box: (_group_ranks(box, layer, wanted), wanted[box]))  # noqa: B023
+            rank |= {box: float(i) for i, box in enumerate(layer)}
+        crossings = _num_crossings(layers)
+        if crossings < fewest:
+            best, fewest = layers, crossings
+    return best
+
+
+def _group_ranks(box: Box, layer: list[Box], wanted: dict[Box, float]) -> list[float]:
+    """Where the sequences that a box stands in want to be: this keeps their modules together."""
+    outer = box.groups[:1]
+    if not outer:
+        return [wanted[box]]
+    return [_mean([wanted[b] for b in layer if b.groups[:1] == outer], 0.0)]
+
+
+def _ranks(layers: list[list[Box]]) -> dict[Box, float]:
+    return {box: float(i) for layer in layers for i, box in enumerate(layer)}
+
+
+def _num_crossings(layers: list[list[Box]]) -> int:
+    rank = _ranks(layers)
+    crossings = 0
+    for layer in layers:
+        ends = [(rank[box], rank[lower]) for box in layer for lower in box.below]
+        for i, (a, b) in enumerate(ends):
+            crossings += sum([(a - c) * (b - d) < 0 for c, d in ends[:i]])
+    return crossings
+
+
+def place(layers: list[list[Box]], num_groups: int) -> None:
+    """Give each box an x: least squares over the lengths of all lines, with the order kept.
+
+    Layer by layer with the others held, which converges, since the problem is convex. Lines that
+    neither part nor join weigh more, so that they come out straight. Walls around nested sequences
+    yield at first, and then hold.
+    """
+    layers, walls = _walled(layers, num_groups)
+    for layer in layers:
+        _spread(layer, [0.0] * len(layer), [1.0] * len(layer))
+    for sweep in range(_SWEEPS_X):
+        firm = 1e6 if sweep > _SWEEPS_X // 2 else 1e-6
+        for layer in layers if sweep % 2 == 0 else layers[::-1]:
+            pulls = [_pull(box, walls.get(box), firm) for box in layer]
+            _spread(layer, [x for x, _ in pulls], [weight for _, weight in pulls])
+    _straighten(layers)
+
+
+def _pull(box: Box, wall: Wall | None, firm: float) -> tuple[float, float]:
+    """Where a box wants to be, and how much."""
+    if wall is not None:
+        members, side = wall
+        edges = [side * member.x + member.width / 2 for member in members]
+        return side * (max(edges) + 8), firm
+    near = box.above + box.below
+    weights = [20.0 if _is_straight(box, other) else 1.0 for other in near]
+    total = sum(weights)
+    return sum([n.x * w for n, w in zip(near, weights, strict=True)]) / (total or 1), total or 1e-6
+
+
+def _is_straight(box: Box, other: Box) -> bool:
+    """Whether the line between two boxes neither parts nor joins others."""
+    upper, lower = (box, other) if other in box.below else (other, box)
+    return len(upper.below) == 1 and len(lower.above) == 1
+
+
+def _walled(layers: list[list[Box]], num_groups: int) -> tuple[list[list[Box]], dict[Box, Wall]]:
+    """The layers with walls left and right of each nested sequence, to keep others out of it."""
+    layers, walls = [list(layer) for layer in layers], dict[Box, Wall]()
+    for group in reversed(range(num_groups)):  # the inner ones first
+        members: list[Box] = []
+        for layer in layers:
+            inside = [i for i, box in enumerate(layer) if group in box.groups]
+            if not inside or len(inside) != inside[-1] - inside[0] + 1:
+                continue  # others stand in between: no wall could keep them out
+            members += [box for box in layer if group in box.groups]
+            outer = tuple([g for g in layer[inside[0]].groups if g < group])
+            left, right = Box("wall", groups=outer), Box("wall", groups=outer)
+            walls |= {left: (members, -1), right: (members, 1)}
+            layer[inside[0] : inside[-1] + 1] = [left, *layer[inside[0] : inside[-1] + 1], right]
+    return layers, walls
+
+
+def _straighten(layers: list[list[Box]]) -> None:
+    """Put boxes that one line joins exactly below each other, where there is room."""
+    beside = {box: (layer, i) for layer in layers for i, box in enumerate(layer)}
+    done: set[Box] = set()
+    for layer in layers:
+        for box in layer:
+            chain = [box]
+            while len(chain[-1].below) == 1 and len(chain[-1].below[0].above) == 1:
+                chain.append(chain[-1].below[0])
+            if len(chain) == 1 or box in done:
+                continue
+            done.update(chain)
+            places = [sum([b.x for b in chain]) / len(chain), *sorted([b.x for b in chain])]
+            for x in places:
+                if all([_fits(*beside[b], x) for b in chain]):
+                    for b in chain:
+                        b.x = x
+                    break
+
+
+def _fits(layer: list[Box], i: int, x: float) -> bool:
+    """Whether the i-th box of a layer may stand at x."""
+    box = layer[i]
+    left = layer[i - 1].x + _distance(layer[i - 1], box) if i else x
+    right = layer[i + 1].x - _distance(box, layer[i + 1]) if i + 1 < len(layer) else x
+    return left - 1e-3 <= x <= right + 1e-3
+
+
+def _distance(left: Box, right: Box) -> float:
+    """How far apart the middles of two neighbours must be."""
+    gap = 8 if "wall" in (left.style, right.style) else _GAP
+    return (left.width + right.width) / 2 + gap
+
+
+def _spread(layer: list[Box], wanted: list[float], weights: list[float]) -> None:
+    """Least squares positions near `wanted` with gaps kept: isotonic regression, by pooling."""
+    offsets = [0.0]
+    for left, right in zip(layer, layer[1:], strict=False):
+        offsets.append(offsets[-1] + _distance(left, right))
+    blocks: list[tuple[float, float, int]] = []  # (mean, weight, number of boxes)
+    for x, weight, offset in zip(wanted, weights, offsets, strict=True):
+        mean, number = x - offset, 1
+        while blocks and blocks[-1][0] >= mean:
+            other, more, count = blocks.pop()
+            mean = (mean * weight + other * more) / (weight + more)
+            weight, number = weight + more, number + count
+        blocks.append((mean, weight, number))
+    places = [mean for mean, _, number in blocks for _ in range(number)]
+    for box, place, offset in zip(layer, places, offsets, strict=True):
+        box.x = place + offset
+
+
+def _mean(numbers: Sequence[float], default: float) -> float:
+    return sum(numbers) / len(numbers) if numbers else default
+
+
+def text_width(text: str) -> float:
+    """Pixels that a line of text takes; Chinese and Japanese characters count twice."""
+    wide = sum([unicodedata.east_asian_width(char) in "WF" for char in text])
+    return (len(text) + wide) * _CHAR

@@ -1,0 +1,21 @@
+"""Keyed modules that make distributions and write values of them."""
+
+from raffia.nn.interaction import (
+    InteractionType,
+    interaction_mode,
+    interaction_type,
+    set_interaction_mode,
+    set_interaction_type,
+)
+from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
+from raffia.nn.probabilistic_sequence import ProbabilisticTensorDictSequential
+
+__all__ = [
+    "InteractionType",
+    "ProbabilisticTensorDictModule",
+    "ProbabilisticTensorDictSequential",
+    "interaction_mode",
+    "interaction_type",
+    "set_interaction_mode",
+    "set_interaction_type",
+]

@@ -1,0 +1,432 @@
+"""Keyed modules one after another: each reads what it needs and adds what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more
+from raffia.nn.dispatch import SKIP, dispatch, may_skip
+from raffia.nn.expected import check_in_keys
+from raffia.nn.graph import Graph, graph
+from raffia.nn.module import TensorDictModule, place
+from raffia.nn.program import program
+from raffia.nn.shapes import watched
+from raffia.nn.wrappers import WrapModule
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.tensordict import TensorDict
+
+_INPLACE = (None, True, False, "empty")
+
+
+class TensorDictSequential(TensorDictModule):
+    """Keyed modules that run one after another on one container.
+
+    modules: keyed modules, or functions from container to container; as arguments, as one list, or
+        as one dict by name. Any `nn.Module` that has `in_keys` and `out_keys` will do.
+    partial_tolerant: leave out modules whose inputs are not all there; of a lazy stack, the
+        members that have them go through.
+    selected_out_keys: write only these outputs, as `select_out_keys` does.
+    inplace: True writes the outputs into the container that came in; False into a new one without
+        batch size; "empty" into an empty one of the same batch size; None leaves it to the modules.
+    expect_in_keys: the keys that will be there when the sequence is called: that a module reads
+        another key, or none reads one of these, is an error now.
+    Raises ValueError if `selected_out_keys` or `expect_in_keys` do not fit the modules.
+
+    >>> from torch import nn
+    >>> from raffia.nn import TensorDictModule, TensorDictSequential
+    >>> encoder = TensorDictModule(nn.Linear(3, 8), in_keys=["obs"], out_keys=["hidden"])
+    >>> head = TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["action"])
+    >>> actor = TensorDictSequential(encoder, head)
+    >>> actor(TensorDict(obs=torch.zeros(5, 3), batch_size=[5]))["action"].shape
+    torch.Size([5, 2])
+    >>> actor.in_keys, actor.out_keys
+    (['obs'], ['hidden', 'action'])
+    """
+
+    module: nn.ModuleList | nn.ModuleDict
+    inplace: bool | str | None = None
+    partial_tolerant: bool = False
+
+    def __init__(
+        self,
+        *modules: Any,
+        partial_tolerant: bool = False,
+        selected_out_keys: list[NestedKey] | None = None,
+        inplace: bool | str | None = None,
+        expect_in_keys: list[NestedKey] | None = None,
+    ) -> None:
+        TensorDictModuleBase.__init__(self)
+        if inplace not in _INPLACE:
+            raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
+        self.partial_tolerant = partial_tolerant
+        self.inplace = inplace
+        self._seen: dict[str, Any] | None = None  # shapes at the first call, for `graph`
+        self.module = _held(modules)
+        self._refresh_keys()
+        if expect_in_keys is not None:
+            check_in_keys(self.module._modules.items(), listed(expect_in_keys, "expect_in_keys"))
+        if selected_out_keys:
+            self.select_out_keys(*selected_out_keys)
+
+    def _refresh_keys(self) -> None:
+        """Work out the keys from the modules; a selection stays."""
+        in_keys, out_keys = _keys(self)
+        selected = self._selected
+        if selected is not None and not all([key in out_keys for key in selected]):
+            raise ValueError(
+                f"the outputs {selected} are selected, and the modules would only write "
+                f"{out_keys}; call reset_out_keys() first"
+            )
+        self.in_keys, self.out_keys = in_keys, out_keys
+        self._seen = None  # shapes of other modules
+        if selected is not None:
+            self.select_out_keys(*selected)
+
+    def _edit(self, change: Callable[[Any], Any]) -> Self:
+        """Change the collection of modules; if the keys do not fit then, nothing has changed."""
+        before = dict(self.module._modules)
+        try:
+            change(self.module)
+            self._refresh_keys()
+        except BaseException:
+            self.module._modules.clear()
+            self.module._modules.update(before)
+            raise
+        return self
+
+    def _plan(self) -> None:
+        self._quick = (
+            self.inplace is None
+            and self._selected is None
+            and not self.partial_tolerant
+            and not self._has_own_keys
+        )
+
+    # -- running
+
+    def _run(self, tensordict: TensorDict) -> Any:
+        if self.__class__.forward is not _FORWARD:
+            return CALL(self, tensordict)
+        return self._walk(tensordict)
+
+    def _walk(self, tensordict: Any) -> Any:
+        """Call the modules in order, in the plainest way."""
+        if not torch.compiler.is_compiling() and self._seen is None:
+            seen: dict[str, Any] = {}
+            result = self._chain(tensordict, lambda *step: watched(seen, *step))
+            self._seen = seen
+            return result
+        name = None
+        children: Any = self._modules["module"]
+        try:
+            for name, module in children._modules.items():  # noqa: B007 # read where one fails
+                tensordict = module(tensordict)
+        except Exception as error:
+            error.add_note(self._where(name))
+            raise
+        return tensordict
+
+    @dispatch(auto_batch_size=False)
+    def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+        """Run the modules in order; also by tensors, see `dispatch`.
+
+        tensordict_out: container to write the outputs into, and only these.
+        """
+        if kwargs:
+            raise RuntimeError(
+                f"{type(self).__name__} does not support keyword arguments other than "
+                f"tensordict_out and, for a call with tensors, its in_keys={self.in_keys}; "
+                f"got {list(kwargs)}"
+            )
+        mode = SKIP.get()
+        if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
+            return tensordict
+        if tensordict_out is None and self.inplace is None and self._selected is None:
+            return self._through(tensordict)
+        if tensordict_out is None:
+            tensordict_out = place(tensordict, True if self.inplace is None else self.inplace)
+        return self._written(tensordict, tensordict_out)
+
+    def _through(self, tensordict: Any) -> Any:
+        """What all modules make of the container."""
+        if self.partial_tolerant:
+            return self._chain(tensordict, _tolerant)
+        return self._walk(tensordict)
+
+    def _chain(self, tensordict: Any, step: Callable[..., Any]) -> Any:
+        name = None
+        try:
+            for name, module in self.module._modules.items():
+                tensordict = step(name, module, tensordict, module)
+        except Exception as error:
+            error.add_note(self._where(name))
+            raise
+        return tensordict
+
+    def _where(self, name: Any) -> str:
+        return f"in module {name!r} of {type(self).__name__}, in_keys={self.in_keys}"
+
+    def _written(self, tensordict: Any, tensordict_out: Any) -> Any:
+        """Run on a shallow copy, and write the outputs that are asked for."""
+        if tensordict_out is tensordict and self._selected is None:
+            result = self._through(tensordict)
+            return tensordict if result is tensordict else _moved(result, tensordict, self.out_keys)
+        keys = self.out_keys
+        if tensordict_out is tensordict:  # inputs that were written anew count as well
+            keys = [*keys, *[key for key in self.in_keys if key in self._out_keys]]
+        return _moved(self._through(tensordict.copy()), tensordict_out, keys)
+
+    # -- keys
+
+    def select_out_keys(self, *out_keys: NestedKey) -> Self:
+        """Write only these outputs from now on.
+
+        The modules run on a shallow copy; the selected outputs and the inputs that were written
+        anew are put into the container.
+
+        >>> from raffia.nn import TensorDictModule, TensorDictSequential
+        >>> seq = TensorDictSequential(
+        ...     TensorDictModule(torch.exp, in_keys=["x"], out_keys=["y"]),
+        ...     TensorDictModule(torch.log, in_keys=["y"], out_keys=["z"]),
+        ... )
+        >>> seq.select_out_keys("z")(TensorDict(x=torch.zeros(2)))
+        TensorDict(
+            fields={
+                x: Tensor(shape=torch.Size([2]), ...),
+                z: Tensor(shape=torch.Size([2]), ...)},
+            ...)
+        """
+        self._selected = self._selectable(out_keys)
+        return self
+
+    def select_subsequence(
+        self,
+        in_keys: Iterable[NestedKey] | None = None,
+        out_keys: Iterable[NestedKey] | None = None,
+    ) -> TensorDictSequential:
+        """A sequence of just the modules that are needed, which are shared with this one.
+
+        in_keys: what there is; modules that need more are left out. Default: what this one reads.
+        out_keys: what is wanted; modules that do not contribute are left out. Default: all that
+            is written.
+        Raises ValueError if no module is left.
+
+        >>> from raffia.nn import TensorDictModule, TensorDictSequential
+        >>> seq = TensorDictSequential(
+        ...     TensorDictModule(torch.exp, in_keys=["x"], out_keys=["y"]),
+        ...     TensorDictModule(torch.log, in_keys=["y"], out_keys=["z"]),
+        ... )
+        >>> seq.select_subsequence(out_keys=["y"]).out_keys
+        ['y']
+        """
+        have = self.in_keys if in_keys is None else listed(one_or_more(in_keys), "in_keys")
+        want = self.out_keys if out_keys is None else listed(one_or_more(out_keys), "out_keys")
+        modules = _wanted(_possible(dict(self.module._modules), have), want)
+        if not modules:
+            raise ValueError(
+                "No modules left after selection: of the modules that can run on "
+                f"in_keys={list(have)}, none contributes to out_keys={list(want)}. The sequence "
+                f"reads {self.in_keys} and writes {self.out_keys}"
+            )
+        return self._like(modules)
+
+    def _like(self, modules: dict[str, Any]) -> TensorDictSequential:
+        """A sequence of these modules with the options of this one."""
+        named = isinstance(self.module, nn.ModuleDict)
+        return type(self)(modules if named else list(modules.values()), **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"partial_tolerant": self.partial_tolerant, "inplace": self.inplace}
+
+    # -- a collection of modules
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module._modules.values())
+
+    def __getitem__(self, index: int | slice | str) -> Any:
+        """A module by its place or name; a slice gives a sequence that shares the modules."""
+        if isinstance(index, slice):
+            return self._like(dict(list(self.module._modules.items())[index]))
+        return self.module[self._name(index)]  # type: ignore[index]
+
+    def __setitem__(self, index: int | str, module: Any) -> None:
+        name, keyed = self._name(index), _keyed(module)
+        self._edit(lambda modules: modules.__setitem__(name, keyed))
+
+    def __delitem__(self, index: int | slice | str) -> None:
+        name = index if isinstance(index, slice) else self._name(index)
+        self._edit(lambda modules: modules.__delitem__(name))
+
+    def _name(self, index: int | str) -> int | str:
+        """An integer also stands for a place in a sequence whose modules have names."""
+        if isinstance(self.module, nn.ModuleDict) and isinstance(index, int):
+            return list(self.module)[index]
+        return index
+
+    def append(self, module: Any) -> Self:
+        """Add a module at the end.
+
+        >>> from raffia.nn import TensorDictModule, TensorDictSequential
+        >>> seq = TensorDictSequential(TensorDictModule(torch.exp, in_keys=["x"], out_keys=["y"]))
+        >>> seq.append(TensorDictModule(torch.log, in_keys=["y"], out_keys=["z"])).out_keys
+        ['y', 'z']
+        """
+        return self.insert(len(self), module)
+
+    def insert(self, index: int, module: Any) -> Self:
+        """Add a module before the one at `index`."""
+        if isinstance(self.module, nn.ModuleDict):
+            raise TypeError(
+                "the modules of this sequence have names: seq['name'] = module adds one at the end"
+            )
+        keyed = _keyed(module)
+        return self._edit(lambda modules: modules.insert(index, keyed))
+
+    def extend(self, modules: Iterable[Any]) -> Self:
+        """Add modules at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    # -- showing
+
+    def graph(self, example: Any = None) -> Graph:
+        """The modules, the keys that join them and the shapes seen, as data; it can draw itself.
+
+        example: a container to run a copy of the sequence on, which shows the shapes; without it
+            they are those of the first call.
+
+        >>> from raffia.nn import TensorDictModule, TensorDictSequential
+        >>> seq = TensorDictSequential(TensorDictModule(torch.exp, in_keys=["x"], out_keys=["y"]))
+        >>> seq.graph().in_keys, seq.graph().results
+        (('x',), ('y',))
+        """
+        return graph(self, example)
+
+    def __repr__(self) -> str:
+        return program(graph(self))
+
+
+_FORWARD = TensorDictSequential.forward
+
+
+def _held(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
+    if len(modules) == 1 and isinstance(modules[0], Mapping):
+        return nn.ModuleDict({name: _keyed(module) for name, module in modules[0].items()})
+    if len(modules) == 1 and isinstance(modules[0], (list, tuple, nn.ModuleList)):
+        modules = tuple(modules[0])
+    return nn.ModuleList([_keyed(module) for module in modules])
+
+
+def _keyed(module: Any) -> nn.Module:
+    """The module; a function from container to container becomes one."""
+    if isinstance(module, nn.Module) and TensorDictModuleBase.is_tdmodule_compatible(module):
+        return module
+    if not callable(module) or isinstance(module, type):
+        raise TypeError(
+            f"a sequence is made of keyed modules, and {module!r} is none: give modules that have "
+            "in_keys and out_keys, such as TensorDictModule(net, in_keys=[...], out_keys=[...]), "
+            "or functions from container to container"
+        )
+    return WrapModule(module)
+
+
+def _keys(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
+    """The keys that are read before they are written, and those that are written.
+
+    A key that is written twice stands where it is written last.
+    """
+    reads: dict[NestedKey, None] = {}
+    writes: dict[NestedKey, None] = {}
+    for module in sequence:
+        for key in module.in_keys:
+            if key not in writes:
+                reads[key] = None
+        for key in module.out_keys:
+            writes.pop(key, None)
+            writes[key] = None
+    return list(reads), list(writes)
+
+
+def _moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
+    """Put the entries under `keys` into another container."""
+    for key in keys:
+        value = source.get(key, None) if key != "_" else None
+        if value is not None:
+            dest.set(key, value)
+    return dest
+
+
+def _tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]) -> Any:
+    """Run a module where its inputs are: on the container, on members of a stack, or not at all."""
+    if all([key in tensordict for key in module.in_keys]):
+        return run(tensordict)
+    if isinstance(tensordict, LazyStackedTensorDict):
+        for member in tensordict.tensordicts:
+            result = _tolerant(name, module, member, run)
+            if result is not member:
+                _moved(result, member, module.out_keys)
+    return tensordict
+
+
+def _meet(key: NestedKey, other: NestedKey) -> bool:
+    """Whether one key is the other, or leads to it."""
+    a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
+    short = min(len(a), len(b))
+    return a[:short] == b[:short]
+
+
+def _covers(key: NestedKey, other: NestedKey) -> bool:
+    """Whether what stands under `key` has all that stands under `other`."""
+    a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
+    return b[: len(a)] == a
+
+
+def _possible(modules: dict[str, Any], have: Iterable[NestedKey]) -> dict[str, Any]:
+    """The modules that can run on what there is, in order; sequences are taken in part."""
+    there = list(have)
+    out: dict[str, Any] = {}
+    for name, module in modules.items():
+        part: Any = module
+        if type(module) is TensorDictSequential:
+            part = _part(module, _possible(dict(module.module._modules), there))
+        elif not all([any([_meet(key, h) for h in there]) for key in module.in_keys]):
+            part = None
+        if part is not None:
+            out[name] = part
+            there += part.out_keys
+    return out
+
+
+def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any]:
+    """The modules that contribute to what is wanted, in order; sequences are taken in part."""
+    needed = list(want)
+    out: dict[str, Any] = {}
+    for name, module in reversed(modules.items()):
+        if not any([_meet(key, n) for key in module.out_keys for n in needed]):
+            continue
+        part = module
+        if type(module) is TensorDictSequential:
+            part = _part(module, _wanted(dict(module.module._modules), needed))
+            if part is None:
+                continue
+        out[name] = part
+        needed = [n for n in needed if not any([_covers(key, n) for key in part.out_keys])]
+        needed += part.in_keys
+    return dict(reversed(out.items()))
+
+
+def _part(sequence: TensorDictSequential, modules: dict[str, Any]) -> Any:
+    if len(modules) == len(sequence) and all(
+        [part is whole for part, whole in zip(modules.values(), sequence, strict=True)]
+    ):
+        return sequence
+    return sequence._like(modules) if modules else None

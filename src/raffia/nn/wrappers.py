@@ -1,0 +1,151 @@
+"""Keyed modules around other modules, and made of functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
+from raffia.nn.module import TensorDictModule
+from raffia.tensordict.node import Node
+
+
+class TensorDictModuleWrapper(TensorDictModuleBase):
+    """A keyed module around another one, whose attributes it passes on; the base of wrappers.
+
+    >>> from torch import nn
+    >>> from raffia.nn import TensorDictModule, TensorDictModuleWrapper
+    >>> class Loud(TensorDictModuleWrapper):
+    ...     def forward(self, *args, **kwargs):
+    ...         print("now")
+    ...         return super().forward(*args, **kwargs)
+    >>> loud = Loud(TensorDictModule(nn.Linear(3, 4), in_keys=["x"], out_keys=["y"]))
+    >>> loud(x=torch.zeros(3)).shape, loud.in_features
+    now
+    (torch.Size([4]), 3)
+    """
+
+    def __init__(self, td_module: Any) -> None:
+        super().__init__()
+        self.td_module = td_module
+
+    @property
+    def in_keys(self) -> Any:
+        """The keys that the wrapped module reads, unless the wrapper sets its own."""
+        own = self.__dict__.get("_in_keys")
+        return self.td_module.in_keys if own is None else own
+
+    @in_keys.setter
+    def in_keys(self, keys: Any) -> None:
+        self._in_keys = listed(keys, "in_keys")
+
+    @property
+    def out_keys(self) -> Any:
+        """The keys that the wrapped module writes; after a selection, those that are kept."""
+        return self.td_module.out_keys if self._selected is None else self._selected
+
+    @out_keys.setter
+    def out_keys(self, keys: Any) -> None:
+        self.td_module.out_keys = keys
+
+    @property
+    def out_keys_source(self) -> Any:
+        """The keys that the wrapped module writes, whatever is selected."""
+        return self.td_module.out_keys_source
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module."""
+        result = self.td_module(*args, **kwargs)
+        if self._selected is None or isinstance(result, Node):
+            return result
+        keys = [key for key in self.td_module.out_keys if key != "_"]
+        values = dict(zip(keys, (result,) if len(keys) == 1 else result, strict=True))
+        kept = tuple([values[key] for key in keys if key in self._selected])
+        return kept[0] if len(kept) == 1 else kept
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "td_module" not in self._modules:
+                raise
+            return getattr(self._modules["td_module"], name)
+
+    def __repr__(self) -> str:
+        return shown(self, [f"td_module={self.td_module!r}"])
+
+
+class WrapModule(TensorDictModuleBase):
+    """A function from container to container as a keyed module.
+
+    inplace: write what it returns into the container that came in, and return that one.
+    in_keys, out_keys: what it reads and writes, if anybody asks.
+
+    >>> from raffia.nn import WrapModule
+    >>> flat = WrapModule(lambda td: td.reshape(-1))
+    >>> flat(TensorDict(a=torch.zeros(2, 3), batch_size=[2, 3])).shape
+    torch.Size([6])
+    """
+
+    def __init__(
+        self,
+        func: Callable[[Any], Any],
+        *,
+        inplace: bool = False,
+        in_keys: Any = None,
+        out_keys: Any = None,
+    ) -> None:
+        super().__init__()
+        if not callable(func):
+            raise TypeError(f"WrapModule takes a function from container to container: {func!r}")
+        self.func = func
+        self.inplace = inplace
+        self.in_keys = [] if in_keys is None else in_keys
+        self.out_keys = [] if out_keys is None else out_keys
+
+    def forward(self, data: Any) -> Any:
+        """Call the function."""
+        result = self.func(data)
+        if self.inplace and result is not data:
+            return data.update(result)
+        return result
+
+    def __repr__(self) -> str:
+        return shown(self, [f"func={self.func!r}"])
+
+
+class as_tensordict_module:
+    """Decorates a function or method of tensors so that it takes a container.
+
+    >>> from raffia.nn import as_tensordict_module
+    >>> @as_tensordict_module(in_keys=["x", "y"], out_keys=["sum"])
+    ... def add(x, y):
+    ...     return x + y
+    >>> add(TensorDict(x=torch.ones(2), y=torch.ones(2)))["sum"]
+    tensor([2., 2.])
+    """
+
+    def __init__(self, *, in_keys: Any, out_keys: Any) -> None:
+        self.in_keys = listed(one_or_more(in_keys), "in_keys")
+        self.out_keys = listed(one_or_more(out_keys), "out_keys")
+
+    def __call__(self, func: Callable[..., Any]) -> Any:
+        return functools.wraps(func)(_KeyedFunction(func, self.in_keys, self.out_keys))
+
+
+class _KeyedFunction:
+    """What `as_tensordict_module` makes: a keyed module of a function, or of each bound method."""
+
+    def __init__(self, func: Callable[..., Any], in_keys: Any, out_keys: Any) -> None:
+        self.func, self.in_keys, self.out_keys = func, in_keys, out_keys
+        self.module = TensorDictModule(func, in_keys, out_keys)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        if instance is None:
+            return self
+        bound = functools.partial(self.func, instance)
+        return TensorDictModule(bound, self.in_keys, self.out_keys)

@@ -1,0 +1,176 @@
+"""torch.export of keyed modules, called with tensors or with a container."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+from torch.export import Dim, export
+from torch.testing import assert_close
+
+from raffia import TensorDict
+from raffia.nn import (
+    EnsembleModule,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+    symbolic_trace,
+)
+
+B, T, A = 2, 3, 5
+
+
+def linear(in_key="x", out_key="y", sizes=(T, A), **options):
+    return TensorDictModule(nn.Linear(*sizes), in_keys=[in_key], out_keys=[out_key], **options)
+
+
+def chain(**options):
+    return TensorDictSequential(
+        linear(("obs", "x"), "h"),
+        TensorDictModule(lambda h, z: (h * z, h + z), ["h", "z"], ["y", ("n", "w")]),
+        **options,
+    )
+
+
+def x():
+    return torch.randn(B, T)
+
+
+def z():
+    return torch.randn(B, A)
+
+
+def inputs():
+    return TensorDict({"obs": {"x": x()}, "z": z()}, batch_size=[B])
+
+
+def tree(td):
+    return {key: td[key] for key in td.keys(True, True)}
+
+
+def same(module, args=(), kwargs=None, **options):
+    """Export a module, and compare what both do to fresh arguments; returns the program."""
+    program = export(
+        module, tuple([m() for m in args]), {k: m() for k, m in (kwargs or {}).items()}, **options
+    )
+    args, kwargs = [m() for m in args], {k: m() for k, m in (kwargs or {}).items()}
+    result = program.module()(
+        *[a.clone() for a in args], **{k: v.clone() for k, v in kwargs.items()}
+    )
+    expected = module(*args, **kwargs)
+    if isinstance(expected, TensorDict):
+        assert isinstance(result, TensorDict)
+        assert result.batch_size == expected.batch_size
+        result, expected = tree(result), tree(expected)
+    assert_close(result, expected)
+    return program
+
+
+both = pytest.mark.parametrize("strict", [False, True])
+
+
+@both
+@pytest.mark.parametrize(
+    "make", [linear, lambda: linear(inplace=False), lambda: TensorDictModuleWrapper(linear())]
+)
+def test_module_called_with_a_tensor(make, strict):
+    same(make(), [x], strict=strict)
+
+
+@both
+@pytest.mark.parametrize(
+    "make",
+    [
+        chain,
+        lambda: chain(inplace="empty"),
+        lambda: chain(selected_out_keys=["y"]),
+        lambda: TensorDictModuleWrapper(chain()),
+    ],
+)
+def test_sequence_called_with_tensors(make, strict):
+    same(make(), [x, z], strict=strict)
+
+
+@both
+def test_sequence_called_with_keywords(strict):
+    same(chain(), [], {"obs_x": x, "z": z}, strict=strict)
+    same(chain(), [x], {"z": z}, strict=strict)
+
+
+@both
+@pytest.mark.parametrize("make", [chain, lambda: chain(inplace="empty")])
+def test_sequence_called_with_a_container(make, strict):
+    same(make(), [inputs], strict=strict)
+    same(make(), [], {"tensordict": inputs}, strict=strict)
+
+
+@both
+def test_any_number_of_rows(strict):
+    rows = Dim("rows", min=2, max=64)
+    program = same(chain(), [x, z], strict=strict, dynamic_shapes=({0: rows}, {0: rows}))
+    assert program.module()(torch.randn(7, T), torch.randn(7, A))[0].shape == (7, A)
+
+
+def test_names_of_parameters_are_those_of_the_module():
+    module = chain()
+    program = export(module, (x(), z()))
+    assert list(program.state_dict) == list(module.state_dict())
+
+
+def test_program_is_saved_and_loaded():
+    module = chain()
+    program, file = export(module, (x(), z())), io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    args = x(), z()
+    assert_close(torch.export.load(file).module()(*args), module(*args))
+
+
+def test_program_of_a_container_is_saved_and_loaded_ours():
+    module = chain()
+    program, file = export(module, (inputs(),)), io.BytesIO()
+    program.example_inputs = None  # torch would pickle the container, and refuse to load it
+    torch.export.save(program, file)
+    file.seek(0)
+    td = inputs()
+    assert_close(tree(torch.export.load(file).module()(td.clone())), tree(module(td)))
+
+
+@both
+def test_traced_sequence_ours(strict):
+    same(symbolic_trace(chain()), [x, z], strict=strict)
+
+
+def policy():
+    return ProbabilisticTensorDictSequential(
+        linear("x", "params", (T, 2 * A)),
+        TensorDictModule(NormalParamExtractor(), ["params"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=Normal,
+            return_log_prob=True,
+        ),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
+@both
+def test_policy_ours(strict):
+    same(policy(), [x], strict=strict)
+
+
+def test_policy_called_with_a_container_ours():
+    same(policy(), [lambda: TensorDict({"x": x()}, batch_size=[B])], strict=False)
+
+
+@pytest.mark.xfail(
+    raises=AttributeError,
+    reason="torch looks for the nested parameters of TensorDictParams by attribute",
+)
+def test_ensemble():
+    same(EnsembleModule(linear(), 4), [x], strict=False)

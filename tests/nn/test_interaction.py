@@ -1,0 +1,113 @@
+"""The setting that says which value of a distribution the modules take."""
+
+import threading
+
+import pytest
+
+from raffia.nn import InteractionType, interaction_type, set_interaction_type
+
+
+def in_another_thread(call):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(call()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_types_are_strings():
+    assert [str(kind) for kind in InteractionType] == [
+        "mode",
+        "median",
+        "mean",
+        "random",
+        "deterministic",
+    ]
+    assert InteractionType.MEAN == "mean"
+
+
+@pytest.mark.parametrize("name", ["random", "RANDOM", "Random"])
+def test_a_type_by_its_name(name):
+    assert InteractionType(name) is InteractionType.RANDOM
+    assert InteractionType.from_str(name) is InteractionType.RANDOM
+
+
+@pytest.mark.parametrize("wrong", ["randm", "", 3, None])
+def test_unknown_types_are_refused(wrong):
+    with pytest.raises(ValueError, match="not a valid InteractionType"):
+        InteractionType(wrong)
+
+
+def test_ours_an_unknown_type_names_all_and_the_nearest():
+    with pytest.raises(ValueError, match="'mode', 'median', 'mean', 'random', 'deterministic'"):
+        InteractionType("sometimes")
+    with pytest.raises(ValueError, match='Did you mean "random"'):
+        InteractionType.from_str("Randm")
+    with pytest.raises(ValueError, match='Did you mean "deterministic"'):
+        set_interaction_type("determinstic")
+
+
+def test_a_block_sets_the_type_and_puts_back_what_was_there():
+    assert interaction_type() is None
+    with set_interaction_type("random"):
+        assert interaction_type() is InteractionType.RANDOM
+        with set_interaction_type(InteractionType.MEAN):
+            assert interaction_type() is InteractionType.MEAN
+            with set_interaction_type(None):
+                assert interaction_type() is None
+        assert interaction_type() is InteractionType.RANDOM
+    assert interaction_type() is None
+
+
+def test_an_error_in_the_block_puts_it_back_too():
+    with pytest.raises(KeyError), set_interaction_type("random"):
+        raise KeyError
+    assert interaction_type() is None
+
+
+def test_the_default_is_deterministic():
+    with set_interaction_type():
+        assert interaction_type() is InteractionType.DETERMINISTIC
+    assert set_interaction_type().type is InteractionType.DETERMINISTIC
+
+
+def test_a_decorated_function_and_its_inner_calls():
+    @set_interaction_type("median")
+    def depth(n):
+        return [interaction_type()] + (depth(n - 1) if n else [])
+
+    assert depth(2) == [InteractionType.MEDIAN] * 3
+    assert depth.__name__ == "depth"
+    assert interaction_type() is None
+
+
+def test_a_block_holds_for_all_threads_unless_it_is_local():
+    with set_interaction_type("mode"):
+        assert in_another_thread(interaction_type) is InteractionType.MODE
+    with set_interaction_type("mode", thread_local=True):
+        assert interaction_type() is InteractionType.MODE
+        assert in_another_thread(interaction_type) is None
+
+
+def test_within_a_local_block_other_blocks_are_local_too():
+    with set_interaction_type("mode", thread_local=True):
+        with set_interaction_type("random"):
+            assert interaction_type() is InteractionType.RANDOM
+            assert in_another_thread(interaction_type) is None
+        assert interaction_type() is InteractionType.MODE
+    assert interaction_type() is None
+
+
+def test_ours_the_first_names_take_and_give_strings():
+    from raffia.nn import interaction_mode, set_interaction_mode
+
+    assert interaction_mode() is None
+    with set_interaction_mode("random"):
+        assert interaction_mode() == "random" and type(interaction_mode()) is str
+        assert interaction_type() is InteractionType.RANDOM
+    with set_interaction_mode():
+        assert interaction_mode() == "mode"
+    with set_interaction_type("mean"):
+        assert interaction_mode() == "mean"
+    with pytest.raises(ValueError, match="not a valid InteractionType"):
+        set_interaction_mode("net_output")
