@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from torch.distributions import Distribution
 
@@ -13,3 +15,14 @@ def checks_of_distributions(request):
     Distribution.set_default_validate_args(not compiles)
     yield
     Distribution.set_default_validate_args(before)
+
+
+@pytest.fixture
+def in_threads():
+    """Run `work(i)` in eight threads at once; what one raises is raised here."""
+
+    def run(work):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+
+    return run

@@ -1,7 +1,6 @@
 """`dispatch`: methods that take a container can be called with tensors."""
 
 import inspect
-import threading
 
 import pytest
 import torch
@@ -444,7 +443,7 @@ def test_hooks_of_the_module_run():
     assert seen[0][0] == 2 and seen[0][1] is out
 
 
-def test_eight_threads_call_one_module():
+def test_eight_threads_call_one_module(in_threads):
     module, wrong = Three(), []
 
     def work(i):
@@ -453,11 +452,7 @@ def test_eight_threads_call_one_module():
             if u[0] != i + j + 1 or v[0] != i + j + 2 or w[0] != i + j + 3:
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []
 
 

@@ -168,9 +168,9 @@ def test_policy_called_with_a_container_ours():
     same(policy(), [lambda: TensorDict({"x": x()}, batch_size=[B])], strict=False)
 
 
-@pytest.mark.xfail(
-    raises=AttributeError,
-    reason="torch looks for the nested parameters of TensorDictParams by attribute",
-)
 def test_ensemble():
-    same(EnsembleModule(linear(), 4), [x], strict=False)
+    module = EnsembleModule(linear(), 4)
+    kept = list(module.parameters())
+    same(module, [x], strict=False)
+    assert [a is b for a, b in zip(module.parameters(), kept, strict=True)] == [True, True]
+    assert module.params_td["module", "weight"] is kept[0]

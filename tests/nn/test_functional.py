@@ -693,3 +693,35 @@ def test_parameters_held_as_a_container_in_the_module():
     assert module(params).tolist() == [3, 3]
     assert module(params.apply(torch.zeros_like)).tolist() == [0, 0]
     assert module(params).tolist() == [3, 3]
+
+
+def notes(caught):
+    return " ".join(caught.value.__notes__)
+
+
+def test_an_error_names_what_the_parameters_lack():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    params = make_functional(net)
+    with pytest.raises(TypeError) as caught:
+        net(torch.zeros(3), params.select("0"))
+    assert "lack 1.weight, 1.bias" in notes(caught)
+
+
+def test_an_error_names_parameters_of_another_shape():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    params = make_functional(net)
+    with pytest.raises(RuntimeError) as caught:
+        net(torch.zeros(5, 3), torch.stack([params.clone(), params.clone()]))
+    assert "1.weight: (2, 2, 4) for (2, 4)" in notes(caught) and "torch.vmap" in notes(caught)
+
+
+def test_an_error_in_a_to_module_block_names_parameters_of_another_shape():
+    layer = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError) as caught:
+        with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(layer):
+            layer(torch.zeros(4, 3))
+    assert "weight: (5, 3) for (2, 3)" in notes(caught) and layer.weight.shape == (2, 3)
+    with pytest.raises(KeyError) as caught:
+        with TensorDict.from_module(layer).clone().to_module(layer):
+            raise KeyError("of the user's own")
+    assert not hasattr(caught.value, "__notes__")

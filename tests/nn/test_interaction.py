@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from raffia.nn import InteractionType, interaction_type, set_interaction_type
 
@@ -111,3 +112,44 @@ def test_ours_the_first_names_take_and_give_strings():
         assert interaction_mode() == "mean"
     with pytest.raises(ValueError, match="not a valid InteractionType"):
         set_interaction_mode("net_output")
+
+
+def test_the_type_holds_inside_a_decorated_generator_and_not_between_its_steps():
+    @set_interaction_type("random")
+    def steps():
+        sent = yield interaction_type()
+        try:
+            yield sent, interaction_type()
+        except KeyError:
+            yield interaction_type()
+        return interaction_type()
+
+    def delegating():
+        result = yield from steps()
+        yield "result", result
+
+    run = delegating()
+    assert next(run) is InteractionType.RANDOM and interaction_type() is None
+    assert run.send(3) == (3, InteractionType.RANDOM) and interaction_type() is None
+    assert run.throw(KeyError()) is InteractionType.RANDOM
+    assert next(run) == ("result", InteractionType.RANDOM) and interaction_type() is None
+
+
+def test_a_decorated_class_warns_and_the_type_holds_while_an_instance_is_made():
+    with pytest.warns(FutureWarning, match="Decorating classes"):
+
+        @set_interaction_type("random")
+        class Noted:
+            def __init__(self):
+                self.kind = interaction_type()
+
+    assert Noted().kind is InteractionType.RANDOM and interaction_type() is None
+
+
+def test_a_decorated_function_compiles():
+    @set_interaction_type("random")
+    def double(x):
+        return x * (2 if interaction_type() is InteractionType.RANDOM else 3)
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None

@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import threading
 import warnings
 
 import numpy as np
@@ -1756,7 +1755,7 @@ def test_other_exceptions_pass(kind):
 
 
 @pytest.mark.parametrize("form", ["container", "keywords"])
-def test_eight_threads_call_one_module(form):
+def test_eight_threads_call_one_module(form, in_threads):
     module = TensorDictModule(add, ["x", ("n", "y")], [("out", "z")])
     wrong = []
 
@@ -1771,15 +1770,11 @@ def test_eight_threads_call_one_module(form):
             if got != 2 * value:
                 wrong.append((i, j))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []
 
 
-def test_threads_that_fail_do_not_disturb_others():
+def test_threads_that_fail_do_not_disturb_others(in_threads):
     module = TensorDictModule(nn.Linear(T, A), ["x"], ["z"])
     wrong = []
 
@@ -1793,11 +1788,7 @@ def test_threads_that_fail_do_not_disturb_others():
             if not ok:
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []
 
 
@@ -2142,3 +2133,13 @@ def test_a_locked_tensordict_out():
 
 def test_it_has_the_name_of_its_class():
     assert TensorDictModule(plus, ["x"], ["z"]).__name__ == "TensorDictModule"
+
+
+def test_key_lists_of_a_class_are_not_shared_by_its_instances_ours():
+    class Mine(TensorDictModuleBase):
+        in_keys = ["x"]
+        out_keys = ["y"]
+
+    one, other = Mine(), Mine()
+    one.in_keys.append("more")
+    assert one.in_keys == ["x", "more"] and other.in_keys == ["x"] == Mine().in_keys

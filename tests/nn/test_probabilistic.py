@@ -218,6 +218,45 @@ def test_a_mean_without_formula_is_estimated():
     torch.testing.assert_close(mean, expected)
 
 
+def squashed(loc, scale):
+    return d.TransformedDistribution(d.Normal(loc, scale), d.TanhTransform())
+
+
+@pytest.mark.parametrize("make", [squashed, lambda **k: d.Independent(squashed(**k), 1)])
+@pytest.mark.parametrize("sizes", [(), (4,)])
+def test_a_deterministic_value_that_is_a_mean_without_formula_is_estimated(make, sizes):
+    module = Prob(
+        ["loc", "scale"],
+        ["a"],
+        distribution_class=make,
+        n_empirical_estimate=7,
+        num_samples=sizes or None,
+    )
+    torch.manual_seed(0)
+    value = module(normal_td())["a"]
+    torch.manual_seed(0)
+    td = normal_td()
+    expected = squashed(td["loc"], td["scale"]).rsample((7,)).mean(0)
+    torch.testing.assert_close(value, expected.expand(*sizes, B, T))
+
+
+def test_a_mode_without_formula_is_not_estimated():
+    module = Prob(
+        ["loc", "scale"], ["a"], distribution_class=squashed, default_interaction_type="mode"
+    )
+    with pytest.raises(NotImplementedError, match="mode"):
+        module(normal_td())
+
+
+def test_an_unknown_class_without_a_mean_warns_before_it_is_estimated():
+    class Odd(d.Normal):
+        mean = property(lambda self: d.Distribution.mean.fget(self))
+
+    module = Prob(["loc", "scale"], ["a"], distribution_class=Odd, n_empirical_estimate=7)
+    with pytest.warns(UserWarning, match="deterministic_sample"):
+        assert module(normal_td())["a"].shape == (B, T)
+
+
 def test_the_block_wins_over_the_default():
     module, td = normal(default_interaction_type="random"), normal_td()
     with set_interaction_type("mean"):
@@ -395,6 +434,15 @@ def test_other_keys_for_the_log_probabilities_of_a_composite():
     assert td["p"].shape == (B, T) and td["q", "r"].shape == (B,)
     assert "move_log_prob" not in td
     assert set(module.log_prob(td).keys(True, True)) == {"p", ("q", "r")}
+
+
+def test_ours_the_keys_of_log_probabilities_may_trade_places():
+    plain = composite(return_log_prob=True)
+    traded = composite(return_log_prob=True, log_prob_keys=[*reversed(plain.log_prob_keys)])
+    td = plain(params_td())
+    scores = traded.log_prob(td)
+    assert (scores["head", "word_log_prob"] == td["move_log_prob"]).all()
+    assert (scores["move_log_prob"] == td["head", "word_log_prob"]).all()
 
 
 def test_a_function_that_makes_a_composite():

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 from collections import OrderedDict
 
 import pytest
@@ -988,7 +987,7 @@ def test_vmap_over_the_container():
     assert_close(out["y"], seq(x)[1])
 
 
-def test_eight_threads_call_one_sequence():
+def test_eight_threads_call_one_sequence(in_threads):
     seq, wrong = chain("a", "b", "c", "d"), []
 
     def work(i):
@@ -997,11 +996,7 @@ def test_eight_threads_call_one_sequence():
             if seq(td)["d"] != 10 * i + j + 3:
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []
 
 
@@ -1153,3 +1148,23 @@ def test_a_list_of_modules_of_torch():
     modules = nn.ModuleList([step("a", "b"), step("b", "c")])
     seq = TensorDictSequential(*modules)
     assert seq[0] is modules[0] and value(seq(start("a")), "c") == 2
+
+
+# --- mistakes -----------------------------------------------------------------------------------
+
+
+def test_a_tensor_too_many_ours():
+    with pytest.raises(ValueError, match=r"one for each of in_keys=\['a'\]"):
+        chain("a", "b")(torch.zeros(T), torch.zeros(T))
+
+
+def test_a_sequence_remembers_what_it_expects_ours():
+    seq = TensorDictSequential(step("a", "b"), expect_in_keys=["a"])
+    with pytest.raises(ValueError, match="Did you mean 'b'"):
+        seq.append(step("bb", "c"))
+    assert len(seq) == 1 and seq.append(step("b", "c")).in_keys == ["a"]
+
+
+def test_a_wanted_key_that_is_misspelt_ours():
+    with pytest.raises(ValueError, match='Did you mean "hidden"'):
+        chain("a", "hidden").select_subsequence(out_keys=["hiden"])

@@ -361,7 +361,7 @@ def test_a_thread_overrides_the_mode_of_all():
         assert skip_existing() is True
 
 
-def test_eight_threads_with_modes_of_their_own():
+def test_eight_threads_with_modes_of_their_own(in_threads):
     wrong = []
 
     def work(i):
@@ -373,11 +373,7 @@ def test_eight_threads_with_modes_of_their_own():
             if skip_existing() is not False:
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []
 
 

@@ -1,10 +1,14 @@
 """Containers of parameters in other modules: what torch does to a module reaches their tensors."""
 
 import copy
+import gc
+import io
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from raffia import TensorDict, from_modules
 from raffia.nn import TensorDictParams
@@ -162,10 +166,20 @@ class TestInAModule:
         module.params = TensorDictParams(TensorDict(v=torch.ones(1)))
         assert [n for n, _ in module.named_parameters()][2:] == ["params.v"]
 
-    def test_does_not_keep_module_apply_from_the_other_layers(self):
+    def test_apply_of_its_own_gives_tensors(self):
         seen = []
-        Holder().apply(lambda module: seen.append(type(module)))
-        assert nn.Linear in seen and Holder in seen
+        make().apply(lambda leaf: seen.append(tuple(leaf.shape)))
+        assert seen == [(A,), (B,), (B,)]
+
+    def test_ours_saved_whole(self):
+        module, file = Holder(), io.BytesIO()
+        module.params.n.lock_()
+        torch.save(module, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
+        assert [n for n, _ in again.named_parameters()] == [n for n, _ in module.named_parameters()]
+        assert again.params.n.b is again.params["n", "b"] and again.params.n.is_locked
+        assert any(p is again.params.n.b for p in again.parameters())
 
     def test_swapped_with_to_module(self):
         module = Holder()
@@ -174,6 +188,19 @@ class TestInAModule:
             assert module.params["w"].tolist() == [1] * A
             assert module(torch.ones(A)).item() == A + 1 + A + B
         assert module.params["w"] is w and any(p is w for p in module.parameters())
+
+    @pytest.mark.parametrize("lock", [False, True])
+    def test_ours_swapped_nested_ones_follow(self, lock):
+        module = Holder()
+        if lock:
+            module.params.lock_()
+        nested = module.params.n
+        sums = lambda: [leaf.sum().item() for leaf in module.params["n"].values()]  # noqa: E731
+        before, b = sums(), nested.b
+        plus = TensorDict.from_module(module).data.apply(lambda leaf: leaf + 5)
+        with plus.to_module(module):
+            assert sums() == [12, 11] and nested.b.sum() == 12
+        assert sums() == before and nested.b is b and next(nested.parameters()) is b
 
     @pytest.mark.parametrize("lock", [False, True])
     def test_swapped_listings_follow(self, lock):
@@ -185,6 +212,203 @@ class TestInAModule:
         with plus.to_module(module):
             assert [leaf.sum().item() for leaf in module.params.values(True, True)] == [15, 12, 11]
         assert [leaf.sum().item() for leaf in module.params.values(True, True)] == before
+
+
+class TestAttributes:
+    def test_leaf(self):
+        params = make()
+        assert params.w is params["w"]
+        assert not hasattr(params, "absent")
+        with pytest.raises(AttributeError, match="absent"):
+            params.absent  # noqa: B018
+
+    def test_nested(self):
+        params = make()
+        assert type(params.n) is TensorDictParams and type(params["n"]) is TensorDict
+        assert params.n.b is params["n", "b"] and params.n["i"] is params["n", "i"]
+        assert [name for name, _ in params.n.named_parameters()] == ["b"]
+        assert [name for name, _ in params.n.named_buffers()] == ["i"]
+        assert params.get_buffer("n.i") is params["n", "i"]
+        assert type(params.get_submodule("n")) is TensorDictParams
+
+    def test_methods_stay_methods(self):
+        params = TensorDictParams(TensorDict(keys=torch.ones(1), get=TensorDict(x=torch.ones(1))))
+        assert callable(params.keys) and list(params.keys()) == ["keys", "get"]
+        assert params.get("get")["x"].item() == 1
+
+    def test_ours_non_tensor(self):
+        assert TensorDictParams(TensorDict(name="actor", w=torch.ones(1))).name == "actor"
+
+    def test_are_no_submodules(self):
+        module = Holder()
+        assert module.params.n.b.sum() == B
+        assert [name for name, _ in module.named_modules()] == ["", "layer", "params"]
+        assert len(list(module.parameters())) == 4
+
+    def test_ours_later_changes_are_seen(self):
+        params = make()
+        nested = params.n
+        params["n", "c"] = torch.ones(1)
+        assert isinstance(nested.c, nn.Parameter)
+        assert [name for name, _ in nested.named_parameters()] == ["b", "c"]
+        params["n", "b"] = torch.zeros(B)
+        assert nested.b is params["n", "b"] and next(nested.parameters()) is nested.b
+        params.lock_()
+        assert nested.is_locked and params.n is nested
+
+    def test_ours_changes_are_changes_of_the_whole(self):
+        params = make()
+        params.n["c"] = torch.ones(1)
+        assert isinstance(params["n", "c"], nn.Parameter)
+        assert [name for name, _ in params.named_parameters()] == ["w", "n.b", "n.c"]
+        del params.n["b"]
+        assert [name for name, _ in params.named_parameters()] == ["w", "n.c"]
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            params.lock_().n["d"] = torch.ones(1)
+        with pytest.raises(RuntimeError, match="part of a locked graph"):
+            params.n.unlock_()
+
+    def test_ours_deeper(self):
+        params = TensorDictParams(TensorDict(a=dict(b=dict(c=torch.ones(1)))))
+        params.a.b["d"] = torch.zeros(2)
+        assert [name for name, _ in params.named_parameters()] == ["a.b.c", "a.b.d"]
+        assert params.a.b.d is params["a"]["b"]["d"]
+
+    def test_ours_one_that_is_taken_out_stands_alone(self):
+        params = make()
+        old = params.n
+        params["n"] = TensorDict(b=torch.zeros(1))
+        assert old.b.sum() == B and params.n.b.sum() == 0
+        old["c"] = torch.ones(1)
+        assert [name for name, _ in old.named_parameters()] == ["b", "c"]
+        assert [name for name, _ in params.named_parameters()] == ["w", "n.b"]
+
+    def test_ours_moved_with_the_whole(self):
+        module = Holder()
+        nested = module.params.n
+        module.double()
+        assert nested.b.dtype == torch.float64
+        module.to("meta")
+        assert nested.i.is_meta and nested.b is module.params["n", "b"]
+        assert not module.eval().params.n.training
+
+    def test_ours_assigned(self):
+        params, w = make(), nn.Parameter(torch.ones(A))
+        params.w = w
+        params.v = nn.Parameter(torch.ones(1))
+        params.n.b = nn.Parameter(torch.zeros(B))
+        assert params["w"] is w and params["v"] is params.v and params["n", "b"].sum() == 0
+        names = [name for name, _ in params.named_parameters()]
+        assert sorted(names) == ["n.b", "v", "w"]
+        assert list(params.state_dict()) == ["w", "n.b", "n.i", "v"]
+        params.n = TensorDict(d=torch.ones(2))
+        assert params["n", "d"] is params.n.d and "n.b" not in params.state_dict()
+        del params.w
+        assert "w" not in params
+        with pytest.raises(TypeError, match="cannot assign"):
+            params.v = torch.ones(1)
+
+    def test_ours_copies(self):
+        params = make()
+        for twin in (copy.deepcopy(params.n), params.n.clone()):
+            twin["c"] = torch.ones(1)
+            assert twin.b is not params.n.b and "c" not in params["n"]
+
+    def test_ours_are_freed_without_the_garbage_collector(self):
+        params = make()
+        nested, leaf = params.n, weakref.ref(params.w)
+        gc.disable()
+        try:
+            del params, nested
+            assert leaf() is None
+        finally:
+            gc.enable()
+
+
+class TestRegistries:
+    @pytest.mark.parametrize("lock", [False, True])
+    def test_ours_what_is_put_there_is_in_the_container(self, lock):
+        params, w, b = make(lock=lock), nn.Parameter(torch.ones(A)), torch.zeros(B)
+        before = [leaf.sum().item() for leaf in params["n"].values()]
+        params._parameters["w"] = w
+        params._parameters["n.b"] = b
+        params.n._buffers["i"] = b
+        assert params["w"] is w and params["n", "b"] is b and params["n", "i"] is b
+        assert [leaf.sum().item() for leaf in params["n"].values()] == [0, 0] != before
+        assert dict(params.named_parameters())["n.b"] is b and params.n._parameters["b"] is b
+
+    def test_ours_add_and_remove(self):
+        params = make()
+        params.register_parameter("v", nn.Parameter(torch.ones(1)))
+        params.register_buffer("k", torch.arange(2))
+        assert params["v"].item() == 1 and params["k"].tolist() == [0, 1]
+        params._parameters.update(u=nn.Parameter(torch.ones(1)))
+        assert params._parameters.pop("n.b").sum() == B
+        assert sorted(params.keys(True, True), key=str) == sorted(
+            ["w", ("n", "i"), "v", "k", "u"], key=str
+        )
+        with pytest.raises(KeyError):
+            del params._parameters["absent"]
+
+    def test_ours_refuse(self):
+        params = make(lock=True)
+        with pytest.raises(TypeError, match="an entry of TensorDictParams is a tensor, got NoneT"):
+            params._parameters["w"] = None
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            params.register_parameter("v", nn.Parameter(torch.ones(1)))
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            del params.w
+        assert list(params.state_dict()) == ["w", "n.b", "n.i"]
+
+    def test_ours_names_with_dots(self):
+        params = TensorDictParams(TensorDict({"a.b": dict(c=torch.ones(1)), "d.e": torch.ones(1)}))
+        for name in list(params._parameters):
+            params._parameters[name] = torch.zeros(1)
+        assert params["a.b", "c"].item() == params["d.e"].item() == 0
+
+
+class TestFunctionalCall:
+    def values(self, module):
+        return {name: torch.full_like(p, 2) for name, p in module.named_parameters()}
+
+    @pytest.mark.parametrize("lock", [False, True])
+    def test_ours_uses_the_values_and_puts_back(self, lock):
+        module, x = Holder(lock=lock), torch.ones(A)
+        kept, before = dict(module.named_parameters()), module(x).item()
+        out = functional_call(module, self.values(module), (x,), strict=False)
+        assert out.item() == 2 * A + 2 + 2 * A + 2 * B and not out.requires_grad
+        assert module(x).item() == before
+        for name, parameter in module.named_parameters():
+            assert parameter is kept.pop(name)
+        assert not kept and module.params["n", "b"] is module.params._parameters["n.b"]
+
+    def test_ours_nested_alone(self):
+        module, x = Holder(), torch.zeros(A)
+        shift = functional_call(module, {"params.n.b": torch.full((B,), 5.0)}, (x,)) - module(x)
+        assert shift.item() == 4 * B
+
+    def test_ours_puts_back_after_an_error(self):
+        module = Holder()
+        kept = dict(module.named_parameters())
+        with pytest.raises(RuntimeError):
+            functional_call(module, self.values(module), (torch.ones(A + 1),))
+        assert all(parameter is kept[name] for name, parameter in module.named_parameters())
+        assert module.params["w"] is kept["params.w"]
+        assert module.params["n", "b"] is kept["params.n.b"]
+
+    def test_ours_gradients_and_vmap(self):
+        module, x = Holder(), torch.ones(A)
+        values = self.values(module)
+        grads = torch.func.grad(lambda v: functional_call(module, v, (x,)).sum())(values)
+        assert grads["params.n.b"].tolist() == [1] * B and grads["params.w"].tolist() == [1] * A
+        stacked = {name: torch.stack([v, v + 1]) for name, v in values.items()}
+        out = torch.vmap(lambda v: functional_call(module, v, (x,)))(stacked)
+        assert out[1].item() - out[0].item() == A + 1 + A + B
+
+    def test_unknown_names(self):
+        module = Holder()
+        with pytest.raises(RuntimeError, match="params.n.zz"):
+            functional_call(module, {"params.n.zz": torch.ones(1)}, (torch.ones(A),), strict=True)
 
 
 class TestSharedParameters:
@@ -474,3 +698,30 @@ def test_compiles_in_a_module():
     call = torch.compile(module, fullgraph=True, backend="eager")
     x = torch.ones(A)
     assert torch.equal(call(x), module(x))
+
+
+class NestedHolder(Holder):
+    def forward(self, x):
+        return super().forward(x) + self.params.n.b.sum() + self.params.n["i"].sum()
+
+
+def test_ours_attributes_compile():
+    module, x = NestedHolder(), torch.ones(A)
+    call = torch.compile(module, fullgraph=True, backend="eager")
+    assert torch.equal(call(x), module(x))
+
+
+@pytest.mark.parametrize("kind", [Holder, NestedHolder])
+def test_ours_functional_call_compiles(kind):
+    module, x = kind(), torch.ones(A)
+    values = {name: torch.full_like(p, 3) for name, p in module.named_parameters()}
+
+    def call(values, x):
+        return functional_call(module, values, (x,))
+
+    kept, before = list(module.parameters()), module(x)
+    assert torch.equal(
+        torch.compile(call, fullgraph=True, backend="eager")(values, x), call(values, x)
+    )
+    assert torch.equal(module(x), before) and not torch.equal(call(values, x), before)
+    assert all(a is b for a, b in zip(module.parameters(), kept, strict=True))

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
@@ -387,16 +386,12 @@ def test_keys_are_keywords():
         as_tensordict_module(["x"], ["z"])
 
 
-def test_threads_call_methods_of_different_objects():
+def test_threads_call_methods_of_different_objects(in_threads):
     wrong = []
 
     def work(i):
         bag = Bag(i)
         wrong.extend(i for _ in range(30) if bag.more(torch.zeros(())) != i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work)
     assert wrong == []

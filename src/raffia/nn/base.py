@@ -65,6 +65,14 @@ class TensorDictModuleBase(nn.Module):
             elif keys is not None:
                 cls._has_own_keys = True
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        for name in ("_in_keys", "_out_keys"):
+            keys = getattr(cls, name, None)
+            if keys is not None:  # lists of its own, which can be changed in place
+                self.__dict__[name] = list(keys)
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if name in ("_in_keys", "_out_keys"):
             raise AttributeError(
@@ -91,7 +99,8 @@ class TensorDictModuleBase(nn.Module):
     @out_keys.setter
     def out_keys(self, keys: Any) -> None:
         self._out_keys = listed(keys, "out_keys")
-        self.reset_out_keys()
+        if self._selected is not None:  # keys may be set before super().__init__()
+            self.reset_out_keys()
 
     @property
     def out_keys_source(self) -> list[NestedKey]:
@@ -160,7 +169,7 @@ class TensorDictModuleBase(nn.Module):
         self.reset_out_keys()
         self._selected = selected
         kept = [*selected, *self.in_keys, "_"]
-        self.register_forward_hook(_Selection([k for k in self.out_keys_source if k not in kept]))
+        self.register_forward_hook(Selection([k for k in self.out_keys_source if k not in kept]))
         return self
 
     def _selectable(self, out_keys: tuple[Any, ...]) -> list[NestedKey]:
@@ -196,7 +205,7 @@ class TensorDictModuleBase(nn.Module):
         """
         self._selected = None
         for number, hook in list(self._forward_hooks.items()):
-            if isinstance(hook, _Selection):
+            if isinstance(hook, Selection):
                 del self._forward_hooks[number]
         return self
 
@@ -242,14 +251,15 @@ class TensorDictModuleBase(nn.Module):
         return shown(self, [f"{name}={child}" for name, child in self.named_children()])
 
 
-class _Selection:
+class Selection:
     """The forward hook behind `select_out_keys`: takes the other outputs out of the container."""
 
     def __init__(self, dropped: list[NestedKey]) -> None:
         self.dropped = dropped
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, Node):  # a dispatched call gives tensors, and these are selected
+        # a dispatched call gives tensors, and these are selected; a locked container may stay as is
+        if self.dropped and isinstance(output, Node):
             output.exclude(*self.dropped, inplace=True)
             for key in self.dropped:
                 _prune(output, key)
@@ -290,7 +300,8 @@ def reset_layers(module: nn.Module) -> bool:
     found = False
     for child in module.children():
         if hasattr(type(child), "reset_parameters") or "reset_parameters" in child.__dict__:
-            child.reset_parameters()  # its own: a keyed module also passes on its module's
+            reset: Any = child.reset_parameters  # its own: a keyed module passes on its module's
+            reset()
             found = True
         found = reset_layers(child) or found
     return found

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from raffia.nn.modes import Mode, Setting
-from raffia.tensordict.functions import make_tensordict
+from raffia.tensordict.functions import from_any, make_tensordict
 from raffia.tensordict.keys import NestedKey, nearest, unravel_key
 from raffia.tensordict.node import Node
+from raffia.tensordict.nontensor import NonTensorStack
+from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
 _NO_BATCH = torch.Size()
@@ -139,11 +142,25 @@ class dispatch:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _container(self, given: dict[Any, Any]) -> TensorDict:
-        if self.auto_batch_size:
-            return make_tensordict(given, auto_batch_size=True)
-        if all([k.__class__ is str and v.__class__ is Tensor for k, v in given.items()]):
+        if not self.auto_batch_size and all(
+            [k.__class__ is str and v.__class__ is Tensor for k, v in given.items()]
+        ):
             return TensorDict._make(given, _NO_BATCH)
-        return make_tensordict(given, batch_size=_NO_BATCH)
+        entries = {key: as_entry(value) for key, value in given.items()}
+        if self.auto_batch_size:
+            return make_tensordict(entries, auto_batch_size=True)
+        return make_tensordict(entries, batch_size=_NO_BATCH)
+
+
+def as_entry(value: Any) -> Any:
+    """A dict, tuple or dataclass as a container, a list of tensors as the list that it is."""
+    if isinstance(value, (Tensor, Node)):
+        return value
+    if isinstance(value, list) and any([isinstance(v, Tensor) for v in value]):
+        return NonTensorStack(*value)
+    if isinstance(value, (Mapping, tuple)) or is_dataclass(value) and not is_tensorclass(value):
+        return from_any(value)
+    return value
 
 
 def _is_input(value: Any, source: Sequence[NestedKey]) -> bool:

@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.keys import nearest
-from raffia.tensordict.modules import Undo, _swapped, _undo
+from raffia.tensordict.modules import Undo, misfit, put_back, swap_in
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 Module = TypeVar("Module", bound=nn.Module)
+_SHAPES = "_shapes_taken"  # ... the shapes that its own tensors had
 _FLAG = "_is_stateless"  # in the `__dict__` of a functional module: whether its tensors are out
 
 
@@ -34,7 +36,8 @@ def make_functional(
     From then on the module and each layer in it are called as `module(x, params)` or
     `module(x, params=params)`, with a container or nested dict of the module's structure; what it
     lacks stays as it is in the module. Buffers are among the parameters, and what the module writes
-    to them lands there. `repopulate_module` undoes it, up to the extra argument.
+    to them lands there. `repopulate_module` gives the tensors back; the module
+    can still be called with others, by keyword.
 
     funs_to_decorate: methods of the module that take parameters, by default `forward`; layers in
         the module always have `forward`.
@@ -195,9 +198,30 @@ def _called_with(
         given = [(store, name, store[name]) for store, name, _ in undo]
         out = method(*args, **kwargs)
         _write_back(given)
+    except Exception as error:
+        note = _misfit(module)
+        if note:
+            error.add_note(note)
+        raise
     finally:
-        _undo(undo)
+        put_back(undo)
     return out
+
+
+def _misfit(module: nn.Module) -> str:
+    """What the parameters in a module lack, and which have other shapes than its own had."""
+    missing: list[str] = []
+    unlike: dict[str, tuple[Any, Any]] = {}
+    for path, layer in module.named_modules():
+        for name, shape in layer.__dict__.get(_SHAPES, {}).items():
+            value = layer._parameters.get(name, layer._buffers.get(name))
+            where = f"{path}.{name}" if path else name
+            if value is None:
+                missing.append(where)
+            elif value.shape != shape:
+                unlike[where] = value.shape, shape
+    lacks = f"the parameters given to the module lack {', '.join(missing)}" if missing else ""
+    return "; ".join([text for text in (lacks, misfit(unlike)) if text])
 
 
 def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
@@ -209,9 +233,9 @@ def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
         )
     node = params if isinstance(params, Node) else TensorDict(params)
     try:
-        _swapped(node, module, undo, False, {})
+        swap_in(node, module, undo, False, {})
     except BaseException as error:
-        _undo(undo)
+        put_back(undo)
         undo.clear()
         if any("." in name for name in node.keys()):
             error.add_note("dotted names are nested by unflatten_keys('.')")
@@ -284,8 +308,11 @@ def _empty(module: nn.Module) -> None:
         if isinstance(layer, Node):
             continue
         layer.__dict__[_FLAG] = True
+        shapes = layer.__dict__.setdefault(_SHAPES, {})
         for store in (layer._parameters, layer._buffers):
-            for name in store:
+            for name, value in store.items():
+                if isinstance(value, Tensor) and not is_lazy(value):
+                    shapes[name] = value.shape
                 store[name] = None
         if "_flat_weights" in layer.__dict__:  # recurrent layers keep a second list
             weights = layer.__dict__["_flat_weights"]

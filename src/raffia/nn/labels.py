@@ -49,6 +49,8 @@ def label(module: Any) -> str:
     if isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         return _abridged(kind, [label(child) for child in inner._modules.values()])
     text = label(inner) + (f".{method}" if isinstance(method, str) else "")
+    if "num_copies" in module.__dict__:  # of an ensemble
+        text = f"{module.num_copies} x {text}"
     return text if kind in _CARRIERS else f"{kind}({text})"
 
 

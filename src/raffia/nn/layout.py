@@ -107,6 +107,7 @@ def _boxes(graph: Graph) -> list[Box]:
         if edge.source is None:
             values.setdefault((None, edge.key), Box("given", _value_lines(graph, edge)))
     boxes = list(values.values())
+    top = 1 if boxes else 0  # of the modules: no layer is empty
     for position, node in enumerate(graph.nodes):
         style = "random" if node.random else "module"
         groups = tuple([i for i, g in enumerate(graph.groups) if g.start <= position < g.stop])
@@ -114,7 +115,7 @@ def _boxes(graph: Graph) -> list[Box]:
         for edge in graph.edges:
             if edge.target == node.name:
                 _join(values[edge.source, edge.key], module)
-        module.layer = max([value.layer + 1 for value in module.above], default=1)
+        module.layer = max([value.layer + 1 for value in module.above], default=top)
         boxes.append(module)
         for key in dict.fromkeys(node.out_keys):
             at = (node.name, key)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from torch.utils._contextlib import _DecoratorContextManager
 
 
 class Setting:
@@ -53,10 +52,12 @@ class Setting:
         return undo_here
 
 
-class Mode:
+class Mode(_DecoratorContextManager):
     """A context manager and decorator that gives a `Setting` a value; `set()` gives it for good.
 
-    Blocks of one object may be nested, and a decorated function may call itself.
+    Blocks of one object may be nested, and a decorated function may call itself. It decorates as
+    `torch.no_grad` does: in a generator function the value holds while that runs, not between its
+    steps; of a class, which warns, it holds while an instance is made.
     """
 
     setting: ClassVar[Setting]
@@ -86,11 +87,3 @@ class Mode:
 
     def __exit__(self, *error: Any) -> None:
         self.unset()
-
-    def __call__(self, func: Function) -> Function:
-        @functools.wraps(func)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return func(*args, **kwargs)
-
-        return call  # type: ignore[return-value]

@@ -13,11 +13,9 @@ from torch.nn import Linear
 from torch.nn.functional import linear
 
 from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more, shown
-from raffia.nn.dispatch import SKIP, dispatch, may_skip, missing_inputs
-from raffia.tensordict.functions import from_any
+from raffia.nn.dispatch import SKIP, as_entry, dispatch, may_skip, missing_inputs
 from raffia.tensordict.keys import MissingKeyError, NestedKey
 from raffia.tensordict.node import Node
-from raffia.tensordict.nontensor import NonTensorStack
 from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
@@ -40,8 +38,8 @@ class TensorDictModule(TensorDictModuleBase):
     out_keys: keys of its outputs, in order; `"_"` drops an output. An output that is a dict or a
         container with all these keys is picked by key.
     out_to_in_map: False reads a dict `in_keys` the other way round, as {key: keyword}.
-    inplace: True writes into the container that came in; False into a new one without batch size;
-        "empty" into an empty one of the same batch size.
+    inplace: True writes into the container that came in; False (or None) into a new one without
+        batch size; "empty" into an empty one of the same batch size.
     method: name of the method of `module` to call.
     method_kwargs: keywords for every call.
     strict: a missing input is a KeyError; otherwise None is passed for it.
@@ -83,9 +81,7 @@ class TensorDictModule(TensorDictModuleBase):
                 f"module {module!r} is not callable: give an nn.Module (an instance, not a class) "
                 "or a function; to call one of its methods, name it: method=..."
             )
-        if inplace is None:
-            inplace = True
-        if inplace is not True and inplace is not False and inplace != "empty":
+        if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):
             raise ValueError(f"inplace is True, False or 'empty', got {inplace!r}")
         if isinstance(in_keys, Mapping):
             first, second = list(in_keys), list(in_keys.values())
@@ -225,18 +221,20 @@ class TensorDictModule(TensorDictModuleBase):
     def _write(self, tensordict: Any, output: Any) -> None:
         """Store what the module gave under the keys of its outputs."""
         out_keys = self._out_keys
-        outputs = _spread(output, out_keys)
+        outputs = spread(output, out_keys)
         if len(outputs) != len(out_keys):
             many = len(outputs) > len(out_keys)
             what = "tensors than out_keys" if many else "out_keys than tensors"
+            hint = ". Name all outputs; those named '_' are dropped" if many else ""
+            if isinstance(output, list):
+                hint = ". A list is one output; return a tuple to give several"
             raise RuntimeError(
-                f"There are more {what}: {self._title()} gave {len(outputs)} for the "
-                f"{len(out_keys)} keys {out_keys}"
-                + (". Name all outputs; those named '_' are dropped" if many else "")
+                f"There are more {what}: {self._title()} gave {len(outputs)} for out_keys="
+                f"{out_keys}{hint}"
             )
         for key, value in zip(out_keys, outputs, strict=True):
             if key != "_":
-                tensordict.set(key, _as_entry(value))
+                tensordict.set(key, as_entry(value))
 
     def _title(self) -> str:
         module = self.module
@@ -299,7 +297,7 @@ def place(tensordict: Any, inplace: bool | str | None) -> Any:
     return tensordict.empty() if inplace == "empty" else TensorDict()
 
 
-def _spread(output: Any, out_keys: list[NestedKey]) -> Any:
+def spread(output: Any, out_keys: list[NestedKey]) -> Any:
     """The outputs of a module, one for each key."""
     if isinstance(output, tuple):
         return output
@@ -314,13 +312,6 @@ def _spread(output: Any, out_keys: list[NestedKey]) -> Any:
     if all([key in there or key == "_" for key in out_keys]):
         return [None if key == "_" else output[key] for key in out_keys]
     return (output,)
-
-
-def _as_entry(value: Any) -> Any:
-    """A dict as a container, a list of tensors as the list that it is."""
-    if isinstance(value, list) and any([isinstance(v, Tensor) for v in value]):
-        return NonTensorStack(*value)
-    return from_any(value) if isinstance(value, Mapping) else value
 
 
 def _seen(tensordict: Any, key: NestedKey) -> str:

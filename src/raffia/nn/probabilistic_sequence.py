@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, distributions, nn
+from torch.compiler import is_compiling
 
 from raffia.nn.base import CALL
-from raffia.nn.dispatch import SKIP, dispatch, may_skip
-from raffia.nn.distributions.composite import CompositeDistribution
+from raffia.nn.conditioning import composite, drawing, run
+from raffia.nn.dispatch import dispatch
 from raffia.nn.interaction import INTERACTION, InteractionType, interaction_type
-from raffia.nn.module import place
+from raffia.nn.log_prob_keys import renamed
 from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
-from raffia.nn.sequence import TensorDictSequential, _keys, _moved, _tolerant
+from raffia.nn.sequence import TensorDictSequential, keys_of, moved, tolerant
 from raffia.nn.shapes import watched
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.tensordict import TensorDict
-
-Run = Callable[..., Any]
 
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
@@ -60,6 +59,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     (Normal(loc: torch.Size([5, 2]), scale: torch.Size([5, 2])), torch.Size([5, 2]))
     """
 
+    return_composite: bool | None
+
     def __init__(
         self,
         *modules: Any,
@@ -69,6 +70,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         inplace: bool | str | None = None,
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
+        self.__dict__["return_composite"] = return_composite  # which the keys depend on
         super().__init__(
             *modules,
             partial_tolerant=partial_tolerant,
@@ -76,67 +78,45 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             inplace=inplace,
             expect_in_keys=expect_in_keys,
         )
-        if return_composite is None and len(self):
-            direct = [m for m in self if isinstance(m, ProbabilisticTensorDictModule)]
-            return_composite = len(direct) > 1 or not _probabilistic(self._last())
-        self.return_composite = bool(return_composite)
-        self._check_modules()
-        self._settle()
 
     def _refresh_keys(self) -> None:
         """Work out the keys from the modules, and what else depends on them."""
-        if "return_composite" in self.__dict__:
-            self._check_modules()
-        super()._refresh_keys()
-        if "return_composite" in self.__dict__:
-            self._settle()
-
-    def _check_modules(self) -> None:
-        if not len(self):
+        modules = list(self)
+        if not modules:
             raise ValueError(
                 f"{type(self).__name__} must consist of zero or more TensorDictModules followed by "
                 "a ProbabilisticTensorDictModule; it has no module"
             )
-        last = self._last()
+        *early, last = modules
+        if self.return_composite is None:
+            own = [m for m in modules if isinstance(m, ProbabilisticTensorDictModule)]
+            self.return_composite = len(own) > 1 or not _probabilistic(last)
         if not self.return_composite and not _probabilistic(last):
             raise TypeError(
                 f"The final module passed to {type(self).__name__} must be an instance of "
                 "ProbabilisticTensorDictModule or another ProbabilisticTensorDictSequential, and "
                 f"it is a {type(last).__name__}; or pass return_composite=True"
             )
+        super()._refresh_keys()
+        there = keys_of(early)[1]
+        self._requires_sample = not _probabilistic(last) or not all(
+            [key in there for key in last.dist_sample_keys]
+        )
 
-    def _settle(self) -> None:
-        """Whether the last module draws, and which one's default type holds for all."""
-        last = self._last()
-        self._requires_sample = True
-        if _probabilistic(last):
-            early = _keys(list(self)[:-1])[1]
-            self._requires_sample = not all([key in early for key in last.dist_sample_keys])
-        self._deciding = _deciding(self.module._modules.items())
+    def _named(self) -> dict[str, Any]:
+        """The modules by name, without a search of attributes."""
+        modules: Any = self._modules["module"]
+        return cast("dict[str, Any]", modules._modules)
 
     def _last(self) -> Any:
-        return list(self)[-1]
+        return list(self._named().values())[-1]
 
     # -- running
 
     def _run(self, tensordict: TensorDict) -> Any:
         if self.__class__.forward is not _FORWARD:
             return CALL(self, tensordict)
-        if not self._requires_sample or self._unseen():
-            return self._through(tensordict)
-        undo = self._interacting()
-        name = None
-        children: Any = self._modules["module"]
-        try:
-            for name, module in children._modules.items():  # noqa: B007 # read where one fails
-                tensordict = module(tensordict)
-        except Exception as error:
-            error.add_note(self._where(name))
-            raise
-        finally:
-            if undo is not None:
-                undo()
-        return tensordict
+        return self._through(tensordict)
 
     @dispatch(auto_batch_size=False)
     def forward(
@@ -151,70 +131,57 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: container to write the outputs into, and only these.
         Other keywords go to the modules that are not probabilistic.
         """
-        mode = SKIP.get()
-        if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
-            return tensordict
-        options = (_requires_sample is not False, kwargs)
-        if tensordict_out is None and self.inplace is None and self._selected is None:
-            return self._through(tensordict, *options)
-        if tensordict_out is None:
-            tensordict_out = place(tensordict, True if self.inplace is None else self.inplace)
-        if tensordict_out is tensordict and self._selected is None:
-            result = self._through(tensordict, *options)
-            return tensordict if result is tensordict else _moved(result, tensordict, self.out_keys)
-        keys = self.out_keys
-        if tensordict_out is tensordict:  # inputs that were written anew count as well
-            keys = [*keys, *[key for key in self.in_keys if key in self._out_keys]]
-        return _moved(self._through(tensordict.copy(), *options), tensordict_out, keys)
+        through = functools.partial(
+            self._through, requires_sample=_requires_sample is not False, kwargs=kwargs
+        )
+        return self._written(tensordict, tensordict_out, through)
 
     def _through(
         self, tensordict: Any, requires_sample: bool = True, kwargs: dict[str, Any] | None = None
     ) -> Any:
         """What all modules make of the container."""
-        runs = self._runs(kwargs or {})
-        if not (requires_sample and self._requires_sample) and _probabilistic(self._last()):
-            name, module, run = runs[-1]
-            runs[-1] = (name, module, functools.partial(run, _requires_sample=False))
         undo = self._interacting()
         try:
-            if self.partial_tolerant:
-                return self._steps(tensordict, runs, _tolerant)
-            if not self._unseen():
-                return self._steps(tensordict, runs, _step)
-            seen: dict[str, Any] = {}
-            result = self._steps(tensordict, runs, functools.partial(watched, seen))
-            self._seen = seen
-            return result
+            if self._requires_sample and requires_sample and not kwargs:
+                return super()._through(tensordict)
+            return self._with_options(tensordict, requires_sample, kwargs or {})
         finally:
             if undo is not None:
                 undo()
 
-    def _unseen(self) -> bool:
-        """Whether this call is the first, whose shapes are noted."""
-        return not torch.compiler.is_compiling() and self._seen is None
+    def _with_options(self, tensordict: Any, requires_sample: bool, kwargs: dict[str, Any]) -> Any:
+        """Run the modules with `kwargs`; the last may have nothing to draw."""
+        name, last = list(self._named().items())[-1]
+        silent = (
+            name
+            if _probabilistic(last) and not (requires_sample and self._requires_sample)
+            else None
+        )
+        seen: dict[str, Any] | None = None
+        if self.partial_tolerant:
+            step: Callable[..., Any] = tolerant
+        elif is_compiling() or self._seen is not None:
+            step = _step
+        else:  # the first call, whose shapes are noted
+            seen = {}
+            step = functools.partial(watched, seen)
 
-    def _runs(self, kwargs: dict[str, Any]) -> list[tuple[str, Any, Run]]:
-        """The modules by name, and how each is called."""
-        return [(name, m, _called(m, kwargs)) for name, m in self.module._modules.items()]
+        def called(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
+            options = {} if isinstance(module, ProbabilisticTensorDictModule) else kwargs
+            if name == silent:
+                options = {**options, "_requires_sample": False}
+            return step(name, module, tensordict, functools.partial(run, **options))
 
-    def _steps(
-        self, tensordict: Any, runs: Iterable[tuple[str, Any, Run]], step: Callable[..., Any]
-    ) -> Any:
-        name = None
-        try:
-            for name, module, run in runs:
-                tensordict = step(name, module, tensordict, run)
-        except Exception as error:
-            error.add_note(self._where(name))
-            raise
-        return tensordict
+        result = self._chain(tensordict, called)
+        self._seen = self._seen if seen is None else seen
+        return result
 
     def _interacting(self, always: bool = False) -> Callable[[], None] | None:
         """Let the default of the last module hold for all; returns the call that ends that."""
         if (self.return_composite and not always) or INTERACTION.get() is not None:
             return None
         # for this thread only; a compiled program has no others
-        return INTERACTION.put(self.default_interaction_type, not torch.compiler.is_compiling())
+        return INTERACTION.put(self.default_interaction_type, not is_compiling())
 
     # -- the distribution
 
@@ -229,21 +196,23 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         if tensordict_out is None:
             return self._params(tensordict, kwargs)
-        return _moved(self._params(tensordict.copy(), kwargs), tensordict_out, self._early_keys())
+        return moved(self._params(tensordict.copy(), kwargs), tensordict_out, self._early_keys())
 
     def _params(self, tensordict: Any, kwargs: dict[str, Any], keep: bool = False) -> Any:
         """Run all but the last module, and of a sequence at the end all but its last module.
 
         keep: values that are there are not drawn anew.
         """
-        *runs, (_, last, _) = self._runs(kwargs)
-        if keep:  # of the values in sequences here, too
-            runs = [(name, m, _called(m, kwargs)) for name, s, _ in runs for m in _flat([s])]
+        *early, (name, last) = self._named().items()
         undo = self._interacting(always=True)
         try:
-            tensordict = self._steps(tensordict, runs, _kept if keep else _step)
-            if isinstance(last, ProbabilisticTensorDictSequential) and not last.return_composite:
+            for name, module in early:  # noqa: B007 # read where one fails
+                tensordict = run(module, tensordict, kwargs, keep)
+            if _passes_on(last):
                 tensordict = last._params(tensordict, kwargs, keep)
+        except Exception as error:
+            error.add_note(self._where(name))
+            raise
         finally:
             if undo is not None:
                 undo()
@@ -251,11 +220,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _early_keys(self) -> list[NestedKey]:
         """The keys that `get_dist_params` writes."""
-        *early, last = list(self)
-        keys = _keys(early)[1]
-        if isinstance(last, ProbabilisticTensorDictSequential) and not last.return_composite:
-            keys += last._early_keys()
-        return keys
+        *early, last = self
+        return keys_of(early)[1] + (last._early_keys() if _passes_on(last) else [])
 
     def get_dist(
         self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any
@@ -269,60 +235,44 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: container to write that into instead.
         Other keywords go to the modules that are not probabilistic.
         """
-        return self._dist(tensordict, tensordict_out, kwargs, keep=False)[0]
+        dist: distributions.Distribution
+        dist, _ = self._dist(tensordict, tensordict_out, kwargs, keep=False)
+        return dist
 
     def _dist(
         self, tensordict: Any, tensordict_out: Any, kwargs: dict[str, Any], keep: bool
     ) -> tuple[Any, Any]:
         """The distribution, and the container with its parameters."""
         if self.return_composite:
-            return self._composite(tensordict, kwargs, keep), tensordict
-        inner = tensordict if tensordict_out is None else tensordict.copy()
-        params = self._params(inner, kwargs, keep)
+            return composite(self, tensordict, kwargs, keep), tensordict
+        params = self._params(
+            tensordict if tensordict_out is None else tensordict.copy(), kwargs, keep
+        )
         if tensordict_out is not None:
-            _moved(params, tensordict_out, self._early_keys())
-        last = _innermost(self)
+            moved(params, tensordict_out, self._early_keys())
+        last = self._asked()
         if isinstance(last, ProbabilisticTensorDictSequential):
-            return last._composite(params, kwargs, keep), params
+            return composite(last, params, kwargs, keep), params
         return last.get_dist(params), params
 
-    def _composite(self, tensordict: Any, kwargs: dict[str, Any], keep: bool) -> Any:
-        dists: dict[NestedKey, Any] = {}
-        self._collect(tensordict.copy(), dists, kwargs, keep)
-        if not dists:
-            raise RuntimeError(
-                f"No distribution module found in {type(self).__name__}: none of its modules is a "
-                f"ProbabilisticTensorDictModule, they are {[type(m).__name__ for m in self]}"
-            )
-        batch = TensorDict(batch_size=tensordict.batch_size)
-        return CompositeDistribution.from_distributions(batch, dists)
-
-    def _collect(
-        self, tensordict: Any, dists: dict[NestedKey, Any], kwargs: dict[str, Any], keep: bool
-    ) -> None:
-        """Run the modules, and note the distributions of the probabilistic ones."""
-        modules = list(_flat(self))
-        for number, module in enumerate(modules, 1):
-            if not isinstance(module, ProbabilisticTensorDictModule):
-                tensordict = module(tensordict, **kwargs)
-                continue
-            dist = module.get_dist(tensordict)
-            dists.update(_named(module, dist))
-            there = keep and all([key in tensordict for key in module.dist_sample_keys])
-            if number < len(modules) and not there:
-                tensordict = module(tensordict)
+    def _asked(self) -> Any:
+        """What gives the distribution: this, if it is a composite, else the last module of all."""
+        if self.return_composite:
+            return self
+        last = self._last()
+        return last._asked() if isinstance(last, ProbabilisticTensorDictSequential) else last
 
     def build_dist_from_params(self, tensordict: Any) -> distributions.Distribution:
         """The distribution of the last probabilistic module; no other module runs.
 
         Raises RuntimeError if there is none.
         """
-        found = [m for m in _flat(self) if isinstance(m, ProbabilisticTensorDictModule)]
-        if not found:
+        modules = drawing(self)
+        if not modules:
             raise RuntimeError(
                 f"Could not find any ProbabilisticTensorDictModule in {type(self).__name__}"
             )
-        return found[-1].get_dist(tensordict)
+        return modules[-1].get_dist(tensordict)
 
     def log_prob(
         self, tensordict: Any, tensordict_out: Any = None, *, dist: Any = None, **kwargs: Any
@@ -343,31 +293,25 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             raise TypeError(
                 f"log_prob(td, dist=...) runs no module that could take {sorted(kwargs)}"
             )
-        last = self if self.return_composite else _innermost(self)
+        last = self._asked()
         if isinstance(last, ProbabilisticTensorDictModule):
             return last.log_prob(tensordict, dist=dist)
-        return last._renamed(dist.log_prob(tensordict))
-
-    def _renamed(self, log_prob: Any) -> Any:
-        """Log-probabilities under the keys where a call writes them."""
-        if isinstance(log_prob, Tensor):
-            return log_prob
-        for module in _flat(self):
-            if isinstance(module, ProbabilisticTensorDictModule) and module._custom:
-                for old, new in module._renames():
-                    if old != new and old in log_prob:
-                        log_prob.rename_key_(old, new)
-        return log_prob
+        scores = dist.log_prob(tensordict)
+        if isinstance(scores, Tensor):
+            return scores
+        moves = [module.log_prob_moves for module in drawing(last)]
+        return renamed(scores, {old: new for some in moves for old, new in some.items()})
 
     # -- what the modules say
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
         """That of the last module that has one; without one, what `interaction_type()` gives."""
-        if self._deciding is None:
-            return interaction_type()
-        module: Any = self._modules["module"]._modules[self._deciding]  # type: ignore[union-attr]
-        return cast("InteractionType", module.default_interaction_type)
+        for module in reversed(self._named().values()):
+            kind = getattr(module, "default_interaction_type", None)
+            if kind is not None:
+                return cast("InteractionType", kind)
+        return interaction_type()
 
     @property
     def num_samples(self) -> torch.Size:
@@ -382,22 +326,21 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def log_prob_key(self) -> NestedKey:
         """The key of the log-probability; AttributeError if there is not exactly one."""
-        (key,) = self._one_key()
-        return key
+        return self._one_key()
 
-    def _one_key(self) -> list[NestedKey]:
+    def __getattr__(self, name: str) -> Any:
+        if name == "log_prob_key":  # where the property fails
+            return self._one_key()
+        return super().__getattr__(name)
+
+    def _one_key(self) -> NestedKey:
         keys = self.log_prob_keys
         if len(keys) != 1:
             raise AttributeError(
                 f"{type(self).__name__} has {len(keys)} log-probabilities, at {keys}, and not one "
                 "log_prob_key; see log_prob_keys"
             )
-        return keys
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "log_prob_key":  # where the property fails
-            return self._one_key()
-        return super().__getattr__(name)
+        return keys[0]
 
     @property
     def dist_params_keys(self) -> list[NestedKey]:
@@ -410,11 +353,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return self._listed("dist_sample_keys")
 
     def _listed(self, name: str) -> list[Any]:
-        values: list[Any] = []
-        for module in reversed(list(_flat(self))):
-            if isinstance(module, ProbabilisticTensorDictModule):
-                values += getattr(module, name) or ()
-        return values
+        """What all probabilistic modules list under `name`, the last module first."""
+        return [item for m in reversed(drawing(self)) for item in getattr(m, name) or ()]
 
     @property
     def det_part(self) -> TensorDictSequential:
@@ -449,59 +389,11 @@ def _probabilistic(module: Any) -> bool:
     return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
 
 
-def _flat(sequence: Iterable[Any]) -> Iterator[Any]:
-    """The modules of a sequence; those of a sequence in it too, not that one itself."""
-    for module in sequence:
-        if isinstance(module, TensorDictSequential):
-            yield from _flat(module)
-        else:
-            yield module
+def _passes_on(module: Any) -> bool:
+    """Whether a last module's distribution is that of its own last module."""
+    sequence = isinstance(module, ProbabilisticTensorDictSequential)
+    return sequence and not module.return_composite
 
 
-def _innermost(sequence: ProbabilisticTensorDictSequential) -> Any:
-    """The last module; of a sequence there its last, unless that one gives a composite."""
-    last = sequence._last()
-    while isinstance(last, ProbabilisticTensorDictSequential) and not last.return_composite:
-        last = last._last()
-    return last
-
-
-def _deciding(modules: Iterable[tuple[str, Any]]) -> str | None:
-    """The name of the last module that has a default interaction type."""
-    for name, module in reversed(list(modules)):
-        if getattr(module, "default_interaction_type", None) is not None:
-            return name
-    return None
-
-
-def _named(module: ProbabilisticTensorDictModule, dist: Any) -> dict[NestedKey, Any]:
-    """The distributions of a module by the keys of their values."""
-    if isinstance(dist, CompositeDistribution):
-        return dict(dist.items())
-    keys = module.dist_sample_keys
-    if len(keys) != 1:
-        raise TypeError(
-            f"a {type(dist).__name__} for the {len(keys)} values {keys} can't be part of a "
-            "CompositeDistribution, which has one distribution for each value"
-        )
-    return {keys[0]: dist}
-
-
-def _called(module: Any, kwargs: dict[str, Any]) -> Run:
-    """How a module is called: those that draw take no keywords."""
-    if kwargs and not isinstance(module, ProbabilisticTensorDictModule):
-        return functools.partial(module, **kwargs)
-    return cast("Run", module)
-
-
-def _step(name: str, module: Any, tensordict: Any, run: Run) -> Any:
-    return run(tensordict)
-
-
-def _kept(name: str, module: Any, tensordict: Any, run: Run) -> Any:
-    """Run a module, unless it draws values that are there."""
-    if isinstance(module, ProbabilisticTensorDictModule) and all(
-        [key in tensordict for key in module.dist_sample_keys]
-    ):
-        return tensordict
+def _step(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
     return run(tensordict)

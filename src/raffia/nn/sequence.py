@@ -16,8 +16,9 @@ from raffia.nn.module import TensorDictModule, place
 from raffia.nn.program import program
 from raffia.nn.shapes import watched
 from raffia.nn.wrappers import WrapModule
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, nearest, unravel_key_to_tuple
 from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 _INPLACE = (None, True, False, "empty")
@@ -34,7 +35,7 @@ class TensorDictSequential(TensorDictModule):
     inplace: True writes the outputs into the container that came in; False into a new one without
         batch size; "empty" into an empty one of the same batch size; None leaves it to the modules.
     expect_in_keys: the keys that will be there when the sequence is called: that a module reads
-        another key, or none reads one of these, is an error now.
+        another key, or none reads one of these, is an error now, and when modules are put in later.
     Raises ValueError if `selected_out_keys` or `expect_in_keys` do not fit the modules.
 
     >>> from torch import nn
@@ -67,21 +68,24 @@ class TensorDictSequential(TensorDictModule):
         self.inplace = inplace
         self._seen: dict[str, Any] | None = None  # shapes at the first call, for `graph`
         self.module = _held(modules)
+        self.expect_in_keys = (
+            None if expect_in_keys is None else listed(expect_in_keys, "expect_in_keys")
+        )
         self._refresh_keys()
-        if expect_in_keys is not None:
-            check_in_keys(self.module._modules.items(), listed(expect_in_keys, "expect_in_keys"))
         if selected_out_keys:
-            self.select_out_keys(*selected_out_keys)
+            self.select_out_keys(*listed(selected_out_keys, "selected_out_keys"))
 
     def _refresh_keys(self) -> None:
         """Work out the keys from the modules; a selection stays."""
-        in_keys, out_keys = _keys(self)
+        in_keys, out_keys = keys_of(self)
         selected = self._selected
         if selected is not None and not all([key in out_keys for key in selected]):
             raise ValueError(
                 f"the outputs {selected} are selected, and the modules would only write "
                 f"{out_keys}; call reset_out_keys() first"
             )
+        if self.expect_in_keys is not None:
+            check_in_keys(self.module._modules.items(), self.expect_in_keys)
         self.in_keys, self.out_keys = in_keys, out_keys
         self._seen = None  # shapes of other modules
         if selected is not None:
@@ -143,19 +147,17 @@ class TensorDictSequential(TensorDictModule):
                 f"tensordict_out and, for a call with tensors, its in_keys={self.in_keys}; "
                 f"got {list(kwargs)}"
             )
-        mode = SKIP.get()
-        if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
-            return tensordict
-        if tensordict_out is None and self.inplace is None and self._selected is None:
-            return self._through(tensordict)
-        if tensordict_out is None:
-            tensordict_out = place(tensordict, True if self.inplace is None else self.inplace)
-        return self._written(tensordict, tensordict_out)
+        if tensordict_out is not None and not isinstance(tensordict_out, Node):
+            raise ValueError(
+                f"tensordict_out is a container to write to, got {type(tensordict_out).__name__}; "
+                f"a call with tensors takes one for each of in_keys={self.in_keys}"
+            )
+        return self._written(tensordict, tensordict_out, self._through)
 
     def _through(self, tensordict: Any) -> Any:
         """What all modules make of the container."""
         if self.partial_tolerant:
-            return self._chain(tensordict, _tolerant)
+            return self._chain(tensordict, tolerant)
         return self._walk(tensordict)
 
     def _chain(self, tensordict: Any, step: Callable[..., Any]) -> Any:
@@ -171,15 +173,22 @@ class TensorDictSequential(TensorDictModule):
     def _where(self, name: Any) -> str:
         return f"in module {name!r} of {type(self).__name__}, in_keys={self.in_keys}"
 
-    def _written(self, tensordict: Any, tensordict_out: Any) -> Any:
-        """Run on a shallow copy, and write the outputs that are asked for."""
+    def _written(self, tensordict: Any, tensordict_out: Any, through: Callable[[Any], Any]) -> Any:
+        """Run `through`, and write the outputs that are asked for where they are asked for."""
+        mode = SKIP.get()
+        if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
+            return tensordict
+        if tensordict_out is None and self.inplace is None and self._selected is None:
+            return through(tensordict)
+        if tensordict_out is None:
+            tensordict_out = place(tensordict, True if self.inplace is None else self.inplace)
         if tensordict_out is tensordict and self._selected is None:
-            result = self._through(tensordict)
-            return tensordict if result is tensordict else _moved(result, tensordict, self.out_keys)
+            result = through(tensordict)
+            return tensordict if result is tensordict else moved(result, tensordict, self.out_keys)
         keys = self.out_keys
         if tensordict_out is tensordict:  # inputs that were written anew count as well
             keys = [*keys, *[key for key in self.in_keys if key in self._out_keys]]
-        return _moved(self._through(tensordict.copy()), tensordict_out, keys)
+        return moved(through(tensordict.copy()), tensordict_out, keys)
 
     # -- keys
 
@@ -231,7 +240,7 @@ class TensorDictSequential(TensorDictModule):
             raise ValueError(
                 "No modules left after selection: of the modules that can run on "
                 f"in_keys={list(have)}, none contributes to out_keys={list(want)}. The sequence "
-                f"reads {self.in_keys} and writes {self.out_keys}"
+                f"reads {self.in_keys} and writes {self.out_keys}{_nearest_of(want, self.out_keys)}"
             )
         return self._like(modules)
 
@@ -318,6 +327,14 @@ class TensorDictSequential(TensorDictModule):
 _FORWARD = TensorDictSequential.forward
 
 
+def _nearest_of(wanted: Iterable[NestedKey], keys: list[NestedKey]) -> str:
+    """A hint for the first wanted key that is not among the keys."""
+    names = [key if isinstance(key, str) else ".".join(key) for key in keys]
+    unknown = [key for key in wanted if key not in keys]
+    first = unknown[0] if unknown else ""
+    return nearest(first if isinstance(first, str) else ".".join(first), names)
+
+
 def _held(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
     if len(modules) == 1 and isinstance(modules[0], Mapping):
         return nn.ModuleDict({name: _keyed(module) for name, module in modules[0].items()})
@@ -339,7 +356,7 @@ def _keyed(module: Any) -> nn.Module:
     return WrapModule(module)
 
 
-def _keys(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
+def keys_of(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
     """The keys that are read before they are written, and those that are written.
 
     A key that is written twice stands where it is written last.
@@ -356,7 +373,7 @@ def _keys(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
     return list(reads), list(writes)
 
 
-def _moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
+def moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
     """Put the entries under `keys` into another container."""
     for key in keys:
         value = source.get(key, None) if key != "_" else None
@@ -365,15 +382,15 @@ def _moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
     return dest
 
 
-def _tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]) -> Any:
+def tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]) -> Any:
     """Run a module where its inputs are: on the container, on members of a stack, or not at all."""
     if all([key in tensordict for key in module.in_keys]):
         return run(tensordict)
     if isinstance(tensordict, LazyStackedTensorDict):
         for member in tensordict.tensordicts:
-            result = _tolerant(name, module, member, run)
+            result = tolerant(name, module, member, run)
             if result is not member:
-                _moved(result, member, module.out_keys)
+                moved(result, member, module.out_keys)
     return tensordict
 
 
@@ -411,22 +428,40 @@ def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any
     needed = list(want)
     out: dict[str, Any] = {}
     for name, module in reversed(modules.items()):
-        if not any([_meet(key, n) for key in module.out_keys for n in needed]):
+        made = _left(module)
+        asked = [n for n in needed if any([_meet(key, n) for key in made])]
+        if not asked:
             continue
         part = module
         if type(module) is TensorDictSequential:
-            part = _part(module, _wanted(dict(module.module._modules), needed))
+            part = _part(module, _wanted(dict(module.module._modules), asked))
             if part is None:
                 continue
         out[name] = part
-        needed = [n for n in needed if not any([_covers(key, n) for key in part.out_keys])]
+        made = _left(part)
+        needed = [n for n in needed if not any([_covers(key, n) for key in made])]
         needed += part.in_keys
     return dict(reversed(out.items()))
 
 
+def _left(module: Any) -> list[NestedKey]:
+    """The keys that a module leaves written: its selected outputs, and inputs written anew."""
+    if isinstance(module, TensorDictSequential) and module._selected is None:
+        return [key for child in module for key in _left(child)]
+    written = getattr(module, "out_keys_source", module.out_keys)
+    return [*module.out_keys, *[key for key in module.in_keys if key in written]]
+
+
 def _part(sequence: TensorDictSequential, modules: dict[str, Any]) -> Any:
+    """A sequence of some of the modules, which hides what the whole one hides."""
     if len(modules) == len(sequence) and all(
         [part is whole for part, whole in zip(modules.values(), sequence, strict=True)]
     ):
         return sequence
-    return sequence._like(modules) if modules else None
+    if not modules:
+        return None
+    part = sequence._like(modules)
+    shown = [key for key in dict.fromkeys(_left(sequence)) if key in part.out_keys]
+    if len(shown) < len(part.out_keys):
+        part.select_out_keys(*shown)
+    return part if shown else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ Input = TypeVar("Input")
 Output = TypeVar("Output")
 
 
-class TensorClassModuleBase(nn.Module, Generic[Input, Output]):
+class TensorClassModuleBase(nn.Module, Generic[Input, Output], ABC):
     """The base of modules that take one tensorclass (or tensor) and return another.
 
     A subclass names both types, `TensorClassModuleBase[Input, Output]`, and writes `forward`; the
@@ -49,9 +50,9 @@ class TensorClassModuleBase(nn.Module, Generic[Input, Output]):
                 _check_types(cls, types)
                 cls.input_type, cls.output_type = types
 
+    @abstractmethod
     def forward(self, x: Input) -> Output:
         """What the module computes."""
-        raise NotImplementedError(f"{type(self).__name__} needs a forward(self, x) method")
 
     def as_td_module(self) -> TensorClassModuleWrapper:
         """This module as one that takes and returns a container.

@@ -11,12 +11,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from raffia.nn.base import TensorDictModuleBase, _Selection
-from raffia.nn.dispatch import dispatch
-from raffia.nn.module import TensorDictModule, _spread, place
+from raffia.nn.base import Selection, TensorDictModuleBase
+from raffia.nn.dispatch import as_entry, dispatch
+from raffia.nn.module import TensorDictModule, place, spread
 from raffia.nn.sequence import TensorDictSequential
 from raffia.nn.wrappers import TensorDictModuleWrapper
-from raffia.tensordict.functions import from_any
 from raffia.tensordict.keys import NestedKey, unravel_key_list, unravel_key_to_tuple
 
 Path = tuple[str, ...]
@@ -117,7 +116,7 @@ class TDGraphModule(TensorDictModuleBase):
         if not isinstance(outputs, tuple):
             outputs = (outputs,)
         for key, value in zip(self.out_keys_source, outputs, strict=True):
-            tensordict_out.set(key, from_any(value) if isinstance(value, dict) else value)
+            tensordict_out.set(key, as_entry(value))
         if self.dropped:
             tensordict_out.exclude(*self.dropped, inplace=True)
         return tensordict_out
@@ -160,14 +159,14 @@ def _runs(keyed: Any, cls: Any) -> bool:
     if not isinstance(keyed, cls) or type(keyed).forward is not cls.forward:
         return False
     hooks = [*keyed._forward_hooks.values(), *keyed._forward_pre_hooks.values()]
-    return "forward" not in keyed.__dict__ and all([isinstance(h, _Selection) for h in hooks])
+    return "forward" not in keyed.__dict__ and all([isinstance(h, Selection) for h in hooks])
 
 
 def _untraceable(module: Any, why: str) -> TypeError:
     return TypeError(
         f"symbolic_trace can't make a flat program of {type(module).__name__}: {why}. It takes a "
         "TensorDictModule, or a TensorDictSequential made of these; of a probabilistic sequence, "
-        "trace the deterministic part"
+        "trace what comes before the draw: TensorDictSequential(*list(sequence)[:-1])"
     )
 
 
@@ -209,7 +208,7 @@ def _outputs(module: Any, output: Any, out_keys: list[NestedKey]) -> tuple[Any, 
     """What a module gave, one value for each key."""
     if isinstance(output, fx.Proxy) and len(out_keys) > 1:
         return tuple([operator.getitem(output, i) for i in range(len(out_keys))])
-    outputs = tuple(_spread(output, out_keys))
+    outputs = tuple(spread(output, out_keys))
     if len(outputs) != len(out_keys):
         raise RuntimeError(
             f"{type(module).__name__} gave {len(outputs)} outputs for the {len(out_keys)} "

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
+from raffia.nn.base import TensorDictModuleBase, listed, shown
 from raffia.nn.module import TensorDictModule
 from raffia.tensordict.node import Node
 
@@ -80,7 +80,7 @@ class WrapModule(TensorDictModuleBase):
     """A function from container to container as a keyed module.
 
     inplace: write what it returns into the container that came in, and return that one.
-    in_keys, out_keys: what it reads and writes, if anybody asks.
+    in_keys, out_keys: the keys that it reads and writes; a sequence works out its own from these.
 
     >>> from raffia.nn import WrapModule
     >>> flat = WrapModule(lambda td: td.reshape(-1))
@@ -127,8 +127,7 @@ class as_tensordict_module:
     """
 
     def __init__(self, *, in_keys: Any, out_keys: Any) -> None:
-        self.in_keys = listed(one_or_more(in_keys), "in_keys")
-        self.out_keys = listed(one_or_more(out_keys), "out_keys")
+        self.in_keys, self.out_keys = in_keys, out_keys
 
     def __call__(self, func: Callable[..., Any]) -> Any:
         return functools.wraps(func)(_KeyedFunction(func, self.in_keys, self.out_keys))
@@ -138,8 +137,9 @@ class _KeyedFunction:
     """What `as_tensordict_module` makes: a keyed module of a function, or of each bound method."""
 
     def __init__(self, func: Callable[..., Any], in_keys: Any, out_keys: Any) -> None:
-        self.func, self.in_keys, self.out_keys = func, in_keys, out_keys
+        self.func, self.keys = func, (in_keys, out_keys)
         self.module = TensorDictModule(func, in_keys, out_keys)
+        self.in_keys, self.out_keys = self.module.in_keys, self.module.out_keys
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -148,4 +148,4 @@ class _KeyedFunction:
         if instance is None:
             return self
         bound = functools.partial(self.func, instance)
-        return TensorDictModule(bound, self.in_keys, self.out_keys)
+        return TensorDictModule(bound, *self.keys)

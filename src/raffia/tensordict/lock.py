@@ -157,6 +157,8 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
             unlock_(td)
         return
     if what == "module":
+        if error is not None:
+            origin[2](error)
         origin[1](td)
         return
     if kind is not None:

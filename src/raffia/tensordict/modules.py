@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.entries import flatten_keys, is_leaf_nontensor
-from raffia.tensordict.keys import nearest
+from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.node import Entries, Node
 
 _SCALAR = torch.Size()
@@ -270,28 +270,51 @@ def to_module(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"to_module takes an nn.Module, got {type(module).__name__}")
+    undo: Undo = []
     if use_state_dict:
         swap, back = _through_state_dict(td, module)
     elif inplace:
         swap, back = _in_place(td, module, non_blocking)
     else:
-        undo: Undo = []
         preserve = preserve_module_state and not torch.compiler.is_compiling()
         try:
-            swap = td._plain._make(_swapped(td, module, undo, preserve, {}), td._batch_size)
+            swap = td._plain._make(swap_in(td, module, undo, preserve, {}), td._batch_size)
         except BaseException:
-            _undo(undo)
+            put_back(undo)
             raise
-        back = lambda _: _undo(undo)  # noqa: E731
+        back = lambda _: put_back(undo)  # noqa: E731
     if not return_swap:
         return None
     if swap_dest is not None:
         swap = swap_dest.update(swap)
-    swap._origin = ("module", back)
+    swap._origin = ("module", back, lambda error: explain_swap(error, undo))
     return swap
 
 
-def _undo(undo: Undo) -> None:
+def explain_swap(error: BaseException, undo: Undo) -> None:
+    """Note at an error, before the swap is undone, which tensors are of another shape."""
+    unlike: dict[str, tuple[Any, Any]] = {}
+    for store, name, was in undo:
+        value = store.get(name)
+        if isinstance(value, Tensor) and isinstance(was, Tensor) and value.shape != was.shape:
+            unlike[name] = value.shape, was.shape
+    note = misfit(unlike)
+    if note:
+        error.add_note(note)
+
+
+def misfit(unlike: dict[str, tuple[Any, Any]]) -> str:
+    """What to say of parameters whose shapes are not those of the module: {name: (here, there)}."""
+    if not unlike:
+        return ""
+    shapes = [f"{name}: {tuple(here)} for {tuple(own)}" for name, (here, own) in unlike.items()]
+    note = f"parameters that were put into the module have other shapes: {', '.join(shapes)}"
+    if all([here[1:] == own for here, own in unlike.values()]):
+        note += "; those of several members are for torch.vmap(call, in_dims=(0, None))(params, x)"
+    return note
+
+
+def put_back(undo: Undo) -> None:
     """Put back what stood there; the first change to a place is undone last.
 
     So a layer under two names is whole again.
@@ -300,7 +323,7 @@ def _undo(undo: Undo) -> None:
         store[name] = value
 
 
-def _swapped(
+def swap_in(
     node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int, Entries]
 ) -> Entries:
     """Put the entries of `node` into one layer and what is below it; returns what stood there.
@@ -322,7 +345,7 @@ def _swapped(
                     continue
                 raise _no_place(name, module)
             old[name] = node._plain._make(
-                _swapped(value, child, undo, preserve, done), value._batch_size
+                swap_in(value, child, undo, preserve, done), value._batch_size
             )
         elif name in parameters:
             was = parameters[name]
@@ -371,9 +394,9 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
     return nn.Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
 
 
-def _no_place(name: str, module: nn.Module) -> KeyError:
+def _no_place(name: str, module: nn.Module) -> MissingKeyError:
     places = [*module._parameters, *module._buffers, *module._modules]
-    return KeyError(
+    return MissingKeyError(
         f"{type(module).__name__} has no parameter, buffer or layer {name!r}; "
         f"it has {sorted(places)}{nearest(name, places)}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,8 +13,16 @@ from torch import Tensor, nn
 
 from raffia.tensordict import entries
 from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
-from raffia.tensordict.keys import dotted, is_key
+from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
 from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.registries import (
+    Part,
+    Registered,
+    forget_listings,
+    part_at,
+    replace_leaves,
+    tree_of,
+)
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase, _documented_as
 
 _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
@@ -27,17 +36,22 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does
         the same.
     lock: lock the container.
-    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Add and replace
-    entries through this container: what is stored in a nested one taken out of it stays a plain
-    tensor that no optimiser sees, until the next change made here.
+    Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are
+    attributes too, unless the container has a method of that name: `params.w` is the parameter,
+    `params.n` a `TensorDictParams` that shows, and changes, what is nested under "n". What is
+    stored in `params["n"]`, a plain container, stays a plain tensor that no optimiser sees, until
+    the next change made here.
     Raises RuntimeError for lazy stacks.
 
     >>> params = TensorDictParams(TensorDict(w=torch.zeros(3), n=dict(b=torch.ones(2))))
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
+    >>> params.n.b is params["n", "b"]
+    True
     """
 
-    _tree: TensorDict
+    _part: Part
+    _views: Any = None  # path -> the container that shows that part, as long as somebody has it
 
     def __init__(
         self,
@@ -64,7 +78,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         source = parameters if type(parameters) is TensorDict else TensorDict(parameters)
         self.no_convert = no_convert
         self._hooks: list[Callable[[Any, Any], Any]] = []
-        self._tree = source
+        self._part = Part(source)
         self._refresh()
         if lock:
             self.lock_()
@@ -73,20 +87,113 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         """Convert what is new in the tree and register all."""
         if self.no_convert is False:
             _convert(self._tree, {})
-        self._register()
+        self._whole()._register()
 
     def _register(self) -> None:
-        parameters: dict[str, nn.Parameter] = {}
-        buffers: dict[str, Tensor] = {}
+        parameters, buffers = self._sorted()
+        whole, path = self._part.root, self._part.path
+        root = weakref.ref(self) if whole is None else whole.__dict__["_parameters"].root
+        self.__dict__["_parameters"] = Registered(parameters, self._tree, root, path)
+        self.__dict__["_buffers"] = Registered(buffers, self._tree, root, path)
+        if self._views:
+            self._register_views()
+
+    def _sorted(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters and the buffers, by dotted name."""
+        parameters: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
+        whole, path = self._whole(), self._part.path
+        known = whole.__dict__["_parameters"] if path else {}  # where a plain tensor may stand in
         for key, leaf in entries_list(self._tree, True, True, None, False):
             name = dotted(key)
-            if isinstance(leaf, nn.Parameter):
+            if isinstance(leaf, nn.Parameter) or (known and ".".join((*path, name)) in known):
                 parameters[name] = leaf
             else:
                 buffers[name] = leaf
-        self.__dict__["_parameters"], self.__dict__["_buffers"] = parameters, buffers
+        return parameters, buffers
+
+    # -- parts of it, as attributes
+
+    def __getattr__(self, name: str) -> Any:
+        part = self.__dict__.get("_part")
+        value = None if part is None else part.tree._d.get(name)
+        if value is None:
+            return nn.Module.__getattr__(self, name)
+        if not isinstance(value, Node):
+            return value
+        return value._unwrapped() if value._is_data() else self._view(name, tree_of(value))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        part = self.__dict__.get("_part")
+        entry = None if part is None else part.tree._d.get(name)
+        if isinstance(entry, Node) and not (name in self.__dict__ or hasattr(type(self), name)):
+            self.set(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _whole(self) -> TensorDictParams:
+        root = self._part.root
+        return self if root is None else root
+
+    def _view(self, name: str, part: TensorDict) -> TensorDictParams:
+        """The container that shows what is nested under `name`."""
+        root, path = self._whole(), (*self._part.path, name)
+        if torch.compiler.is_dynamo_compiling():  # which follows neither what is below nor weakref
+            view = object.__new__(TensorDictParams)
+            for key, value in self.__dict__.items():
+                view.__dict__[key] = value
+            view._part = Part(part, root, path)
+            view._register()
+            return view
+        if root._views is None:
+            root._views = weakref.WeakValueDictionary()
+        view = root._views.get(path)
+        if view is None:
+            view = object.__new__(TensorDictParams)
+            nn.Module.__init__(view)
+            view._part, view._hooks = Part(part, root, path), []
+            view._register()
+            root._views[path] = view
+        view.__dict__.update(no_convert=root.no_convert, training=root.training)
+        return view
+
+    def _register_views(self) -> None:
+        """Register what the views show; one whose part is no longer here stands alone."""
+        for path, view in list(self._views.items()):
+            if part_at(self._tree, path) is not view._tree:
+                del self._views[path]
+                view._part = Part(view._tree)
+            view._register()
+
+    def _follow(self, tree: TensorDict, path: tuple[str, ...], name: str, value: Tensor) -> None:
+        """Register the tensor that was put in `tree`, which is the part of this one at `path`."""
+        if part_at(self._tree, path) is not tree:
+            return
+        for i in range(len(path)):
+            forget_listings(part_at(self._tree, path[:i]))
+        name = ".".join((*path, name))
+        self._record(name, value)
+        for at, view in list(self._views.items()) if self._views else ():
+            view._record(name.removeprefix(".".join(at) + "."), value)
+
+    def _record(self, name: str, value: Tensor) -> None:
+        for store in (self.__dict__["_parameters"], self.__dict__["_buffers"]):
+            if name in store:
+                dict.__setitem__(store, name, value)
 
     # -- the contract of Node: the tree behind it
+
+    @property
+    def _tree(self) -> TensorDict:
+        return self._part.tree
+
+    @property
+    def _locked(self) -> bool:
+        return self._tree._locked
+
+    @_locked.setter
+    def _locked(self, value: bool) -> None:
+        """Nothing: who locks or unlocks a node does so with its `_children`, here the tree."""
 
     @property
     def _batch_size(self) -> torch.Size:  # type: ignore[override]
@@ -168,30 +275,35 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _swap(self, node: Any, undo: list[Any]) -> Entries:
         """What `to_module` does for parameters that a module holds in this form."""
-        old: Entries = {}
-        registered = self._parameters, self._buffers
-        for place, name in ((self.__dict__, "_parameters"), (self.__dict__, "_buffers")):
-            undo.append((place, name, place[name]))
+        whole = self._whole()
+        for holder in (whole, *(whole._views.values() if whole._views else ())):
+            for name in ("_parameters", "_buffers"):
+                undo.append((holder.__dict__, name, holder.__dict__[name]))
 
-        def visit(mine: TensorDict, theirs: Any, out: Entries) -> None:
+        def visit(mine: TensorDict, theirs: Any) -> Entries:
+            old: Entries = {}
+            if mine._cache is not None:  # what is listed now holds neither while swapped nor after
+                forget_listings(mine)
+                undo.append((mine.__dict__, "_cache", dict(mine._cache)))
             for name, value in theirs._entries().items():
                 was = mine._d.get(name)
                 if was is None:
-                    raise KeyError(
-                        f"{type(self).__name__} has no entry {name!r}; it has {list(mine.keys())}"
+                    names = list(mine._d)
+                    raise MissingKeyError(
+                        f"{type(self).__name__} has no entry {name!r}; it has {names}"
+                        f"{nearest(name, names)}"
                     )
                 if isinstance(value, Node):
-                    below: Entries = {}
-                    visit(was, value, below)
-                    out[name] = TensorDict._make(below, was._batch_size)
+                    below = visit(tree_of(was), value)
+                    old[name] = TensorDict._make(below, was._batch_size)
                 else:
                     undo.append((mine._d, name, was))
-                    out[name] = was
+                    old[name] = was
                     mine._d[name] = value
+            return old
 
-        visit(self._tree, node, old)
-        self._register()
-        assert registered is not None
+        old = visit(self._tree, node)
+        whole._register()
         return old
 
     # -- what users read, with the hooks
@@ -241,7 +353,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
         """How `module.to(...)`, `.double()` ... of a module around this one reach its tensors."""
-        memo: dict[int, Tensor] = {}
+        memo: dict[int, Tensor] = {}  # what is tied stays so
 
         def moved(leaf: Tensor) -> Tensor:
             if id(leaf) not in memo:
@@ -258,12 +370,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
                 memo[id(leaf)] = new
             return memo[id(leaf)]
 
-        self._tree = self._tree._map(moved)
+        replace_leaves(self._tree, moved)
         if self._tree._device is not None:
             self._tree.auto_device_()
-        self._register()
-        if self._locked:
-            self._tree.lock_()
+        self._whole()._register()
         return self
 
     def state_dict(
@@ -413,6 +523,17 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out.no_convert, out._hooks = self.no_convert, list(self._hooks)
         memo[id(self)] = out
         return out.lock_() if self._locked else out
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_parameters", "_buffers", "_part", "_views"):
+            state.pop(name, None)
+        return {**state, "tree": self._tree}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._part = Part(state.pop("tree"))
+        super().__setstate__(state)
+        self._register()
 
     def __repr__(self) -> str:
         return f"TensorDictParams(params={self._tree!r})"

@@ -22,6 +22,7 @@ from raffia.nn.distributions.members import (
     node,
     parameters,
     renamed,
+    suffixed,
 )
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.node import Node
@@ -394,13 +395,9 @@ def _entry(sample: Any, name: NestedKey) -> Any:
     return value
 
 
-def _suffixed(name: NestedKey, suffix: str) -> NestedKey:
-    return name + suffix if isinstance(name, str) else (*name[:-1], name[-1] + suffix)
-
-
 def _level(sample: Any, name: NestedKey, dist: Distribution) -> Any:
     """The cumulative probability at `<name>_cdf`, or that of the value at `name`."""
-    key = _suffixed(name, "_cdf")
+    key = suffixed(name, "_cdf")
     level = sample.get(key)
     if level is not None:
         return level
@@ -411,7 +408,7 @@ def _level(sample: Any, name: NestedKey, dist: Distribution) -> Any:
 
 def _write(out: Any, values: Values, suffix: str) -> Any:
     for name, value in values.items():
-        out.set(_suffixed(name, suffix), value)
+        out.set(suffixed(name, suffix), value)
     return out
 
 

@@ -18,9 +18,11 @@ from torch.distributions import (
     constraints,
 )
 
+_ASKED = "deterministic_sample"
+
 
 class NoMeanError(NotImplementedError):
-    """The mean is asked for, and there is no formula for it; an average over draws may do.
+    """The mean is asked for, and there is no formula for it: modules average draws then.
 
     >>> from torch import distributions as d
     >>> deterministic_sample(d.TransformedDistribution(d.Normal(0.0, 1.0), d.TanhTransform()))
@@ -51,21 +53,20 @@ def deterministic_sample(dist: Distribution) -> Any:
     value = _known_value(dist)
     if value is not None:
         return value
-    statistic = "mean" if _is_real(dist) else "mode"
-    value = _statistic(dist, statistic)
+    name = "mean" if _is_real(dist) else "mode"
     warnings.warn(
-        f"deterministic_sample wasn't found on {type(dist)}: its {statistic} is taken instead. "
+        f"deterministic_sample wasn't found on {type(dist)}: its {name} is taken instead. "
         "Give the class a property `deterministic_sample`, or ask for the mean or the mode with "
-        f"`set_interaction_type({statistic!r})`.",
+        f"`set_interaction_type({name!r})`.",
         UserWarning,
         stacklevel=2,
     )
-    return value
+    return statistic(dist, name, _ASKED)
 
 
 def _known_value(dist: Any) -> Any:
     """The value of a distribution that states it or that we know; None for others."""
-    own = getattr(dist, "deterministic_sample", None)
+    own = getattr(dist, _ASKED, None)
     if own is not None:
         return own
     if isinstance(dist, Independent):
@@ -74,18 +75,24 @@ def _known_value(dist: Any) -> Any:
         if cls in _BY_CLASS:
             return _BY_CLASS[cls](dist)
     if type(dist).__module__.startswith("torch.distributions."):
-        return _statistic(dist, "mode" if dist.has_enumerate_support else "mean")
+        return statistic(dist, "mode" if dist.has_enumerate_support else "mean", _ASKED)
     return None
 
 
-def _statistic(dist: Distribution, name: str) -> Any:
+def statistic(dist: Distribution, name: str, asked: str = "") -> Any:
+    """The "mean", "mode" or "median" of a distribution.
+
+    asked: what it takes the place of, for the error where there is none.
+    Raises NoMeanError where the mean has no formula, else NotImplementedError.
+    """
     try:
         return getattr(dist, name)
-    except NotImplementedError as error:
+    except (NotImplementedError, AttributeError) as error:
+        lacks = f"{asked}, and no {name} to take its place" if asked else name
         kind = NoMeanError if name == "mean" else NotImplementedError
         raise kind(
-            f"{type(dist).__name__} has no deterministic_sample, and no {name} to take its place. "
-            "Give the class a property `deterministic_sample`, or draw at random."
+            f"{type(dist).__name__} has no {lacks}. Give the class a property `{asked or name}`, "
+            "or draw at random."
         ) from error
 
 

@@ -46,6 +46,7 @@ class biased_softplus(nn.Module):  # noqa: N801 # the name users of tensordict k
         self.min_val = min_val
 
     def forward(self, x: Tensor) -> Tensor:
+        """The scale for what the network gave."""
         return softplus(x + self.bias) + self.min_val
 
 

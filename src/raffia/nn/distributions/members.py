@@ -129,3 +129,8 @@ def renamed(dists: Values, name_map: Any) -> Values:
             raise ValueError(f"two distributions would write their sample at {key!r}")
         out[key] = dist
     return out
+
+
+def suffixed(name: NestedKey, suffix: str) -> NestedKey:
+    """The key of what is said of the entry `name`: its last part with a suffix."""
+    return name + suffix if isinstance(name, str) else (*name[:-1], name[-1] + suffix)

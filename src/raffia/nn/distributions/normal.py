@@ -29,6 +29,11 @@ class NormalParamExtractor(nn.Module):
         self.scale_lb = scale_lb
 
     def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
+        """Split the last dimension of the first tensor in two: loc, and scale after its map.
+
+        tensors: [..., 2 n], then any others, which are passed on.
+        Returns (loc [..., n], scale [..., n], *others).
+        """
         if not tensors or tensors[0].shape[-1:] == (1,):
             seen = list(tensors[0].shape) if tensors else "no tensor"
             raise ValueError(
@@ -67,6 +72,7 @@ class NormalParamWrapper(nn.Module):
         self._extract = NormalParamExtractor(scale_mapping, scale_lb)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Run the operator, and split its first output as `NormalParamExtractor` does."""
         output = self.operator(*args, **kwargs)
         return self._extract(*output) if isinstance(output, tuple) else self._extract(output)
 
@@ -113,6 +119,7 @@ class AddStateIndependentNormalScale(nn.Module):
             self.register_buffer("state_independent_scale", scale)
 
     def forward(self, loc: Tensor, *others: Any) -> tuple[Any, ...]:
+        """Add the scale, of the shape of `loc`: (loc, scale, *others)."""
         dims = len(self.scale_shape)
         if dims > loc.dim() or loc.shape[loc.dim() - dims :] != self.scale_shape:
             raise RuntimeError(

@@ -1,0 +1,146 @@
+"""How the tensors of a tree are registered with a module, so that writes there reach the tree."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from raffia.tensordict.params import TensorDictParams
+
+
+class Part:
+    """The tree that a `TensorDictParams` shows, and of which other one, where, it is a part.
+
+    Not a pytree, as containers are: `torch.export` puts what the attributes of a module were
+    before it back as copies, if they are pytrees.
+    """
+
+    __slots__ = ("path", "root", "tree")
+
+    def __init__(
+        self, tree: TensorDict, root: TensorDictParams | None = None, path: tuple[str, ...] = ()
+    ) -> None:
+        self.tree, self.root, self.path = tree, root, path
+
+
+class Registered(dict[str, Any]):
+    """Tensors of a tree by dotted name, as `_parameters` or `_buffers` of a module.
+
+    To put one here is to put it in the tree, for the tools that swap what a module computes with:
+    also in a locked one, if it has that entry. The tree is the part of `root` at `path`.
+    """
+
+    __slots__ = ("path", "root", "tree")
+
+    def __init__(
+        self,
+        tensors: dict[str, Any],
+        tree: TensorDict,
+        root: weakref.ref[TensorDictParams],
+        path: tuple[str, ...],
+    ) -> None:
+        super().__init__(tensors)
+        self.tree, self.root, self.path = tree, root, path
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"an entry of TensorDictParams is a tensor, got {type(value).__name__} for "
+                f"{name!r}; `del params[key]` removes one"
+            )
+        nodes, key = nodes_to(self.tree, name)
+        root = self.root()
+        if nodes:
+            nodes[-1]._d[key] = value
+            super().__setitem__(name, value)
+            for node in nodes:
+                forget_listings(node)
+            if root is not None:
+                root._follow(self.tree, self.path, name, value)
+        else:
+            self.tree.set(tuple(name.split(".")), value)
+            super().__setitem__(name, value)
+            if root is not None:
+                root._register()
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        nodes, key = nodes_to(self.tree, name)
+        if nodes:
+            nodes[-1]._del_str(key)
+        super().__delitem__(name)
+        root = self.root()
+        if root is not None:
+            root._register()
+
+    # a dict's own ones do not come by the two above
+    pop = MutableMapping.pop
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def tree_of(node: Any) -> Any:
+    """The `TensorDict` that has the entries of a nested container."""
+    if node.__class__ is TensorDict:
+        return node
+    return node._tree if hasattr(node, "_tree") else getattr(node, "_td", node)
+
+
+def part_at(tree: TensorDict, path: tuple[str, ...]) -> Any:
+    """What is nested in a tree at `path`, if anything is."""
+    node: Any = tree
+    for name in path:
+        if not isinstance(node, TensorDict):
+            return None
+        node = node._d.get(name)
+        node = tree_of(node) if isinstance(node, Node) else None
+    return node
+
+
+def nodes_to(node: TensorDict, name: str) -> tuple[list[TensorDict], str]:
+    """The nodes down to the one that has the tensor of a dotted name, and its name there."""
+    if isinstance(node._d.get(name), Tensor):
+        return [node], name
+    parts = name.split(".")
+    for i in range(1, len(parts)):  # a name may have dots in it
+        child = node._d.get(".".join(parts[:i]))
+        below = tree_of(child) if isinstance(child, Node) else None
+        if isinstance(below, TensorDict):
+            nodes, key = nodes_to(below, ".".join(parts[i:]))
+            if nodes:
+                return [node, *nodes], key
+    return [], name
+
+
+def forget_listings(node: Any) -> None:
+    """Drop the entries that a locked container has listed before; a file's place is kept."""
+    for flags in [key for key in node._cache or () if key != "home"]:
+        del node._cache[flags]
+
+
+def replace_leaves(node: Any, fn: Callable[[Tensor], Tensor]) -> None:
+    """Put `fn` of each tensor in its place."""
+    for store in node._stores():
+        for name, value in store.items():
+            if not isinstance(value, Node):
+                store[name] = fn(value)
+    forget_listings(node)
+    for child in node._children():
+        replace_leaves(child, fn)
