@@ -465,10 +465,13 @@ def test_any_graph_can_be_shown(world):
         assert text.count("Mix") >= len(world[0].steps())
 
 
-@examples(40)
-@given(worlds(selections=True, kinds=("list", "list", "dict", "wrapper")))
-def test_a_trace_gives_the_same(world):
+@examples(50)
+@given(worlds(selections=True, kinds=("list", "list", "dict", "wrapper")), st.data())
+def test_a_trace_gives_the_same(world, data):
     graph, env = world
+    outs = plain(graph.keys()[1])
+    if outs and data.draw(st.booleans()):
+        graph = replace(graph, selected=(data.draw(st.sampled_from(outs)),))
     flat = symbolic_trace(graph.build())
     same(flat(container(env)), graph.run(env))
 

@@ -386,3 +386,11 @@ def test_attributes():
     assert mode.thread_local is False
     twin = mode.clone()
     assert twin is not mode and twin.mode == ["a"]
+
+
+def test_a_module_that_only_drops_its_outputs_is_not_skipped():
+    seen = []
+    module = TensorDictModule(lambda x: seen.append(x) or x, ["x"], ["_"])
+    with set_skip_existing():
+        module(TensorDict(x=zero))
+    assert len(seen) == 1

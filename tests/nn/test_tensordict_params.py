@@ -437,11 +437,16 @@ class TestSharedParameters:
         module.double()
         assert module.params["w2"] is module.layer.weight
 
-    @pytest.mark.parametrize("name", ["buffer", "parameter"])
-    def test_ours_shared_by_two_containers(self, name):
-        leaf = torch.arange(B) if name == "buffer" else nn.Parameter(torch.ones(1))
+    @pytest.mark.parametrize("leaf", [nn.Buffer(torch.arange(B)), nn.Parameter(torch.ones(1))])
+    def test_ours_shared_by_two_containers(self, leaf):
         layers = nn.ModuleList([TensorDictParams(TensorDict(x=leaf)) for _ in range(2)])
+        assert [*layers.parameters(), *layers.buffers()][0] is leaf
         assert len(list(layers.parameters())) + len(list(layers.buffers())) == 1
+
+    def test_a_buffer_under_two_names(self):
+        count = torch.arange(B)
+        params = TensorDictParams(TensorDict(a=count, n=TensorDict(c=count)))
+        assert params["a"] is params["n", "c"] and len(list(params.buffers())) == 1
 
 
 class TestConversion:
@@ -725,3 +730,12 @@ def test_ours_functional_call_compiles(kind):
     )
     assert torch.equal(module(x), before) and not torch.equal(call(values, x), before)
     assert all(a is b for a, b in zip(module.parameters(), kept, strict=True))
+
+
+def test_what_is_no_parameter_is_a_buffer():
+    source = TensorDict(f=torch.ones(A), i=torch.arange(B), b=nn.Buffer(torch.ones(B)))
+    params = TensorDictParams(source)
+    assert {key for key, leaf in params.items() if isinstance(leaf, nn.Buffer)} == {"i", "b"}
+    assert isinstance(params["f"], nn.Parameter)
+    kept = TensorDictParams(source.clone(), no_convert=True)
+    assert not list(kept.parameters()) and isinstance(kept["f"], nn.Buffer)

@@ -487,3 +487,9 @@ def test_reading_a_container_that_was_written_in_part_is_refused_ours():
 def test_missing_input_is_a_key_error_ours():
     with pytest.raises(KeyError, match='"z" not found'):
         symbolic_trace(step("z", "y"))(TensorDict(y=torch.ones(2)))
+
+
+def test_a_module_that_stands_twice_runs_twice_ours():
+    double = TensorDictModule(lambda x: 2 * x, ["x"], ["x"])
+    traced = symbolic_trace(TensorDictSequential(double, double))
+    assert traced(TensorDict(x=torch.ones(T)))["x"].tolist() == [4.0] * T

@@ -286,8 +286,11 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
     """Whether a module with these keys has nothing to do for this container."""
     if mode is not True and not all([key in mode for key in out_keys]):
         return False
+    kept = [key for key in out_keys if key != "_"]
+    if out_keys and not kept:  # it is called for what else it does
+        return False
     return not any([key in out_keys for key in in_keys]) and all(
-        [key in tensordict for key in out_keys if key != "_"]
+        [key in tensordict for key in kept]
     )
 
 

@@ -142,7 +142,7 @@ def _steps(keyed: Any, name: str) -> Iterator[tuple[str, Any]]:
             raise _untraceable(
                 keyed, "with partial_tolerant=True, which modules run depends on the input"
             )
-        for child_name, child in keyed.module.named_children():
+        for child_name, child in keyed.module._modules.items():  # a module may stand twice
             if not isinstance(keyed.module, nn.ModuleDict):
                 child_name = ""
             yield from _steps(child, "_".join([part for part in (name, child_name) if part]))

@@ -33,8 +33,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     """A container that is an `nn.Module`: floating point tensors are parameters, others buffers.
 
     parameters: container or dict; or give the entries as keywords.
-    no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" does
-        the same.
+    no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" also
+        leaves these as they are, without marking them as `nn.Buffer`.
     lock: lock the container.
     Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are
     attributes too, unless the container has a method of that name: `params.w` is the parameter,
@@ -85,8 +85,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _refresh(self) -> None:
         """Convert what is new in the tree and register all."""
-        if self.no_convert is False:
-            _convert(self._tree, {})
+        if self.no_convert != "skip":
+            _convert(self._tree, {}, self.no_convert is False)
         self._whole()._register()
 
     def _register(self) -> None:
@@ -603,18 +603,25 @@ def _refuse_lazy(node: Any) -> None:
         _refuse_lazy(child)
 
 
-def _convert(td: TensorDict, memo: dict[int, nn.Parameter]) -> None:
-    """Make parameters of a tree's floating point tensors, in place; a tied tensor becomes one."""
+def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
+    """Make buffers of a tree's tensors, in place; a tied tensor becomes one.
+
+    parameters: make parameters of those that are of floating point.
+    """
     for name, value in td._d.items():
         if isinstance(value, Node):
             if type(value) is TensorDict:
-                _convert(value, memo)
-        elif not isinstance(value, nn.Parameter) and (
-            value.is_floating_point() or value.is_complex()
-        ):
+                _convert(value, memo, parameters)
+        elif not isinstance(value, (nn.Parameter, nn.Buffer)):
             if id(value) not in memo:
-                memo[id(value)] = nn.Parameter(value.detach() if value.requires_grad else value)
+                memo[id(value)] = _converted(value, parameters)
             td._d[name] = memo[id(value)]
+
+
+def _converted(value: Tensor, parameters: bool) -> Tensor:
+    if parameters and (value.is_floating_point() or value.is_complex()):
+        return nn.Parameter(value.detach() if value.requires_grad else value)
+    return nn.Buffer(value)
 
 
 def _mutator(name: str) -> Callable[..., Any]:

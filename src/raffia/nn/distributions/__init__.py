@@ -20,11 +20,13 @@ from raffia.nn.distributions.normal import (
 )
 from raffia.nn.distributions.onehot import OneHotCategorical, rand_one_hot
 from raffia.nn.distributions.truncated import TruncatedNormal
+from raffia.nn.interaction import InteractionType, set_interaction_type
 
 __all__ = [
     "AddStateIndependentNormalScale",
     "CompositeDistribution",
     "Delta",
+    "InteractionType",
     "NormalParamExtractor",
     "NormalParamWrapper",
     "OneHotCategorical",
@@ -37,4 +39,5 @@ __all__ = [
     "mappings",
     "rand_one_hot",
     "set_composite_lp_aggregate",
+    "set_interaction_type",
 ]

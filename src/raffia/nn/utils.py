@@ -1,0 +1,27 @@
+"""Where programs written for tensordict look for names that stand in `raffia.nn`."""
+
+from raffia.nn.dispatch import (
+    set_skip_existing,
+    skip_existing,
+)
+from raffia.nn.distributions.composite import (
+    composite_lp_aggregate,
+    set_composite_lp_aggregate,
+)
+from raffia.nn.distributions.mappings import (
+    add_custom_mapping,
+    biased_softplus,
+    inv_softplus,
+    mappings,
+)
+
+__all__ = [
+    "add_custom_mapping",
+    "biased_softplus",
+    "composite_lp_aggregate",
+    "inv_softplus",
+    "mappings",
+    "set_composite_lp_aggregate",
+    "set_skip_existing",
+    "skip_existing",
+]
