@@ -22,6 +22,11 @@ _BACKWARD_HOOKS = torch_module._global_backward_hooks
 _BACKWARD_PRE_HOOKS = torch_module._global_backward_pre_hooks
 
 
+def any_global_hook() -> bool:
+    """Whether hooks are registered for all modules."""
+    return bool(_FORWARD_HOOKS or _FORWARD_PRE_HOOKS or _BACKWARD_HOOKS or _BACKWARD_PRE_HOOKS)
+
+
 class OutKeyNotFoundError(ValueError, RuntimeError):
     """A key was selected that the module does not write.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
 
-from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more, shown
+from raffia.nn.base import CALL, TensorDictModuleBase, any_global_hook, listed, one_or_more, shown
 from raffia.nn.dispatch import SKIP, as_entry, dispatch, may_skip, missing_inputs
 from raffia.tensordict.keys import MissingKeyError, NestedKey
 from raffia.tensordict.node import Node
@@ -131,7 +131,7 @@ class TensorDictModule(TensorDictModuleBase):
             value = entries.get(key)  # a nested key is not found here
             if value.__class__ is not Tensor:
                 if value is None and (value := tensordict.get(key)) is None:
-                    return CALL(self, tensordict)
+                    return self._general(tensordict, None, {})
                 if isinstance(value, Node):
                     value = value._unwrapped()
             values.append(value)
@@ -153,15 +153,12 @@ class TensorDictModule(TensorDictModuleBase):
             else:
                 output = module.forward(*values)
             keys = mine["_out_keys"]
-            if (
-                output.__class__ is Tensor
-                and len(keys) == 1
-                and keys[0].__class__ is str
-                and keys[0] != "_"
-            ):
+            if output.__class__ is not Tensor or len(keys) != 1 or keys[0] == "_":
+                self._write(tensordict, output)
+            elif keys[0].__class__ is str:
                 tensordict._set_str(keys[0], output)
             else:
-                self._write(tensordict, output)
+                tensordict.set(keys[0], output)
         except Exception as error:
             self._explain(error, tensordict)
             raise
@@ -185,6 +182,19 @@ class TensorDictModule(TensorDictModuleBase):
         mode = SKIP.get()
         if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
             return tensordict
+        if (
+            tensordict.__class__ is TensorDict
+            and self._quick
+            and tensordict_out is None
+            and not (kwargs or self.method_kwargs)
+            and self.__class__.forward is _FORWARD
+            and not any_global_hook()
+        ):
+            return self._run(tensordict)
+        return self._general(tensordict, tensordict_out, kwargs)
+
+    def _general(self, tensordict: Any, tensordict_out: Any, kwargs: dict[str, Any]) -> Any:
+        """The same as `_run`, for all options and kinds of container."""
         try:
             if tensordict_out is None:
                 tensordict_out = place(tensordict, self.inplace)

@@ -52,6 +52,8 @@ class TensorDictSequential(TensorDictModule):
     module: nn.ModuleList | nn.ModuleDict
     inplace: bool | str | None = None
     partial_tolerant: bool = False
+    expect_in_keys: list[NestedKey] | None = None
+    _seen: dict[str, Any] | None  # shapes at the first call, for `graph`
 
     def __init__(
         self,
@@ -64,13 +66,13 @@ class TensorDictSequential(TensorDictModule):
         TensorDictModuleBase.__init__(self)
         if inplace not in _INPLACE:
             raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
-        self.partial_tolerant = partial_tolerant
-        self.inplace = inplace
-        self._seen: dict[str, Any] | None = None  # shapes at the first call, for `graph`
+        if partial_tolerant:
+            self.partial_tolerant = True
+        if inplace is not None:
+            self.inplace = inplace
+        if expect_in_keys is not None:
+            self.expect_in_keys = listed(expect_in_keys, "expect_in_keys")
         self.module = _held(modules)
-        self.expect_in_keys = (
-            None if expect_in_keys is None else listed(expect_in_keys, "expect_in_keys")
-        )
         self._refresh_keys()
         if selected_out_keys:
             self.select_out_keys(*listed(selected_out_keys, "selected_out_keys"))
@@ -86,7 +88,8 @@ class TensorDictSequential(TensorDictModule):
             )
         if self.expect_in_keys is not None:
             check_in_keys(self.module._modules.items(), self.expect_in_keys)
-        self.in_keys, self.out_keys = in_keys, out_keys
+        self._in_keys, self._out_keys = in_keys, out_keys
+        self.reset_out_keys()
         self._seen = None  # shapes of other modules
         if selected is not None:
             self.select_out_keys(*selected)
@@ -396,6 +399,8 @@ def tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any])
 
 def _meet(key: NestedKey, other: NestedKey) -> bool:
     """Whether one key is the other, or leads to it."""
+    if key.__class__ is str and other.__class__ is str:
+        return key == other
     a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
     short = min(len(a), len(b))
     return a[:short] == b[:short]
@@ -403,6 +408,8 @@ def _meet(key: NestedKey, other: NestedKey) -> bool:
 
 def _covers(key: NestedKey, other: NestedKey) -> bool:
     """Whether what stands under `key` has all that stands under `other`."""
+    if key.__class__ is str and other.__class__ is str:
+        return key == other
     a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
     return b[: len(a)] == a
 
