@@ -108,11 +108,17 @@ def _move(
         if real:
             torch._foreach_lerp_(
                 [targets[i] for i in real],
-                [values[i].to(targets[i]) for i in real],
+                [_like(values[i], targets[i]) for i in real],
                 [rate[i] for i in real] if isinstance(rate, list) else rate,
             )
         if whole:
             torch._foreach_copy_([targets[i] for i in whole], [values[i] for i in whole])
+
+
+def _like(value: Tensor, target: Tensor) -> Tensor:
+    if value.dtype is target.dtype and value.device == target.device:
+        return value
+    return value.to(target)
 
 
 def _moved(target: Tensor, value: Tensor, rate: Tensor) -> Tensor:
@@ -210,18 +216,25 @@ def _require_same(mine: Leaves, theirs: Leaves) -> None:
 
 def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
     """Names of the tensors to update, each tensor once."""
+    expanded = [n for n, t in mine.items() if not t.is_contiguous() and _is_expanded(t)]
+    if expanded:
+        raise ValueError(
+            f"entry {expanded[0]!r} of the target is expanded, so that its rows share memory; "
+            "target_copy(online) gives one to write to"
+        )
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # most often nothing is tied or shared, and the starts of the memory show it
+        starts = [leaf.data_ptr() for leaf in mine.values()]
+        others = [leaf.data_ptr() for leaf in theirs.values()]
+        if len({*starts, *others}) == 2 * len(starts):
+            return list(mine)
     first: dict[Any, tuple[str, Any]] = {}
     for name, leaf in mine.items():
-        place, source = _place(leaf), _place(theirs[name])
+        place, source = _place(leaf, compiling), _place(theirs[name], compiling)
         if place == source and leaf.numel():
             raise ValueError(
                 f"target and online share the memory of {name!r}: a target needs memory of its "
                 "own, target_copy(online)"
-            )
-        if not leaf.is_contiguous() and _is_expanded(leaf):
-            raise ValueError(
-                f"entry {name!r} of the target is expanded, so that its rows share memory; "
-                "target_copy(online) gives one to write to"
             )
         tied, follows = first.setdefault(place, (name, source))
         if source != follows:
@@ -238,9 +251,9 @@ def _is_expanded(leaf: Tensor) -> bool:
     )
 
 
-def _place(leaf: Tensor) -> Any:
+def _place(leaf: Tensor, compiling: bool) -> Any:
     """Equal for two tensors that are the same piece of memory."""
-    if torch.compiler.is_compiling() or leaf.is_meta or not leaf.numel():
+    if compiling or leaf.is_meta or not leaf.numel():
         return id(leaf)
     return leaf.data_ptr(), leaf.device, leaf.shape, leaf.stride()
 
