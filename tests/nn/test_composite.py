@@ -62,7 +62,7 @@ def test_is_a_distribution_and_a_mapping():
     assert dist.dists["move"] is dist["move"]
     assert "move" in dist and "head" not in dist and dist.get("head") is None
     assert dist.batch_shape == torch.Size([B]) and dist.event_shape == torch.Size([])
-    assert not dist.has_rsample
+    assert not dist.has_rsample  # a Categorical has none
 
 
 def test_repr_names_the_members():
@@ -680,3 +680,22 @@ def test_vmap_over_parameters_and_samples():
 def test_the_core_draws_nothing_hidden_under_vmap():
     args = [torch.stack([a, a]) for a in arguments()]
     torch.vmap(scores, randomness="error")(*args)
+
+
+def test_random_draws_of_a_module_carry_gradients_if_all_members_can_ours():
+    from raffia.nn import ProbabilisticTensorDictModule
+
+    loc = torch.zeros(3, requires_grad=True)
+    params = TensorDict(x=TensorDict(loc=loc, scale=torch.ones(3)), batch_size=[])
+    module = ProbabilisticTensorDictModule(
+        ["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": {"x": d.Normal}},
+        default_interaction_type="random",
+    )
+    module(TensorDict(params=params))["x"].sum().backward()
+    assert loc.grad.tolist() == [1.0] * 3
+    coin = CompositeDistribution(
+        TensorDict(c=TensorDict(logits=torch.zeros(3))), {"c": d.Bernoulli}
+    )
+    assert not coin.has_rsample

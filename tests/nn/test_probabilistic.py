@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 import warnings
 
 import pytest
@@ -690,9 +691,31 @@ def test_an_unknown_interaction_type():
         normal(default_interaction_type="randm")
 
 
-def test_cache_dist_is_deprecated():
-    with pytest.warns(DeprecationWarning, match="cache_dist"):
-        normal(cache_dist=True)
+def test_ours_a_cached_distribution_is_given_again_while_its_entries_are_the_same():
+    module = normal(cache_dist=True)
+    td = standard()
+    dist = module.get_dist(td)
+    assert module.get_dist(td.copy()) is dist and normal().get_dist(td) is not dist
+    td["loc"].add_(1)  # in place
+    moved = module.get_dist(td)
+    assert moved is not dist and (moved.loc == td["loc"]).all()
+    td["loc"] = td["loc"].clone()
+    assert module.get_dist(td) is not moved
+    assert (module(td)["action"] == td["loc"]).all()
+
+
+def test_ours_a_module_that_caches_can_be_copied_and_pickled():
+    module = normal(cache_dist=True)
+    td = TensorDict(loc=torch.ones(3, requires_grad=True) * 2, scale=torch.ones(3))
+    module(td)
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    assert (twin(td)["action"] == 2).all()
+
+
+def test_ours_what_is_no_distribution_is_refused():
+    module = Prob(["loc"], ["a"], distribution_class=lambda loc: loc)
+    with pytest.raises(TypeError, match="Expected Distribution, but got.*Tensor"):
+        module(TensorDict(loc=torch.ones(3)))
 
 
 # ------------------------------------------------------------------------ torch's transforms

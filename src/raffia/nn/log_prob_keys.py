@@ -37,7 +37,9 @@ class LogProbKeys:
 
     def __init__(self, samples: list[NestedKey], asked: list[NestedKey] | None) -> None:
         self.summed, self._set = composite_lp_aggregate(), _AGGREGATE.get()
-        usual = [_SUM] if self.summed else [log_prob_key_of(sample) for sample in samples]
+        usual: list[NestedKey] = (
+            [_SUM] if self.summed else [log_prob_key_of(sample) for sample in samples]
+        )
         self.keys = usual if asked is None else asked
         self.moves: dict[NestedKey, NestedKey] = {}  # from the key in a composite distribution
         if asked is not None and not self.summed:

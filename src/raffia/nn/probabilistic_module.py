@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -45,7 +44,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     return_log_prob: write the log-probability of the value too, at `<out key>_log_prob`.
     log_prob_keys, log_prob_key: where else to write it. While `composite_lp_aggregate()` is on, it
         is one sum, at "sample_log_prob" or `log_prob_key`.
-    cache_dist: has no effect any more; True warns.
+    cache_dist: keep the distribution that was made last, with what it was made of, and give it
+        again while the entries are the same tensors, unchanged: `log_prob` after a call, say.
     n_empirical_estimate: how many draws are averaged where the mean has no formula.
     num_samples: int or sizes of dimensions put before the batch: so many values, of which only
         draws differ. The result is then the expanded container; the input stays as it is.
@@ -93,13 +93,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         self.in_keys = list(keys.values()) if named else one_or_more(keys)
         last_parts = [unravel_key_to_tuple(key)[-1] for key in self.in_keys]
         self.dist_keys = list(keys) if named else last_parts
-        if cache_dist:
-            warnings.warn(
-                "cache_dist=True has no effect: each call makes its distribution; leave it out",
-                DeprecationWarning,
-                stacklevel=2,
-            )
         self.cache_dist = cache_dist
+        self._last: tuple[list[Any], Distribution, list[Any]] | None = None  # for cache_dist
         self.distribution_class = class_of(distribution_class)
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
         self.default_interaction_type = default_interaction_type
@@ -215,16 +210,34 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         Raises TypeError for keywords that the distribution does not take, and what it raises
         itself for parameters out of their domain.
         """
+        values = _read(tensordict, self._in_keys)
+        if not self.cache_dist or is_compiling() or not all(map(_can_be_told, values)):
+            return self._made(values, tensordict)
+        made_of = [(id(value), value._version) for value in values]
+        if self._last is None or self._last[0] != made_of:
+            self._last = made_of, self._made(values, tensordict), values
+        return self._last[1]
+
+    def _made(self, values: list[Any], tensordict: Any) -> Distribution:
         make, constants = self.distribution_class, self.distribution_kwargs
-        params = dict(zip(self.dist_keys, _read(tensordict, self._in_keys), strict=True))
+        params = dict(zip(self.dist_keys, values, strict=True))
         if is_compiling() and may_check(make):
             # a compiled or exported program can't branch on the values of its parameters
             constants = {"validate_args": False, **constants}
         try:
-            return make(**params, **constants)
+            dist = make(**params, **constants)
         except Exception as error:
             keys = dict(zip(self.dist_keys, self._in_keys, strict=True))
             raise explained(error, self._title(), make, keys, constants, tensordict) from error
+        if not isinstance(dist, Distribution):
+            raise TypeError(
+                f"Expected Distribution, but got {type(dist)}: {self._title()} calls its "
+                "distribution_class for a torch.distributions.Distribution"
+            )
+        return dist
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}  # what it is made of may hold a graph
 
     def build_dist_from_params(self, tensordict: Any) -> Distribution:
         """The same as `get_dist`."""
@@ -348,6 +361,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         options = ("distribution_class", "distribution_kwargs", "default_interaction_type")
         names = [*options, "num_samples"]
         return shown(self, [f"{name}={getattr(self, name)}" for name in names])
+
+
+def _can_be_told(value: Any) -> bool:
+    """Whether it shows when a value is written to: tensors count that."""
+    return isinstance(value, Tensor) and not value.is_inference()
 
 
 def _read(tensordict: Any, keys: list[NestedKey]) -> list[Any]:

@@ -64,8 +64,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         "sample_log_prob" and "entropy" by default.
 
     A sample of shape `S` has batch size `S + batch_shape`; more dimensions than these, as of the
-    `loc` below, stay in the entries. `has_rsample` is False even where all members have it, so
-    what asks for it draws with `sample`.
+    `loc` below, stay in the entries. `has_rsample` is true where all members have it.
 
     >>> from torch import distributions as d
     >>> from raffia.nn.distributions.composite import CompositeDistribution
@@ -197,6 +196,11 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         """Draw from each distribution. shape: dimensions in front of the batch."""
         shape = _size(shape)
         return self._container(self._each("sample", lambda _, d: d.sample(shape)), shape)
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether all members draw with a gradient."""
+        return all([dist.has_rsample for dist in self.dists.values()])
 
     def rsample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
         """Draw from each distribution so that gradients reach the parameters through the draw."""
