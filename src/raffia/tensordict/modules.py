@@ -14,6 +14,7 @@ from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.node import Entries, Node
 
 _SCALAR = torch.Size()
+Parameter = nn.Parameter
 in_transform = torch._C._functorch.peek_interpreter_stack  # None outside torch.func
 
 # ------------------------------------------------------------------------ out of modules
@@ -338,7 +339,7 @@ def swap_in(
     old: Entries = {}
     done[id(module)] = old
     for name, value in node._entries().items():
-        if isinstance(value, Node):
+        if value.__class__ is not Tensor and isinstance(value, Node):
             child = children.get(name)
             if child is None:
                 if value._is_data() or not value._leaves([]):
@@ -349,13 +350,7 @@ def swap_in(
             )
         elif name in parameters:
             was = parameters[name]
-            if (
-                preserve
-                and was is not None
-                and not (
-                    value.__class__ is nn.Parameter and value.requires_grad == was.requires_grad
-                )
-            ):
+            if preserve and was is not None:
                 value = _fitted(value, was)
             undo.append((parameters, name, was))
             parameters[name] = value
@@ -380,18 +375,16 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
     """
     if in_transform() and torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value
-    requires_grad = was.requires_grad
-    if isinstance(value, nn.Parameter):
-        if value.requires_grad == requires_grad:
-            return value
-        return nn.Parameter(value.data, requires_grad)
-    if value.requires_grad or not isinstance(was, nn.Parameter):
+    kind = value.__class__
+    if kind is Parameter or kind is not Tensor and isinstance(value, Parameter):
+        same = value.requires_grad == was.requires_grad
+        return value if same else Parameter(value.data, was.requires_grad)
+    if value.requires_grad or not (was.__class__ is Parameter or isinstance(was, Parameter)):
         return value
-    if requires_grad and not (value.is_floating_point() or value.is_complex()):
-        requires_grad = False
-    if value.__class__ is Tensor:  # what nn.Parameter comes down to
-        return Tensor._make_subclass(nn.Parameter, value, requires_grad)
-    return nn.Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
+    requires_grad = was.requires_grad and (value.is_floating_point() or value.is_complex())
+    if kind is Tensor:  # what `Parameter` comes down to
+        return Tensor._make_subclass(Parameter, value, requires_grad)
+    return Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
 
 
 def _no_place(name: str, module: nn.Module) -> MissingKeyError:
