@@ -102,6 +102,7 @@ def test_without_out_keys_the_value_stands_at_an_underscore():
 def test_outputs_cannot_be_selected_here():
     with pytest.raises(RuntimeError, match="does not support select_out_keys"):
         normal(return_log_prob=True).select_out_keys("action")
+    assert normal().select_out_keys("action").out_keys == ["action"]
 
 
 @pytest.mark.parametrize(
@@ -793,3 +794,9 @@ def test_nothing_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         normal(return_log_prob=True, default_interaction_type="random")(normal_td())
+
+
+def test_ours_a_keyword_that_one_hot_categorical_does_not_take():
+    module = Prob(["logit"], ["a"], distribution_class="onehotcategorical")
+    with pytest.raises(TypeError, match="must match.*OneHotCategorical takes .*'logits'"):
+        module(TensorDict(logit=torch.ones(3)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -191,11 +191,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         """Where a composite distribution puts log-probabilities -> the keys asked for instead."""
         return self._scores.moves
 
-    def select_out_keys(self, *out_keys: NestedKey) -> NoReturn:
-        """Not possible here: a sequence around the module can select.
+    def select_out_keys(self, *out_keys: NestedKey) -> Self:
+        """Only all outputs can be selected here; a sequence around the module can select some.
 
-        Raises RuntimeError.
+        Raises RuntimeError if one would be left out.
         """
+        if sorted(map(str, self._selectable(out_keys))) == sorted(map(str, self.out_keys)):
+            return self
         raise RuntimeError(
             f"{type(self).__name__} does not support select_out_keys; put it into a sequence: "
             f"ProbabilisticTensorDictSequential(module).select_out_keys("

@@ -56,10 +56,13 @@ class OneHotCategorical(Categorical):
     num_params: int = 1
 
     def __init__(
-        self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: Any
+        self,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        validate_args: bool | None = None,
     ) -> None:
         logits, probs = _without_single_dim(logits), _without_single_dim(probs)
-        super().__init__(probs=probs, logits=logits, **kwargs)
+        super().__init__(probs=probs, logits=logits, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
         """The same distribution with a larger batch shape."""
