@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 from raffia._version import __version__
 
 if TYPE_CHECKING:
+    from raffia.nn import (
+        TensorClassModuleBase,
+        TensorClassModuleWrapper,
+        as_tensordict_module,
+    )
     from raffia.tensordict import (
         DamagedFileError,
         KeyThroughLeafError,
@@ -79,11 +84,14 @@ __all__ = [
     "NonTensorData",
     "NonTensorStack",
     "TensorClass",
+    "TensorClassModuleBase",
+    "TensorClassModuleWrapper",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
     "__version__",
+    "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
@@ -129,18 +137,21 @@ __all__ = [
 ]
 
 
+_OF_NN = ("TensorClassModuleBase", "TensorClassModuleWrapper", "as_tensordict_module")
+
+
 def __getattr__(name: str) -> Any:
-    """Import the container, and torch, when first asked for: `raffia --help` answers at once."""
+    """Import a room, and torch, when first asked for: `raffia --help` answers at once."""
     from importlib import import_module
 
-    if name == "nn":
-        return import_module("raffia.nn")
+    if name == "nn" or name in _OF_NN:
+        modules = import_module("raffia.nn")
+        return modules if name == "nn" else getattr(modules, name)
     if name not in __all__ and name != "tensordict":
         raise AttributeError(f"module 'raffia' has no attribute {name!r}")
     container = import_module("raffia.tensordict")
-    globals().update(
-        {public: getattr(container, public) for public in __all__ if public != "__version__"}
-    )
+    elsewhere = ("__version__", *_OF_NN)
+    globals().update({n: getattr(container, n) for n in __all__ if n not in elsewhere})
     return globals()[name]
 
 
