@@ -59,6 +59,8 @@ class TensorDictModuleBase(nn.Module):
     _quick: bool = False  # whether `_run` may stand for `forward`
     _has_own_keys: bool = False  # a subclass works out its keys: they are no list that is kept
     _selected: list[NestedKey] | None = None
+    _inner: str | None = None  # the child whose attributes it passes on ...
+    _kept_names: str = "_"  # ... but for names that begin so
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -79,13 +81,19 @@ class TensorDictModuleBase(nn.Module):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_in_keys", "_out_keys"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name[1:]!r}: a keyed module "
-                f"says what it reads and writes; set self.{name[1:]} = [...] after "
-                "super().__init__(), or as an attribute of the class"
-            )
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self.__dict__.get("_modules", {}).get(self._inner)
+            if inner is not None and not name.startswith(self._kept_names):
+                return getattr(inner, name)
+            if name not in ("_in_keys", "_out_keys"):
+                raise
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name[1:]!r}: a keyed module "
+            f"says what it reads and writes; set self.{name[1:]} = [...] after "
+            "super().__init__(), or as an attribute of the class"
+        )
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -173,8 +181,7 @@ class TensorDictModuleBase(nn.Module):
         selected = self._selectable(out_keys)
         self.reset_out_keys()
         self._selected = selected
-        kept = [*selected, *self.in_keys, "_"]
-        self.register_forward_hook(Selection([k for k in self.out_keys_source if k not in kept]))
+        self.register_forward_hook(Selection(dropped_keys(self)))
         return self
 
     def _selectable(self, out_keys: tuple[Any, ...]) -> list[NestedKey]:
@@ -269,6 +276,12 @@ class Selection:
             for key in self.dropped:
                 _prune(output, key)
         return output
+
+
+def dropped_keys(module: TensorDictModuleBase) -> list[NestedKey]:
+    """The outputs that a selection leaves out; an output that is an input too stays."""
+    kept = [*module.out_keys, *module.in_keys, "_"]
+    return [key for key in module.out_keys_source if key not in kept]
 
 
 def _prune(tensordict: Any, key: NestedKey) -> None:

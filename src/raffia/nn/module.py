@@ -56,6 +56,7 @@ class TensorDictModule(TensorDictModuleBase):
     torch.Size([2, 4])
     """
 
+    _inner = "module"
     inplace: bool | str | None = True
     method: str | None = None
     strict: bool = False
@@ -258,14 +259,6 @@ class TensorDictModule(TensorDictModuleBase):
             f"in {self._title()}, in_keys={self.in_keys}, out_keys={self._out_keys}, "
             f"which got {seen or 'nothing'}"
         )
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "module" not in self._modules:
-                raise
-            return getattr(self._modules["module"], name)
 
     def __repr__(self) -> str:
         return shown(self, [f"module={self.module!r}"])

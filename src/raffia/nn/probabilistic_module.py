@@ -196,7 +196,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
         Raises RuntimeError if one would be left out.
         """
-        if sorted(map(str, self._selectable(out_keys))) == sorted(map(str, self.out_keys)):
+        if set(self._selectable(out_keys)) == set(self.out_keys):
             return self
         raise RuntimeError(
             f"{type(self).__name__} does not support select_out_keys; put it into a sequence: "

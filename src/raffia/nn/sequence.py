@@ -190,7 +190,7 @@ class TensorDictSequential(TensorDictModule):
             return tensordict if result is tensordict else moved(result, tensordict, self.out_keys)
         keys = self.out_keys
         if tensordict_out is tensordict:  # inputs that were written anew count as well
-            keys = [*keys, *[key for key in self.in_keys if key in self._out_keys]]
+            keys = [*keys, *rewritten(self)]
         return moved(through(tensordict.copy()), tensordict_out, keys)
 
     # -- keys
@@ -455,8 +455,13 @@ def _left(module: Any) -> list[NestedKey]:
     """The keys that a module leaves written: its selected outputs, and inputs written anew."""
     if isinstance(module, TensorDictSequential) and module._selected is None:
         return [key for child in module for key in _left(child)]
+    return [*module.out_keys, *rewritten(module)]
+
+
+def rewritten(module: Any) -> list[NestedKey]:
+    """The inputs that a module writes anew, whatever is selected."""
     written = getattr(module, "out_keys_source", module.out_keys)
-    return [*module.out_keys, *[key for key in module.in_keys if key in written]]
+    return [key for key in module.in_keys if key in written]
 
 
 def _part(sequence: TensorDictSequential, modules: dict[str, Any]) -> Any:

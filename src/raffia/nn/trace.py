@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import fx, nn
 
-from raffia.nn.base import Selection, TensorDictModuleBase
+from raffia.nn.base import Selection, TensorDictModuleBase, dropped_keys
 from raffia.nn.dispatch import as_entry, dispatch
 from raffia.nn.module import TensorDictModule, place, spread
-from raffia.nn.sequence import TensorDictSequential
+from raffia.nn.sequence import TensorDictSequential, rewritten
 from raffia.nn.wrappers import TensorDictModuleWrapper
 from raffia.tensordict.keys import NestedKey, unravel_key_list, unravel_key_to_tuple
 
@@ -92,6 +92,8 @@ class TDGraphModule(TensorDictModuleBase):
     ['placeholder', 'call_function', 'call_function', 'output']
     """
 
+    _inner = "_gm"
+
     def __init__(
         self,
         graph_module: fx.GraphModule,
@@ -120,14 +122,6 @@ class TDGraphModule(TensorDictModuleBase):
         if self.dropped:
             tensordict_out.exclude(*self.dropped, inplace=True)
         return tensordict_out
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "_gm" not in self._modules:
-                raise
-            return getattr(self._modules["_gm"], name)
 
 
 # ------------------------------------------------------------------------ what can be traced
@@ -325,7 +319,7 @@ class _Program(nn.Module):
             return result
         keys = list(sequence.out_keys)
         if sequence.inplace in (None, True):
-            keys += [key for key in sequence.in_keys if key in sequence.out_keys_source]
+            keys += rewritten(sequence)
         else:
             entries = entries.fresh(sequence.inplace)
         for path in map(unravel_key_to_tuple, keys):
@@ -341,10 +335,8 @@ class _Program(nn.Module):
         for key, value in zip(step.out_keys_source, outputs, strict=True):
             if key != "_":
                 entries.write(key, self._named(key, value))
-        kept = [*step.out_keys, *step.in_keys, "_"]
-        for key in step.out_keys_source:
-            if key not in kept:
-                entries.drop(key)
+        for key in dropped_keys(step):
+            entries.drop(key)
         return entries
 
     def _outputs(self, step: Any, values: list[Any]) -> tuple[Any, ...]:

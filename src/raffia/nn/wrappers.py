@@ -26,6 +26,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     (torch.Size([4]), 3)
     """
 
+    _inner, _kept_names = "td_module", "__"
+
     def __init__(self, td_module: Any) -> None:
         super().__init__()
         self.td_module = td_module
@@ -63,14 +65,6 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         values = dict(zip(keys, (result,) if len(keys) == 1 else result, strict=True))
         kept = tuple([values[key] for key in keys if key in self._selected])
         return kept[0] if len(kept) == 1 else kept
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or "td_module" not in self._modules:
-                raise
-            return getattr(self._modules["td_module"], name)
 
     def __repr__(self) -> str:
         return shown(self, [f"td_module={self.td_module!r}"])
