@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raffia.nn.modes import Mode, Setting
 from raffia.tensordict.functions import from_any, make_tensordict
-from raffia.tensordict.keys import NestedKey, nearest, unravel_key
+from raffia.tensordict.keys import NestedKey, nearest_key, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorStack
 from raffia.tensordict.tensorclass import is_tensorclass
@@ -300,11 +300,7 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
 def missing_inputs(module: str, keys: list[NestedKey], tensordict: Any) -> str:
     """The text for a call that failed because entries are not there."""
     there = list(tensordict.keys(True))
-    flat = {key if isinstance(key, str) else ".".join(key): key for key in there}
-    hints = []
-    for key in keys:
-        hint = nearest(key if isinstance(key, str) else ".".join(key), flat)
-        hints.append(f"{key!r}{hint}")
+    hints = [f"{key!r}{nearest_key(key, there)}" for key in keys]
     return (
         "Some tensors that are necessary for the module call were not found in the input: "
         f"{module} reads {', '.join(hints)} (None was passed for it). The entries are {there}"

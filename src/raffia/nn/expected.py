@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
-from raffia.nn.graph import Graph, GraphNode, Modules, graph_of, is_under
+from raffia.nn.graph import Graph, GraphNode, Modules, graph_of
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import plain_keys
-from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.keys import NestedKey, is_under, overlap
 
 
 def check_in_keys(modules: Modules, expected: Sequence[NestedKey]) -> None:
@@ -22,11 +22,11 @@ def check_in_keys(modules: Modules, expected: Sequence[NestedKey]) -> None:
     graph = graph_of(modules)
     for position, node in enumerate(graph.nodes):
         for key in _from_outside(graph, node):
-            if not any([is_under(key, e) or is_under(e, key) for e in expected]):
+            if not any([overlap(key, e) for e in expected]):
                 raise ValueError(_unexpected(graph, position, key, expected))
     read = graph.in_keys
     for key in expected:
-        if not any([is_under(key, r) or is_under(r, key) for r in read]):
+        if not any([overlap(key, r) for r in read]):
             raise ValueError(_not_needed(graph, key, expected))
 
 

@@ -20,7 +20,7 @@ from raffia.nn.shapes import (
     seen_before,
     seen_with,
 )
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, is_under, unravel_key_to_tuple
 
 
 @dataclass(frozen=True)
@@ -277,12 +277,6 @@ def graph_of(
             edges.append(GraphEdge(key, name, None))
     edges = list(dict.fromkeys(edges))  # a module may read one key twice
     return Graph(kind, tuple(nodes), tuple(edges), tuple(groups))
-
-
-def is_under(key: NestedKey, root: NestedKey) -> bool:
-    """Whether `key` is `root`, or an entry of the container that stands there."""
-    path, prefix = unravel_key_to_tuple(key), unravel_key_to_tuple(root)
-    return path[: len(prefix)] == prefix
 
 
 def _sources(key: NestedKey, writers: Writers) -> list[tuple[NestedKey, str | None]]:

@@ -8,7 +8,7 @@ from typing import Any
 from raffia.nn.base import listed, one_or_more
 from raffia.nn.distributions.aggregate import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions.members import suffixed
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, overlap
 
 _SUM = "sample_log_prob"  # where the sum goes while `composite_lp_aggregate()` is on
 _AGGREGATE = set_composite_lp_aggregate.setting
@@ -123,8 +123,7 @@ def check_apart(keys: list[NestedKey], samples: list[NestedKey], summed: bool) -
         )
     for key in keys:
         for sample in samples:
-            a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(sample)
-            if a == b[: len(a)] or b == a[: len(b)]:
+            if overlap(key, sample):
                 raise ValueError(
                     f"the log-probability at {key!r} would overwrite the sample at {sample!r}, or "
                     f"a part of it; give it a key of its own, such as {log_prob_key_of(sample)!r}"

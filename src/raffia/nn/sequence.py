@@ -16,7 +16,7 @@ from raffia.nn.module import TensorDictModule, place
 from raffia.nn.program import program
 from raffia.nn.shapes import watched
 from raffia.nn.wrappers import WrapModule
-from raffia.tensordict.keys import NestedKey, nearest, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, is_under, nearest_key, overlap
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -332,10 +332,8 @@ _FORWARD = TensorDictSequential.forward
 
 def _nearest_of(wanted: Iterable[NestedKey], keys: list[NestedKey]) -> str:
     """A hint for the first wanted key that is not among the keys."""
-    names = [key if isinstance(key, str) else ".".join(key) for key in keys]
     unknown = [key for key in wanted if key not in keys]
-    first = unknown[0] if unknown else ""
-    return nearest(first if isinstance(first, str) else ".".join(first), names)
+    return nearest_key(unknown[0], keys) if unknown else ""
 
 
 def _held(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
@@ -397,23 +395,6 @@ def tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any])
     return tensordict
 
 
-def _meet(key: NestedKey, other: NestedKey) -> bool:
-    """Whether one key is the other, or leads to it."""
-    if key.__class__ is str and other.__class__ is str:
-        return key == other
-    a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
-    short = min(len(a), len(b))
-    return a[:short] == b[:short]
-
-
-def _covers(key: NestedKey, other: NestedKey) -> bool:
-    """Whether what stands under `key` has all that stands under `other`."""
-    if key.__class__ is str and other.__class__ is str:
-        return key == other
-    a, b = unravel_key_to_tuple(key), unravel_key_to_tuple(other)
-    return b[: len(a)] == a
-
-
 def _possible(modules: dict[str, Any], have: Iterable[NestedKey]) -> dict[str, Any]:
     """The modules that can run on what there is, in order; sequences are taken in part."""
     there = list(have)
@@ -422,7 +403,7 @@ def _possible(modules: dict[str, Any], have: Iterable[NestedKey]) -> dict[str, A
         part: Any = module
         if type(module) is TensorDictSequential:
             part = _part(module, _possible(dict(module.module._modules), there))
-        elif not all([any([_meet(key, h) for h in there]) for key in module.in_keys]):
+        elif not all([any([overlap(key, h) for h in there]) for key in module.in_keys]):
             part = None
         if part is not None:
             out[name] = part
@@ -436,7 +417,7 @@ def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any
     out: dict[str, Any] = {}
     for name, module in reversed(modules.items()):
         made = _left(module)
-        asked = [n for n in needed if any([_meet(key, n) for key in made])]
+        asked = [n for n in needed if any([overlap(key, n) for key in made])]
         if not asked:
             continue
         part = module
@@ -446,7 +427,7 @@ def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any
                 continue
         out[name] = part
         made = _left(part)
-        needed = [n for n in needed if not any([_covers(key, n) for key in made])]
+        needed = [n for n in needed if not any([is_under(n, key) for key in made])]
         needed += part.in_keys
     return dict(reversed(out.items()))
 

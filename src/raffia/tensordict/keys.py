@@ -109,6 +109,27 @@ def dotted(key: NestedKey) -> str:
     return key if isinstance(key, str) else ".".join(key)
 
 
+def is_under(key: NestedKey, root: NestedKey) -> bool:
+    """Whether `key` is `root`, or an entry of the container that stands there.
+
+    >>> is_under(("a", "b"), "a"), is_under("a", ("a", "b"))
+    (True, False)
+    """
+    if key.__class__ is str and root.__class__ is str:
+        return key == root
+    path, prefix = unravel_key_to_tuple(key), unravel_key_to_tuple(root)
+    return path[: len(prefix)] == prefix
+
+
+def overlap(key: NestedKey, other: NestedKey) -> bool:
+    """Whether two keys are one, or one of them leads to the other.
+
+    >>> overlap("a", ("a", "b")), overlap(("a", "c"), ("a", "b"))
+    (True, False)
+    """
+    return is_under(key, other) or is_under(other, key)
+
+
 def is_key(index: Any) -> bool:
     """Whether `index` is a nested key, as opposed to an index into the batch."""
     if isinstance(index, str):
@@ -120,6 +141,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """A hint that names the entry whose spelling is closest, or nothing."""
     near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)], n=1)
     return f'. Did you mean "{near[0]}"?' if near else ""
+
+
+def nearest_key(key: NestedKey, keys: Iterable[NestedKey]) -> str:
+    """The same for keys that may be nested, with their names joined by dots."""
+    return nearest(dotted(key), [dotted(k) for k in keys])
 
 
 def missing(name: NestedKey, node: Any) -> MissingKeyError:
