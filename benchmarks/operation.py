@@ -16,15 +16,23 @@ BATCH = 32
 Entries = dict[str, Any]
 
 
+def two_digits(ratio: float) -> str:
+    """
+    >>> two_digits(1.05), two_digits(0.5), two_digits(1 / 70)
+    ('1.05', '0.50', '0.014')
+    """
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
 @dataclass(frozen=True)
 class Aim:
-    """How long ours may take at most, as a share of another column's time."""
+    """How long ours may take at most, as a share of another column's time or in seconds."""
 
     share: float
-    of: str = "peer"  # or floor
+    of: str = "peer"  # or floor, or seconds
 
     def __str__(self) -> str:
-        return f"{self.share:.2f} of {self.of}"
+        return f"{two_digits(self.share)} {'s' if self.of == 'seconds' else f'of {self.of}'}"
 
 
 def whole(result: Any) -> Any:
@@ -45,7 +53,10 @@ class Operation:
     aim: Aim | None = None
     alone: bool = False  # one process per package: the peer patches torch's vmap when imported
     first: bool = False  # only the very first call counts, in a fresh process per package
+    cached: bool = False  # first: what ours keeps on disk for later processes is there already
+    big: bool = False  # takes gigabytes: left out unless asked for
     read: Callable[[Any], Any] = whole  # the part of a result that the floor has too
+    compared: Callable[[Any], Any] = whole  # the part that ours and the peer must agree on
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

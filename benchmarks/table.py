@@ -15,9 +15,9 @@ from types import ModuleType
 import torch
 
 from benchmarks.measure import COLUMNS, QUICK, Effort, Failure, Packages, Row, measure_all
-from benchmarks.operation import PEER
+from benchmarks.operation import PEER, two_digits
 
-PEER_VERSION = "0.15.3"
+PEER_VERSIONS = {"tensordict": "0.15.3", "torchrl": "0.14.1"}
 HEADER = [
     "operation", "ours us", "peer us", "floor us", "ours/peer", "+-", "ours/floor", "+-", "aim"
 ]  # fmt: skip
@@ -37,12 +37,19 @@ def in_words(microseconds: float) -> str:
     >>> in_words(12.345), in_words(4.2e6)
     ('12.35', '4.20 s')
     """
-    return f"{microseconds:.2f}" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds:.2f}" if microseconds < 1e5 else f"{microseconds / 1e6:.2f} s"
+
+
+def with_spread(row: Row, other: str) -> tuple[str, str]:
+    if not row.compares:
+        return "", ""
+    ratio, spread = row.ratios[other], row.spreads[other]
+    return two_digits(ratio), f"{spread:.2f}" if ratio >= 0.1 else f"{spread:.1g}"
 
 
 def cells(row: Row) -> list[str]:
     times = [in_words(row.microseconds[column]) for column in COLUMNS]
-    pairs = [f"{x[other]:.2f}" for other in ("peer", "floor") for x in (row.ratios, row.spreads)]
+    pairs = [x for other in ("peer", "floor") for x in with_spread(row, other)]
     aim = f"{row.verdict} ({row.aim})" if row.aim else ""
     return [row.name, *times, *pairs, aim]
 
@@ -59,24 +66,25 @@ def markdown_table(rows: Iterable[Row]) -> str:
 
 
 def named(rows: Iterable[Row], of: str = "peer") -> str:
-    return ", ".join(f"{r.name} {r.ratios[of]:.2f}" for r in rows) or "none"
+    return ", ".join(f"{r.name} {two_digits(r.ratios[of])}" for r in rows) or "none"
 
 
 def summary(rows: Sequence[Row], failures: Sequence[Failure]) -> str:
     lines = [f"failed: {f.name}: {f.reason}" for f in failures]
-    if rows:
-        ranked = sorted(rows, key=lambda r: -r.ratios["peer"])
+    if compared := [r for r in rows if r.compares]:
+        ranked = sorted(compared, key=lambda r: -r.ratios["peer"])
         ratios = [r.ratios["peer"] for r in ranked]
         beyond = [r for r in ranked if r.ratios["peer"] - r.spreads["peer"] > 1]
         lines += [
-            f"ours/peer over {len(rows)} operations: geometric mean "
+            f"ours/peer over {len(compared)} operations: geometric mean "
             f"{statistics.geometric_mean(ratios):.2f}, median {statistics.median(ratios):.2f}; "
             f"at least twice as fast: {sum(ratio <= 0.5 for ratio in ratios)}",
             f"slower than the peer: {sum(ratio > 1 for ratio in ratios)}, of which by more than "
             f"the spread {len(beyond)}: {named(beyond)}",
             f"worst five: {named(ranked[:5])}",
-            verdicts(rows, failures),
         ]
+    if rows:
+        lines.append(verdicts(rows, failures))
     return "\n".join(lines)
 
 
@@ -84,7 +92,7 @@ def verdicts(rows: Sequence[Row], failures: Sequence[Failure]) -> str:
     missed = [r for r in rows if r.verdict == "FAIL"]
     passed = sum(r.verdict == "pass" for r in rows)
     num_aims = passed + len(missed) + sum(f.aim is not None for f in failures)
-    listed = ", ".join(f"{r.name} {r.ratios[r.aim.of]:.2f} (aim {r.aim})" for r in missed if r.aim)
+    listed = ", ".join(f"{r.name} {two_digits(r.reached)} (aim {r.aim})" for r in missed)
     return f"aims: {passed} of {num_aims} pass; missed: {listed or 'none'}"
 
 
@@ -114,46 +122,50 @@ def version(package: ModuleType) -> str:
     return str(getattr(package, "__version__", "of unknown version"))
 
 
-def parse(description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(description: str, argv: Sequence[str] | None, peer: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ops", metavar="REGEX", default="", help="only operations that match")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {Effort.rounds}")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds: a rough look")
+    parser.add_argument("--quick", action="store_true", help="a rough look: few, short rounds")
+    parser.add_argument("--big", action="store_true", help="also what takes gigabytes of memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument(
         "--ours",
         metavar="MODULE",
         default="raffia",
-        help=f"what to time as ours; `--ours {PEER}` holds the peer against itself: the noise",
+        help=f"what to time as ours; `--ours {peer}` holds the peer against itself: the noise",
     )
     return parser.parse_args(argv)
 
 
-def run(table: str, description: str, argv: Sequence[str] | None = None) -> int:
+def run(table: str, description: str, argv: Sequence[str] | None = None, peer: str = PEER) -> int:
     """The command for the OPERATIONS of the module named `table`; returns the exit status.
 
     The module may say in SETTING what all of its operations share: sizes, for example.
     """
-    args = parse(description, argv)
+    args = parse(description, argv, peer)
     effort = QUICK if args.quick else Effort()
     if args.rounds:
         effort = Effort(**asdict(effort) | {"rounds": args.rounds})
     packages = {
         "ours": load(args.ours, "pip install -e ."),
-        "peer": load(PEER, "pip install 'raffia[bench]'"),
+        "peer": load(peer, "pip install 'raffia[bench]'"),
     }
     chosen = import_module(table)
     operations = [op for op in chosen.OPERATIONS if re.search(args.ops, op.name)]
+    operations = [op for op in operations if args.big or not op.big]
+    if args.quick and not args.ops:
+        operations = [op for op in operations if not op.cached]  # a process each, seconds to start
     if not operations:
         raise SystemExit(f"no operation matches --ops {args.ops!r}; parentheses need a backslash")
     torch.set_num_threads(1)
     setting = machine(packages) + getattr(chosen, "SETTING", "")
     print(setting)
-    if version(packages["peer"]) != PEER_VERSION:
-        print(f"Beware: the aims were set against {PEER} {PEER_VERSION}.")
+    if version(packages["peer"]) != PEER_VERSIONS[peer]:
+        print(f"Beware: the aims were set against {peer} {PEER_VERSIONS[peer]}.")
     print(line(HEADER))
     rows, failures = [], []
     for outcome in measure_all(operations, packages, table, effort):

@@ -2,12 +2,14 @@
 
 import gc
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 Call = Callable[[], Any]
+Times = dict[str, list[float]]  # of each call, one figure a round
 
 
 def block(call: Call, num_calls: int) -> float:
@@ -18,31 +20,36 @@ def block(call: Call, num_calls: int) -> float:
     return (time.process_time_ns() - start) / num_calls / 1e9
 
 
-def block_length(call: Call, seconds: float) -> int:
-    """How many calls fill a block of `seconds`; the trial blocks warm the call up."""
-    block(call, 2)  # what is compiled may compile again for the entries that its first call wrote
+def block_length(call: Call, seconds: float, first: float = 0.0) -> int:
+    """How many calls fill a block of `seconds`; the trial blocks warm the call up.
+
+    `first` is what its very first call took: what is slow then and again needs no more trials.
+    """
+    if min(first, block(call, 1)) > 4 * seconds:
+        return 1
+    block(call, 1)  # what is compiled may compile again for the entries that its first call wrote
     num_calls = 1
     while (per_call := block(call, num_calls)) * num_calls < seconds / 4:
         num_calls *= 4
     return max(1, round(seconds / per_call))
 
 
-def interleave(calls: dict[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds per call of each of `calls`, one figure a round; the garbage collector rests."""
-    lengths = {name: block_length(call, seconds) for name, call in calls.items()}
-    return take_turns(
-        {name: lambda name=name: block(calls[name], lengths[name]) for name in calls}, rounds
-    )
+def take_turns(
+    blocks: dict[str, Callable[[], float]], rounds: int, least: int = 1, patience: float = math.inf
+) -> Times:
+    """Every block once a round; each round starts one further, so that no one is always first.
 
-
-def take_turns(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Every block once a round; each round starts one further, so that no one is always first."""
+    The garbage collector rests. After `patience` CPU seconds no round starts but the `least`.
+    """
     names = list(blocks)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: Times = {name: [] for name in names}
+    start = time.process_time()
     gc.collect()
     gc.disable()
     try:
         for turn in range(rounds):
+            if turn >= least and time.process_time() - start > patience:
+                break
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 times[name].append(blocks[name]())

@@ -13,13 +13,14 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "raffia"
 
 # "Who may import whom" of docs/ARCHITECTURE.md. A room may always import itself and _version.
-LAYER_0 = ["tensordict", "functional"]
+LAYER_0 = ["tensordict", "functional", "jit"]
 LAYER_1 = ["learner", "nn", "data", "envs", "search"]
 TABLE = {
     "_version": [],
     "__init__": LAYER_0 + LAYER_1,
     "tensordict": [],
     "functional": [],
+    "jit": [],
     "learner": LAYER_0,
     "nn": LAYER_0,
     "prototype": ["nn"],
@@ -160,7 +161,8 @@ def declared() -> tuple[set[str], set[str]]:
         }
 
     extras = project["optional-dependencies"]
-    optional = set().union(*(names(extras[e]) for e in extras if e not in ("dev", "bench", "all")))
+    for_us = ("dev", "bench", "bench-data", "all")
+    optional = set().union(*(names(extras[e]) for e in extras if e not in for_us))
     return names(project["dependencies"]), optional
 
 

@@ -32,7 +32,10 @@ def run_blocks(text: str) -> int:
     return num_claims
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/functional.md", "docs/graph.md"])
+PAGES = ["README.md", "docs/data.md", "docs/functional.md", "docs/graph.md"]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_blocks((ROOT / name).read_text()) >= 10

@@ -1,0 +1,54 @@
+"""Where tensors rest, and which are drawn: storage that is asked by content, and replay."""
+
+from raffia.data.binary import BinaryToDecimal
+from raffia.data.forest import MCTSForest
+from raffia.data.hash import RandomProjectionHash, SipHash
+from raffia.data.hash_to_int import HashToInt
+from raffia.data.map import TensorDictMap, UnknownRowError
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.query import QueryModule
+from raffia.data.readers import (
+    MalformedDataError,
+    read_json_lines,
+    read_minari,
+    read_parquet,
+    write_json_lines,
+)
+from raffia.data.replay import ReplayBuffer
+from raffia.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import Storage, TensorStorage
+from raffia.data.sum_tree import SumTree
+from raffia.data.table import CapacityError
+from raffia.data.tree import Tree
+
+__all__ = [
+    "BinaryToDecimal",
+    "CapacityError",
+    "HashToInt",
+    "MCTSForest",
+    "MalformedDataError",
+    "MemmapStorage",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "QueryModule",
+    "RandomProjectionHash",
+    "RandomSampler",
+    "ReplayBuffer",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "SegmentReplayBuffer",
+    "SipHash",
+    "Storage",
+    "SumTree",
+    "TensorDictMap",
+    "TensorStorage",
+    "Tree",
+    "UnknownRowError",
+    "read_json_lines",
+    "read_minari",
+    "read_parquet",
+    "write_json_lines",
+]

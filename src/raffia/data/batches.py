@@ -1,0 +1,123 @@
+"""How a replay buffer makes a batch: choose items, copy them, collate, pin and move."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raffia.data.samplers import Draw, Sampler
+from raffia.data.storage import Storage
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+
+class Batch(NamedTuple):
+    """What was made of one draw."""
+
+    data: Any
+    info: dict[str, Tensor]  # "index", and what the sampler says of each item
+    ends_epoch: bool
+
+
+class BatchMaker:
+    """Makes batches of what is in a storage, in two steps: the source of a `Prefetcher`.
+
+    `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The arguments
+    are those of `ReplayBuffer`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        sampler: Sampler,
+        generator: torch.Generator | None,
+        collate_fn: Callable[[Any], Any] | None,
+        pin_memory: bool,
+        device: torch.device | str | None,
+    ) -> None:
+        self.storage = storage
+        self.sampler = sampler
+        self.generator = generator
+        self.collate_fn = collate_fn
+        self.pin_memory = pin_memory
+        self.device = None if device is None else torch.device(device)
+        self.plain = collate_fn is None and device is None and not pin_memory
+
+    def live(self) -> range:
+        """The numbers of the items that are here."""
+        total = self.storage.total
+        return range(total - len(self.storage), total)
+
+    def rows(self, items: Tensor) -> Tensor:
+        """Where in the storage they are."""
+        size = self.storage.max_size
+        return items if size is None or self.storage.total <= size else items % size
+
+    def draw(self, batch_size: int) -> tuple[Draw, Any]:
+        """Choose items and copy them."""
+        draw = self._choose(batch_size)
+        return draw, self.storage.get(self.rows(draw.items))
+
+    def draw_into(self, batch_size: int, out: Any) -> Batch:
+        """Choose items and copy them right into a batch; for those that need no `finish`."""
+        draw = self._choose(batch_size)
+        info = {"index": draw.items, **draw.info}
+        rows = self.rows(draw.items)
+        if isinstance(out, TensorDict):
+            self.storage.get(rows, out=out.exclude(*info))
+            for name, value in info.items():
+                out.set(name, value, inplace=name in out.keys())
+        else:
+            self.storage.get(rows, out=out)
+        return Batch(out, info, draw.ends_epoch)
+
+    def finish(self, drawn: tuple[Draw, Any]) -> Batch:
+        """A batch of what was drawn: collated, moved, and told which items it is of."""
+        draw, data = drawn
+        info = {"index": draw.items, **draw.info}
+        if self.collate_fn is not None:
+            data = self.collate_fn(data)
+        if self.pin_memory or self.device is not None:
+            data, info = self._moved(data), self._moved(info)
+        if isinstance(data, TensorDict):
+            for name, value in info.items():
+                data.set(name, value)
+        return Batch(data, info, draw.ends_epoch)
+
+    def _choose(self, batch_size: int) -> Draw:
+        live = self.live()
+        if not live:
+            raise ValueError("the buffer is empty: buffer.extend(data) comes before sample()")
+        return self.sampler.draw(batch_size, live, self.generator)
+
+    def _moved(self, data: Any) -> Any:
+        if self.pin_memory:
+            data = _each(lambda part: part.pin_memory(), data)
+        if self.device is None:
+            return data
+        # From page-locked memory the copy goes on while the program does.
+        return _each(lambda part: part.to(self.device, non_blocking=self.pin_memory), data)
+
+    # for the prefetcher
+
+    def version(self) -> Hashable:
+        """Equal as long as `draw` would give the same."""
+        return self.storage.total, self.sampler.version
+
+    def mark(self) -> Any:
+        """Where drawing stands."""
+        return None if self.generator is None else self.generator.get_state(), self.sampler.mark()
+
+    def rewind(self, mark: Any) -> None:
+        """Go back to where drawing stood."""
+        state, sampler = mark
+        if self.generator is not None:
+            self.generator.set_state(state)
+        self.sampler.rewind(sampler)
+
+
+def _each(function: Callable[[Any], Any], data: Any) -> Any:
+    """Apply a function to tensors and containers, whatever dicts and tuples are around them."""
+    return pytree.tree_map(function, data, is_leaf=lambda part: isinstance(part, Node))

@@ -1,0 +1,299 @@
+"""What any storage promises, as checks that anyone's storage class can be run through.
+
+    for check in CHECKS:
+        check(lambda max_size: MyStorage(max_size))
+
+A check makes storages with `make(max_size)`, empty ones, and raises AssertionError where one of
+them breaks its promise. `check_storage` runs all.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.tensordict import TensorDict
+
+Make = Callable[[int], Any]  # max_size -> an empty storage
+
+
+def step(numbers: Iterable[int]) -> TensorDict:
+    """Rows that hold these numbers in several entries; `numbers_in` finds them there again.
+
+    >>> numbers_in(step([7, 8]))
+    [7, 8]
+    """
+    n = torch.tensor(list(numbers), dtype=torch.int64)
+    below = TensorDict(obs=torch.stack([n, n + 1], 1).float(), done=n % 2 == 0, batch_size=[len(n)])
+    return TensorDict(obs=n[:, None, None].expand(-1, 2, 3), next=below, batch_size=[len(n)])
+
+
+def numbers_in(rows: Any) -> list[int]:
+    """The numbers that `step` put into rows [n]; AssertionError if a row is a mixture."""
+    numbers = rows["obs"][:, 0, 0]
+    expected = step(numbers.tolist())
+    for key in ("obs", ("next", "obs"), ("next", "done")):
+        same = torch.equal(rows[key], expected[key])
+        claim(same, f"{key!r} of rows {numbers.tolist()} is {rows[key].tolist()}")
+    return numbers.tolist()
+
+
+def claim(holds: bool, otherwise: str) -> None:
+    """AssertionError with this text unless it holds."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def equal(found: Any, expected: Any, what: str) -> None:
+    """AssertionError unless what was found is what was expected, in value and type."""
+    if isinstance(found, Tensor):
+        found = found.tolist()
+    claim(
+        found == expected and type(found) is type(expected),
+        f"{what}: {found!r} was found, {expected!r} expected",
+    )
+
+
+def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
+    """AssertionError unless the call raises this error, with these words in its text."""
+    try:
+        call()
+    except error as raised:
+        claim(words in str(raised), f"the error does not say {words!r} but: {raised}")
+        return
+    raise AssertionError(f"{error.__name__} with {words!r} was expected, and nothing raised")
+
+
+# ------------------------------------------------------------------------------------- the promises
+
+
+def keeps_structure(make: Make) -> None:
+    """A nest comes out as it went in, one row without the dimension that counts."""
+    td = step([3, 4])
+    pairs: list[tuple[Any, Callable[[Any], Any]]] = [
+        (td, lambda x: (type(x), x.batch_size, numbers_in(x))),
+        (torch.tensor([[1.5], [2.5]]), lambda x: (type(x), x.tolist())),
+        (
+            (td["obs"], {"a": [td["next", "done"]]}),
+            lambda x: (x[0].tolist(), x[1]["a"][0].tolist()),
+        ),
+        ([td], lambda x: (type(x), numbers_in(x[0]))),
+    ]
+    for data, seen in pairs:
+        storage = make(3)
+        storage.extend(data)
+        equal(seen(storage.get(slice(0, 2))), seen(data), "what was written")
+    storage = make(3)
+    storage.extend(td)
+    one = storage.get(1)
+    equal(list(one.batch_size), [], "the batch size of one row")
+    equal(numbers_in(one.unsqueeze(0)), [4], "one row")
+
+
+def rings(make: Make) -> None:
+    """`extend` and `add` number items for ever, and overwrite the oldest."""
+    for size in (1, 3, 7):
+        for lengths in ([1] * 9, [2, 5, 1, 7], [3, 20, 4], [0, 3]):
+            storage, total = make(size), 0
+            for n in lengths:
+                numbers = list(range(total, total + n))
+                equal(storage.extend(step(numbers)), numbers, "the numbers that extend gives")
+                total += n
+                kept = range(max(0, total - size), total)
+                equal(storage.total, total, "total")
+                equal(len(storage), len(kept), "len")
+                if kept:
+                    rows = torch.tensor([number % size for number in kept])
+                    equal(numbers_in(storage.get(rows)), list(kept), "the items kept")
+            equal(storage.add(step([total])[0]), total, "the number that add gives")
+            equal(numbers_in(storage.get([total % size])), [total], "what was added")
+
+
+def settles_once(make: Make) -> None:
+    """A write of other entries, dtypes or shapes is refused, names the entry, changes nothing."""
+    storage, td = make(5), step([1, 2])
+    storage.extend(td)
+    obs = ("next", "obs")
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "('next', 'done')", td.exclude(("next", "done"))),
+        (ValueError, "extra", td.copy().update({"extra": torch.zeros(2)})),
+        (ValueError, "float64[2]", td.copy().set(obs, td[obs].double())),
+        (ValueError, "float32[1]", td.copy().set(obs, td[obs][:, :1])),
+        (TypeError, "obs", td.exclude("obs").set("obs", "text")),
+        (ValueError, "add(item)", td[0]),
+    ]
+    for error, words, data in wrong:
+        refuses(error, words, functools.partial(storage.extend, data))
+        refuses(
+            error, words.replace("add(item)", "rows"), functools.partial(storage.set, [0, 1], data)
+        )
+        equal((len(storage), storage.total), (2, 2), "len and total after a refusal")
+        equal(numbers_in(storage.get([0, 1])), [1, 2], "the rows after a refusal")
+
+
+def refuses_objects(make: Make) -> None:
+    """What is no tensor is refused by its key, and the storage stays unsettled."""
+    storage = make(5)
+    bad = step([1, 2]).set(("next", "text"), "words")
+    refuses(TypeError, "('next', 'text')", lambda: storage.extend(bad))
+    refuses(TypeError, "'a'", lambda: storage.extend({"a": 3}))
+    equal(len(storage), 0, "len after a refusal")
+    equal(storage.extend(torch.zeros(2)), [0, 1], "the first write that is taken")
+
+
+def hides_empty_rows(make: Make) -> None:
+    """A row that holds nothing is never read; `contains` and `len` tell."""
+    storage = make(5)
+    refuses(IndexError, "nothing is stored yet", lambda: storage.get(0))
+    equal(storage.contains([0, -1, 9]), [False] * 3, "contains in an empty storage")
+    storage.set([4, 1], step([4, 1]))
+    equal(len(storage), 2, "len")
+    equal(storage.rows(), [1, 4], "rows")
+    equal(storage.contains([[0, 1], [4, 5]]), [[False, True], [True, False]], "contains")
+    equal((storage.contains(4), storage.contains(-1)), (True, False), "contains of one row")
+    refuses(IndexError, "0", lambda: storage.get(0))
+    refuses(IndexError, "2", lambda: storage.get([1, 2]))
+    refuses(IndexError, "hold nothing", lambda: storage.get(slice(0, 2)))
+    refuses(IndexError, "out of range", lambda: storage.get(5))
+    refuses(IndexError, "out of range", lambda: storage.get([-1]))
+    refuses(IndexError, "out of range", lambda: storage.set([5], step([5])))
+    storage.set([4], step([40]))
+    equal(len(storage), 2, "len after writing a row again")
+    storage.erase([4, 0])
+    equal((len(storage), storage.contains(4)), (1, False), "len and contains after erasing")
+    refuses(IndexError, "hold nothing", lambda: storage.get(4))
+    storage.clear()
+    equal((len(storage), storage.total, storage.rows().tolist()), (0, 0, []), "after clearing")
+    refuses(IndexError, "hold nothing", lambda: storage.get(1))
+    equal(storage.extend(step([9])), [0], "the first number after clearing")
+
+
+def copies(make: Make) -> None:
+    """What was written, and what was read, may be changed: the storage does not."""
+    storage, data = make(3), step([5, 6])
+    data["obs"] = data["obs"].clone()
+    storage.extend(data)
+    data["obs"].zero_()
+    for rows in (1, slice(0, 2), [0, 1]):
+        storage.get(rows).apply(lambda leaf: leaf.zero_())
+    equal(numbers_in(storage.get([0, 1])), [5, 6], "the rows after changes elsewhere")
+
+
+def reads_into(make: Make) -> None:
+    """`get(rows, out=)` fills a container that is there."""
+    storage = make(9)
+    storage.extend(step(range(7)))
+    out = storage.get([0, 0, 0])
+    place = out["next", "obs"].data_ptr()
+    result = storage.get([6, 2, 4], out=out)
+    equal(numbers_in(out), [6, 2, 4], "out")
+    claim(result is out and out["next", "obs"].data_ptr() == place, "out was not filled in place")
+    refuses(ValueError, "out", lambda: storage.get([1, 2], out=out))
+    refuses(IndexError, "7", lambda: storage.get([1, 7, 2], out=out))
+    equal(numbers_in(out), [6, 2, 4], "out after refusals")
+
+
+def takes_grids(make: Make) -> None:
+    """Rows [*batch] give and take data [*batch]."""
+    storage = make(9)
+    rows = torch.tensor([[8, 1, 3], [0, 2, 5]])
+    storage.set(rows, step(rows.flatten().tolist()).view(2, 3))
+    found = storage.get(rows.T)
+    equal(list(found.batch_size), [3, 2], "the batch size")
+    equal(numbers_in(found.reshape(6)), [8, 0, 1, 2, 3, 5], "the rows")
+    equal(numbers_in(storage.get(torch.zeros(0, dtype=torch.int64))), [], "no rows")
+    refuses(ValueError, "rows", lambda: storage.set(rows, step(range(6))))
+
+
+def detaches(make: Make) -> None:
+    """Data with gradients is stored without, in any mode of autograd."""
+    storage = make(4)
+    with torch.inference_mode():
+        storage.extend(torch.ones(1, 2))
+    storage.extend(torch.full((1, 2), 2.0, requires_grad=True))
+    found = storage.get(slice(0, 2))
+    equal((found.requires_grad, found.tolist()), (False, [[1.0, 1.0], [2.0, 2.0]]), "the rows")
+
+
+def remembers(make: Make) -> None:
+    """A state, loaded elsewhere, goes on as the storage that gave it."""
+    for numbers, erased in ([5], []), ([2], []), ([7], [1]), ([0], []):
+        storage, other = make(4), make(4)
+        storage.extend(step(range(numbers[0])))
+        storage.erase(erased)
+        state = storage.state_dict()
+        other.extend(step([99]))
+        other.load_state_dict(state)
+        for at in range(3):
+            equal(other.total, storage.total, "total")
+            equal(other.rows(), storage.rows().tolist(), "rows")
+            rows = storage.rows()
+            if len(rows):
+                equal(numbers_in(other.get(rows)), numbers_in(storage.get(rows)), "the items")
+            storage.extend(step([100 + at]))
+            other.extend(step([100 + at]))
+    refuses(ValueError, "max_size", lambda: make(5).load_state_dict(state))
+
+
+def follows_a_dictionary(make: Make) -> None:
+    """Random operations, with the same done to a dictionary."""
+    for seed in range(4):
+        draw = random.Random(seed)
+        size = draw.randint(1, 40)
+        storage, model = make(size), dict[int, int]()
+        for number in range(60):
+            rows = draw.sample(range(size), draw.randint(0, size))
+            values = [100 * number + row for row in rows]
+            kind = draw.choice(["set", "set one", "erase", "read", "read", "clear", "reload"])
+            if kind == "set":
+                storage.set(torch.tensor(rows, dtype=torch.int64), step(values))
+                model.update(zip(rows, values, strict=True))
+            elif kind == "set one" and rows:
+                storage.set(rows[0], step(values)[0])
+                model[rows[0]] = values[0]
+            elif kind == "erase":
+                storage.erase(torch.tensor(rows, dtype=torch.int64))
+                model = {row: value for row, value in model.items() if row not in rows}
+            elif kind == "clear" and draw.random() < 0.2:
+                storage.clear()
+                model = {}
+            elif kind == "reload" and draw.random() < 0.2:
+                state, storage = storage.state_dict(), make(size)
+                storage.load_state_dict(state)
+            equal(storage.rows(), sorted(model), f"rows after {kind}")
+            equal(len(storage), len(model), f"len after {kind}")
+            held = [row for row in rows if row in model]
+            if held:
+                found = numbers_in(storage.get(held))
+                equal(found, [model[row] for row in held], f"rows {held} after {kind}")
+
+
+CHECKS: tuple[Callable[[Make], None], ...] = (
+    keeps_structure,
+    rings,
+    settles_once,
+    refuses_objects,
+    hides_empty_rows,
+    copies,
+    reads_into,
+    takes_grids,
+    detaches,
+    remembers,
+    follows_a_dictionary,
+)
+
+
+def check_storage(make: Make) -> None:
+    """Run a storage class through all checks; AssertionError says which promise it breaks.
+
+    make: gives an empty storage for a number of rows.
+
+    >>> from raffia.data.check_storage import check_storage
+    >>> from raffia.data.storage import TensorStorage
+    >>> check_storage(TensorStorage)
+    """
+    for check in CHECKS:
+        check(make)

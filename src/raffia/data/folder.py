@@ -1,0 +1,254 @@
+"""Folders that are written all at once: killed at any time, the old or the new one can be read.
+
+Each write gives its files names of their own, brings them to disk, and then replaces at once the
+`manifest.json`, which says what the folder holds: the kind, the files, their sizes and sha256. Only
+then the files of the write before are removed, and with them what a killed process left.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from raffia.tensordict.disk import dump, parse, shown, write_atomically
+from raffia.tensordict.memmap import DamagedFileError
+
+Loaded = TypeVar("Loaded")
+MANIFEST = "manifest.json"
+Path = str | os.PathLike[str]
+Content = bytes | Callable[[str], Any]  # a callable writes the file at the path that it is given
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+OURS = re.compile(r"(\.[0-9a-f]{12}\.tmp|[A-Za-z0-9_-]+\.raffia-[0-9a-f]{12}(\..*)?)")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What `read_folder` found: the files, which are as they were written, and the extras."""
+
+    root: str
+    files: dict[str, str]  # name -> path
+    extras: dict[str, Any]
+
+    def path(self, name: str) -> str:
+        """Where the file of this name stands; DamagedFileError if there is none."""
+        if name not in self.files:
+            raise DamagedFileError(self.root, f"it holds {sorted(self.files)}, and no {name!r}")
+        return self.files[name]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of the file of this name."""
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+
+def write_folder(
+    path: Path,
+    kind: str,
+    version: int,
+    files: Mapping[str, Content],
+    *,
+    extras: dict[str, Any] | None = None,
+) -> None:
+    """Make `path` a folder that holds just these files, in the place of an older one of this kind.
+
+    kind, version: what the folder is, which `read_folder` asks for.
+    files: under each name the bytes, or a function that writes the file at the path it is given.
+    extras: what JSON can hold, kept in the manifest.
+    Raises FileExistsError, and changes nothing, if the folder holds something else.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_folder(folder, "greeting", 1, {"text.txt": b"hello"}, extras={"times": 2})
+    ...     found = read_folder(folder, "greeting", 1)
+    ...     found.read("text.txt"), found.extras
+    (b'hello', {'times': 2})
+    """
+    root = os.path.abspath(path)
+    for name in files:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a file here has a plain name such as 'rows.bin', not {name!r}")
+    if os.path.lexists(root):
+        _refuse_others(root, kind)
+    made = not os.path.isdir(root)
+    os.makedirs(root, exist_ok=True)
+    with locked(root):
+        token, listed = secrets.token_hex(6), {}
+        try:
+            for name, content in files.items():
+                stem, dot, suffix = name.partition(".")
+                stored = f"{stem}.raffia-{token}{dot}{suffix}"
+                listed[name] = {"file": stored, **_store(f"{root}/{stored}", content)}
+            record = {"format": "raffia", "kind": kind, "version": version, "files": listed}
+            text = dump(signed({**record, "extras": extras or {}}))
+            sync(root)
+            write_atomically(f"{root}/{MANIFEST}", text)
+        except BaseException:
+            _remove(root, [file for file in os.listdir(root) if f".raffia-{token}" in file])
+            raise
+        kept = {entry["file"] for entry in listed.values()}
+        strays = [file for file in os.listdir(root) if OURS.fullmatch(file)]
+        _remove(root, [file for file in strays if file not in kept])
+    if made:
+        sync(os.path.dirname(root))
+
+
+def read_folder(path: Path, kind: str, version: int) -> Folder:
+    """The files of a folder of this kind and version, after a check that all is as it was written.
+
+    Raises FileNotFoundError if there is none, ValueError if it is of another kind or version,
+    DamagedFileError if it is not as it was written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_folder(folder, "greeting", 1, {})
+    ...     read_folder(folder, "storage", 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: ... holds 'greeting' of version 1, and 'storage' of version 1 is wanted here
+    """
+    root = os.path.abspath(path)
+    with locked(root, shared=True):
+        record = _manifest(root)
+        found = record.get("kind"), record.get("version")
+        if found != (kind, version):
+            raise ValueError(
+                f"{root} holds {shown(found[0])} of version {shown(found[1])}, and "
+                f"{kind!r} of version {version} is wanted here"
+            )
+        files, extras = record.get("files"), record.get("extras")
+        if type(files) is not dict or type(extras) is not dict:
+            raise DamagedFileError(f"{root}/{MANIFEST}", "it lists no files")
+        return Folder(root, {name: _checked(root, files[name]) for name in files}, extras)
+
+
+def load_folder(path: Path, kind: str, version: int, read: Callable[[Folder], Loaded]) -> Loaded:
+    """What `read` makes of a folder; read anew if another process replaced the files meanwhile.
+
+    It is not locked while `read` is at work: a child that is forked then would keep the lock.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_folder(folder, "greeting", 1, {"text.txt": b"hello"})
+    ...     load_folder(folder, "greeting", 1, lambda found: found.read("text.txt"))
+    b'hello'
+    """
+    while True:
+        found = read_folder(path, kind, version)
+        try:
+            return read(found)
+        except FileNotFoundError:
+            if all(os.path.exists(file) for file in found.files.values()):
+                raise  # it was another file that is not there
+
+
+def signed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with a checksum of itself."""
+    return {**record, "sha256": hashlib.sha256(dump(record)).hexdigest()}
+
+
+def read_signed(path: str) -> dict[str, Any]:
+    """A record that was written `signed`; DamagedFileError if it is not as it was written."""
+    with open(path, "rb") as file:
+        record = parse(path, file.read())
+    if type(record) is not dict or record.get("format") != "raffia":
+        raise DamagedFileError(path, "it is not a record of ours")
+    checksum = record.pop("sha256", None)
+    if checksum != signed(record)["sha256"]:
+        raise DamagedFileError(path, "its content is not what was written: the checksum differs")
+    return record
+
+
+def sync(folder: str) -> None:
+    """Bring the names in a folder to disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(folder: str, shared: bool = False) -> Iterator[None]:
+    """Keep other processes out of a folder (for writing only if shared); it ends with us."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        except OSError as error:  # a network file system without locks for folders
+            if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        yield
+    finally:
+        os.close(fd)
+
+
+def _manifest(root: str) -> dict[str, Any]:
+    try:
+        return read_signed(f"{root}/{MANIFEST}")
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            errno.ENOENT, "nothing was saved in this folder: it has no manifest.json", root
+        ) from None
+
+
+def _refuse_others(root: str, kind: str) -> None:
+    """Raise unless `root` is a folder that we may write: an empty one, or one of this kind."""
+    if not os.path.isdir(root):
+        raise FileExistsError(errno.EEXIST, "this is no folder; take another path", root)
+    if os.path.lexists(f"{root}/{MANIFEST}"):
+        found = _manifest(root).get("kind")
+        if found != kind:
+            raise FileExistsError(
+                errno.EEXIST, f"it holds {shown(found)}, which {kind!r} does not replace", root
+            )
+        return
+    foreign = [name for name in os.listdir(root) if not OURS.fullmatch(name)]
+    if foreign:
+        raise FileExistsError(
+            errno.EEXIST,
+            f"this folder holds other files ({shown(sorted(foreign)[0])}): take one of its own",
+            root,
+        )
+
+
+def _store(path: str, content: Content) -> dict[str, Any]:
+    """Write one file, bring it to disk, and give its length and checksum."""
+    if callable(content):
+        content(path)
+    else:
+        with open(path, "xb") as file:
+            file.write(content)
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": checksum}
+
+
+def _checked(root: str, listed: Any) -> str:
+    """The path of a file that the manifest lists, whose content was found to be unchanged."""
+    stored = listed.get("file") if type(listed) is dict else None
+    if type(stored) is not str or not OURS.fullmatch(stored):
+        raise DamagedFileError(f"{root}/{MANIFEST}", f"{shown(stored)} is not a file of ours")
+    path = f"{root}/{stored}"
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != listed["bytes"]:
+                raise DamagedFileError(path, f"it holds {size} bytes, not {listed['bytes']}")
+            if hashlib.file_digest(file, "sha256").hexdigest() != listed["sha256"]:
+                raise DamagedFileError(path, "its content is not what was saved")
+    except FileNotFoundError:
+        raise DamagedFileError(path, "the file is missing") from None
+    return path
+
+
+def _remove(root: str, names: list[str]) -> None:
+    for name in names:
+        os.unlink(f"{root}/{name}")

@@ -1,0 +1,371 @@
+"""`MCTSForest`: rollouts stored step by step, each step once, and the trees that grow of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.data import map_files
+from raffia.data.folder import Folder, load_folder, write_folder
+from raffia.data.growth import Growth, StepGraph
+from raffia.data.map import TensorDictMap, UnknownRowError
+from raffia.data.rows import row_layout
+from raffia.data.tree import Contents, Tree, shown
+from raffia.tensordict.functions import is_tensor_collection
+from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, overlap, unravel_key_list
+from raffia.tensordict.tensorclass import is_tensorclass
+from raffia.tensordict.tensordict import TensorDict
+
+KIND, VERSION = "raffia.MCTSForest", 1
+CHUNK = 4096  # how many steps are read at once where only their observations are of interest
+
+
+class MCTSForest:
+    """All steps that were ever taken, merged where observation, action and outcome are equal.
+
+    A step is an observation, an action and the next observation; equal ones are stored once and
+    counted. So a state that is reached in several ways is one node, and an action with several
+    outcomes (a stochastic world) branches into all of them. `get_tree` gives what is known from
+    an observation on. There is no limit unless `max_size` sets one.
+
+    Not safe under threads: let one thread at a time extend it or grow a tree. A tree is a copy of
+    what was known when it grew, and is not touched by what comes later.
+
+    observation_keys, action_keys: which entries say where one is and what one does.
+    excluded_keys: entries of a rollout, and of its "next", that are not stored.
+    max_size: how many steps there may be.
+
+    >>> from raffia.data.forest import MCTSForest
+    >>> forest = MCTSForest()
+    >>> def rollout(*obs, actions):
+    ...     obs = torch.tensor(obs)
+    ...     return TensorDict(
+    ...         observation=obs[:-1], action=torch.tensor(actions),
+    ...         next=TensorDict(observation=obs[1:]), batch_size=[len(actions)],
+    ...     )
+    >>> forest.extend(rollout(0, 1, 2, actions=[0, 0]))
+    >>> forest.extend(rollout(0, 1, 3, actions=[0, 1]))  # the first step is known
+    >>> len(forest)
+    3
+    >>> print(forest.get_tree(TensorDict(observation=torch.tensor(0))).to_string())
+    () {'observation': tensor(1)}
+    (0,) {'observation': tensor(2)}
+    (1,) {'observation': tensor(3)}
+    """
+
+    def __init__(
+        self,
+        *,
+        observation_keys: Sequence[NestedKey] = ("observation",),
+        action_keys: Sequence[NestedKey] = ("action",),
+        excluded_keys: Sequence[NestedKey] = (),
+        max_size: int | None = None,
+    ) -> None:
+        self.observation_keys = unravel_key_list(observation_keys)
+        self.action_keys = unravel_key_list(action_keys)
+        self.excluded_keys = unravel_key_list(excluded_keys)
+        next_keys = unravel_key_list([("next", key) for key in self.observation_keys])
+        step_keys = [*self.observation_keys, *self.action_keys, *next_keys]
+        for key in self.excluded_keys:
+            needed = [dotted(other) for other in step_keys if overlap(key, other)]
+            if needed:
+                raise ValueError(
+                    f'excluded_keys holds "{dotted(key)}", and steps are told apart by {needed}: '
+                    "only other entries can be left out"
+                )
+        self.steps = TensorDictMap(in_keys=step_keys, max_size=max_size)
+        self._nodes = TensorDictMap(in_keys=self.observation_keys)
+        self._graph = StepGraph()  # of as many steps as it has; `_linked` adds the others
+
+    def __len__(self) -> int:
+        """How many unlike steps are stored."""
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} steps between {len(self.nodes)} observations)"
+
+    @property
+    def nodes(self) -> TensorDictMap:
+        """The observations that a step leaves or reaches; `root in forest.nodes` asks for one.
+
+        It is there to be asked, as `steps` is: write through `extend` and `add`.
+
+        >>> from raffia.data.forest import MCTSForest
+        >>> forest = MCTSForest()
+        >>> forest.add(TensorDict(
+        ...     observation=torch.tensor(0), action=torch.tensor(1),
+        ...     next=TensorDict(observation=torch.tensor(2)),
+        ... ))
+        >>> TensorDict(observation=torch.tensor(2)) in forest.nodes
+        True
+        """
+        self._linked()
+        return self._nodes
+
+    # -- writing
+
+    def extend(self, rollout: Any, *, return_node: bool = False) -> Any:
+        """Store the steps of a rollout, or of several.
+
+        rollout: container [*batch, T] with the entries of `observation_keys` and `action_keys`,
+            and the observations that followed under "next"; other entries are kept with their step,
+            as they were seen last.
+        return_node: also give the tree that grows out of the first observation; for a rollout [T].
+        Raises CapacityError when full, KeyError for a missing entry, and ValueError or TypeError
+        for one unlike those of the steps that are here. Nothing is changed then.
+        """
+        rollout = _container(rollout)
+        _check_batch(rollout, return_node)
+        steps = rollout.reshape(-1) if len(rollout.batch_size) > 1 else rollout
+        missing = [dotted(key) for key in self.steps.in_keys if steps.get(key, None) is None]
+        if missing:
+            raise MissingKeyError(
+                f"the rollout has no {missing}: a step is an observation, an action and, under "
+                '"next", the observation that followed; other names are said by '
+                "MCTSForest(observation_keys=[...], action_keys=[...])"
+            )
+        steps = steps.to(self.steps.device).copy()
+        after = steps["next"].copy()
+        after.batch_size = steps.batch_size  # a "next" may leave out its batch size
+        self._check_layouts(steps, after)
+        self._store(steps.set("next", after))
+        return self.get_tree(rollout[0]) if return_node else None
+
+    def add(self, step: Any, *, return_node: bool = False) -> Any:
+        """Store one step, a container [] or [*batch]: as `extend`, without a dimension of time.
+
+        >>> from raffia.data.forest import MCTSForest
+        >>> forest = MCTSForest()
+        >>> forest.add(TensorDict(
+        ...     observation=torch.tensor(0), action=torch.tensor(1),
+        ...     next=TensorDict(observation=torch.tensor(2)),
+        ... ))
+        >>> len(forest)
+        1
+        """
+        return self.extend(_container(step).unsqueeze(-1), return_node=return_node)
+
+    def _check_layouts(self, steps: Any, after: Any) -> None:
+        """Refuse an outcome that could never be where another step begins."""
+        asked = self._nodes.query_module
+        both = zip(asked.in_keys, asked.entries(steps), asked.entries(after), strict=True)
+        for key, x, y in both:
+            here, there = row_layout(x, 1), row_layout(y, 1)
+            if here != there:
+                raise ValueError(
+                    f'"{dotted(key)}" is {here} and the one under "next" {there}: rows of another '
+                    "dtype or shape are other content, so no step would lead to another; convert "
+                    "one of them"
+                )
+
+    def _store(self, steps: Any) -> None:
+        unwanted = [*self.excluded_keys, *[("next", key) for key in self.excluded_keys]]
+        value = steps.exclude(*unwanted, *self.steps.in_keys)
+        if any(overlap(key, "_count") for key in value.keys(True)):
+            raise ValueError('the entry "_count" is the forest\'s own: rename it, or exclude it')
+        value["_count"] = torch.ones(len(steps), dtype=torch.int64)
+        self.steps.update(steps, value, merge=last_and_count, accumulate=True)
+
+    def _linked(self) -> StepGraph:
+        """The graph of all steps, with those that came since it was asked for last.
+
+        All of it follows from the steps, so that a write is one write, all or nothing.
+        """
+        if len(self._graph) == len(self):
+            return self._graph
+        graph, self._graph = self._graph, StepGraph()  # if this is interrupted, it begins anew
+        for start in range(len(graph), len(self), CHUNK):
+            stop = min(start + CHUNK, len(self))
+            steps, _ = self.steps.at(torch.arange(start, stop))
+            ends = [td.select(*self.observation_keys) for td in (steps, steps["next"])]
+            query = torch.cat(ends)
+            seen = TensorDict(seen=torch.ones(len(query), dtype=torch.bool), batch_size=len(query))
+            self._nodes[query] = seen  # a map holds something for each of its keys
+            nodes = self._nodes.rows(query).tolist()
+            graph.extend(nodes[: stop - start], nodes[stop - start :])
+        self._graph = graph
+        return graph
+
+    # -- trees
+
+    def get_child(self, root: Any) -> tuple[Any, Tensor]:
+        """All steps that leave an observation, container [n], and how often each was taken, [n].
+
+        >>> from raffia.data.forest import MCTSForest
+        >>> forest = MCTSForest()
+        >>> forest.add(TensorDict(
+        ...     observation=torch.tensor(0), action=torch.tensor(1),
+        ...     next=TensorDict(observation=torch.tensor(2)),
+        ... ))
+        >>> steps, count = forest.get_child(TensorDict(observation=torch.tensor(0)))
+        >>> steps["action"], count
+        (tensor([1]), tensor([1]))
+        """
+        node = self._node(root)
+        return self._steps_at(self._linked().leaving(node))
+
+    def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
+        """All that is known from an observation on.
+
+        root: container [] with the entries of `observation_keys`.
+        max_depth: how many vertices there may be below each other.
+        compact: whether steps without a branch between them are one vertex.
+        Raises UnknownRowError if no step ever left or reached the observation.
+
+        What follows a node is there once: where several ways lead to it, the vertices below stand
+        below all of them. Where the first of these ways leads back to the root, or to where a
+        vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of a world
+        with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
+        """
+        if max_depth is not None and max_depth < 0:
+            raise ValueError(f"max_depth is 0 or more, or None for no limit; got {max_depth}")
+        node = self._node(root)
+        growth = Growth(self._linked(), max_depth=max_depth, compact=compact)
+        tree = growth.tree(node)
+        self._fill(growth)
+        tree.hash = None
+        return tree
+
+    def _fill(self, growth: Growth) -> None:
+        """Give each vertex its steps, read all at once."""
+        steps, counts = self._steps_at(growth.steps)
+        obs, _ = self._nodes.at(torch.tensor(growth.nodes))
+        contents = Contents(steps, obs, self.action_keys)
+        hashes = self.steps.hashes(_rows(growth.steps)).tolist()
+        count = counts.tolist()
+        for place, (tree, span) in enumerate(zip(growth.vertices, growth.spans, strict=True)):
+            tree.fill(contents, place, span)
+            if span:
+                tree.count, tree.hash = count[span.start], hashes[span.start]
+
+    def _node(self, root: Any) -> int:
+        root = _container(root)
+        if not len(self):
+            raise UnknownRowError("the forest is empty: forest.extend(rollout) comes first")
+        if root.batch_size.numel() != 1:
+            raise ValueError(
+                f"a tree grows from one observation, and the root has batch_size "
+                f"{list(root.batch_size)}: pass rollout[0]"
+            )
+        query = root.select(*self.observation_keys).to(self._nodes.device)
+        row = int(self.nodes.rows(query))
+        if row < 0:
+            raise UnknownRowError("no step in the forest leaves or reaches this observation")
+        return row
+
+    def _steps_at(self, rows: list[int]) -> tuple[Any, Tensor]:
+        """The steps of these rows as they came in, container [n], and their counts."""
+        keys, values = self.steps.at(_rows(rows))
+        return values.exclude("_count").update(keys), values["_count"]
+
+    def to_string(self, root: Any, node_format_fn: Callable[[Tree], str] = shown) -> str:
+        """The compact tree from an observation on, as text."""
+        return self.get_tree(root).to_string(node_format_fn)
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is, as tensors.
+
+        >>> from raffia.data.forest import MCTSForest
+        >>> forest, other = MCTSForest(), MCTSForest()
+        >>> forest.add(TensorDict(
+        ...     observation=torch.tensor(0), action=torch.tensor(1),
+        ...     next=TensorDict(observation=torch.tensor(2)),
+        ... ))
+        >>> other.load_state_dict(forest.state_dict())
+        >>> len(other)
+        1
+        """
+        return {"steps": self.steps.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what gave this `state_dict()`; raises RuntimeError if it is of other keys."""
+        if "steps" not in state:
+            raise RuntimeError(f"the state of a forest has 'steps', and this has {sorted(state)}")
+        self.steps.load_state_dict(state["steps"])
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what follows from the steps that were here before."""
+        self._nodes = TensorDictMap(in_keys=self.observation_keys)
+        self._graph = StepGraph()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the forest into a folder, atomically.
+
+        >>> import tempfile
+        >>> from raffia.data.forest import MCTSForest
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     MCTSForest(action_keys=["move"]).save(folder + "/forest")
+        ...     MCTSForest.load(folder + "/forest").action_keys
+        ['move']
+        """
+        tensors = TensorDict(dict(map_files.tensors_of(self.steps)))
+        extras = {
+            "observation_keys": self.observation_keys,
+            "action_keys": self.action_keys,
+            "excluded_keys": self.excluded_keys,
+            "max_size": self.steps.max_size,
+        }
+        write_folder(folder, KIND, VERSION, {"steps.safetensors": tensors.save}, extras=extras)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> MCTSForest:
+        """The forest that `save` wrote.
+
+        Raises DamagedFileError for a file that is not what was written, and ValueError for a folder
+        of another kind.
+        """
+        return load_folder(folder, KIND, VERSION, cls._of_folder)
+
+    @classmethod
+    def _of_folder(cls, found: Folder) -> MCTSForest:
+        keys = {
+            name: [tuple(key) if isinstance(key, list) else key for key in found.extras[name]]
+            for name in ("observation_keys", "action_keys", "excluded_keys")
+        }
+        forest = cls(**keys, max_size=found.extras["max_size"])
+        tensors = TensorDict.load(found.path("steps.safetensors"))
+        map_files.fill(forest.steps, dict(tensors.items()))
+        return forest
+
+
+def last_and_count(values: Any, group: Tensor, num_groups: int) -> Any:
+    """Of each group the last value, with the counts of all: a `merge` of `TensorDictMap.update`."""
+    items = torch.arange(len(group), device=group.device)
+    last = torch.zeros(num_groups, dtype=torch.int64, device=group.device)
+    merged = values[last.scatter_reduce_(0, group, items, "amax")]
+    merged["_count"] = values["_count"].new_zeros(num_groups).index_add_(0, group, values["_count"])
+    return merged
+
+
+def _rows(rows: list[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _container(td: Any) -> Any:
+    """What can be read by key: of a tensorclass, the container of its fields."""
+    if not is_tensor_collection(td):
+        raise TypeError(
+            f"steps and observations come as a container, got a {type(td).__name__}: "
+            "TensorDict({'observation': x, ...}, batch_size=...)"
+        )
+    return td.to_tensordict() if is_tensorclass(td) else td
+
+
+def _check_batch(rollout: Any, return_node: bool) -> None:
+    batch = list(rollout.batch_size)
+    if not batch:
+        raise ValueError("a rollout has a dimension of steps; for a single step call add(step)")
+    if return_node and len(batch) > 1:
+        raise ValueError(
+            f"return_node=True takes one rollout [T], not {batch}; "
+            "call get_tree(rollout[i, 0]) for each"
+        )
+    if return_node and not batch[0]:
+        raise ValueError("return_node=True needs a first step, and the rollout has none")

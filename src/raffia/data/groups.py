@@ -1,0 +1,85 @@
+"""Which rows of a batch are the same, for what is done once for each of them in one pass."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia import jit
+
+
+class Groups(NamedTuple):
+    """Items of a batch by their value; groups are numbered in order of first appearance.
+
+    Without repetitions `distinct` is the tensor of the values itself.
+    """
+
+    distinct: Tensor  # int64 [G], the value of each group
+    group: Tensor  # int64 [N], in range(G)
+    first: Tensor  # int64 [G], in range(N): the first item of each group
+    last: Tensor  # int64 [G], in range(N): the last one
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled loop, imported at first use, and numba with it."""
+    from raffia.data.kernels import groups
+
+    return groups
+
+
+def groups(values: Tensor) -> Groups:
+    """Group equal values: the distinct ones, the group of each, and where each is first and last.
+
+    values: int64 [N], any numbers.
+
+    >>> distinct, group, first, last = groups(torch.tensor([5, 3, 5, 5]))
+    >>> distinct, group
+    (tensor([5, 3]), tensor([0, 1, 0, 0]))
+    >>> first, last
+    (tensor([0, 1]), tensor([3, 1]))
+    """
+    if values.device.type != "cpu" or not jit.available():
+        return tensor_groups(values)
+    values = values.contiguous()
+    n = len(values)
+    size = 2 << max(n - 1, 1).bit_length()  # slots, a power of two, at least twice n
+    slots = np.zeros(size, np.int64)
+    distinct, group, first, last = (torch.empty_like(values) for _ in range(4))
+    found = kernels().groups(
+        n,
+        values.data_ptr(),
+        slots.__array_interface__["data"][0],
+        65 - size.bit_length(),
+        distinct.data_ptr(),
+        group.data_ptr(),
+        first.data_ptr(),
+        last.data_ptr(),
+    )
+    if found == n:
+        return Groups(values, group, group, group)
+    return Groups(distinct[:found], group, first[:found], last[:found])
+
+
+def tensor_groups(values: Tensor) -> Groups:
+    """`groups` in plain tensor operations, for any device.
+
+    >>> tensor_groups(torch.tensor([5, 3, 5, 5])).last
+    tensor([3, 1])
+    """
+    n = len(values)
+    items = torch.arange(n, device=values.device)
+    sorted_values, group = torch.unique(values, return_inverse=True)
+    if len(sorted_values) == n:
+        return Groups(values, items, items, items)
+    first = torch.full_like(sorted_values, n).scatter_reduce_(0, group, items, "amin")
+    last = torch.zeros_like(sorted_values).scatter_reduce_(0, group, items, "amax")
+    first, by_appearance = first.sort()
+    number = torch.empty_like(by_appearance)
+    number[by_appearance] = items[: len(number)]
+    return Groups(values[first], number[group], first, last[by_appearance])

@@ -1,0 +1,217 @@
+"""The loops of `CompiledTable`: find, insert, move and remove rows by hash and content.
+
+A table is given by the address of its header, int64 numbers in the order of the constants below.
+A slot is two of them side by side, the hash and the row plus one; zero there says that it is empty.
+The home of a hash is the top bits of its product with 2^64 / golden ratio (Knuth, The Art of
+Computer Programming 3, section 6.4); from there slots are tried one after another.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from raffia.jit.kernel import kernel, load_i64, prefetch, store_i64
+
+# what stands where in the header
+SLOTS, SHIFT, MASK, HASHES, CONTENT, WORDS, FREE, CAPACITY, HIGH, NUM_FREE = range(0, 80, 8)
+HEADER_LENGTH = 10
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+AHEAD = 24  # keys between asking for a slot and reading it: memory takes about as long as 24 keys
+NEAR = 10  # the same for the content of the row in it, which can be asked for when the slot is here
+
+
+@kernel
+def _home(slots: int, hash: int, shift: int) -> Any:
+    """The address of the slot where the search for a hash begins."""
+    return slots + (np.int64((np.uint64(hash) * GOLDEN) >> np.uint64(shift)) << 4)
+
+
+@kernel
+def _next(slots: int, slot: int, mask: int) -> int:
+    """The address of the slot after one; the first after the last. mask: bytes of all, less one."""
+    return slots + ((slot + 16 - slots) & mask)
+
+
+@kernel
+def _equal(left: int, right: int, words: int) -> bool:
+    for word in range(0, 8 * words, 8):
+        if load_i64(left + word) != load_i64(right + word):
+            return False
+    return True
+
+
+@kernel
+def _search(
+    slots: int, shift: int, mask: int, hash: int, stored: int, content: int, words: int
+) -> int:
+    """The slot of a hash with this content, or the empty one where it belongs.
+
+    stored: the content of all rows; content: the one that is sought.
+    """
+    slot = _home(slots, hash, shift)
+    while True:
+        number = load_i64(slot + 8)
+        if number == 0:
+            return slot
+        if load_i64(slot) == hash:
+            if words == 0 or _equal(stored + 8 * words * (number - 1), content, words):
+                return slot
+        slot = _next(slots, slot, mask)
+
+
+@kernel
+def _ask_ahead(
+    slots: int, shift: int, stored: int, words: int, hashes: int, i: int, n: int
+) -> None:
+    """Have the memory on its way that the next keys will need."""
+    prefetch(_home(slots, load_i64(hashes + 8 * min(i + AHEAD, n - 1)), shift))
+    if words:
+        slot = _home(slots, load_i64(hashes + 8 * min(i + NEAR, n - 1)), shift)
+        row = stored + 8 * words * (load_i64(slot + 8) - 1)
+        prefetch(row)
+        prefetch(row + 8 * words - 1)
+
+
+@kernel
+def lookup(table: int, n: int, hashes: int, content: int, missing: int, out: int) -> None:
+    """The row of each of n hashes, `missing` where there is none."""
+    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
+    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
+    for i in range(n):
+        _ask_ahead(slots, shift, stored, words, hashes, i, n)
+        hash, given = load_i64(hashes + 8 * i), content + 8 * words * i
+        number = load_i64(_search(slots, shift, mask, hash, stored, given, words) + 8)
+        store_i64(out + 8 * i, number - 1 if number else missing)
+
+
+@kernel
+def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) -> int:
+    """Find or insert hashes[start:n]; the result is n, or where it stopped for want of room."""
+    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
+    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
+    stored_hashes, free = load_i64(table + HASHES), load_i64(table + FREE)
+    num_free, high = load_i64(table + NUM_FREE), load_i64(table + HIGH)
+    capacity = load_i64(table + CAPACITY)
+    i = start
+    while i < n:
+        _ask_ahead(slots, shift, stored, words, hashes, i, n)
+        hash, given = load_i64(hashes + 8 * i), content + 8 * words * i
+        slot = _search(slots, shift, mask, hash, stored, given, words)
+        row = load_i64(slot + 8) - 1
+        if row < 0:
+            if num_free:
+                num_free -= 1
+                row = load_i64(free + 8 * num_free)
+            elif high < capacity:
+                row = high
+                high += 1
+            else:
+                break
+            store_i64(slot, hash)
+            store_i64(slot + 8, row + 1)
+            store_i64(stored_hashes + 8 * row, hash)
+            for word in range(words):
+                store_i64(stored + 8 * (words * row + word), load_i64(given + 8 * word))
+        store_i64(out + 8 * i, row)
+        i += 1
+    store_i64(table + NUM_FREE, num_free)
+    store_i64(table + HIGH, high)
+    return i
+
+
+@kernel
+def move(table: int, old: int, num_old: int) -> None:
+    """Fill empty slots from those at `old`; the order of homes is the same, so it is one sweep."""
+    slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
+    for source in range(old, old + 16 * num_old, 16):
+        number = load_i64(source + 8)
+        if number:
+            hash = load_i64(source)
+            slot = _home(slots, hash, shift)
+            while load_i64(slot + 8):
+                slot = _next(slots, slot, mask)
+            store_i64(slot, hash)
+            store_i64(slot + 8, number)
+
+
+@kernel
+def fill(table: int, n: int, dead: int) -> int:
+    """Give slots to the rows below n that are not dead.
+
+    dead: n numbers, other than 0 where a row is dead.
+    Returns a row that is the same as one before it, or -1.
+    """
+    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
+    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
+    for row in range(n):
+        if load_i64(dead + 8 * row) == 0:
+            hash = load_i64(load_i64(table + HASHES) + 8 * row)
+            slot = _search(slots, shift, mask, hash, stored, stored + 8 * words * row, words)
+            if load_i64(slot + 8):
+                return row
+            store_i64(slot, hash)
+            store_i64(slot + 8, row + 1)
+    return -1
+
+
+@kernel
+def _slot_holding(table: int, row: int, number: int) -> int:
+    """The slot where `number` stands for a row, or 0."""
+    slots, mask = load_i64(table + SLOTS), load_i64(table + MASK)
+    if row < 0 or row >= load_i64(table + HIGH):
+        return 0
+    hash = load_i64(load_i64(table + HASHES) + 8 * row)
+    slot = _home(slots, hash, load_i64(table + SHIFT))
+    while True:
+        found = load_i64(slot + 8)
+        if found == number:
+            return slot
+        if found == 0:
+            return 0
+        slot = _next(slots, slot, mask)
+
+
+@kernel
+def mark(table: int, n: int, rows: int) -> int:
+    """Make the numbers of rows negative in their slots.
+
+    Returns n, or the place of a row that is not live or came before; then nothing is marked.
+    """
+    for i in range(n):
+        row = load_i64(rows + 8 * i)
+        slot = _slot_holding(table, row, row + 1)
+        if slot == 0:
+            for j in range(i):
+                row = load_i64(rows + 8 * j)
+                store_i64(_slot_holding(table, row, -row - 1) + 8, row + 1)
+            return i
+        store_i64(slot + 8, -row - 1)
+    return n
+
+
+@kernel
+def remove(table: int, n: int, rows: int, sign: int) -> None:
+    """Empty the slots of rows, in which stands `sign * (row + 1)`, and their hash and content."""
+    words = load_i64(table + WORDS)
+    for i in range(n):
+        row = load_i64(rows + 8 * i)
+        _close(table, _slot_holding(table, row, sign * (row + 1)))
+        store_i64(load_i64(table + HASHES) + 8 * row, 0)
+        for word in range(8 * words * row, 8 * words * (row + 1), 8):
+            store_i64(load_i64(table + CONTENT) + word, 0)
+
+
+@kernel
+def _close(table: int, hole: int) -> None:
+    """Empty a slot, and move those after it back that may stand there: no search meets a gap."""
+    slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
+    slot = _next(slots, hole, mask)
+    while load_i64(slot + 8):
+        hash = load_i64(slot)
+        if ((slot - _home(slots, hash, shift)) & mask) >= ((slot - hole) & mask):
+            store_i64(hole, hash)
+            store_i64(hole + 8, load_i64(slot + 8))
+            hole = slot
+        slot = _next(slots, slot, mask)
+    store_i64(hole + 8, 0)

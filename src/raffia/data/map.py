@@ -1,0 +1,763 @@
+"""`TensorDictMap`: a dictionary from the content of rows to rows, batched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from raffia.data import map_files
+from raffia.data.groups import Groups, groups
+from raffia.data.merge import Merge, in_rounds, merged, with_stored
+from raffia.data.query import QueryModule
+from raffia.data.recency import Recency
+from raffia.data.rows import RowLayout, packed, row_layout, unpacked
+from raffia.data.storage import TensorStorage
+from raffia.data.storage_by_key import StorageByKey
+from raffia.data.table import CapacityError, HashTable
+from raffia.nn.base import TensorDictModuleBase
+from raffia.tensordict.functions import is_tensor_collection
+from raffia.tensordict.keys import NestedKey, dotted, unravel_key_list
+from raffia.tensordict.tensordict import TensorDict
+
+WriteFn = Callable[..., Any]  # write(new) for keys without a value, write(new, old) for others
+
+
+class UnknownRowError(KeyError):
+    """Rows were asked for that are not in the map; the message says which.
+
+    >>> from raffia.data.map import TensorDictMap
+    >>> TensorDictMap(in_keys=["obs"])[TensorDict(obs=torch.zeros(2, 3), batch_size=[2])]
+    Traceback (most recent call last):
+    ...
+    raffia.data.map.UnknownRowError: 2 of 2 rows are not in the map, ...
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class TensorDictMap(TensorDictModuleBase):
+    """A dictionary whose keys are the content of some entries and whose values are other entries.
+
+    All operations take a batch of rows of any batch shape, and none goes row by row. Rows are found
+    by their hash and compared by their content, so a collision never gives another row's value;
+    dtype and row shape count, -0.0 is 0.0 and NaN is NaN unless the hash module says otherwise.
+    A query is never changed. Safe under threads.
+
+    query_module: says which entries are the key, and hashes them. Its indices are its own: the map
+        keeps its rows itself.
+    in_keys: the short way to say `query_module=QueryModule(in_keys)`.
+    storage: where the values rest, one storage for all entries or a dictionary of one for each of
+        them. Default: in memory, growing.
+    collate_fn: what becomes of values that were read.
+    out_keys: which entries of a written value are stored. Default: all.
+    write_fn: `write_fn(new)` gives what is stored for keys without a value, and
+        `write_fn(new, old)` for keys that have one; both batched. A key that is repeated in a
+        batch goes through it once for each time.
+    max_size: how many rows there may be. Default: the storage's.
+    evict: "lru" makes room by dropping the rows that were read or written least recently; None
+        refuses.
+
+    >>> from raffia.data.map import TensorDictMap
+    >>> seen = TensorDictMap(in_keys=["obs"])
+    >>> obs = TensorDict(obs=torch.tensor([[1, 2], [3, 4], [1, 2]]), batch_size=[3])
+    >>> seen[obs] = TensorDict(value=torch.tensor([0.5, 0.7, 0.9]), batch_size=[3])
+    >>> len(seen), seen[obs]["value"]  # the last one wins
+    (2, tensor([0.9000, 0.7000, 0.9000]))
+    >>> seen.contains(TensorDict(obs=torch.tensor([[3, 4], [4, 3]]), batch_size=[2]))
+    tensor([ True, False])
+    """
+
+    def __init__(
+        self,
+        *,
+        query_module: QueryModule | None = None,
+        in_keys: list[NestedKey] | None = None,
+        storage: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        out_keys: list[NestedKey] | None = None,
+        write_fn: WriteFn | None = None,
+        max_size: int | None = None,
+        evict: Literal["lru"] | None = None,
+    ) -> None:
+        if (query_module is None) == (in_keys is None):
+            raise ValueError(
+                "say which entries are the key: either TensorDictMap(in_keys=['obs']), or "
+                "query_module=QueryModule(['obs'], ...) to choose how they are hashed"
+            )
+        if evict not in (None, "lru"):
+            raise ValueError(f"evict is 'lru' or None, got {evict!r}")
+        if evict and max_size is None and getattr(storage, "max_size", None) is None:
+            raise ValueError("evict='lru' makes room below max_size; say how much: max_size=...")
+        super().__init__()
+        query = QueryModule(in_keys or []) if query_module is None else query_module
+        self.query_module = query
+        self.in_keys = query.in_keys
+        self.storage = _storage(storage, max_size)
+        self.max_size = _smaller(max_size, getattr(self.storage, "max_size", None))
+        self.collate_fn = collate_fn
+        self.write_fn = write_fn
+        self.evict = evict
+        self._stored_keys = None if out_keys is None else unravel_key_list(out_keys)
+        self._keeps_some = out_keys is not None  # of what is written, only these
+        self._layouts: list[RowLayout] | None = None  # of the keys, from the first write on
+        self._table = HashTable(device=self.device)
+        self._recency = Recency(self.device)
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_tensordict_pair(
+        cls,
+        source: Any,
+        dest: Any,
+        in_keys: list[NestedKey],
+        out_keys: list[NestedKey] | None = None,
+        max_size: int | None = None,
+        storage_constructor: Callable[[], Any] | None = None,
+        hash_module: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        write_fn: WriteFn | None = None,
+        *,
+        evict: Literal["lru"] | None = None,
+    ) -> Self:
+        """An empty map for keys like `source` and values like `dest`.
+
+        source, dest: examples [*batch]; nothing of them is stored but dtypes and shapes, so that
+            `get` knows the entries of a map that is still empty.
+        storage_constructor: makes the storage, as `lambda: MemmapStorage(10**6, folder)`.
+        hash_module: as in `QueryModule`. Default: the SipHash of the exact bytes, at any width.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> obs = TensorDict(obs=torch.zeros(3, 2), batch_size=[3])
+        >>> q_values = TensorDict(q=torch.zeros(3, 4), batch_size=[3])
+        >>> q_table = TensorDictMap.from_tensordict_pair(obs, q_values, in_keys=["obs"])
+        >>> len(q_table), q_table.get(obs, 0.0)["q"].shape
+        (0, torch.Size([3, 4]))
+        """
+        new = cls(
+            query_module=QueryModule(in_keys, hash_module=hash_module),
+            storage=None if storage_constructor is None else storage_constructor(),
+            collate_fn=collate_fn,
+            out_keys=out_keys,
+            write_fn=write_fn,
+            max_size=max_size,
+            evict=evict,
+        )
+        entries = new.query_module.entries(source)
+        new._fix_layouts([row_layout(x, 1) for x in entries])
+        value = new._value(dest, source.batch_size)
+        if write_fn is not None and len(value):
+            value = write_fn(value)
+        new.storage.allocate(value)
+        return new
+
+    # -- what is here
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values rest, and the table of the keys with them."""
+        return torch.device(getattr(self.storage, "device", None) or "cpu")
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The keys of the stored entries: from the constructor, or of the first value written.
+
+        Raises AttributeError before that.
+        """
+        if self._selected is not None:
+            return self._selected
+        return self.out_keys_source
+
+    @out_keys.setter
+    def out_keys(self, keys: list[NestedKey]) -> None:
+        self._stored_keys, self._keeps_some = unravel_key_list(keys), True
+
+    @property
+    def out_keys_source(self) -> list[NestedKey]:
+        """The keys of the stored entries, whatever is selected."""
+        if self._stored_keys is None:
+            raise AttributeError(
+                "the map has no out_keys before its first value is written: pass out_keys=[...], "
+                "or make it with TensorDictMap.from_tensordict_pair"
+            )
+        return self._stored_keys
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __bool__(self) -> bool:
+        return True  # a module is something even when nothing is in it
+
+    def rows(self, query: Any) -> Tensor:
+        """The row of the storage where each queried row's value is, -1 where there is none.
+
+        query: container [*batch]
+        returns: int64 [*batch]
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = xs
+        >>> seen.rows(TensorDict(x=torch.tensor([6, 7]), batch_size=[2]))
+        tensor([ 1, -1])
+        """
+        with self._lock:
+            return self._rows(query).reshape(query.batch_size)
+
+    def contains(self, query: Any) -> Tensor:
+        """Whether each row is in the map: bool [*batch]. Does not count as a use.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> TensorDictMap(in_keys=["x"]).contains(TensorDict(x=torch.zeros(2, 3), batch_size=[2]))
+        tensor([False, False])
+        """
+        return self.rows(query) >= 0
+
+    def __contains__(self, query: Any) -> bool:
+        """Whether all rows are in the map."""
+        return bool(self.contains(query).all())
+
+    # -- reading
+
+    def __getitem__(self, query: Any) -> Any:
+        """The values of the queried rows, container [*batch], a copy.
+
+        Raises UnknownRowError if one is not in the map.
+        """
+        with self._lock:
+            rows = self._rows(query)
+            unknown = (rows < 0).nonzero().squeeze(1)
+            if len(unknown):
+                raise self._unknown(query, unknown, len(rows))
+            values = self._read(rows, query.batch_size)
+        return values if self.collate_fn is None else self.collate_fn(values)
+
+    def get(self, query: Any, default: Any) -> Any:
+        """The values of the queried rows, with `default` where a row is not in the map.
+
+        default: a number for all entries, or a container, of the query's batch or of one row ([]).
+        Raises UnknownRowError for a number while the map does not know its entries yet.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> counts = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> counts[xs] = TensorDict(n=torch.tensor([1, 2]), batch_size=[2])
+        >>> counts.get(TensorDict(x=torch.tensor([6, 7]), batch_size=[2]), 0)["n"]
+        tensor([2, 0])
+        """
+        with self._lock:
+            rows = self._rows(query)
+            known = rows >= 0
+            if bool(known.all()) and len(self):
+                values = self._read(rows, query.batch_size)
+            else:
+                values = self._filled(rows, known, default, query.batch_size)
+        return values if self.collate_fn is None else self.collate_fn(values)
+
+    def forward(self, tensordict: Any) -> Any:
+        """Write the stored entries of each row into the container, as a keyed module does.
+
+        Raises UnknownRowError if a row is not in the map.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> double = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> double[xs] = TensorDict(y=torch.tensor([10, 12]), batch_size=[2])
+        >>> double(xs)["y"]
+        tensor([10, 12])
+        """
+        return tensordict.update(self[tensordict])
+
+    # -- writing
+
+    def __setitem__(self, query: Any, value: Any) -> None:
+        self.update(query, value)
+
+    def update(
+        self,
+        query: Any,
+        value: Any,
+        *,
+        merge: str | Merge | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """Write a value for each row; rows that are there twice are merged in one batched pass.
+
+        query, value: containers of the same batch [*batch]
+        merge: "last" (default), "first", "sum", "mean" or "max" of the values for one key, or a
+            function `merge(values, group, num_groups)` of the values [N] and the number of the key
+            of each (int64 [N], in order of first appearance), which gives [num_groups].
+        accumulate: the value that is stored already takes part as the first of them.
+        Raises CapacityError when full, and ValueError or KeyError for a value that does not fit
+        what is stored. Nothing is changed then.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> counts = TensorDictMap(in_keys=["state"])
+        >>> states = TensorDict(state=torch.tensor([3, 1, 3]), batch_size=[3])
+        >>> for _ in range(2):
+        ...     one = TensorDict(n=torch.ones(3), batch_size=[3])
+        ...     counts.update(states, one, merge="sum", accumulate=True)
+        >>> counts[states]["n"]
+        tensor([4., 2., 4.])
+        """
+        if accumulate and merge is None:
+            raise ValueError("accumulate=True needs a merge, such as merge='sum'")
+        with self._lock:
+            layouts, hashes, content = self._asked(query)
+            self._check_layouts(layouts)
+            values = self._value(value, query.batch_size)
+            if not len(hashes):
+                return
+            hashes, content = hashes.to(self.device), content.to(self.device)
+            items, rows = self._grouped(hashes, content)
+            values = self._merged(values, items, rows, merge, accumulate)
+            self._write(hashes, content, items, rows, values)
+            self._layouts = layouts
+
+    def _merged(
+        self, values: Any, items: Groups, rows: Tensor, merge: Any, accumulate: bool
+    ) -> Any:
+        """What to store for each group; `rows` [G] is where it is stored, -1 where it is new."""
+        known = (rows >= 0).nonzero().squeeze(1)
+        stored = self.storage.get(rows[known]) if len(known) else None
+        if self.write_fn is not None and merge is None:
+            return in_rounds(values, items, rows >= 0, stored, self.write_fn)
+        if accumulate:
+            self.storage.check(values)
+            values, items = with_stored(values, items, known, stored)
+        values = merged(values, items, "last" if merge is None else merge)
+        if self.write_fn is not None:
+            once = groups(torch.arange(len(rows), device=rows.device))
+            values = in_rounds(values, once, rows >= 0, stored, self.write_fn)
+        return values
+
+    def _grouped(self, hashes: Tensor, content: Tensor) -> tuple[Groups, Tensor]:
+        """Which items have the same key, and the row of each key, -1 where new: [G].
+
+        The keys are inserted to learn that, and taken out again: what follows may still fail.
+        """
+        if self._layouts is None:  # the first write says how wide the keys are
+            self._table = HashTable(words=content.shape[1], device=self.device)
+        mark = self._table.mark()
+        row_N, is_new = self._table.insert_new(hashes, content)
+        self._table.rollback(mark)
+        items = groups(row_N)
+        return items, items.distinct.masked_fill(is_new[items.first], -1)
+
+    def _write(
+        self, hashes: Tensor, content: Tensor, items: Groups, rows: Tensor, values: Any
+    ) -> None:
+        """Store `values` [G], making room where need be."""
+        self.storage.check(values)
+        room = self._room(items, rows)
+        kept, dropped = (slice(None), rows[:0]) if room is None else room
+        first, last = items.first[kept], items.last[kept]
+        lost = self._table.hashes[dropped], self._table.content[dropped]
+        self._table.remove(dropped.flip(0))  # the first new row gets the first of them
+        mark = self._table.mark()
+        rows = self._table.insert(hashes[first], content[first])
+        try:
+            self.storage.set(rows, values[kept])
+        except BaseException:  # a full disk: all is as it was
+            self._table.rollback(mark)
+            self._table.insert(*lost)
+            raise
+        if self._stored_keys is None:
+            self._stored_keys = list(values.keys(True, True))
+        if self.evict:
+            self.storage.erase(dropped[~torch.isin(dropped, rows)])
+            self._recency.drop(dropped)
+            self._recency.touch(rows[last.argsort()])
+
+    def _room(self, items: Groups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Where not all fit: the groups that are written, and the rows dropped for them."""
+        if self.max_size is None:
+            return None
+        num_new = int((rows < 0).sum())
+        if len(self) + num_new <= self.max_size:
+            return None
+        if self.evict is None:
+            raise CapacityError(
+                f"{num_new} new rows do not fit: {len(self)} are here and max_size is "
+                f"{self.max_size}; raise max_size, delete rows, or make the map with evict='lru'"
+            )
+        by_use = items.last.argsort()
+        known = rows[by_use]
+        self._recency.touch(known[known >= 0])
+        kept = by_use[-self.max_size :].sort().values  # of more keys than have room, the last used
+        too_many = len(self) + int((rows[kept] < 0).sum()) - self.max_size
+        return kept, self._recency.oldest(too_many)
+
+    # -- removal
+
+    def delete(self, query: Any, *, missing: Literal["error", "ignore"] = "error") -> int:
+        """Take rows out; returns how many there were.
+
+        missing: whether a row that is not in the map is an UnknownRowError (nothing is taken out
+            then), or ignored.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = xs
+        >>> seen.delete(xs[:1]), len(seen)
+        (1, 1)
+        """
+        if missing not in ("error", "ignore"):
+            raise ValueError(f"missing is 'error' or 'ignore', got {missing!r}")
+        with self._lock:
+            rows = self._rows(query)
+            unknown = (rows < 0).nonzero().squeeze(1)
+            if len(unknown) and missing == "error":
+                raise self._unknown(query, unknown, len(rows))
+            found = groups(rows[rows >= 0]).distinct
+            self._drop(found)
+            return len(found)
+
+    def __delitem__(self, query: Any) -> None:
+        self.delete(query)
+
+    def pop(self, query: Any) -> Any:
+        """The values of the queried rows, which are taken out of the map.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> seen.pop(xs)["y"], len(seen)
+        (tensor([1, 2]), 0)
+        """
+        with self._lock:
+            values = self[query]
+            self.delete(query)
+            return values
+
+    def clear(self) -> None:
+        """Take all rows out; what keys and values look like stays."""
+        with self._lock:
+            self.storage.clear()
+            self._table.clear()
+            self._recency.clear()
+
+    def _drop(self, rows: Tensor) -> None:
+        if len(rows):
+            self.storage.erase(rows)
+            self._table.remove(rows.flip(0))  # the next new row gets the first of them
+            if self.evict:
+                self._recency.drop(rows)
+
+    # -- everything
+
+    def keys(self) -> TensorDict:
+        """The keys of all rows, in the order of `values()`: container [len].
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6, 5]), batch_size=[3])
+        >>> seen[xs] = xs
+        >>> seen.keys()["x"]
+        tensor([5, 6])
+        """
+        with self._lock:
+            return self.items()[0]
+
+    def values(self) -> Any:
+        """The values of all rows, in the order of `keys()`: container [len]."""
+        with self._lock:
+            return self.items()[1]
+
+    def items(self) -> tuple[TensorDict, Any]:
+        """`keys()` and `values()` of the same moment.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> [(int(key["x"]), int(value["y"])) for key, value in zip(*seen.items())]
+        [(5, 1), (6, 2)]
+        """
+        with self._lock:
+            live = self._table.live()
+            if self.storage.structure is None:  # nothing was ever written
+                return self._keys_at(live), TensorDict(batch_size=[0])
+            return self._keys_at(live), self.storage.get(live)
+
+    def at(self, rows: Tensor) -> tuple[TensorDict, Any]:
+        """The keys and the values in some rows of the storage, as `rows(query)` gave them.
+
+        rows: int64 [n]
+        Raises IndexError if one of them holds nothing.
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> keys, values = seen.at(torch.tensor([1]))
+        >>> keys["x"], values["y"]
+        (tensor([6]), tensor([2]))
+        """
+        with self._lock:
+            values = self.storage.get(rows)  # an IndexError first, if there is none
+            return self._keys_at(rows), values
+
+    def _keys_at(self, rows: Tensor) -> TensorDict:
+        keys = TensorDict(batch_size=[len(rows)])
+        if self._layouts is not None:
+            entries = unpacked(self._table.content[rows], self._layouts)
+            for key, x in zip(self.in_keys, entries, strict=True):
+                keys.set(key, x)
+        return keys
+
+    def hashes(self, rows: Tensor) -> Tensor:
+        """The hash of the keys in some rows of the storage: int64 [n].
+
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = xs
+        >>> bool((seen.hashes(torch.tensor([0, 1])) == seen.query_module.hash(xs)).all())
+        True
+        """
+        with self._lock:
+            here = torch.as_tensor(self.storage.contains(rows))
+            if not bool(here.all()):
+                raise IndexError(
+                    f"row(s) {rows[~here][:5].tolist()} hold nothing: pass what rows(query) gave, "
+                    "but for -1, which stands for unknown"
+                )
+            return self._table.hashes[rows]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The keys one by one, containers []."""
+        return iter(self.keys().unbind(0))
+
+    # -- inside
+
+    def _asked(self, query: Any) -> tuple[list[RowLayout], Tensor, Tensor]:
+        """What the keys look like, their hashes int64 [N] and their content int64 [N, words]."""
+        if not is_tensor_collection(query):
+            raise TypeError(
+                f"a query is a container with the entries {self.in_keys}, got a "
+                f"{type(query).__name__}: TensorDict({{...}}, batch_size=[number of rows])"
+            )
+        entries = self.query_module.entries(query)
+        hashes = self.query_module.combined(entries)
+        content = packed(entries, normalize=self.query_module.normalize)
+        return [row_layout(x, 1) for x in entries], hashes, content
+
+    def _rows(self, query: Any) -> Tensor:
+        """The row of each queried row, -1 where there is none: int64 [N]."""
+        layouts, hashes, content = self._asked(query)
+        if layouts != self._layouts:  # another dtype or shape: other content, whatever its bytes
+            return torch.full_like(hashes, -1, device=self.device)
+        return self._table.lookup(hashes, content)
+
+    def _read(self, rows: Tensor, batch: torch.Size) -> Any:
+        values = self.storage.get(rows)
+        if self.evict:
+            self._recency.touch(rows)
+        if self._selected is not None:
+            values = values.select(*self._selected)
+        return values if len(batch) == 1 else _shaped(values, batch)
+
+    def _filled(self, rows: Tensor, known: Tensor, default: Any, batch: torch.Size) -> Any:
+        """What `get` gives where some rows are unknown."""
+        if is_tensor_collection(default):
+            if default.batch_size and default.batch_size[: len(batch)] != batch:
+                raise ValueError(
+                    f"default has batch_size {list(default.batch_size)}, and the query "
+                    f"{list(batch)}: pass one row (batch_size []) or one for each row of the query"
+                )
+            flat = _flat(default, batch) if default.batch_size else default.expand(len(rows))
+            values = flat.clone().to(self.device)
+            if self.storage.structure is not None:
+                wanted = self.storage.empty(0)
+                values = values.select(*wanted.keys(True, True))
+                self.storage.check(values)
+        else:
+            values = self._empty(len(rows), default)
+        if self._selected is not None:
+            values = values.select(*self._selected)
+        found = known.nonzero().squeeze(1)
+        if len(found):
+            values[found] = self._read(rows[found], torch.Size([len(found)]))
+        return _shaped(values, batch)
+
+    def _empty(self, count: int, default: Any) -> Any:
+        """`count` rows of the entries that are stored, filled with a number."""
+        if self.storage.structure is None:
+            raise UnknownRowError(
+                "the map is empty and does not know its entries yet, so it cannot fill them with "
+                f"{default!r}: pass a default such as TensorDict({{'value': ...}}), or make the "
+                "map with TensorDictMap.from_tensordict_pair(source, dest, in_keys)"
+            )
+        if isinstance(default, Tensor) and not default.dim():
+            default = default.item()
+        if not isinstance(default, (bool, int, float, complex)):
+            raise TypeError(
+                f"default is a number for all entries, or a container with a value for each, got "
+                f"a {type(default).__name__}: get(query, 0.0), get(query, TensorDict(...))"
+            )
+        return self.storage.empty(count).apply(lambda x: x.fill_(default))
+
+    def _value(self, value: Any, batch: torch.Size) -> Any:
+        """A value to be written, as a container [N]."""
+        if not is_tensor_collection(value):
+            raise TypeError(
+                f"a value is a container, got a {type(value).__name__}: "
+                "TensorDict({'value': x}, batch_size=query.batch_size)"
+            )
+        if value.batch_size[: len(batch)] != batch:
+            raise ValueError(
+                f"the value has batch_size {list(value.batch_size)} and the query {list(batch)}: "
+                "one value is needed for each row of the query"
+            )
+        if self._keeps_some and self._stored_keys is not None:
+            value = value.select(*self._stored_keys)
+        return _flat(value, batch)
+
+    def _check_layouts(self, layouts: list[RowLayout]) -> None:
+        """Refuse keys of another dtype or row shape than those of the map."""
+        for key, mine, other in zip(self.in_keys, self._layouts or [], layouts, strict=False):
+            if mine != other:
+                raise ValueError(
+                    f'the keys in this map hold {mine} as "{dotted(key)}", and these {other}: rows '
+                    f"of another dtype or shape are other content; convert them, as with "
+                    f".to(torch.{str(mine.dtype).removeprefix('torch.')}), or use a second map"
+                )
+
+    def _fix_layouts(self, layouts: list[RowLayout]) -> None:
+        """Say what the keys look like before the first is written."""
+        self._layouts = layouts
+        self._table = HashTable(words=words_of(layouts), device=self.device)
+
+    def _unknown(self, query: Any, unknown: Tensor, count: int) -> UnknownRowError:
+        places = unknown[:5].tolist()
+        more = ", ..." if len(unknown) > 5 else ""
+        entries = self.query_module.entries(query)
+        other = ""
+        if self._layouts is not None:
+            try:
+                self._check_layouts([row_layout(x, 1) for x in entries])
+            except ValueError as error:
+                other = f". Note: {error}"
+        return UnknownRowError(
+            f"{len(unknown)} of {count} rows are not in the map, at {places}{more}. Ask "
+            f"contains(query) first, or give them a value: get(query, default){other}"
+        )
+
+    # -- on disk
+
+    def save(self, folder: Any) -> None:
+        """Write the map into a folder, atomically: killed at any time, the old or the new is there.
+
+        >>> import tempfile
+        >>> from raffia.data.map import TensorDictMap
+        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     seen.save(parent + "/seen")
+        ...     TensorDictMap.load(parent + "/seen")[xs]["y"]
+        tensor([1, 2])
+        """
+        with self._lock:
+            map_files.save(self, folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Any,
+        *,
+        query_module: QueryModule | None = None,
+        storage: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        write_fn: WriteFn | None = None,
+    ) -> Self:
+        """The map that `save` wrote; later changes of either do not reach the other.
+
+        query_module: needed where the saved one hashed with other modules than SipHash.
+        storage: where the values shall rest. Default: in memory.
+        Raises DamagedFileError for a file that is not what was written, and ValueError for a folder
+        of another kind, or a query module whose hashes differ.
+        """
+        return map_files.load(cls, folder, query_module, storage, collate_fn, write_fn)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._lock:
+            for name, tensor in map_files.tensors_of(self).items():
+                destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        mine = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix) and not key.startswith(prefix + "query_module.")
+        }
+        mine_of_query = {
+            key.removeprefix(prefix + "query_module."): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix + "query_module.")
+        }
+        try:
+            # before the rows, whose hashes are checked; torch comes to it later, and checks names
+            self.query_module.load_state_dict(mine_of_query, strict=False)
+            with self._lock:
+                missing_keys += [prefix + name for name in map_files.missing(mine)]
+                if not map_files.missing(mine):
+                    map_files.fill(self, mine)
+        except (ValueError, KeyError) as error:
+            error_msgs.append(f"{prefix or 'the map'}: {error}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        limit = "" if self.max_size is None else f" of {self.max_size}"
+        stored = "nothing yet" if self._stored_keys is None else self._stored_keys
+        return f"{type(self).__name__}({len(self)}{limit} rows, {self.in_keys} -> {stored})"
+
+
+def words_of(layouts: Sequence[RowLayout]) -> int:
+    """How many words `packed` rows of these layouts have."""
+    return -(-sum(layout.nbytes for layout in layouts) // 8)
+
+
+def _smaller(a: int | None, b: int | None) -> int | None:
+    return min((x for x in (a, b) if x is not None), default=None)
+
+
+def _storage(storage: Any, max_size: int | None) -> Any:
+    if storage is None:
+        return TensorStorage(max_size)
+    if isinstance(storage, dict):
+        return StorageByKey(storage)
+    return storage
+
+
+def _flat(td: Any, batch: torch.Size) -> Any:
+    if len(batch) == 1:
+        return td
+    return td.reshape(batch.numel(), *td.batch_size[len(batch) :])
+
+
+def _shaped(td: Any, batch: torch.Size) -> Any:
+    return td.reshape(*batch, *td.batch_size[1:])

@@ -1,0 +1,195 @@
+"""A `TensorDictMap` as named tensors, and as a folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raffia.data.folder import Folder, load_folder, write_folder
+from raffia.data.hash import SipHash
+from raffia.data.query import QueryModule
+from raffia.data.rows import RowLayout, unpacked
+from raffia.data.structure import RowStructure
+from raffia.data.table import CapacityError, HashTable
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from raffia.data.map import TensorDictMap
+
+KIND, VERSION = "raffia.TensorDictMap", 1
+KEYS = ("keys.hashes", "keys.free", "keys.content", "keys.recency")
+
+
+def tensors_of(mapping: TensorDictMap) -> dict[str, Tensor]:
+    """All of a map as tensors; what they mean is JSON in the bytes of `meta`.
+
+    >>> from raffia.data.map import TensorDictMap
+    >>> sorted(tensors_of(TensorDictMap(in_keys=["x"])))
+    ['keys.content', 'keys.free', 'keys.hashes', 'keys.recency', 'meta']
+    """
+    leaves: list[Tensor] = []
+    structure: Any = None
+    if mapping.storage.structure is not None:
+        structure = RowStructure.of(mapping.storage.empty(0))
+        values = mapping.values() if len(mapping) else mapping.storage.empty(0)
+        leaves, _ = structure.leaves(values, 1)
+    meta = {
+        "in_keys": mapping.in_keys,
+        "layouts": [layout.to_json() for layout in mapping._layouts or ()],
+        "values": structure and structure.to_json(),
+        "num_values": len(leaves),
+        "out_keys": mapping._stored_keys,
+        "keeps_some": mapping._keeps_some,
+    }
+    state = mapping._table.state()
+    content = state.get("content", torch.empty(len(mapping), 0, dtype=torch.int64))
+    return {
+        "keys.hashes": state["hashes"],
+        "keys.free": state["free"],
+        "keys.content": content,
+        "keys.recency": mapping._recency.state(),
+        **{f"values.{i}": leaf for i, leaf in enumerate(leaves)},
+        "meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8),
+    }
+
+
+def missing(tensors: dict[str, Tensor]) -> list[str]:
+    """What is not among the tensors of a map, and should be."""
+    names = [*KEYS, "meta"]
+    if "meta" in tensors:
+        names += [f"values.{i}" for i in range(_meta(tensors)["num_values"])]
+    return [name for name in names if name not in tensors]
+
+
+def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    try:
+        meta = json.loads(bytes(tensors["meta"].cpu().numpy()))
+        assert {*meta} >= {"in_keys", "layouts", "values", "num_values", "out_keys", "keeps_some"}
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ValueError(f"meta is not what a map writes: {error}") from error
+    return meta
+
+
+def fill(mapping: TensorDictMap, tensors: dict[str, Tensor]) -> None:
+    """Become the map whose tensors these are; nothing is changed if they do not fit.
+
+    Raises ValueError then.
+    """
+    meta = _meta(tensors)
+    in_keys = [_key(key) for key in meta["in_keys"]]
+    if in_keys != mapping.in_keys:
+        raise ValueError(f"the saved map has the in_keys {in_keys}, this one {mapping.in_keys}")
+    layouts = [RowLayout.from_json(layout) for layout in meta["layouts"]]
+    table = HashTable(
+        words=tensors["keys.content"].shape[1] if layouts else None, device=mapping.device
+    )
+    state = {name: tensors[f"keys.{name}"] for name in ("hashes", "free")}
+    table.load_state(state | ({"content": tensors["keys.content"]} if layouts else {}))
+    limit = mapping.max_size
+    if limit is not None and table.high > limit:
+        raise CapacityError(f"the saved map has {table.high} rows, and this one max_size={limit}")
+    live = table.live()
+    if layouts:
+        check_hashes(mapping.query_module, table, live[:64], layouts)
+    recency = tensors["keys.recency"]
+    if len(recency) and not torch.equal(recency.sort().values.cpu(), live.cpu()):
+        raise ValueError("the order of use does not name the rows that are there")
+    values: Any = None
+    if meta["values"] is not None:
+        leaves = [tensors[f"values.{i}"] for i in range(meta["num_values"])]
+        structure = RowStructure.from_json(meta["values"])
+        values = structure.build(leaves, live.shape, mapping.device)
+        mapping.storage.check(values)
+    elif len(live):
+        raise ValueError(f"there are {len(live)} keys and no values")
+    mapping.clear()
+    if values is not None:
+        mapping.storage.allocate(values)
+        mapping.storage.set(live, values)
+    mapping._table, mapping._layouts = table, layouts or None
+    mapping._stored_keys = meta["out_keys"] and [_key(key) for key in meta["out_keys"]]
+    mapping._keeps_some = meta["keeps_some"] is True
+    if mapping.evict:
+        mapping._recency.load_state(recency if len(recency) else live)
+
+
+def check_hashes(
+    query: QueryModule, table: HashTable, rows: Tensor, layouts: list[RowLayout]
+) -> None:
+    """Refuse a query module that would not find the rows that are there."""
+    if len(rows):
+        hashes = query.combined(unpacked(table.content[rows], layouts))
+        if not torch.equal(hashes.to(table.device), table.hashes[rows]):
+            raise ValueError(
+                "the query module hashes differently from the one that the map was saved with: "
+                "pass query_module= with the same hash modules, keys and states"
+            )
+
+
+def save(mapping: TensorDictMap, folder: Any) -> None:
+    """Write the map into a folder, atomically."""
+    tensors = TensorDict(dict(tensors_of(mapping)))
+    extras = {
+        "max_size": mapping.max_size,
+        "evict": mapping.evict,
+        "in_keys": mapping.in_keys,
+        "hash": plain_hash(mapping.query_module),
+    }
+    write_folder(folder, KIND, VERSION, {"map.safetensors": tensors.save}, extras=extras)
+
+
+def load(
+    cls: type[Any], folder: Any, query: QueryModule | None, storage: Any, collate: Any, write: Any
+) -> Any:
+    """The map that `save` wrote."""
+
+    def read(found: Folder) -> Any:
+        return loaded(cls, found, query, storage, collate, write)
+
+    return load_folder(folder, KIND, VERSION, read)
+
+
+def loaded(
+    cls: type[Any], found: Folder, query: QueryModule | None, storage: Any, collate: Any, write: Any
+) -> Any:
+    """The map in a folder."""
+    manifest = found.extras
+    if query is None:
+        if manifest["hash"] is None:
+            raise ValueError(
+                f"the map in {found.root} was saved with hash modules other than SipHash, which "
+                "are not in the folder: pass query_module="
+            )
+        hashers = [
+            SipHash(key=tuple(h["key"]), rounds=tuple(h["rounds"]), normalize=h["normalize"])
+            for h in manifest["hash"]
+        ]
+        in_keys = [_key(key) for key in manifest["in_keys"]]
+        query = QueryModule(in_keys, hash_module=hashers[:-1])
+        query.aggregator = hashers[-1]
+    mapping = cls(
+        query_module=query,
+        storage=storage,
+        collate_fn=collate,
+        write_fn=write,
+        max_size=manifest["max_size"],
+        evict=manifest["evict"],
+    )
+    fill(mapping, dict(TensorDict.load(found.path("map.safetensors")).items()))
+    return mapping
+
+
+def plain_hash(query: QueryModule) -> list[dict[str, Any]] | None:
+    """How a query module hashes, if it does so with SipHash only: of each key, then of all."""
+    hashers = [*query._hashers, query.aggregator]
+    plain = [h for h in hashers if isinstance(h, SipHash) and h.__class__ is SipHash]
+    if len(plain) < len(hashers) or not all(h.as_tensor for h in plain):
+        return None
+    return [{"key": h.key, "rounds": h.rounds, "normalize": h.normalize} for h in plain]
+
+
+def _key(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key

@@ -1,0 +1,196 @@
+"""The files of a `MemmapStorage`: mapped tensors, the header, and the lock of the one writer.
+
+storage.json   the header: layout of the rows, what was flushed, and which rows may have changed
+               since; replaced all at once
+rows.bin       int64 [max_size + 1, 2]: of each row its stamp and its checksum; then the total
+leaf-<i>.bin   the rows of the i-th tensor, side by side
+log.bin        the rows that are just being overwritten (log.py of this room: `RowLog`)
+lock           held by the process that writes
+"""
+
+import ctypes
+import errno
+import fcntl
+import math
+import mmap
+import os
+import re
+import shutil
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.data.folder import read_signed, signed, sync
+from raffia.tensordict.disk import dump, shown, write_atomically
+from raffia.tensordict.memmap import DamagedFileError
+
+KIND, VERSION = "raffia.memmap_storage", 1
+HEADER, ROWS, LOG, LOCK = "storage.json", "rows.bin", "log.bin", "lock"
+OURS = re.compile(r"storage\.json|rows\.bin|log\.bin|lock|leaf-\d+\.bin|\.[0-9a-f]{12}\.tmp")
+
+
+class MappedFile:
+    """A file mapped to memory, as a tensor of bytes.
+
+    mode: "r" is for reading only: writing to the tensor kills the process then.
+    """
+
+    def __init__(self, path: str, nbytes: int, mode: str) -> None:
+        self.path, self._map = path, None
+        if not nbytes:  # nothing can be mapped
+            self.bytes = torch.empty(0, dtype=torch.uint8)
+            return
+        try:
+            file = open(path, "rb" if mode == "r" else "rb+")
+        except FileNotFoundError:
+            raise DamagedFileError(path, "the file is missing") from None
+        with file:
+            found = os.fstat(file.fileno()).st_size
+            if found != nbytes:
+                raise DamagedFileError(path, f"it holds {found} bytes, not {nbytes}")
+            access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
+            self._map = mmap.mmap(file.fileno(), nbytes, access=access)
+        buffer: Any = self._map
+        if mode == "r":  # torch warns of a buffer that can't be written to: here nobody does
+            address = np.frombuffer(self._map, dtype=np.uint8).ctypes.data
+            buffer = (ctypes.c_ubyte * nbytes).from_address(address)
+            buffer.map = self._map  # stays as long as a tensor over it
+        self.bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """A part of the file, from byte `offset` on, as a tensor."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        return self.bytes[offset : offset + nbytes].view(dtype).view(shape)
+
+    def flush(self) -> None:
+        """Bring what was written to disk."""
+        if self._map is not None:
+            self._map.flush()
+
+
+def make_files(folder: str, sizes: dict[str, int]) -> None:
+    """Make files of zeros of these lengths, with their space on the disk, and bring them to disk.
+
+    Without the space, a write to the map of a file on a full disk kills the process (SIGBUS).
+    Raises OSError, and leaves nothing behind, if there is not enough.
+    """
+    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    try:
+        if needed > free:
+            raise OSError(errno.ENOSPC, "")
+        for name, nbytes in sizes.items():
+            fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                _reserve(fd, nbytes)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        sync(folder)
+    except OSError as error:
+        for name in sizes:
+            if os.path.lexists(f"{folder}/{name}"):
+                os.unlink(f"{folder}/{name}")
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        why = (
+            f"no space for the rows: they take {needed / 2**30:.3g} GiB, "
+            f"and {free / 2**30:.3g} GiB are free. Take a smaller max_size, or a folder elsewhere"
+        )
+        raise OSError(error.errno, why, folder) from None
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    if nbytes and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, nbytes)
+    elif nbytes:  # macOS has no way to reserve
+        os.ftruncate(fd, nbytes)
+
+
+# ------------------------------------------------------------------------------------- the header
+
+
+def read_header(folder: str) -> dict[str, Any] | None:
+    """The header of the storage in a folder; None if there is no storage, and may be one.
+
+    Raises FileExistsError if something else is there, DamagedFileError if the header is damaged.
+    """
+    if not os.path.isdir(folder):
+        if os.path.lexists(folder):
+            raise FileExistsError(errno.EEXIST, "this is no folder; take another path", folder)
+        return None
+    path = f"{folder}/{HEADER}"
+    if not os.path.lexists(path):
+        foreign = sorted(name for name in os.listdir(folder) if not OURS.fullmatch(name))
+        if foreign:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"this folder holds no MemmapStorage but other files ({shown(foreign[0])}): "
+                "take a folder of its own",
+                folder,
+            )
+        return None
+    header = read_signed(path)
+    found = header.get("kind"), header.get("version")
+    if found != (KIND, VERSION):
+        raise ValueError(
+            f"{folder} holds {shown(found[0])} of version {shown(found[1])}, and {KIND!r} of "
+            f"version {VERSION} is wanted here"
+        )
+    return header
+
+
+def write_header(folder: str, header: dict[str, Any]) -> None:
+    """Replace the header, at once, and bring it to disk."""
+    record = {"format": "raffia", "kind": KIND, "version": VERSION, **header}
+    write_atomically(f"{folder}/{HEADER}", dump(signed(record)))
+
+
+# --------------------------------------------------------------------------------------- the lock
+
+
+class WriterLock:
+    """Held by the one process that writes into a folder; it ends with the process.
+
+    A forked child does not share it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._fd: int | None = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self.owner = os.getpid()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(self._fd, 32, 0).decode("ascii", "replace")
+            self.release()
+            raise RuntimeError(
+                f"{folder} is open for writing already, in process {other or 'unknown'}: close it "
+                "there, or read beside it with MemmapStorage.open(folder, mode='r')"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(self.owner).encode(), 0)
+        # Else a child, forked to load data, would keep others out after its parent has died.
+        os.register_at_fork(after_in_child=_releaser(weakref.ref(self)))
+
+    def release(self) -> None:
+        """Let others write."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _releaser(reference: "weakref.ref[WriterLock]") -> Any:
+    def release() -> None:
+        lock = reference()
+        if lock is not None:
+            lock.release()
+
+    return release

@@ -1,0 +1,367 @@
+"""`MemmapStorage`: rows on disk, reached through memory; a crash never corrupts them."""
+
+import os
+import time
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from raffia.data.held import HeldInFile
+from raffia.data.memmap_files import HEADER, WriterLock, read_header, write_header
+from raffia.data.row_files import RowFiles, make_row_files
+from raffia.data.row_recovery import mend
+from raffia.data.storage import Index, Storage, bounds
+from raffia.data.storage_state import Rows
+from raffia.data.structure import RowStructure
+from raffia.tensordict.memmap import DamagedFileError
+
+Path = str | os.PathLike[str]
+BLOCKS = 1024  # parts of the rows, of which the header says whether they may have changed
+RETRIES = 50  # of a reader that meets rows which are just being written; 1 ms each
+
+
+class MemmapStorage(Storage):
+    """Rows in memory-mapped files, of any nested structure; there can be more than memory holds.
+
+    max_size: the number of rows, for which space is taken on the disk at the first write.
+    folder: where the files are, made if need be. A storage that is there already, of the same
+        `max_size`, goes on from where it was.
+    mode: "r" reads beside the one process that writes; any number of processes can.
+
+    All that `TensorStorage` does, it does too. What is written is in the system's hands at once,
+    and on the disk after `flush()`, which the system also does when it likes. After a crash, the
+    storage is opened again as if nothing had happened, and this holds:
+
+    - A killed process (SIGKILL, out of memory, an exception): every row holds what was written last
+      before the kill, as a whole; rows of the call that was cut off hold the old or the new.
+    - Loss of power, or a crash of the system: rows that were not written since the last flush are
+      as they were. Those that were are old, new, or dropped (they hold nothing then): never a
+      mixture. Of appended items those up to the first dropped one are there, and `total` says so,
+      so that a ring has no gap. `lost` counts the dropped rows.
+
+    Raises RuntimeError if another process writes there, FileExistsError or ValueError if the folder
+    holds something else, OSError if the disk is full; nothing is changed then.
+
+    >>> import tempfile
+    >>> from raffia.data.memmap_storage import MemmapStorage
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with MemmapStorage(1000, folder.name) as storage:
+    ...     _ = storage.extend({"obs": torch.arange(6).view(3, 2)})
+    >>> storage = MemmapStorage.open(folder.name)
+    >>> storage.get(2), storage.total
+    ({'obs': tensor([4, 5])}, 3)
+    >>> storage.close()
+    >>> folder.cleanup()
+    """
+
+    _skips = False  # so that a kill at any time leaves a ring without a gap
+
+    def __init__(self, max_size: int, folder: Path, *, mode: str = "r+") -> None:
+        if max_size is None:
+            raise ValueError("a MemmapStorage has a max_size: MemmapStorage(1_000_000, folder)")
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode is 'r+' for writing or 'r' for reading only, not {mode!r}")
+        super().__init__(max_size)
+        self.folder = os.path.abspath(folder)
+        self.mode = mode
+        self.lost = 0
+        self._lock: WriterLock | None = None
+        self._closed = False
+        self._size = max_size
+        self._files: RowFiles | None = None
+        self._changed = False  # since the last flush
+        self._epoch = self._flushed = 0  # the number of flushes, and the total at the last one
+        self._block = -(-max_size // BLOCKS)  # rows in a block
+        num_blocks = -(-max_size // self._block)
+        self._open = bytearray(num_blocks)  # blocks that may change: the header on disk says so
+        self._used = bytearray(num_blocks)  # blocks that were written to since the last flush
+        header = self._found()
+        if mode == "r+":
+            os.makedirs(self.folder, exist_ok=True)
+            self._lock = WriterLock(self.folder)
+        try:
+            header = self._found()  # the one who wrote before us may have changed it
+            if header is not None:
+                self._attach(header)
+        except BaseException:
+            self._release()
+            raise
+
+    def _found(self) -> dict[str, Any] | None:
+        """The header in the folder, of a storage of this size."""
+        header = read_header(self.folder)
+        if header is None and self.mode == "r":
+            raise FileNotFoundError(2, "no storage was written in this folder yet", self.folder)
+        if header is not None and header["max_size"] != self._max_size:
+            raise ValueError(
+                f"{self.folder} holds a storage with max_size={header['max_size']}, not "
+                f"{self._max_size}: MemmapStorage.open({self.folder!r}) opens it"
+            )
+        return header
+
+    @classmethod
+    def open(cls, folder: Path, *, mode: str = "r+") -> Self:
+        """The storage in a folder, which is there.
+
+        mode: "r" reads beside the one process that writes.
+        Raises FileNotFoundError if there is none, otherwise as `MemmapStorage(max_size, folder)`.
+
+        >>> import tempfile
+        >>> from raffia.data.memmap_storage import MemmapStorage
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     storage = MemmapStorage(10, folder)
+        ...     _ = storage.extend(torch.arange(3))
+        ...     reader = MemmapStorage.open(folder, mode="r")
+        ...     _ = storage.extend(torch.arange(3))
+        ...     reader.get(slice(None))
+        tensor([0, 1, 2, 0, 1, 2])
+        """
+        header = read_header(os.path.abspath(folder))
+        if header is None:
+            raise FileNotFoundError(2, "no storage was written in this folder yet", str(folder))
+        return cls(header["max_size"], folder, mode=mode)
+
+    # -- opening and closing
+
+    def _attach(self, header: dict[str, Any]) -> None:
+        """Map the files that the header describes, and mend what a crash has left."""
+        try:
+            structure = RowStructure.from_json(header["structure"])
+        except ValueError as error:
+            raise DamagedFileError(f"{self.folder}/{HEADER}", str(error)) from None
+        files = RowFiles(self.folder, self._size, structure, self.mode)
+        self._structure, self._files, self._leaves = structure, files, files.leaves
+        self._epoch, self._flushed = header["epoch"], header["total"]
+        if self.mode == "r":
+            self._held = HeldInFile(files.marks)
+        else:
+            self._mend(files, header["open"])
+
+    def _mend(self, files: RowFiles, ranges: list[list[int]]) -> None:
+        """Finish or drop what a crash cut off; only rows in `ranges` were written since a flush."""
+        self._total, self.lost = mend(files, ranges, self._flushed, self._epoch)
+        files.total.fill_(self._total)
+        self._held.add(files.marks[:, 0].nonzero().view(-1))
+        if ranges:
+            self._commit(files, bytearray(len(self._open)))
+
+    def close(self) -> None:
+        """Flush, and let others write; this storage can't be used any longer.
+
+        At the end of the process, or of a `with` statement, it is closed too; without a flush
+        where the process is killed, which loses nothing (see the class).
+        """
+        if self._closed:
+            return
+        if self._lock is not None and self._lock.owner == os.getpid() and self._files is not None:
+            if self._changed or any(self._open):
+                self._commit(self._files, bytearray(len(self._open)))
+        self._closed, self._files, self._leaves = True, None, []
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._lock is None:
+            raise RuntimeError(
+                f"{self.folder} is open for reading only: MemmapStorage.open(folder) opens it for "
+                "writing, where no other process does"
+            )
+        if self._lock.owner != os.getpid():
+            raise RuntimeError(
+                f"{self.folder} is open for writing in process {self._lock.owner}, and this is a "
+                "child of it: read here with MemmapStorage.open(folder, mode='r')"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(
+                f"this storage was closed: MemmapStorage.open({self.folder!r}) opens it again"
+            )
+
+    # -- flushing
+
+    def flush(self) -> None:
+        """Bring all that was written to disk: from the return on, no crash takes it away.
+
+        >>> import tempfile
+        >>> from raffia.data.memmap_storage import MemmapStorage
+        >>> with tempfile.TemporaryDirectory() as folder, MemmapStorage(9, folder) as storage:
+        ...     _ = storage.extend(torch.arange(3))
+        ...     storage.flush()
+        """
+        self._check_writable()
+        if self._files is None or not self._changed:
+            return
+        ahead = bytearray(len(self._open))
+        if self._total > self._flushed:  # a ring: as much will be written next, right behind
+            block = self._total % self._size // self._block
+            for i in range(block, block + sum(self._used) + 1):
+                ahead[i % len(ahead)] = 1
+        self._commit(self._files, ahead)
+
+    def _commit(self, files: RowFiles, opened: bytearray) -> None:
+        """Flush; from now on only the blocks `opened` may change until the next header."""
+        files.flush()
+        self._write_header(opened, self._epoch + 1, self._total)
+        self._epoch, self._flushed, self._open = self._epoch + 1, self._total, opened
+        self._used = bytearray(len(opened))
+        self._changed = False
+
+    def _write_header(self, opened: bytearray, epoch: int, total: int) -> None:
+        assert self._structure is not None
+        write_header(
+            self.folder,
+            {
+                "max_size": self._size,
+                "structure": self._structure.to_json(),
+                "epoch": epoch,
+                "total": total,
+                "open": _ranges(opened, self._block, self._size),
+            },
+        )
+
+    def _announce(self, rows: slice | Tensor) -> None:
+        """See to it that the header on disk says that these rows may change.
+
+        It then says so of more rows than these, so that it is seldom written: of twice as many
+        rows each time where they follow each other, of four times as many where they do not.
+        """
+        self._changed = True
+        if isinstance(rows, slice):
+            first, last = rows.start // self._block, (rows.stop - 1) // self._block
+            self._used[first : last + 1] = b"\1" * (last + 1 - first)
+            if 0 not in self._open[first : last + 1]:
+                return
+            blocks = range(first, last + 1)
+        else:
+            blocks = (rows // self._block).unique().tolist()
+            for block in blocks:
+                self._used[block] = 1
+            if all([self._open[block] for block in blocks]):
+                return
+        opened = bytearray(self._open)
+        for block in blocks:
+            opened[block] = 1
+        least, times = (64, 1) if isinstance(rows, slice) else (16, 3)
+        for i in range(max(len(opened) // least, times * sum(opened))):
+            opened[(blocks[-1] + i) % len(opened)] = 1
+        self._write_header(opened, self._epoch, self._flushed)
+        self._open = opened
+
+    # -- what Storage asks for
+
+    @property
+    def total(self) -> int:
+        """How many items were ever appended, by any process, since the last `clear`."""
+        return int(self._files.total) if self.mode == "r" and self._files else self._total
+
+    def _allocate(self, structure: RowStructure, size: int) -> None:
+        self._check_writable()
+        make_row_files(self.folder, size, structure)
+        self._structure = structure
+        try:
+            files = RowFiles(self.folder, size, structure, self.mode)
+            self._write_header(self._open, 0, 0)
+        except BaseException:
+            self._structure = None
+            raise
+        self._files, self._leaves = files, files.leaves
+
+    def _write(self, rows: Index, leaves: list[Tensor], number: int | Tensor | None) -> None:
+        self._check_writable()
+        assert self._files is not None
+        if isinstance(rows, int):
+            rows, leaves = slice(rows, rows + 1), [leaf.unsqueeze(0) for leaf in leaves]
+        self._announce(rows)
+        fresh = self._held.gapless and bounds(rows)[0] >= self._held.high
+        self._files.write(rows, leaves, number, None if fresh else self._epoch)
+
+    def _forget(self, rows: Tensor | None) -> None:
+        self._check_writable()
+        if self._files is None:
+            return
+        if rows is not None:
+            self._announce(rows)
+            self._files.erase(rows)
+            return
+        self._announce(slice(0, self._size))
+        self._files.marks.zero_()
+        self._files.total.zero_()
+        self._write_header(self._open, self._epoch, 0)
+        self._flushed = 0
+
+    def _replace(self, new: Rows) -> None:
+        self._check_writable()
+        if self._structure and new.structure and new.structure != self._structure:
+            raise ValueError(
+                f"{self.folder} holds rows of {self._structure}, and the state is of rows of "
+                f"{new.structure}: load it into a MemmapStorage in a new folder"
+            )
+        super()._replace(new)
+        if self._files is not None:
+            self._files.total.fill_(self._total)
+            self._commit(self._files, bytearray(len(self._open)))
+
+    def _unsettle(self) -> None:
+        pass  # what a row looks like is settled with the files
+
+    # -- reading, beside a process that writes
+
+    def _check_held(self, index: Index) -> None:
+        self._check_open()
+        super()._check_held(index)
+
+    def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
+        if self.mode == "r+":
+            return super()._read(index, batch)
+        found = self._whole(self._as_tensor(index))
+        return [rows.view(batch + rows.shape[1:]) for rows in found]
+
+    def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:
+        if self.mode == "r+":
+            super()._copy(index, batch, targets)
+            return
+        for target, rows in zip(targets, self._read(index, batch), strict=True):
+            target.copy_(rows)
+
+    def _whole(self, rows: Tensor) -> list[Tensor]:
+        """Copies of rows, none of which was just being written."""
+        assert self._files is not None
+        for _ in range(RETRIES):
+            found = [leaf.index_select(0, rows) for leaf in self._leaves]
+            fits = self._files.fits(rows, found)
+            if bool(fits.all()):
+                return found
+            time.sleep(0.001)
+            self._check_held(rows)  # they may have been erased
+        raise DamagedFileError(
+            self.folder,
+            f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write. "
+            "MemmapStorage.open(folder) mends that",
+        )
+
+
+def _ranges(blocks: bytearray, block: int, size: int) -> list[list[int]]:
+    """Runs of blocks that are 1, as first row and the row after the last.
+
+    >>> _ranges(bytearray([1, 1, 0, 1]), block=3, size=11)
+    [[0, 6], [9, 11]]
+    """
+    out: list[list[int]] = []
+    for i, one in enumerate(blocks):
+        if one and out and out[-1][1] == i * block:
+            out[-1][1] = min(size, (i + 1) * block)
+        elif one:
+            out.append([i * block, min(size, (i + 1) * block)])
+    return out

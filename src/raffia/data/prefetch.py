@@ -1,0 +1,155 @@
+"""Batches drawn ahead of time in a thread, such that nobody can tell but by the clock.
+
+A batch is made in two steps: `draw`, under the lock, chooses rows and copies them; `finish`,
+without it, does the rest. Each batch drawn ahead remembers where the generator and the sampler
+stood before it. If anything changes before it is asked for, it is thrown away, they are put back
+there, and the batch is drawn anew.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def draw(self, batch_size: int) -> Any:
+        """Choose a batch and copy it; called under the lock."""
+
+    def finish(self, drawn: Any) -> Any:
+        """Make a batch of what was drawn; called without the lock, in either thread."""
+
+    def version(self) -> Hashable:
+        """Equal as long as `draw` would give the same."""
+
+    def mark(self) -> Any:
+        """Where drawing stands."""
+
+    def rewind(self, mark: Any) -> None:
+        """Go back to where drawing stood."""
+
+
+class Ahead:
+    """A batch that was drawn and is being made."""
+
+    def __init__(self, source: Source, batch_size: int) -> None:
+        self.version = source.version(), batch_size
+        self.mark = source.mark()
+        self.batch: Future[Any] = Future()
+        try:
+            self.drawn = source.draw(batch_size)
+        except Exception as error:  # for whoever asks for this batch
+            self.batch.set_exception(error)
+
+    def finish(self, source: Source) -> None:
+        if self.batch.done():
+            return
+        try:
+            self.batch.set_result(source.finish(self.drawn))
+        except Exception as error:
+            self.batch.set_exception(error)
+
+
+class Signal:
+    """All that the thread holds while it waits, so that it keeps nothing else alive."""
+
+    def __init__(self, lock: Any) -> None:
+        self.changed = threading.Condition(lock)
+        self.work = False  # whether there is something to do
+
+    def set(self, work: bool) -> None:
+        with self.changed:
+            self.work = work
+            self.changed.notify()
+
+
+class Prefetcher:
+    """Keeps up to `depth` batches of a source ready.
+
+    lock: an RLock that whoever changes the source holds; before the change it calls `drop`.
+
+    The thread starts with the first batch that is asked for, and ends with this object. It works
+    ahead at the batch size that was asked for last, and not at all between a `drop` and the next
+    batch.
+    """
+
+    def __init__(self, source: Source, depth: int, lock: Any) -> None:
+        self._source = source
+        self._depth = depth
+        self._waiting: deque[Ahead] = deque()
+        self._batch_size: int | None = None  # None: nothing is to be drawn ahead
+        self._signal = Signal(lock)
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        weakref.finalize(self, self._signal.set, True)
+
+    def next(self, batch_size: int) -> Any:
+        """The next batch; an error that it met on its way is raised here."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this process is a fork of the one that made the buffer, whose thread does not "
+                "exist here: use prefetch=0, or make the buffer in this process"
+            )
+        with self._signal.changed:
+            version = self._source.version(), batch_size
+            if self._waiting and self._waiting[0].version != version:
+                self.drop()
+            ready = bool(self._waiting)
+            ahead = self._waiting.popleft() if ready else Ahead(self._source, batch_size)
+            self._batch_size = batch_size
+            self._signal.set(True)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=work,
+                    args=(weakref.ref(self), self._signal),
+                    name="raffia-prefetch",
+                    daemon=True,
+                )
+                self._thread.start()
+        if not ready:
+            ahead.finish(self._source)
+        try:
+            return ahead.batch.result()
+        finally:
+            del ahead  # an error of its own would hold it, and it the error
+
+    def drop(self) -> None:
+        """Undo the draws of batches that were not asked for yet; the caller holds the lock."""
+        self._batch_size = None
+        self._signal.work = False
+        if self._waiting:
+            self._source.rewind(self._waiting[0].mark)
+            self._waiting.clear()
+
+    def draw_ahead(self) -> Ahead | None:
+        """The next batch to be made, if there is room for one; the caller holds the lock."""
+        room = self._depth - len(self._waiting)
+        self._signal.work = self._batch_size is not None and room > 1
+        if self._batch_size is None or room < 1:
+            return None
+        ahead = Ahead(self._source, self._batch_size)
+        self._waiting.append(ahead)
+        return ahead
+
+    def finish(self, ahead: Ahead) -> None:
+        """Make a batch that was drawn; without the lock."""
+        ahead.finish(self._source)
+
+
+def work(prefetcher_of: "weakref.ref[Prefetcher]", signal: Signal) -> None:
+    """What the thread does: draw ahead where there is room, wait where there is none."""
+    while True:
+        with signal.changed:
+            signal.changed.wait_for(lambda: signal.work)
+            prefetcher = prefetcher_of()
+            if prefetcher is None:
+                return
+            ahead = prefetcher.draw_ahead()
+        if ahead is not None:
+            prefetcher.finish(ahead)
+        del prefetcher, ahead

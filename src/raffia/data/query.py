@@ -1,0 +1,247 @@
+"""`QueryModule`: the content of some entries becomes the index of a row in a storage."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raffia.data.hash import SipHash
+from raffia.data.hash_to_int import HashToInt
+from raffia.data.rows import packed, row_layout
+from raffia.data.siphash import siphash
+from raffia.nn.base import TensorDictModuleBase
+from raffia.tensordict.keys import NestedKey, dotted, raise_missing, unravel_key
+
+Hasher = Callable[[Tensor], Tensor]  # [N, ...] -> int64 [N]
+
+
+class QueryModule(TensorDictModuleBase):
+    """Write the index of each row's content: equal content, equal index, in every process.
+
+    The hashes of the entries (of a row of each) are mixed with the entry's dtype and row shape,
+    then aggregated into one, which `hash_to_int` turns into a dense index: 0, 1, 2, ... in order of
+    first appearance. Two rows of unlike content have the same hash with probability 2^-64; with
+    `exact=True` even these are told apart, for the memory of one copy of each unlike row.
+
+    in_keys: what counts as content, in this order; entries [*batch, ...] of any dtype and shape.
+    index_key, hash_key: where the index and the hash go, int64 [*batch].
+    hash_module: maps an entry [N, ...] to int64 [N]; one for all entries (copied for each if there
+        are several), or a list with one for each entry. Default: `SipHash()`.
+    hash_to_int: maps hashes to indices, called with `extend=`; several modules may share one.
+        Default: `HashToInt()`.
+    aggregator: maps the hashes [N, K] of K entries to int64 [N]. Default: the `hash_module`, if
+        one was given, else `SipHash()`.
+    clone: write into a shallow copy of the container, and leave the container as it is.
+    exact: also compare the content of rows whose hashes are equal.
+
+    >>> from raffia.data.query import QueryModule
+    >>> query = QueryModule(in_keys=["board", "player"], index_key="index")
+    >>> positions = TensorDict(
+    ...     board=torch.tensor([[1, 0], [1, 0], [0, 1], [1, 0]]),
+    ...     player=torch.tensor([0, 0, 0, 1]),
+    ...     batch_size=[4],
+    ... )
+    >>> query(positions)["index"]
+    tensor([0, 0, 1, 2])
+    """
+
+    hash_to_int: Any
+    aggregator: Any
+
+    def __init__(
+        self,
+        in_keys: list[NestedKey],
+        index_key: NestedKey = "_index",
+        hash_key: NestedKey = "_hash",
+        *,
+        hash_module: Hasher | Sequence[Hasher] | None = None,
+        hash_to_int: Callable[..., Tensor] | None = None,
+        aggregator: Hasher | None = None,
+        clone: bool = False,
+        exact: bool = False,
+    ) -> None:
+        if not in_keys:
+            raise ValueError(
+                "`in_keys` cannot be empty. Name the entries whose content is asked for, "
+                "such as QueryModule(in_keys=['obs'])"
+            )
+        super().__init__()
+        self.in_keys = [in_keys] if isinstance(in_keys, (str, tuple)) else in_keys
+        self.index_key, self.hash_key = unravel_key(index_key), unravel_key(hash_key)
+        self.out_keys = [self.index_key, self.hash_key]
+        self._nested = any(isinstance(key, tuple) for key in self.out_keys)
+        self._hashers = _one_for_each(hash_module, self.in_keys)
+        # registered, so that .to() and state_dict() reach them
+        self._hash_modules = nn.ModuleDict(
+            {str(i): m for i, m in enumerate(self._hashers) if isinstance(m, nn.Module)}
+        )
+        if aggregator is not None and len(self.in_keys) == 1:
+            warnings.warn(
+                "an aggregator joins the hashes of several entries; with the one in_key "
+                f"{self.in_keys[0]!r} it is ignored. Leave aggregator out.",
+                stacklevel=2,
+            )
+            aggregator = None
+        given = hash_module if callable(hash_module) else None
+        self.aggregator = aggregator or given or SipHash()
+        self.hash_to_int = HashToInt() if hash_to_int is None else hash_to_int
+        if exact and not isinstance(self.hash_to_int, HashToInt):
+            raise TypeError(
+                "exact=True compares the content of rows, which is HashToInt's: leave hash_to_int "
+                f"out, or pass a HashToInt, not {type(self.hash_to_int).__name__}"
+            )
+        self.clone = clone
+        self.exact = exact
+
+    @property
+    def hash_module(self) -> dict[NestedKey, Hasher]:
+        """The module that hashes each entry, by its key."""
+        return dict(zip(self.in_keys, self._hashers, strict=True))
+
+    @property
+    def normalize(self) -> bool:
+        """Whether -0.0 counts as 0.0 and all NaNs as one: not if a hash module says otherwise."""
+        return all(getattr(hasher, "normalize", True) for hasher in self._hashers)
+
+    def forward(
+        self,
+        tensordict: Any,
+        *,
+        extend: bool = True,
+        write_hash: bool = True,
+        clone: bool | None = None,
+    ) -> Any:
+        """Write the index of each row, and its hash.
+
+        extend: give content that was never seen the next index; otherwise all of it gets the
+            number of known contents, which is no one's index.
+        write_hash: write the hashes too.
+        clone: overrides the constructor's.
+        Raises KeyError for a missing entry and TypeError for one that is not a tensor; nothing is
+        changed then.
+
+        >>> from raffia.data.query import QueryModule
+        >>> query = QueryModule(in_keys=["x"])
+        >>> query(TensorDict(x=torch.tensor([5, 7]), batch_size=[2]))["_index"]
+        tensor([0, 1])
+        >>> query(TensorDict(x=torch.tensor([7, 9]), batch_size=[2]), extend=False)["_index"]
+        tensor([1, 2])
+        """
+        batch = tensordict.batch_size
+        entries = self.entries(tensordict)
+        hashes = self.combined(entries)
+        output = tensordict.copy() if (self.clone if clone is None else clone) else tensordict
+        written = {self.hash_key: hashes.reshape(batch)} if write_hash else {}
+        if output.is_locked or self._nested:  # refuse before anything is learnt
+            trial = output if output.is_locked else output.copy()
+            for key in (self.index_key, *written):
+                trial.set(key, hashes.reshape(batch))
+        content = {"content": packed(entries, normalize=self.normalize)} if self.exact else {}
+        written[self.index_key] = self.hash_to_int(hashes, extend=extend, **content).reshape(batch)
+        for key in reversed(written):  # the index first
+            output.set(key, written[key])
+        return output
+
+    def hash(self, tensordict: Any) -> Tensor:
+        """The hash of each row's content, int64 [*batch]; nothing is written.
+
+        >>> from raffia.data.query import QueryModule
+        >>> query = QueryModule(in_keys=["x"])
+        >>> ints = TensorDict(x=torch.zeros(3, 2, dtype=torch.int32), batch_size=[3])
+        >>> (query.hash(ints) == query.hash(ints.float())).any()  # the same bytes
+        tensor(False)
+        """
+        return self.combined(self.entries(tensordict)).reshape(tensordict.batch_size)
+
+    def entries(self, tensordict: Any) -> list[Tensor]:
+        """The entries of `in_keys` with all batch dimensions in one: [N, ...] each.
+
+        >>> from raffia.data.query import QueryModule
+        >>> td = TensorDict(x=torch.zeros(3, 2, 5), batch_size=[3, 2])
+        >>> [x.shape for x in QueryModule(in_keys=["x"]).entries(td)]
+        [torch.Size([6, 5])]
+        """
+        ndim = len(tensordict.batch_size)
+        entries = []
+        for key in self._in_keys:
+            x = tensordict.get(key, None)
+            if x is None:
+                raise_missing(key, tensordict)
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    f'entry "{dotted(key)}" is a {type(x).__name__}, and the content of tensors is '
+                    "what can be asked for: encode it as a tensor, or leave it out of in_keys"
+                )
+            entries.append(x if ndim == 1 else x.flatten(0, ndim - 1) if ndim else x[None])
+        return entries
+
+    def combined(self, entries: list[Tensor]) -> Tensor:
+        """The hash of each row of `entries` [N, ...]: of the entries one by one, then of these.
+
+        >>> from raffia.data.query import QueryModule
+        >>> QueryModule(in_keys=["x"]).combined([torch.zeros(4, 2)]).shape
+        torch.Size([4])
+        """
+        num_rows, device = len(entries[0]), entries[0].device
+        hashes = torch.empty(num_rows, len(entries), dtype=torch.int64, device=device)
+        for hasher, key, x, column in zip(
+            self._hashers, self._in_keys, entries, hashes.unbind(1), strict=True
+        ):
+            if isinstance(hasher, SipHash) and hasher.__class__ is SipHash and hasher.as_tensor:
+                siphash(
+                    x,
+                    key=hasher.key,
+                    rounds=hasher.rounds,
+                    normalize=hasher.normalize,
+                    out=column,
+                )
+            else:
+                column.copy_(_checked(hasher(x), num_rows, hasher, dotted(key)))
+            column.bitwise_xor_(row_layout(x, 1).tag)
+        if len(entries) == 1:
+            return hashes[:, 0]
+        joined = self.aggregator(hashes)
+        return _checked(joined, num_rows, self.aggregator, "the hashes of all entries")
+
+
+def _one_for_each(hash_module: Any, in_keys: list[NestedKey]) -> list[Hasher]:
+    if hash_module is None:
+        return [SipHash() for _ in in_keys]
+    if callable(hash_module) and not isinstance(hash_module, nn.ModuleList):
+        if len(in_keys) == 1:
+            return [hash_module]
+        try:
+            return [copy.deepcopy(hash_module) for _ in in_keys]
+        except Exception as error:
+            raise RuntimeError(
+                f"failed to deepcopy the hash_module for each of the {len(in_keys)} in_keys; "
+                "pass a list with one hash module for each"
+            ) from error
+    hashers = list(hash_module)
+    if len(hashers) != len(in_keys):
+        raise ValueError(
+            f"hash_module holds {len(hashers)} modules and in_keys {len(in_keys)} keys {in_keys}: "
+            "pass one for each key, or a single one for all"
+        )
+    return hashers
+
+
+def _checked(hashes: Any, num_rows: int, hasher: Any, what: str) -> Tensor:
+    """What a hash module gave, if it is one integer for each row."""
+    name = type(hasher).__name__
+    if not isinstance(hashes, Tensor):
+        hint = "; pass SipHash(as_tensor=True)" if isinstance(hasher, SipHash) else ""
+        raise TypeError(f"{name} gave a {type(hashes).__name__} for {what}, not a tensor{hint}")
+    if hashes.dtype.is_floating_point or hashes.dtype.is_complex:
+        raise TypeError(f"{name} gave {hashes.dtype} for {what}: a hash is an integer, int64 [N]")
+    if hashes.shape != (num_rows,):
+        raise ValueError(
+            f"{name} gave {list(hashes.shape)} hashes for the {num_rows} rows of {what}: one "
+            f"integer a row is needed, [{num_rows}]"
+        )
+    return hashes.to(torch.int64)

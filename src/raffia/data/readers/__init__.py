@@ -1,0 +1,18 @@
+"""Offline episodes from the files that others write: a container for each episode.
+
+>>> from raffia.data.readers import read_json_lines, read_minari, read_parquet
+"""
+
+from raffia.data.readers.episode import MalformedDataError
+from raffia.data.readers.json_lines import read_json_lines
+from raffia.data.readers.json_writer import write_json_lines
+from raffia.data.readers.minari import read_minari
+from raffia.data.readers.parquet import read_parquet
+
+__all__ = [
+    "MalformedDataError",
+    "read_json_lines",
+    "read_minari",
+    "read_parquet",
+    "write_json_lines",
+]

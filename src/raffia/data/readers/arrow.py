@@ -1,0 +1,133 @@
+"""Columns of a Parquet file as arrays of numbers; pyarrow is needed here alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from raffia.data.readers.episode import MAX_DEPTH, Key, NumberedPlace, Place, leave_out
+from raffia.tensordict.keys import dotted
+
+
+def pyarrow() -> Any:
+    """The package that reads Parquet."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise ImportError(
+            "Parquet files are read with pyarrow, which is not installed: "
+            "pip install 'raffia[parquet]'"
+        ) from error
+
+
+def is_list(kind: Any) -> bool:
+    types = pyarrow().types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def is_id(kind: Any) -> bool:
+    """Whether a column of this type can name episodes."""
+    types = pyarrow().types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+
+
+def field_types(fields: Iterable[Any], place: Place, prefix: Key = ()) -> dict[Key, Any]:
+    """The types of all columns, those of structs under the path of each field."""
+    if len(prefix) >= MAX_DEPTH:
+        place.fail(f"structs are nested more than {MAX_DEPTH} deep", dotted(prefix))
+    found: dict[Key, Any] = {}
+    for field in fields:
+        path = (*prefix, field.name)
+        below = {path: field.type}
+        if pyarrow().types.is_struct(field.type):
+            below = field_types(field.type, place, path)
+        if found.keys() & below.keys():
+            place.fail("two columns have this name", dotted(path))
+        found |= below
+    return found
+
+
+def check_numeric(kind: Any, path: Key, place: Place) -> None:
+    """See that a column is of numbers, or of lists of them."""
+    depth = 0
+    while is_list(kind):
+        kind = kind.value_type
+        depth += 1
+    types = pyarrow().types
+    if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        place.fail(f"{kind} can't be in a tensor; {leave_out(path)}", dotted(path))
+    if depth > MAX_DEPTH:
+        place.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
+
+
+def read_batches(
+    path: str, num_rows: int, columns: Iterable[Key], size: int
+) -> Iterator[tuple[int, dict[Key, Any]]]:
+    """The number of the first row and the columns at some paths, of a few rows at a time."""
+    names = list(columns)
+    row = 0
+    with Place(path, "the file").foreign():
+        file = pyarrow().parquet.ParquetFile(path, page_checksum_verification=True)
+    with file:
+        batches = file.iter_batches(size, columns=sorted({name[0] for name in names}))
+        while row < num_rows:
+            place = Place(path, f"row {row}")
+            with place.foreign():
+                batch = next(batches, None)
+                if batch is None or row + len(batch) > num_rows:
+                    place.fail(f"the file says that it has {num_rows} rows, which it has not")
+                rows = NumberedPlace(path, "row", row)
+                arrays = {name: column(batch, name, rows) for name in names}
+            yield row, arrays
+            row += len(batch)
+
+
+def column(batch: Any, path: Key, place: Place) -> Any:
+    """The column at a path; a struct on the way to it must be there in each row."""
+    found = batch.column(path[0])
+    for name in path[1:]:
+        refuse_null(found, dotted(path), place, 1)
+        index = found.type.get_field_index(name)
+        found = found.flatten()[index]
+    return found
+
+
+def refuse_null(array: Any, name: str, place: Place, rows_each: int) -> None:
+    if array.null_count:
+        at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        place.fail("null, which is no number", name, at // rows_each)
+
+
+def row_of_lists(array: Any, name: str, place: Place) -> Any:
+    """The list that is the only row of a column."""
+    if array.null_count:
+        place.fail("null, which is no episode", name)
+    with place.foreign(name):
+        return array.flatten()
+
+
+def to_array(array: Any, path: Key, place: Place) -> np.ndarray[Any, Any]:
+    """The numbers of a column, lists becoming further dimensions; in memory of their own."""
+    name, shape = dotted(path), [len(array)]
+    with place.foreign(name):
+        while is_list(array.type):
+            refuse_null(array, name, place, prod(shape[1:]))
+            lengths = np.asarray(array.value_lengths())
+            different = np.flatnonzero(lengths != lengths[:1])
+            if different.size:
+                at = int(different[0])
+                place.fail(
+                    f"a list of {lengths[at]} where those before it have {lengths[0]}",
+                    name,
+                    at // prod(shape[1:]),
+                )
+            shape.append(int(lengths[0]) if lengths.size else 0)
+            array = array.flatten()
+        refuse_null(array, name, place, prod(shape[1:]))
+        return np.array(array.to_numpy(zero_copy_only=False)).reshape(shape)

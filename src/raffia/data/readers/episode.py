@@ -1,0 +1,379 @@
+"""What an episode is, whatever file it comes from: the checks and the names that all readers share.
+
+A reader finds the columns of an episode in its file and gives them here; `Episodes.make` sees that
+they belong together, and that the episode is like the first one of the file.
+
+Legend: T steps of one episode.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.tensordict import TensorDict
+
+Path = str | os.PathLike[str]
+Key = tuple[str, ...]
+Columns = Mapping[NestedKey, NestedKey | None]
+Layout = dict[Key, tuple[torch.dtype, tuple[int, ...]]]  # dtype and shape of a row
+
+MAX_DEPTH = 32  # of groups, objects and dimensions; deeper is an attack or an accident
+EPISODE: Key = ("episode",)  # which episode a step belongs to, where a file holds steps
+REWARD: Key = ("reward",)
+FLAGS = (("terminated",), ("truncated",))
+OF_STEPS = ("action", "reward", "terminated", "truncated", "next")  # they have no row T + 1
+
+
+class MalformedDataError(ValueError):
+    """A file of episodes does not hold what it should: `path`, `where` in it, and `why`.
+
+    >>> raise MalformedDataError("a.jsonl", "line 3, 'reward'", "it is a string")
+    Traceback (most recent call last):
+    ...
+    raffia.data.readers.episode.MalformedDataError: a.jsonl: line 3, 'reward': it is a string
+    """
+
+    def __init__(self, path: Path, where: str, why: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {where}: {why}")
+        self.path = os.fspath(path)
+        self.where = where
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[MalformedDataError], tuple[str, str, str]]:
+        return type(self), (self.path, self.where, self.why)
+
+
+class Column(NamedTuple):
+    """The values of one entry for all steps of an episode."""
+
+    name: str  # as it stands in the file
+    values: Tensor  # [T, ...], or [T + 1, ...] if it goes with the observations
+
+
+class Place:
+    """Where in a file an episode stands; a reader says how it tells columns and steps from there.
+
+    path: the file.
+    where: the episode.
+    """
+
+    def __init__(self, path: Path, where: str) -> None:
+        self.path = os.fspath(path)
+        self.where = where
+
+    def of(self, column: str | None = None, step: int | None = None) -> str:
+        """Where a column of the episode stands, and a step of it."""
+        where = self.where if column is None else f"{self.where}, {column!r}"
+        return where if step is None else f"{where}, step {step}"
+
+    def fail(self, why: str, column: str | None = None, step: int | None = None) -> NoReturn:
+        raise MalformedDataError(self.path, self.of(column, step), why)
+
+    @contextmanager
+    def foreign(self, column: str | None = None) -> Iterator[None]:
+        """Calls of a library that raises what it likes where a file is damaged."""
+        try:
+            yield
+        except MalformedDataError:
+            raise
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            why = f"it can't be read ({cause}); the file may be damaged"
+            raise MalformedDataError(self.path, self.of(column), why) from error
+
+
+class NumberedPlace(Place):
+    """The same where every step has a number of its own: a line, or a row.
+
+    >>> NumberedPlace("a.jsonl", "line", 3).of("obs", 2)
+    "line 5, 'obs'"
+    """
+
+    def __init__(self, path: Path, unit: str, first: int) -> None:
+        super().__init__(path, f"the episode from {unit} {first}")
+        self.unit = unit
+        self.first = first
+
+    def of(self, column: str | None = None, step: int | None = None) -> str:
+        if step is None:
+            return super().of(column)
+        where = f"{self.unit} {self.first + step}"
+        return where if column is None else f"{where}, {column!r}"
+
+
+def shown(key: Key) -> str:
+    """A key as one writes it in a program.
+
+    >>> shown(("obs",)), shown(("next", "obs"))
+    ("'obs'", "('next', 'obs')")
+    """
+    return repr(unravel_key(key))
+
+
+def leave_out(path: Key) -> str:
+    """How a caller says that a column of the file is not wanted."""
+    return f"to leave the column out: columns={{{shown(path)}: None}}"
+
+
+class Names:
+    """What the columns of a file are called here.
+
+    given: the caller's names. None leaves a column out; one that is renamed must be in the file.
+    usual: those that the format has anyway; the caller's come before them.
+
+    >>> names = Names({"state": "obs", "note": None}, {"state": "x", "infos": "info"})
+    >>> names.of(("state",)), names.of(("infos", "a")), names.of(("note",)), names.of(("b",))
+    (('obs',), ('info', 'a'), None, ('b',))
+    """
+
+    def __init__(self, given: Columns | None, usual: Columns) -> None:
+        self.given = {_key(old): _new_key(old, new) for old, new in (given or {}).items()}
+        self.map = {_key(old): _new_key(old, new) for old, new in usual.items()} | self.given
+
+    def of(self, path: Key) -> Key | None:
+        """The name of the column at a path of the file, None if it is left out."""
+        for n in range(len(path), 0, -1):
+            if path[:n] in self.map:
+                new = self.map[path[:n]]
+                return None if new is None else new + path[n:]
+        return path
+
+    def of_all(self, paths: Iterable[Key], place: Place) -> dict[Key, Key]:
+        """Path in the file -> name, of the columns that are not left out."""
+        paths = list(paths)
+        starts = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+        for old, renamed in self.given.items():
+            if renamed is not None and old not in starts:
+                columns = _listed(paths)
+                place.fail(f"there is no column {shown(old)}, which `columns` names, {columns}")
+        found: dict[Key, Key] = {}  # name -> path
+        for path in paths:
+            new = self.of(path)
+            if new in found:
+                both = f"{shown(found[new])} and {shown(path)}"
+                place.fail(f"two columns are called {shown(new)}: {both}")
+            if new is not None:
+                found[new] = path
+        return {path: name for name, path in found.items()}
+
+
+def _key(key: NestedKey) -> Key:
+    return unravel_key_to_tuple(key)
+
+
+def _new_key(old: NestedKey, new: NestedKey | None) -> Key | None:
+    if new is not None and not (isinstance(new, (str, tuple)) and new):
+        raise TypeError(
+            f"columns={{{old!r}: {new!r}}}: the new name of a column is a string, a tuple of them, "
+            "or None to leave the column out"
+        )
+    return None if new is None else _key(new)
+
+
+def _listed(paths: Iterable[Key]) -> str:
+    shortened = sorted({shown(path) for path in paths})
+    more = f" and {len(shortened) - 20} more" if len(shortened) > 20 else ""
+    return f"only {', '.join(shortened[:20]) or 'nothing'}{more}"
+
+
+class Rules(NamedTuple):
+    """What a reader was told to let pass."""
+
+    allow_nan: bool  # take NaN and infinite numbers
+    truncate_unfinished: bool  # the last step of an episode counts as truncated if nothing ended it
+
+
+def layout_of(columns: Mapping[Key, Column]) -> Layout:
+    """What all further episodes of a file must look like, too."""
+    layout: Layout = {}
+    for key, (_, values) in columns.items():
+        layout[key] = values.dtype, tuple(values.shape[1:])
+        if len(values) > len(columns[REWARD].values):
+            layout["next", *key] = layout[key]
+    return layout
+
+
+def make_episode(
+    columns: Mapping[Key, Column], place: Place, rules: Rules, first: Layout | None
+) -> TensorDict:
+    """The episode that columns make, batch size [T]; MalformedDataError if they make none.
+
+    first: the layout of the file's first episode, None if this is it.
+
+    >>> flags = {(k,): Column(k, torch.tensor([False])) for k in ("terminated", "truncated")}
+    >>> columns = {("obs",): Column("obs", torch.zeros(2, 3)), **flags,
+    ...            ("action",): Column("action", torch.ones(1)),
+    ...            ("reward",): Column("reward", torch.ones(1))}
+    >>> place, rules = Place("a.jsonl", "line 1"), Rules(allow_nan=False, truncate_unfinished=True)
+    >>> episode = make_episode(columns, place, rules, None)
+    >>> episode.batch_size, episode["obs"].shape, episode["next", "obs"].shape
+    (torch.Size([1]), torch.Size([1, 3]), torch.Size([1, 3]))
+    >>> episode["truncated"]
+    tensor([True])
+    """
+    finished = check_episode(columns, place, rules, first)
+    steps = len(columns[REWARD].values)
+    episode = TensorDict({}, batch_size=[steps])
+    for key, (_, values) in columns.items():
+        episode.set(key, values[:steps])
+        if len(values) > steps:
+            # In memory of its own: an in-place change of one would be seen in the other.
+            episode.set(("next", *key), values[1:].clone())
+    if not finished:
+        episode["truncated"][-1] = True
+    return episode
+
+
+def check_episode(
+    columns: Mapping[Key, Column], place: Place, rules: Rules, first: Layout | None
+) -> bool:
+    """Whether the episode that columns make is finished; MalformedDataError if they make none."""
+    check_required(columns, place)
+    steps = num_steps(columns, place)
+    check_pairs(columns, steps, place)
+    layout = layout_of(columns)
+    check_nesting(layout, place)
+    if first is not None:
+        check_alike(columns, layout, first, place)
+    if not rules.allow_nan:
+        for column in columns.values():
+            check_finite(column, place)
+    ended = columns[FLAGS[0]].values | columns[FLAGS[1]].values
+    check_end(ended, place, rules.truncate_unfinished)
+    return bool(ended[-1])
+
+
+def check_required(columns: Mapping[Key, Column], place: Place) -> None:
+    starts = {key[0] for key in columns}
+    for name in ("obs", "action"):
+        if name not in starts:
+            place.fail(missing(name, columns))
+    for name in ("reward", "terminated", "truncated"):
+        if (name,) not in columns:
+            place.fail(missing(name, columns))
+
+
+def missing(name: str, columns: Iterable[Key]) -> str:
+    """Why an episode needs one more column."""
+    return (
+        f"there is no {name!r}, {_listed(columns)}; if it has another name: "
+        f"columns={{<its name>: {name!r}}}"
+    )
+
+
+def num_steps(columns: Mapping[Key, Column], place: Place) -> int:
+    """T, after it is seen that every column has as many rows as it should."""
+    name, reward = columns[REWARD]
+    if reward.ndim != 1 or reward.dtype is torch.bool or reward.is_complex():
+        place.fail(f"it has {_rows(reward)}; a reward is one real number a step", name)
+    steps = len(reward)
+    if not steps:
+        place.fail("it is empty; an episode has at least one step", name)
+    for flag in FLAGS:
+        name, values = columns[flag]
+        if values.ndim != 1 or values.dtype is not torch.bool:
+            place.fail(f"it has {_rows(values)}; {flag[0]} is one true or false a step", name)
+    for key, (name, values) in columns.items():
+        allowed = [steps] if key[0] in OF_STEPS else [steps, steps + 1]
+        if len(values) not in allowed:
+            wanted = " or ".join([str(n) for n in allowed])
+            place.fail(
+                f"it has {len(values)} rows, which should be {wanted}: there are {steps} rewards",
+                name,
+            )
+    return steps
+
+
+def _rows(values: Tensor) -> str:
+    return f"rows of dtype {values.dtype} and shape {list(values.shape[1:])}"
+
+
+def check_pairs(columns: Mapping[Key, Column], steps: int, place: Place) -> None:
+    """See that there is one observation before and one after each step."""
+    for key, (name, values) in columns.items():
+        after = columns.get(("next", *key))
+        if len(values) > steps and after is not None:
+            place.fail(
+                f"it has {steps + 1} rows for {steps} steps, so it holds what {after.name!r} gives "
+                "once more; leave one of them out",
+                name,
+            )
+        if key[0] == "obs" and len(values) == steps:
+            if after is None:
+                place.fail(
+                    f"it has {steps} rows for {steps} steps, and there is no "
+                    f"{shown(('next', *key))}: the observation after the last step is missing",
+                    name,
+                )
+            if _rows(after.values) != _rows(values):
+                place.fail(
+                    f"it has {_rows(after.values)}, {name!r} has {_rows(values)}", after.name
+                )
+        if key[:2] == ("next", "obs") and key[1:] not in columns:
+            place.fail(f"there is no {shown(key[1:])} before it", name)
+
+
+def check_nesting(names: Collection[Key], place: Place) -> None:
+    """See that nothing is to be an entry of a column, which is a tensor."""
+    for name in names:
+        for n in range(1, len(name)):
+            if name[:n] in names:
+                place.fail(f"{shown(name[:n])} is a column, so it can't hold {shown(name)}")
+
+
+def check_alike(columns: Mapping[Key, Column], layout: Layout, first: Layout, place: Place) -> None:
+    """See that an episode has the columns of the first one, of the same dtypes and shapes."""
+    for key in first:
+        if key not in layout:
+            place.fail(f"there is no {shown(key)}, which the first episode has")
+    for key, row in layout.items():
+        column = columns[key if key in columns else key[1:]]
+        if key not in first:
+            place.fail(f"the first episode has no {shown(key)}", column.name)
+        if row != first[key]:
+            dtype, shape = first[key]
+            place.fail(
+                f"it has {_rows(column.values)}, in the first episode of dtype {dtype} and shape "
+                f"{list(shape)}",
+                column.name,
+            )
+
+
+def check_finite(column: Column, place: Place) -> None:
+    name, values = column
+    if (values.is_floating_point() or values.is_complex()) and not values.isfinite().all():
+        at = int((~values.isfinite()).nonzero()[0, 0])
+        bad = values[at][~values[at].isfinite()].flatten()[0].item()
+        place.fail(f"it holds {bad}; to take NaN and infinity: allow_nan=True", name, at)
+
+
+def check_end(ended: Tensor, place: Place, truncate_unfinished: bool) -> None:
+    """See that an episode ends at its last step, and nowhere else."""
+    if ended[:-1].any():
+        at = int(ended.nonzero()[0, 0])
+        place.fail(
+            f"the episode ends here, but {len(ended) - 1 - at} more of its steps follow", step=at
+        )
+    if not ended[-1] and not truncate_unfinished:
+        place.fail(
+            "the episode's last step is neither terminated nor truncated; if that is where one "
+            "stopped looking: truncate_unfinished=True",
+            step=len(ended) - 1,
+        )
+
+
+def existing_file(path: Path) -> str:
+    """The path of a file that is there; FileNotFoundError or IsADirectoryError if not."""
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a folder; give the file that holds the episodes")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    return path

@@ -1,0 +1,206 @@
+"""Episodes as JSON lines: on each line an object of JSON, which is one episode or one step.
+
+Legend: T steps of one episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+from raffia.data.readers.episode import (
+    EPISODE,
+    REWARD,
+    Columns,
+    Key,
+    Layout,
+    MalformedDataError,
+    Names,
+    NumberedPlace,
+    Path,
+    Place,
+    Rules,
+    existing_file,
+    layout_of,
+    leave_out,
+    make_episode,
+    missing,
+)
+from raffia.data.readers.json_numbers import Numbers, Rows, to_columns
+from raffia.data.readers.json_text import (
+    JsonLine,
+    check_same_entries,
+    kind,
+    opened,
+    read_objects,
+)
+from raffia.tensordict.keys import NestedKey, dotted
+from raffia.tensordict.tensordict import TensorDict
+
+Part = tuple[Place, dict[Key, Rows]]  # what an episode is made of
+
+
+def read_json_lines(
+    path: Path,
+    *,
+    columns: Columns | None = None,
+    dtypes: Mapping[NestedKey, torch.dtype] | None = None,
+    float_dtype: torch.dtype = torch.float32,
+    allow_nan: bool = False,
+    truncate_unfinished: bool = False,
+    max_line_bytes: int = 2**28,
+) -> JsonLineEpisodes:
+    """The episodes of a file of JSON lines, which may be compressed with gzip.
+
+    The first line decides what a line is. Where its `reward` is a list, each line is an episode of
+    T steps, with T + 1 observations, or with T and as many under `"next": {"obs": ...}`:
+
+        {"obs": [[0.1], [0.2], [0.3]], "action": [1, 0], "reward": [0.0, 1.0],
+         "terminated": [false, true], "truncated": [false, false]}
+
+    Where it is a number, each line is a step, which says what it leads to and which episode it
+    belongs to; the steps of an episode stand together:
+
+        {"episode": 0, "obs": [0.1], "action": 1, "reward": 0.0, "terminated": false,
+         "truncated": false, "next": {"obs": [0.2]}}
+
+    `episode`, a whole number or a string, is no part of what is read. Nested objects become nested
+    entries. Other entries keep their names; a list of T + 1 goes with the observations: its last T
+    are read into `next`.
+
+    columns: name in the file -> name here: {"state": "obs", "next_obs": ("next", "obs")}; None
+        leaves a column out: {"comment": None}.
+    dtypes: name here -> dtype. Without one, a column that holds only whole numbers in the first
+        episode is int64; other numbers are `float_dtype`, and so is the reward; true and false are
+        bool.
+    allow_nan: take NaN, Infinity and -Infinity, which Python writes though JSON has none.
+    truncate_unfinished: the last step of an episode counts as truncated if it is neither terminated
+        nor truncated, which is an error otherwise.
+    max_line_bytes: a longer line is an error. Reading a line may take twenty times its size.
+
+    Going through the result reads the file, as often as one likes, an episode at a time. A
+    MalformedDataError names the file and the line; `step` counts from 0 within the line.
+
+        for episode in read_json_lines("data.jsonl"):
+            buffer.extend(episode)
+
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name, "data.jsonl")
+    >>> line = ('{"obs": [[0.5], [1], [2]], "action": [1, 0], "reward": [0, 1], '
+    ...         '"terminated": [false, true], "truncated": [false, false]}')
+    >>> _ = path.write_text(line)
+    >>> for episode in read_json_lines(path):
+    ...     print(episode["obs"].tolist(), episode["next", "obs"].tolist(), episode["action"])
+    [[0.5], [1.0]] [[1.0], [2.0]] tensor([1, 0])
+    >>> _ = path.write_text(line.replace("[2]", "null"))
+    >>> try:
+    ...     next(iter(read_json_lines(path)))
+    ... except ValueError as error:
+    ...     print(error.where, "-", error.why)
+    line 1, 'obs', step 2 - null where those before it are a list
+    >>> folder.cleanup()
+    """
+    return JsonLineEpisodes(
+        existing_file(path),
+        Names(columns, {}),
+        Numbers.checked(dtypes or {}, float_dtype),
+        Rules(allow_nan, truncate_unfinished),
+        max_line_bytes,
+    )
+
+
+class JsonLineEpisodes:
+    """The episodes of a file of JSON lines; `read_json_lines` makes it, going through it reads."""
+
+    def __init__(
+        self, path: str, names: Names, numbers: Numbers, rules: Rules, max_line_bytes: int
+    ) -> None:
+        self.path = path
+        self._names = names
+        self._numbers = numbers
+        self._rules = rules
+        self._max_line_bytes = max_line_bytes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        layout: Layout | None = None
+        with opened(self.path) as file:
+            lines = read_objects(file, self.path, self._names, self._max_line_bytes)
+            for place, rows in self._parts(lines):
+                columns = to_columns(rows, place, self._numbers, layout)
+                yield make_episode(columns, place, self._rules, layout)
+                layout = layout or layout_of(columns)
+
+    def _parts(self, lines: Iterator[JsonLine]) -> Iterator[Part]:
+        """Finds out what a line is."""
+        first = next(lines, None)
+        if first is None:
+            raise MalformedDataError(self.path, "line 1", "the file is empty")
+        reward = self._reward(first)
+        if type(reward) is list:
+            return self._by_episode(chain([first], lines))
+        if type(reward) in (int, float):
+            return self._by_step(first, lines)
+        return first.place.fail(
+            f"the reward is {kind(reward)}; it is a list of numbers where each line is an episode, "
+            "and a number where each line is a step"
+        )
+
+    def _reward(self, line: JsonLine) -> Any:
+        for path, name in self._names.of_all(line.entries, line.place).items():
+            if name == REWARD:
+                return line.entries[path]
+        return line.place.fail(missing("reward", line.entries))
+
+    def _by_episode(self, lines: Iterable[JsonLine]) -> Iterator[Part]:
+        for _, place, entries in lines:
+            rows = {}
+            for path, name in self._names.of_all(entries, place).items():
+                value = entries[path]
+                if type(value) is list:
+                    rows[name] = Rows(path, value)
+                elif name != EPISODE or type(value) not in (int, str):
+                    place.fail(
+                        f"{kind(value)} where a line is an episode, as the list of rewards says: "
+                        f"it must be a list of one value for each step; {leave_out(path)}",
+                        dotted(path),
+                    )
+            yield place, rows
+
+    def _by_step(self, first: JsonLine, rest: Iterable[JsonLine]) -> Iterator[Part]:
+        names = self._names.of_all(first.entries, first.place)
+        paths = {name: path for path, name in names.items()}
+        if EPISODE not in paths:
+            first.place.fail(
+                f"each line is a step, since its reward is a number, so each names its episode; "
+                f"{missing('episode', first.entries)}"
+            )
+        naming = paths.pop(EPISODE)
+        seen: set[int | str] = set()
+        current: int | str | None = None
+        part: Part | None = None
+        for number, place, entries in chain([first], rest):
+            check_same_entries(entries, first.entries, place)
+            episode = entries[naming]
+            if type(episode) not in (int, str):
+                place.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
+            if part is None or episode != current:
+                if episode in seen:
+                    why = "this episode has ended before; its steps must stand together"
+                    place.fail(why, dotted(naming))
+                if part is not None:
+                    yield part
+                steps = NumberedPlace(self.path, "line", number)
+                part = steps, {name: Rows(path, []) for name, path in paths.items()}
+                seen.add(episode)
+                current = episode
+            for path, values in part[1].values():
+                values.append(entries[path])
+        if part is not None:
+            yield part

@@ -1,0 +1,147 @@
+"""Lines of a file as objects of JSON: what can be wrong with them before their meaning is asked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import IO, Any, NamedTuple, cast
+
+from raffia.data.readers.episode import (
+    MAX_DEPTH,
+    Key,
+    MalformedDataError,
+    Names,
+    Place,
+    leave_out,
+)
+from raffia.tensordict.keys import dotted
+
+GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1); JSON never does
+KINDS = {str: "a string", type(None): "null", dict: "an object", list: "a list"}
+KINDS |= {bool: "true or false", int: "a number", float: "a number"}
+
+Entries = dict[Key, Any]  # path -> value; objects are not among the values
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose keys must differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter([name for name, _ in pairs]).most_common(1)
+        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=distinct)
+
+
+class JsonLine(NamedTuple):
+    """The object on a line, nested objects flattened."""
+
+    number: int  # from 1
+    place: Place
+    entries: Entries
+
+
+def kind(value: Any) -> str:
+    """What JSON calls a value.
+
+    >>> kind(0.5), kind(True), kind([])
+    ('a number', 'true or false', 'a list')
+    """
+    return KINDS[type(value)]
+
+
+@contextmanager
+def opened(path: str) -> Iterator[IO[bytes]]:
+    """A file to read lines from, decompressed if need be."""
+    with open(path, "rb") as file:
+        if file.peek(2)[:2] == GZIP:
+            with gzip.GzipFile(fileobj=file, mode="rb") as decompressed:
+                yield cast(IO[bytes], decompressed)
+        else:
+            yield file
+
+
+def read_objects(
+    file: IO[bytes], path: str, names: Names, max_line_bytes: int
+) -> Iterator[JsonLine]:
+    """The objects of a file, without the entries that `names` leaves out."""
+    for number in count(1):
+        place = Place(path, f"line {number}")
+        text = read_line(file, place, max_line_bytes)
+        if not text:
+            return
+        entries: Entries = {}
+        flatten(parse(text, place), names, place, (), entries)
+        yield JsonLine(number, place, entries)
+
+
+def read_line(file: IO[bytes], place: Place, max_bytes: int) -> bytes:
+    """The next line, empty if there is none."""
+    try:
+        line = file.readline(max_bytes + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        why = f"the compressed file is damaged or was cut off ({error})"
+        raise MalformedDataError(place.path, place.where, why) from error
+    if len(line) > max_bytes:
+        place.fail(
+            f"it is longer than {max_bytes} bytes; to read it give max_line_bytes, and twenty "
+            "times as much memory"
+        )
+    if line.isspace():
+        place.fail("it is blank")
+    return line
+
+
+def parse(line: bytes, place: Place) -> dict[str, Any]:
+    """The object on a line."""
+    cut = "" if line.endswith(b"\n") else "; the line has no end, the file may have been cut off"
+    try:
+        value = DECODER.decode(line.decode())
+    except UnicodeDecodeError as error:
+        where = f"{place.where}, byte {error.start + 1}"
+        raise MalformedDataError(place.path, where, f"it is not UTF-8{cut}") from error
+    except json.JSONDecodeError as error:
+        where = f"{place.where}, character {error.pos + 1}"
+        why = f"it is not JSON: {error.msg}{cut}"
+        raise MalformedDataError(place.path, where, why) from error
+    except RecursionError as error:
+        why = "lists or objects are nested too deeply"
+        raise MalformedDataError(place.path, place.where, why) from error
+    except ValueError as error:  # an equal key, or a number with thousands of digits
+        raise MalformedDataError(place.path, place.where, str(error)) from error
+    if type(value) is not dict:
+        place.fail(f'it is {kind(value)}, not an object: {{"obs": ...}}')
+    return value
+
+
+def flatten(value: dict[str, Any], names: Names, place: Place, prefix: Key, out: Entries) -> None:
+    """Put the entries of nested objects under their paths, but those that are left out."""
+    if len(prefix) >= MAX_DEPTH:
+        place.fail(f"objects are nested more than {MAX_DEPTH} deep")
+    for name, entry in value.items():
+        path = (*prefix, name)
+        if names.of(path) is None:
+            continue
+        if type(entry) is dict:
+            flatten(entry, names, place, path, out)
+        else:
+            out[path] = entry
+
+
+def check_same_entries(entries: Entries, first: Entries, place: Place) -> None:
+    """See that a step has the entries of the file's first one."""
+    if entries.keys() == first.keys():
+        return
+    for path in first:
+        if path not in entries:
+            place.fail("it is missing, and the first line has it", dotted(path))
+    for path in entries:
+        if path not in first:
+            place.fail(f"the first line has no such entry; {leave_out(path)}", dotted(path))

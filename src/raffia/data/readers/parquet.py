@@ -1,0 +1,220 @@
+"""Episodes from a Parquet file: a row is one episode, or one step.
+
+Legend: T steps of one episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from raffia.data.readers.arrow import (
+    check_numeric,
+    field_types,
+    is_id,
+    is_list,
+    pyarrow,
+    read_batches,
+    row_of_lists,
+    to_array,
+)
+from raffia.data.readers.episode import (
+    EPISODE,
+    REWARD,
+    Column,
+    Columns,
+    Key,
+    Layout,
+    Names,
+    NumberedPlace,
+    Path,
+    Place,
+    Rules,
+    existing_file,
+    layout_of,
+    leave_out,
+    make_episode,
+    missing,
+)
+from raffia.tensordict.keys import dotted
+from raffia.tensordict.tensordict import TensorDict
+
+NAMES: Columns = {"next_obs": ("next", "obs")}
+ROWS_AT_ONCE = 4096  # of steps; some hundred kilobytes where observations are vectors
+
+
+def read_parquet(
+    path: Path,
+    *,
+    columns: Columns | None = None,
+    allow_nan: bool = False,
+    truncate_unfinished: bool = False,
+) -> ParquetEpisodes | ParquetSteps:
+    """The episodes of a Parquet file; needs `pip install 'raffia[parquet]'`.
+
+    The type of the column `reward` decides what a row is. If it is a list, each row is an episode
+    of T steps, and the other columns are lists as well: T + 1 `obs`, or T and as many `next_obs`;
+    T `action`, `reward`, `terminated` and `truncated`. The result then has a length. If it is a
+    number, each row is a step, with the same columns, and one `episode`, an integer or a string,
+    that says which episode the step belongs to; it is no part of what is read. The steps of an
+    episode stand together.
+
+    Vectors and larger arrays are lists (of lists), all of one length; structs are nested entries.
+    Other columns keep their names; one of T + 1 rows goes with the observations: its last T are
+    read into `next`. Numbers keep the file's dtypes. No value may be null.
+
+    columns: name in the file -> name here: {"state": "obs"}; None leaves a column out:
+        {"comment": None}.
+    allow_nan: take NaN and infinite numbers.
+    truncate_unfinished: the last step of an episode counts as truncated if it is neither terminated
+        nor truncated, which is an error otherwise.
+
+    Going through the result reads the file, as often as one likes, an episode at a time. A
+    MalformedDataError names the file and the row, counted from 0.
+
+        for episode in read_parquet("data.parquet"):
+            buffer.extend(episode)
+
+    >>> import tempfile, pyarrow, pyarrow.parquet
+    >>> table = pyarrow.table({"episode": [7, 7, 8], "obs": [[0.0], [0.5], [0.0]],
+    ...                        "next_obs": [[0.5], [1.0], [0.5]], "action": [1, 0, 1],
+    ...                        "reward": [0.0, 1.0, 0.0], "terminated": [False, True, False],
+    ...                        "truncated": [False, False, True]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(table, f"{folder}/data.parquet")
+    ...     for episode in read_parquet(f"{folder}/data.parquet"):
+    ...         print(episode["obs"].tolist(), episode["next", "obs"].tolist(), episode["action"])
+    [[0.0], [0.5]] [[0.5], [1.0]] tensor([1, 0])
+    [[0.0]] [[0.5]] tensor([1])
+    """
+    pa = pyarrow()
+    path = existing_file(path)
+    place = Place(path, "the file")
+    with place.foreign(), pa.parquet.ParquetFile(path) as file:
+        num_rows = file.metadata.num_rows
+        types = field_types(file.schema_arrow, place)
+    if num_rows < 1:
+        place.fail("it has no rows")
+    names = Names(columns, NAMES).of_all(types, place)
+    paths = {name: path for path, name in names.items()}
+    if REWARD not in paths:
+        place.fail(missing("reward", types))
+    rules = Rules(allow_nan, truncate_unfinished)
+    if not is_list(types[paths[REWARD]]):
+        if EPISODE not in paths:
+            place.fail(
+                "each row is a step, since its reward is no list, so each names its episode; "
+                + missing("episode", types)
+            )
+        for name, column in paths.items():
+            if name != EPISODE:
+                check_numeric(types[column], column, place)
+            elif not is_id(types[column]):
+                place.fail(f"{types[column]}, not integers or strings", dotted(column))
+        return ParquetSteps(path, num_rows, paths, rules)
+    if EPISODE in paths and is_id(types[paths[EPISODE]]):
+        del paths[EPISODE]
+    for column in paths.values():
+        if not is_list(types[column]):
+            place.fail(
+                f"{types[column]} where a row is an episode, as the list of rewards says: it must "
+                f"be a list of one value for each step; {leave_out(column)}",
+                dotted(column),
+            )
+        check_numeric(types[column], column, place)
+    return ParquetEpisodes(path, num_rows, paths, rules)
+
+
+class ParquetEpisodes:
+    """The episodes of a Parquet file that has one in each row, as `read_parquet` gives them."""
+
+    def __init__(self, path: str, num_rows: int, paths: Mapping[Key, Key], rules: Rules) -> None:
+        self.path = path
+        self._num_rows = num_rows
+        self._paths = paths
+        self._rules = rules
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {len(self)} episodes)"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        layout: Layout | None = None
+        for row, arrays in read_batches(self.path, self._num_rows, self._paths.values(), 1):
+            place = Place(self.path, f"row {row}")
+            columns = {}
+            for name, path in self._paths.items():
+                column = dotted(path)
+                values = to_array(row_of_lists(arrays[path], column, place), path, place)
+                columns[name] = Column(column, torch.from_numpy(values))
+            yield make_episode(columns, place, self._rules, layout)
+            layout = layout or layout_of(columns)
+
+
+class ParquetSteps:
+    """The episodes of a Parquet file that has a step in each row, as `read_parquet` gives them."""
+
+    def __init__(self, path: str, num_rows: int, paths: Mapping[Key, Key], rules: Rules) -> None:
+        self.path = path
+        self._num_rows = num_rows
+        self._paths = {name: path for name, path in paths.items() if name != EPISODE}
+        self._episode = paths[EPISODE]
+        self._rules = rules
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self._num_rows} steps)"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        layout: Layout | None = None
+        for place, pieces in self._parts():
+            columns = {
+                name: Column(dotted(path), torch.from_numpy(np.concatenate(pieces[path])))
+                for name, path in self._paths.items()
+            }
+            yield make_episode(columns, place, self._rules, layout)
+            layout = layout or layout_of(columns)
+
+    def _parts(self) -> Iterator[tuple[Place, dict[Key, list[Any]]]]:
+        """Where an episode begins, and for each of its columns the arrays to be joined."""
+        seen: set[int | str] = set()
+        part: tuple[Place, dict[Key, list[Any]]] | None = None
+        current: int | str | None = None
+        for begin, episodes, arrays in self._batches():
+            stop = 0
+            for episode, steps in groupby(episodes):
+                start, stop = stop, stop + len(list(steps))
+                place = NumberedPlace(self.path, "row", begin + start)
+                if part is None or episode != current:
+                    if episode in seen:
+                        why = "this episode has ended before; its steps must stand together"
+                        place.fail(why, dotted(self._episode), 0)
+                    if part is not None:
+                        yield part
+                    part = place, {path: [] for path in arrays}
+                    seen.add(episode)
+                    current = episode
+                for path, pieces in part[1].items():
+                    piece = arrays[path][start:stop]
+                    if pieces and piece.shape[1:] != pieces[0].shape[1:]:
+                        why = f"rows of {list(piece.shape[1:])}, before {list(pieces[0].shape[1:])}"
+                        place.fail(why, dotted(path), 0)
+                    pieces.append(piece)
+        if part is not None:
+            yield part
+
+    def _batches(self) -> Iterator[tuple[int, list[int | str], dict[Key, Any]]]:
+        """First row, the episodes of the rows, and the columns."""
+        paths = [self._episode, *self._paths.values()]
+        for begin, arrays in read_batches(self.path, self._num_rows, paths, ROWS_AT_ONCE):
+            place = NumberedPlace(self.path, "row", begin)
+            episodes = arrays[self._episode].to_pylist()
+            for step, episode in enumerate(episodes):
+                if episode is None:
+                    place.fail("null, which names no episode", dotted(self._episode), step)
+            yield begin, episodes, {p: to_array(arrays[p], p, place) for p in paths[1:]}

@@ -1,0 +1,403 @@
+"""`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raffia.data.batches import Batch, BatchMaker
+from raffia.data.folder import Content, read_folder, write_folder
+from raffia.data.prefetch import Prefetcher
+from raffia.data.samplers import RandomSampler, Sampler
+from raffia.data.storage import Storage
+from raffia.tensordict.disk import save_file
+from raffia.tensordict.tensordict import TensorDict
+
+KIND, VERSION = "raffia.replay", 1
+
+
+class ReplayBuffer:
+    """Items in, batches of them out, in any order, from any thread.
+
+    storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
+    sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
+    collate_fn: called on each batch as it comes out of the storage, stacked. With `prefetch` it is
+        called ahead of time in the thread: it should depend on nothing but the batch.
+    transform: called on each batch in the end, in the thread that asks for it.
+    batch_size: of `sample` and of iteration, where none is given there.
+    pin_memory: put batches into page-locked memory; needs a GPU.
+    device: where to move them to, without waiting where they are pinned.
+    prefetch: so many batches are drawn ahead, in a thread. They are those that would be drawn
+        without, bit for bit: when the content, a priority or an exponent has changed, those drawn
+        ahead are thrown away and drawn anew. It pays where several batches come between changes.
+    generator: where random numbers come from, on the CPU; torch's global generator if None. With
+        `prefetch` one is needed, which nobody else draws from or seeds.
+
+    Items are known by numbers: that of the first is 0, and those of items that were overwritten do
+    not come again. A batch of TensorDicts carries the numbers as "index" (and "priority_weight",
+    where the sampler gives weights); an entry of that name in the data does not come through.
+
+    >>> from raffia.data.replay import ReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> buffer = ReplayBuffer(storage=TensorStorage(100), batch_size=4, generator=rng)
+    >>> buffer.extend(TensorDict(obs=torch.arange(6.0), batch_size=[6]))
+    tensor([0, 1, 2, 3, 4, 5])
+    >>> batch = buffer.sample()
+    >>> batch["obs"], batch["index"]
+    (tensor([2., 3., 5., 0.]), tensor([2, 3, 5, 0]))
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        sampler: Sampler | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        prefetch: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _check_options(batch_size, pin_memory, prefetch)
+        _check_generator(generator, prefetch=prefetch > 0)
+        sampler = RandomSampler() if sampler is None else sampler
+        if sampler.max_capacity not in (None, storage.max_size):
+            raise ValueError(
+                f"the sampler has max_capacity={sampler.max_capacity} and the storage "
+                f"max_size={storage.max_size}: they must be the same"
+            )
+        self.transform = transform
+        self.batch_size = batch_size
+        self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
+        self._lock = threading.RLock()
+        self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+        live = self._maker.live()
+        if live:
+            sampler.added(live)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the items are."""
+        return self._maker.storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses among them."""
+        return self._maker.sampler
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Where random numbers come from; set another one to seed anew.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9))
+        >>> buffer.generator = torch.Generator().manual_seed(3)
+        """
+        return self._maker.generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        _check_generator(generator, prefetch=self._ahead is not None)
+        with self._changing():
+            self._maker.generator = generator
+
+    # -- items
+
+    def __len__(self) -> int:
+        """How many items are here."""
+        return len(self.storage)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage!r}, {type(self.sampler).__name__})"
+
+    def extend(self, data: Any) -> Tensor:
+        """Add items, whose first dimension counts them; gives their numbers [n].
+
+        They are copied, and overwrite the oldest where the storage is full.
+        Raises ValueError or TypeError, and changes nothing, if they are unlike those here.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(3))
+        >>> buffer.extend(torch.arange(5)), len(buffer)
+        (tensor([0, 1, 2, 3, 4]), 3)
+        """
+        with self._changing():
+            numbers = self.storage.extend(data)
+            total = self.storage.total
+            self.sampler.added(range(total - len(numbers), total))
+        return numbers
+
+    def add(self, item: Any) -> int:
+        """Add one item, without a dimension that counts; gives its number.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(3))
+        >>> buffer.add({"obs": torch.zeros(2)}), buffer.add({"obs": torch.ones(2)})
+        (0, 1)
+        """
+        with self._changing():
+            number = self.storage.add(item)
+            self.sampler.added(range(number, number + 1))
+        return number
+
+    def __getitem__(self, index: Any) -> Any:
+        """Items by age, 0 being the oldest and -1 the newest: a copy, neither collated nor changed.
+
+        index: an int, a slice, or integers [*batch].
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(3))
+        >>> _ = buffer.extend(torch.arange(5))
+        >>> buffer[0], buffer[-1], buffer[:]
+        (tensor(2), tensor(4), tensor([2, 3, 4]))
+        """
+        with self._lock:
+            live = self._maker.live()
+            if isinstance(index, slice):
+                ages = range(len(live))[index]
+                index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
+            age = torch.as_tensor(index)
+            wrong = (age < -len(live)) | (age >= len(live))
+            if wrong.any():
+                raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
+            return self.storage.get(self._maker.rows(live.start + age % max(len(live), 1)))
+
+    def empty(self) -> None:
+        """Throw all items away; numbers start at 0 again.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(3))
+        >>> _ = buffer.extend(torch.arange(5))
+        >>> buffer.empty()
+        >>> len(buffer)
+        0
+        """
+        with self._changing():
+            self.storage.clear()
+            self.sampler.clear()
+
+    def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
+        """Change the priorities of items, where the sampler has any: see `PrioritizedSampler`.
+
+        Returns how many were left out, as their items had been overwritten.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+        >>> buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(3))
+        >>> numbers = buffer.extend(torch.arange(5))
+        >>> buffer.update_priority(numbers, 2.0)
+        2
+        """
+        with self._changing():
+            return self.sampler.update_priority(index, priority)
+
+    # -- batches
+
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None
+    ) -> Any:
+        """A batch, stacked; with `return_info` a pair of it and a dict, "index" and so on.
+
+        batch_size: if None, that of the buffer, or of `out`.
+        out: a batch such as one sampled before, which is filled and given back: no entry of it is
+            allocated.
+        Raises ValueError if there is nothing to draw from.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9), generator=rng)
+        >>> _ = buffer.extend(torch.arange(5) * 10)
+        >>> buffer.sample(3, return_info=True)
+        (tensor([40, 40, 30]), {'index': tensor([4, 4, 3])})
+        >>> buffer.sample(out=torch.empty(2, dtype=torch.int64))
+        tensor([ 0, 30])
+        """
+        room = None if out is None else _length(out)
+        if batch_size is None:
+            batch_size = self.batch_size or room
+        if batch_size is None:
+            raise _no_size()
+        if batch_size < 1:
+            raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+        if room is not None and room != batch_size:
+            raise ValueError(f"out has room for a batch of {room}, and {batch_size} are asked for")
+        batch = self._next(batch_size, out)
+        return (batch.data, batch.info) if return_info else batch.data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of `batch_size`, without end; or to the end of the epoch, if the sampler has any.
+
+        >>> from raffia.data.samplers import SamplerWithoutReplacement
+        >>> from raffia.data.storage import TensorStorage
+        >>> sampler = SamplerWithoutReplacement(shuffle=False)
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9), sampler=sampler, batch_size=2)
+        >>> _ = buffer.extend(torch.arange(5))
+        >>> list(buffer)
+        [tensor([0, 1]), tensor([2, 3]), tensor([4])]
+        """
+        if self.batch_size is None:
+            raise _no_size()
+        while True:
+            batch = self._next(self.batch_size, None)
+            yield batch.data
+            if batch.ends_epoch:
+                return
+
+    def _next(self, batch_size: int, out: Any) -> Batch:
+        if self._ahead is not None:
+            batch = self._ahead.next(batch_size)
+        elif out is not None and self._maker.plain:
+            with self._lock:
+                return self._changed(self._maker.draw_into(batch_size, out))
+        else:
+            with self._lock:
+                drawn = self._maker.draw(batch_size)
+            batch = self._maker.finish(drawn)
+        if out is not None:
+            batch = batch._replace(data=_filled(out, batch.data))
+        return self._changed(batch)
+
+    def _changed(self, batch: Batch) -> Batch:
+        if self.transform is None:
+            return batch
+        return batch._replace(data=self.transform(batch.data))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
+        with self._lock:
+            if self._ahead is not None:
+                self._ahead.drop()
+            yield
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All items, and where sampling stands: nested dicts of tensors and numbers.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer, other = (ReplayBuffer(storage=TensorStorage(3)) for _ in range(2))
+        >>> _ = buffer.extend(torch.arange(5))
+        >>> other.load_state_dict(buffer.state_dict())
+        >>> other[:]
+        tensor([2, 3, 4])
+        """
+        with self._changing():
+            return {"storage": self.storage.state_dict(), **self._sampling_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
+
+        Raises ValueError, and changes nothing, if the state is not of such a buffer.
+        """
+        with self._changing():
+            self._load(state, lambda: self.storage.load_state_dict(state["storage"]))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write all items, and where sampling stands, to a folder.
+
+        Killed at any time, the folder holds the old or the new content. A `MemmapStorage` persists
+        on its own: for one, it is enough to keep `buffer.sampler.state_dict()`.
+
+        >>> import tempfile
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer, other = (ReplayBuffer(storage=TensorStorage(3)) for _ in range(2))
+        >>> _ = buffer.extend(torch.arange(5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     buffer.save(folder)
+        ...     other.load(folder)
+        >>> other[:]
+        tensor([2, 3, 4])
+        """
+        with self._changing():
+            state = TensorDict(self._sampling_state())
+            files: dict[str, Content] = {
+                "sampling.safetensors": lambda path: save_file(state, path)
+            }
+            write_folder(folder, KIND, VERSION, {**self.storage.files(), **files})
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Go on where `save` was called, bit for bit, in this process or another.
+
+        Raises DamagedFileError or ValueError, and changes nothing, if the folder does not hold what
+        was saved, or not of such a buffer.
+        """
+        found = read_folder(folder, KIND, VERSION)
+        state = TensorDict.load(found.path("sampling.safetensors")).to_dict()
+        with self._changing():
+            self._load(state, lambda: self.storage.read_files(found))
+
+    def _sampling_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"sampler": self.sampler.state_dict()}
+        if self.generator is not None:
+            state["generator"] = self.generator.get_state()
+        return state
+
+    def _load(self, state: Mapping[str, Any], load_storage: Callable[[], None]) -> None:
+        if ("generator" in state) != (self.generator is not None):
+            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
+            raise ValueError(
+                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
+                "torch.Generator(), or None, before"
+            )
+        before = self.sampler.state_dict()
+        self.sampler.load_state_dict(state["sampler"])
+        try:
+            load_storage()
+        except BaseException:
+            self.sampler.load_state_dict(before)
+            raise
+        if self.generator is not None:
+            self.generator.set_state(state["generator"])
+
+
+def _check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+    if prefetch < 0:
+        raise ValueError(f"prefetch is a number of batches, 0 or more, got {prefetch}")
+    if pin_memory and not torch.accelerator.is_available():
+        raise ValueError(
+            "pin_memory=True needs a GPU, and there is none here: pass "
+            "pin_memory=torch.cuda.is_available()"
+        )
+
+
+def _check_generator(generator: torch.Generator | None, prefetch: bool) -> None:
+    if generator is None and prefetch:
+        raise ValueError(
+            "prefetch needs a generator of its own, or the random numbers of others would depend "
+            "on how far it is ahead: pass generator=torch.Generator().manual_seed(0)"
+        )
+    if generator is not None and generator.device.type != "cpu":
+        raise ValueError(
+            f"items are drawn on the CPU, and the generator is on {generator.device}: pass "
+            "generator=torch.Generator().manual_seed(0)"
+        )
+
+
+def _no_size() -> ValueError:
+    return ValueError(
+        "how many? Pass sample(batch_size), or ReplayBuffer(batch_size=...) once for all"
+    )
+
+
+def _length(batch: Any) -> int:
+    return len(batch) if isinstance(batch, TensorDict) else len(pytree.tree_leaves(batch)[0])
+
+
+def _filled(out: Any, data: Any) -> Any:
+    """`out`, with the content of `data` of the same structure."""
+    if isinstance(out, TensorDict):
+        return out.update(data, inplace=True)
+    for target, value in zip(pytree.tree_leaves(out), pytree.tree_leaves(data), strict=True):
+        target.copy_(value)
+    return out

@@ -1,0 +1,210 @@
+"""Which items of a replay buffer go into a batch: `Sampler`, the contract, and two samplers.
+
+Items are known by their number: the first item ever added is 0, the next is 1, and so on for ever,
+whatever row of the storage they lie in. Numbers of items that were overwritten are not used again.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Draw(NamedTuple):
+    """What goes into one batch."""
+
+    items: Tensor  # int64 [n], the numbers of the items
+    info: dict[str, Tensor]  # name -> [n], more about each of them
+    ends_epoch: bool = False  # whether the next batch begins a new round
+
+
+class Sampler:
+    """The contract of a sampler; this base knows the items it is told, and has nothing to keep.
+
+    Only `draw` must be written. A sampler that keeps something writes the methods that go with it:
+    `added`, `clear`, `state_dict` and `load_state_dict`; and `mark` and `rewind`, if drawing
+    changes it. A replay buffer calls all of them under its lock. Whatever changes later draws, but
+    for `draw` itself, adds one to `version`, so that no batch drawn ahead is used afterwards.
+
+    >>> class Newest(Sampler):
+    ...     def draw(self, n, live, generator=None):
+    ...         return Draw(torch.arange(live.stop - n, live.stop), {})
+    >>> Newest().draw(2, range(7)).items
+    tensor([5, 6])
+    """
+
+    version = 0
+    max_capacity: Any = None  # how many items there may be, where that matters
+
+    def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
+        """Choose n of the live items, of which there is at least one.
+
+        >>> RandomSampler().draw(3, range(5, 6)).items
+        tensor([5, 5, 5])
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define draw(n, live, generator)")
+
+    def added(self, items: range) -> None:
+        """Hear of new items, which may have taken the places of the oldest.
+
+        >>> SamplerWithoutReplacement().added(range(4))
+        """
+
+    def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
+        """Change priorities; here an error, as there are none.
+
+        >>> from raffia.data.prioritized import PrioritizedSampler
+        >>> PrioritizedSampler(5, alpha=1.0, beta=1.0).update_priority(torch.tensor([]), 1.0)
+        0
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no priorities; use PrioritizedReplayBuffer, or "
+            "ReplayBuffer(sampler=PrioritizedSampler(max_capacity, alpha, beta))"
+        )
+
+    def clear(self) -> None:
+        """Forget all items.
+
+        >>> SamplerWithoutReplacement().clear()
+        """
+
+    def mark(self) -> Any:
+        """Where it stands, as far as draws change that; for `rewind`.
+
+        >>> RandomSampler().mark()
+        """
+        return None
+
+    def rewind(self, mark: Any) -> None:
+        """Go back to where it stood at `mark`, with the draws since then undone.
+
+        A mark from before it was cleared, or another state loaded, has no meaning any more.
+
+        >>> sampler = SamplerWithoutReplacement()
+        >>> mark = sampler.mark()
+        >>> first = sampler.draw(2, range(5)).items
+        >>> sampler.rewind(mark)
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps, as tensors and numbers.
+
+        >>> RandomSampler().state_dict()
+        {}
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        >>> RandomSampler().load_state_dict({})
+        """
+        self.version += 1
+
+
+class RandomSampler(Sampler):
+    """Every item alike, each batch on its own.
+
+    replacement: whether an item can stand in one batch several times. False needs at least as many
+        items as the batch has; to see each item once before any comes again, over several batches,
+        use `SamplerWithoutReplacement`.
+
+    >>> sorted(RandomSampler(replacement=False).draw(3, range(10, 13)).items.tolist())
+    [10, 11, 12]
+    """
+
+    def __init__(self, *, replacement: bool = True) -> None:
+        self.replacement = replacement
+
+    def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
+        if self.replacement:
+            return Draw(torch.randint(live.start, live.stop, (n,), generator=generator), {})
+        if n > len(live):
+            raise ValueError(
+                f"there are no {n} different items among {len(live)}: sample fewer, or use "
+                "RandomSampler(replacement=True)"
+            )
+        return Draw(distinct(n, len(live), generator) + live.start, {})
+
+
+def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tensor:
+    """n different numbers below `end`, every choice and order of them alike; int64 [n].
+
+    Takes time in proportion to n, not to `end`.
+
+    >>> sorted(distinct(4, 4).tolist())
+    [0, 1, 2, 3]
+    """
+    if 2 * n >= end:
+        return torch.randperm(end, generator=generator)[:n]
+    # Numbers that came before are drawn again: the first n different ones of a sequence.
+    drawn = torch.randint(end, (n,), generator=generator)
+    while True:
+        ordered, order = torch.sort(drawn, stable=True)
+        again = order[1:][ordered[1:] == ordered[:-1]]
+        if not len(again):
+            return drawn
+        fresh = torch.ones_like(drawn, dtype=torch.bool)
+        fresh[again] = False
+        more = torch.randint(end, (len(again),), generator=generator)
+        drawn = torch.cat([drawn[fresh], more])
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Every item once, then every item once again, in an order of its own for each epoch.
+
+    drop_last: the last batch of an epoch has the items that are left, which can be fewer than
+        asked for. True leaves them out instead, so that all batches are of the same size.
+    shuffle: False goes from the oldest item to the newest.
+
+    An epoch is over the items that were there when it began. Items added meanwhile come in the
+    next one; items overwritten meanwhile are left out. (So after a buffer has been filled anew as a
+    whole the next batch begins an epoch over the new content.) Where all that is left is
+    overwritten the epoch ends without notice: `ends_epoch` of the batch before was False.
+
+    >>> sampler = SamplerWithoutReplacement(shuffle=False)
+    >>> [sampler.draw(2, range(3)).items.tolist() for _ in range(4)]
+    [[0, 1], [2], [0, 1], [2]]
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self._order = torch.empty(0, dtype=torch.int64)  # left of this epoch; never written to
+        self._oldest = 0  # none of them is older
+
+    def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
+        if self.drop_last and n > len(live):
+            raise ValueError(
+                f"{len(live)} items fill no batch of {n}, and drop_last=True leaves smaller ones "
+                "out: sample fewer, or use SamplerWithoutReplacement(drop_last=False)"
+            )
+        least = n if self.drop_last else 1  # to go on with this epoch
+        order = self._order
+        if live.start > self._oldest:
+            order = order[order >= live.start]
+        if len(order) < least:
+            order = torch.arange(live.start, live.stop)
+            if self.shuffle:
+                order = order[torch.randperm(len(live), generator=generator)]
+        self._order, self._oldest = order[n:], live.start
+        return Draw(order[:n].clone(), {}, ends_epoch=len(self._order) < least)
+
+    def clear(self) -> None:
+        self._order = self._order[:0]
+        self.version += 1
+
+    def mark(self) -> Any:
+        return self._order, self._oldest, self.version
+
+    def rewind(self, mark: Any) -> None:
+        if mark[-1] == self.version:
+            self._order, self._oldest, _ = mark
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self._order.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._order, self._oldest = state["order"].clone(), 0
+        self.version += 1

@@ -1,0 +1,633 @@
+"""`SegmentReplayBuffer`: windows of consecutive steps out of a ring, for learning by unrolling.
+
+Legend: T times, E environments, B windows, L rows in a window, S frames in a stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.data.episodes import CLOSED_TERMINATED, Change, Episodes
+from raffia.data.folder import read_folder, write_folder
+from raffia.data.prefetch import Prefetcher
+from raffia.data.replay import _check_generator, _check_options
+from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
+from raffia.data.segment_books import Books
+from raffia.data.segment_rows import StoredRows
+from raffia.data.step_priorities import StepPriorities
+from raffia.data.steps import StepKeys, Steps, in_parts, numbers, several, take_steps
+from raffia.data.storage import Storage
+from raffia.tensordict.keys import NestedKey, unravel_key
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+
+KIND, VERSION = "raffia.segments", 1
+
+
+class SegmentReplayBuffer:
+    """Windows of consecutive steps of one episode, drawn alike or by the priority of their start.
+
+    storage: a `TensorStorage` or `MemmapStorage` with a `max_size`, which belongs to this buffer. A
+        row of it is a step, or the closing row of an episode: its last observation.
+    unroll_steps, n_step: a window has L = unroll_steps + n_step + 1 rows: the start, the steps that
+        are unrolled, and n_step more, from which values are bootstrapped.
+    obs_keys: entries of a state, which there are after the last action too: the observation; or the
+        legal actions, whose turn it is, a value ...
+    frame_stack: S. The newest frame is stored, once; windows have stacks of the S newest. Of
+        several obs_keys name those to be stacked, with their numbers: frame_stack={"pixels": 4}.
+    absorb: the ends, of "terminated" and "truncated", behind which the state is absorbing: rows
+        there count in the loss, and nothing is bootstrapped from them. Rows behind other ends are
+        masked. () masks both.
+    alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn alike. `beta` can be
+        set at any time. eps is added to every priority.
+    replacement: False draws different starts for one batch.
+    batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
+
+    Steps come in with `extend`, from several environments at once. A step holds obs, the action
+    chosen there and the reward that followed, terminated and truncated, and whatever else; where
+    one ends an episode, ("next", "obs") is what was seen after it.
+
+    A step can be drawn when `unroll_steps + n_step` more rows of its episode are there, or the
+    episode has ended. When the ring overwrites the first step of an ended episode, the whole
+    episode can't be drawn any more. An episode that goes on loses only the steps that are
+    overwritten (and S - 1 more, whose frames are incomplete), so one can be longer than the ring.
+
+    A sample has the stored entries [B, L, ...], those with frames [B, L, S, ...], and
+
+        index            [B]     number of the start, for `update_priority`
+        step_index       [B, L]  numbers of all rows, for `update`; -1 where the row is not valid
+        priority_weight  [B]     float32; 1 without priorities
+
+    and of each row [B, L] what it is good for:
+
+        row            stored entries                     valid  valid_step  mask          discount
+        step           its own                            True   True        True          1
+        the last step  its own                            True   True        True          0 | 1 (0)
+        closing row    obs_keys; flags of the last step;  True   False       False (True)  0
+                       0 in the others
+        behind it      the closing row again              False  False       False (True)  0
+
+        a | b: before a termination | before a truncation. In brackets: if `absorb` has that end.
+
+    `valid`: the observation is one of the episode. `valid_step`: an action was taken there. `mask`:
+    the row counts in the loss. `discount` (to be multiplied by gamma): what follows the row counts
+    in its value. Stacks are views of the same frames, each copied once; in front of an episode its
+    first frame is repeated, and behind it the last one.
+
+    Source: Ye, Liu, Kurutach, Abbeel & Gao (2021), Mastering Atari games with limited data (what is
+    unrolled and bootstrapped; the masks of time steps behind the end).
+
+    >>> from raffia.data.segment import SegmentReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(1000), unroll_steps=2, n_step=1)
+    >>> steps = TensorDict(  # three steps of one environment; the last one ends the episode
+    ...     obs=torch.tensor([10, 11, 12]),
+    ...     action=torch.tensor([1, 0, 1]),
+    ...     reward=torch.tensor([0.5, 0.25, 1.0]),
+    ...     terminated=torch.tensor([False, False, True]),
+    ...     truncated=torch.tensor([False, False, False]),
+    ...     next=dict(obs=torch.tensor([11, 12, 13])),
+    ...     batch_size=[3],
+    ... )
+    >>> buffer.extend(steps)
+    tensor([0, 1, 2])
+    >>> window = buffer.read(torch.tensor([1]))
+    >>> window["obs"], window["reward"]
+    (tensor([[11, 12, 13, 13]]), tensor([[0.2500, 1.0000, 0.0000, 0.0000]]))
+    >>> window["valid"], window["discount"]
+    (tensor([[ True,  True,  True, False]]), tensor([[1., 0., 0., 0.]]))
+    >>> buffer.sample(5)["obs"].shape
+    torch.Size([5, 4])
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        unroll_steps: int,
+        n_step: int = 0,
+        obs_keys: Sequence[NestedKey] = ("obs",),
+        terminated_key: NestedKey = "terminated",
+        truncated_key: NestedKey = "truncated",
+        frame_stack: int | Mapping[NestedKey, int] = 1,
+        absorb: Collection[str] = ("terminated",),
+        alpha: float | None = None,
+        beta: float | None = None,
+        eps: float = 1e-8,
+        replacement: bool = True,
+        batch_size: int | None = None,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        prefetch: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if storage.max_size is None:
+            raise ValueError(
+                "a segment buffer overwrites its oldest steps, so it needs a storage with a "
+                "max_size: TensorStorage(max_size=100_000)"
+            )
+        if unroll_steps < 0 or n_step < 0:
+            raise ValueError(f"unroll_steps={unroll_steps} and n_step={n_step} must be at least 0")
+        _check_options(batch_size, pin_memory, prefetch)
+        _check_generator(generator, prefetch=prefetch > 0)
+        self.storage = storage
+        self.unroll_steps, self.n_step = unroll_steps, n_step
+        self.length = unroll_steps + n_step + 1
+        self.batch_size = batch_size
+        self.num_ignored = 0  # priorities and updates that came too late
+        self._keys = StepKeys(
+            tuple([unravel_key(key) for key in obs_keys]), terminated_key, truncated_key
+        )
+        stacks = frame_stacks(frame_stack, self._keys.obs)
+        self._rows = StoredRows(storage, self._keys)
+        self._episodes = Episodes(
+            storage.max_size,
+            look_ahead=self.length - 1,
+            look_back=max(stacks.values(), default=1) - 1,
+        )
+        self._priorities = StepPriorities(storage.max_size, alpha=alpha, beta=beta, eps=eps)
+        self._maker = SegmentMaker(
+            storage,
+            self._episodes,
+            self._priorities,
+            length=self.length,
+            stacks=stacks,
+            absorb=absorb,
+            replacement=replacement,
+            generator=generator,
+            pin_memory=pin_memory,
+            device=device,
+        )
+        self._books = Books(self._episodes, self._priorities, self._maker)
+        self._lock = threading.RLock()
+        self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+        return len(self._episodes)
+
+    def __repr__(self) -> str:
+        return (
+            f"SegmentReplayBuffer({len(self)} steps to draw from {self.num_episodes} episodes, "
+            f"windows of {self.length} rows, {self.storage!r})"
+        )
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes are here, ended or going on."""
+        return self._episodes.num_episodes
+
+    @property
+    def beta(self) -> float | None:
+        """How much of the bias the weights undo; None without priorities."""
+        return self._priorities.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        with self._changing():
+            self._priorities.raise_beta(beta)
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Where random numbers come from; set another one to seed anew."""
+        return self._maker.generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        _check_generator(generator, prefetch=self._ahead is not None)
+        with self._changing():
+            self._maker.generator = generator
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
+        with self._lock:
+            if self._ahead is not None:
+                self._ahead.drop()
+            self._maker.num_changes += 1
+            yield
+
+    # -- steps come in
+
+    def extend(
+        self,
+        steps: TensorDict,
+        env: int | Sequence[int] | Tensor | None = None,
+        *,
+        priority: Tensor | None = None,
+    ) -> Tensor:
+        """Append steps; gives their numbers [T] or [T, E], which count up for ever.
+
+        steps: [T], consecutive steps of one environment; or [T, E], of several at the same times.
+        env: which ones, any numbers from 0 on that aren't sparse: one, or E different ones. Without
+            it they are 0 to E - 1. An environment's steps continue those of the call before.
+        priority: [T] or [T, E], of the steps; without it new steps have the largest so far.
+        Raises KeyError, ValueError or TypeError, and changes nothing, if the steps are not as they
+        should be.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.zeros(2, 3, dtype=torch.bool)
+        >>> obs = torch.arange(6).view(2, 3)  # two steps of each of three environments
+        >>> buffer.extend(TensorDict(obs=obs, terminated=no, truncated=no, batch_size=[2, 3]))
+        tensor([[0, 1, 2],
+                [3, 4, 5]])
+        >>> len(buffer)  # the second steps can't be drawn until the third are there
+        3
+        """
+        if not isinstance(steps, TensorDictBase):
+            raise TypeError(f"steps are a TensorDict [T] or [T, E], not a {type(steps).__name__}")
+        shape = steps.batch_size
+        if len(shape) not in (1, 2):
+            raise ValueError(
+                f"steps have the batch size [T] or [T, E], got {list(shape)}: buffer.add(step) "
+                "takes one step, of one environment or of several"
+            )
+        if len(shape) == 1:
+            steps = steps.unsqueeze(1)
+        envs = several(env, steps.batch_size[1])
+        if priority is not None:
+            if priority.shape != shape:
+                raise ValueError(
+                    f"steps {list(shape)} need as many priorities, got {list(priority.shape)}"
+                )
+            self._priorities.chances(priority)
+            priority = priority.detach().reshape(steps.batch_size).cpu()
+        taken = take_steps(steps, self._keys)
+        with self._changing():
+            self._check(taken.rows, len(envs))
+            if not steps.numel():
+                return torch.empty(shape, dtype=torch.int64)
+            try:
+                return self._extend(taken, envs, priority).view(shape)
+            except BaseException:  # such as a full disk
+                self._skip()
+                raise
+
+    def _check(self, rows: TensorDict, num_envs: int) -> None:
+        """Raise whatever keeps steps from being stored."""
+        if self.storage.total != self._episodes.total:
+            raise RuntimeError(
+                f"{self.storage.total} items were appended to the storage, and this buffer knows "
+                f"of {self._episodes.total}: a storage belongs to one buffer. One that was opened "
+                "again needs buffer.load(folder) first"
+            )
+        if 2 * num_envs > self._episodes.num_rows:
+            raise ValueError(
+                f"{num_envs} environments can end at once, and take {2 * num_envs} rows then; the "
+                f"storage has max_size={self._episodes.num_rows}: take a larger one"
+            )
+        taken = [name for name in ADDED if name in rows.keys()]
+        if taken:
+            raise ValueError(
+                f"samples have entries {', '.join(ADDED)} of their own; call yours other than "
+                f"{', '.join(map(repr, taken))}, such as {'step_' + taken[0]!r}"
+            )
+        self.storage.check(rows)
+
+    def _extend(self, steps: Steps, env: Tensor, priority: Tensor | None) -> Tensor:
+        num_envs, num_closed = len(env), 0
+        items = []
+        for part in in_parts(steps.terminated | steps.truncated, self._episodes.num_rows):
+            terminated, truncated = steps.terminated[part], steps.truncated[part]
+            num_ends = int((terminated | truncated).sum())
+            self.storage.extend(steps.rows[part.start * num_envs : part.stop * num_envs])
+            if num_ends:
+                self.storage.extend(steps.closing[num_closed : num_closed + num_ends])
+                num_closed += num_ends
+            change = self._episodes.append(terminated, truncated, env)
+            given = None if priority is None else priority[part].reshape(-1)
+            self._priorities.expect(self._episodes.row(change.item.view(-1)), given)
+            self._apply(change)
+            items.append(change.item)
+        return torch.cat(items)
+
+    def _apply(self, change: Change) -> None:
+        self._priorities.withdraw(change.lost)
+        self._priorities.admit(change.won)
+
+    def add(
+        self,
+        step: TensorDict,
+        env: int | Sequence[int] | Tensor | None = None,
+        *,
+        priority: Tensor | None = None,
+    ) -> Tensor:
+        """Append one step [] of one environment, or [E] of several; gives numbers [] or [E].
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.tensor([False, False])
+        >>> step = TensorDict(obs=torch.randn(2, 3), terminated=no, truncated=no, batch_size=[2])
+        >>> buffer.add(step), buffer.add(step[0], env=1)
+        (tensor([0, 1]), tensor(2))
+        """
+        if priority is not None:
+            priority = priority.unsqueeze(0)
+        return self.extend(step.unsqueeze(0), env, priority=priority)[0]
+
+    def cut(self, env: int | Sequence[int] | Tensor | None = None) -> int:
+        """Break off episodes that go on, as after a resume, when environments begin anew.
+
+        env: of which environments; without it of all. Returns how many episodes were broken off.
+
+        The newest step of each becomes the closing row, as what was seen after it is not known. The
+        episode is truncated there.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=5)
+        >>> no = torch.zeros(3, dtype=torch.bool)
+        >>> steps = TensorDict(obs=torch.arange(3), terminated=no, truncated=no, batch_size=[3])
+        >>> _ = buffer.extend(steps)
+        >>> buffer.cut(), len(buffer)
+        (1, 2)
+        """
+        with self._changing():
+            change = self._episodes.cut(several(env, None, self._episodes.num_envs))
+            self._apply(change)
+            before = change.item[change.item != change.closing]
+            self._rows.close(self._episodes.row(change.closing), self._episodes.row(before))
+            return len(change.closing)
+
+    def _skip(self) -> None:
+        """Go on behind what the storage holds; steps between which some are missing are cut."""
+        missed = self.storage.total - self._episodes.total
+        if missed > 0:
+            self.cut()
+            self._priorities.withdraw(self._episodes.skip(missed))
+
+    # -- windows go out
+
+    def sample(self, batch_size: int | None = None, *, out: TensorDict | None = None) -> TensorDict:
+        """Draw windows; the class says what they hold.
+
+        batch_size: B; without it the `batch_size` of the buffer.
+        out: an earlier sample of as many, that is filled anew; nothing large is allocated then.
+        Raises ValueError if there is no step to draw yet, or if `out` is not such a sample.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, alpha=0.6, beta=0.4)
+        >>> no = torch.zeros(9, dtype=torch.bool)
+        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> _ = buffer.extend(steps)
+        >>> batch = buffer.sample(256)
+        >>> batch = buffer.sample(256, out=batch)
+        >>> buffer.update_priority(batch["index"], (batch["obs"][:, 0] - 4.0).abs())
+        0
+        """
+        n = self.batch_size if batch_size is None else batch_size
+        if n is None or n < 1:
+            raise ValueError(
+                f"how many windows? Got {n}: buffer.sample(256), or "
+                "SegmentReplayBuffer(batch_size=256) once for all"
+            )
+        maker = self._maker
+        if self._ahead is not None:
+            copied = self._ahead.next(n)
+        elif maker.plain and out is not None:
+            with self._lock:
+                maker.draw(n, out)
+            return out
+        else:
+            with self._lock:
+                drawn = maker.draw(n)
+            copied = maker.finish(drawn)
+        return maker.build(copied) if out is None else maker.fill(out, copied)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Samples of `batch_size`, without end."""
+        while True:
+            yield self.sample()
+
+    def read(self, index: Tensor, *, length: int | None = None) -> TensorDict:
+        """The windows that start at these steps, as `sample` gives them, with weights 1.
+
+        index: [B] numbers of steps that can be drawn; `contains` tells which these are.
+        length: how many rows, if not the buffer's L.
+        Raises IndexError for other numbers.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.zeros(9, dtype=torch.bool)
+        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> _ = buffer.extend(steps)
+        >>> buffer.read(torch.tensor([4, 2]), length=3)["obs"]
+        tensor([[4, 5, 6],
+                [2, 3, 4]])
+        """
+        index, length = numbers(index), self.length if length is None else length
+        if index.ndim != 1 or length < 1:
+            raise ValueError(
+                f"index has the shape [B] and length is at least 1, got {list(index.shape)} and "
+                f"{length}"
+            )
+        with self._lock:
+            unknown = index[~self._episodes.can_draw(index)]
+            if len(unknown):
+                raise IndexError(
+                    f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
+                    "overwritten, or has too few rows after it yet, or is no step. "
+                    "buffer.contains(index) tells which can be"
+                )
+            start = self._episodes.row(index)
+            copied = self._maker.copy(start, torch.ones(len(start)), length)
+        return self._maker.build(self._maker.finish(copied))
+
+    def contains(self, index: Tensor) -> Tensor:
+        """Which numbers are of steps that can be drawn and read: bool, of the shape of index.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).contains(torch.tensor([0]))
+        tensor([False])
+        """
+        with self._lock:
+            return self._episodes.can_draw(numbers(index))
+
+    # -- what is known better later
+
+    def update_priority(self, index: Tensor, priority: Tensor | float) -> int:
+        """Change the priorities of steps; returns how many were left out, as they are gone.
+
+        index: numbers of steps, as a sample's "index". Where one stands twice, the last counts.
+        priority: of the same shape, or one for all; finite and >= 0.
+        Raises ValueError for another priority, IndexError for a number that there never was;
+        nothing is changed then.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=0, alpha=0.6, beta=0.4)
+        >>> no = torch.zeros(9, dtype=torch.bool)
+        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> _ = buffer.extend(steps)
+        >>> buffer.update_priority(torch.tensor([3, 5]), torch.tensor([0.5, 2.0]))
+        0
+        """
+        index, priority = numbers(index), torch.as_tensor(priority).detach().cpu()
+        if priority.ndim and priority.shape != index.shape:
+            raise ValueError(
+                f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
+                f"{list(priority.shape)}"
+            )
+        self._priorities.chances(priority)
+        with self._changing():
+            self._refuse_unknown(index, 0)
+            here = self._episodes.can_draw(index)
+            rows = self._episodes.row(index[here])
+            self._priorities.update(rows, priority.expand(index.shape)[here])
+            return self._ignored(index.numel() - len(rows))
+
+    def update(self, index: Tensor, entries: TensorDict) -> int:
+        """Write entries of stored rows anew; returns how many were left out, as they are gone.
+
+        index: numbers of rows, such as a sample's "step_index" or a part of it; -1 is passed over.
+            Where one stands twice, the last counts.
+        entries: of the batch size `index.shape`: any of the stored ones, but for the flags that say
+            where episodes end. To closing rows only those of `obs_keys` are written. Of stacked
+            frames it is the newest one that is stored.
+        Raises KeyError, ValueError or IndexError, and changes nothing, if they don't fit.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.zeros(9, dtype=torch.bool)
+        >>> steps = TensorDict(obs=torch.arange(9), value=torch.zeros(9), batch_size=[9])
+        >>> _ = buffer.extend(steps.update(dict(terminated=no, truncated=no)))
+        >>> index = buffer.read(torch.tensor([4]))["step_index"]
+        >>> buffer.update(index, TensorDict(value=torch.tensor([[0.5, 0.25]]), batch_size=[1, 2]))
+        0
+        >>> buffer.read(torch.tensor([3, 4]))["value"]
+        tensor([[0.0000, 0.5000],
+                [0.5000, 0.2500]])
+        """
+        index = numbers(index)
+        if entries.batch_size != index.shape:
+            raise ValueError(
+                f"index has the shape {list(index.shape)}, and entries the batch size "
+                f"{list(entries.batch_size)}: they should be the same"
+            )
+        with self._changing():
+            values = self._rows.fitting(entries.reshape(-1))
+            self._refuse_unknown(index, -1)
+            index = index.reshape(-1)
+            held = self._episodes.holds(index)
+            place = held.nonzero()[:, 0]
+            if len(place):
+                rows = self._episodes.row(index[place])
+                chosen = {path: value[place.to(value.device)] for path, value in values.items()}
+                self._rows.write(rows, chosen, self._episodes.kind[rows] < CLOSED_TERMINATED)
+            return self._ignored(int((index >= 0).sum()) - int(held.sum()))
+
+    def _ignored(self, count: int) -> int:
+        self.num_ignored += count
+        return count
+
+    def _refuse_unknown(self, index: Tensor, least: int) -> None:
+        wrong = index[(index < least) | (index >= self._episodes.total)]
+        if len(wrong):
+            raise IndexError(
+                f"there never was a step {int(wrong[0])}: {self._episodes.total} rows came in so "
+                'far. Pass the "index" or "step_index" of a sample. Nothing was changed'
+            )
+
+    # -- keeping
+
+    def empty(self) -> None:
+        """Throw all steps away; numbers start at 0 again.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).empty()
+        """
+        with self._changing():
+            self.storage.clear()
+            self._episodes.clear()
+            self._priorities.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All steps, and where sampling stands: nested dicts of tensors (copies) and numbers.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> other = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> other.load_state_dict(buffer.state_dict())
+        """
+        with self._changing():
+            return {"storage": self.storage.state_dict(), "books": self._books.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
+
+        Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
+        """
+        with self._changing():
+            self._books.check(state["books"])
+            self.storage.load_state_dict(state["storage"])
+            self._books.load(state["books"])
+
+    def save(self, folder: str | os.PathLike[str], *, rows: bool = True) -> None:
+        """Write all steps, and where sampling stands, to a folder.
+
+        Killed at any time, the folder holds the old or the new.
+
+        rows: False leaves out the rows, for a `MemmapStorage`, which keeps them itself; they are
+            flushed first. Give the storage, opened again, to a buffer made like this one, and call
+            its `load`.
+
+        >>> import tempfile
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> other = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     buffer.save(folder)
+        ...     other.load(folder)
+        """
+        flush = getattr(self.storage, "flush", None)
+        if not rows and flush is None:
+            raise ValueError(
+                f"a {type(self.storage).__name__} keeps its rows in memory only: save(folder) "
+                "writes them too"
+            )
+        with self._changing():
+            if flush is not None:
+                flush()
+            files = self.storage.files() if rows else {}
+            write_folder(folder, KIND, VERSION, {**files, **self._books.files()})
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Go on where `save` was called, bit for bit, in this process or another.
+
+        Where the rows were left out and the storage went on since then, steps that came after the
+        save are lost, as are those that they overwrote; episodes that went on are broken off.
+        Raises DamagedFileError or ValueError, and changes nothing, if the folder does not hold what
+        was saved, or not of a buffer made like this one.
+        """
+        found = read_folder(folder, KIND, VERSION)
+        books = self._books.read(found)
+        with self._changing():
+            self._books.check(books)
+            if len(found.files) > 1:
+                self.storage.read_files(found)
+            elif self.storage.total < int(books["episodes"]["total"]):
+                raise ValueError(
+                    f"{folder} was saved without the rows of {int(books['episodes']['total'])} "
+                    f"items, and to this storage {self.storage.total} were appended: it should be "
+                    "the same one, opened again"
+                )
+            self._books.load(books)
+            self._skip()
+            gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
+            self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))

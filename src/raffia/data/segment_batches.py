@@ -1,0 +1,247 @@
+"""How a segment buffer makes a batch: choose starts, copy the rows of their windows, move them.
+
+Legend: B windows, L rows in a window, S frames in a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, Episodes
+from raffia.data.step_priorities import StepPriorities
+from raffia.data.storage import Storage
+from raffia.data.windows import Kinds, Ring, Windows, stacked, unstacked, windows
+from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.tensordict import TensorDict
+
+Path = tuple[Any, ...]
+# What a batch holds besides the entries that were stored.
+OF_ROWS = {  # in the order of the fields of Windows
+    "step_index": torch.int64,
+    "valid": torch.bool,
+    "valid_step": torch.bool,
+    "mask": torch.bool,
+    "discount": torch.float32,
+}
+ADDED = {"index": torch.int64, "priority_weight": torch.float32, **OF_ROWS}
+CLOSED = {"terminated": CLOSED_TERMINATED, "truncated": CLOSED_TRUNCATED}
+
+
+class Copied(NamedTuple):
+    """The tensors of a batch, of which no container is made yet."""
+
+    size: torch.Size  # [B, L]
+    leaves: list[Tensor]  # of the stored entries, in order; stacks as their frames [B, L+S-1, ...]
+    added: dict[str, Tensor]  # by name as in ADDED
+
+
+class SegmentMaker:
+    """Makes batches of the windows in a storage, in two steps: the source of a `Prefetcher`.
+
+    `draw` and `copy` are called under the lock of the buffer, `finish` is not. The arguments are
+    those of `SegmentReplayBuffer`; stacks: S by the path of an entry, where it is more than 1.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        episodes: Episodes,
+        priorities: StepPriorities,
+        *,
+        length: int,
+        stacks: Mapping[Path, int],
+        absorb: Collection[str],
+        replacement: bool,
+        generator: torch.Generator | None,
+        pin_memory: bool,
+        device: torch.device | str | None,
+    ) -> None:
+        self.storage, self.episodes, self.priorities = storage, episodes, priorities
+        self.length, self.stacks, self.kinds = length, stacks, _kinds(absorb)
+        self.replacement, self.generator = replacement, generator
+        self.pin_memory = pin_memory
+        self.place = storage.device if device is None else torch.empty(0, device=device).device
+        self.plain = device is None and not pin_memory and storage.device.type == "cpu"
+        self.num_changes = 0
+
+    def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
+        """Choose starts and copy their windows; into an earlier batch, if one is given."""
+        num_steps = len(self.episodes)
+        if not num_steps:
+            raise ValueError(
+                f"no step can be drawn yet: {self.episodes.total} rows came in, and a step needs "
+                f"{self.length - 1} rows after it, or the end of its episode"
+            )
+        if batch_size > num_steps and not self.replacement:
+            raise ValueError(
+                f"there are no {batch_size} different steps among {num_steps}: sample fewer, or "
+                "make the buffer with replacement=True"
+            )
+        # What `into` lacks is said before a draw is lost for it.
+        targets = None if into is None else self.targets(into, batch_size, self.length)
+        start, weight = self.priorities.draw(
+            batch_size, self.generator, replacement=self.replacement
+        )
+        return self.copy(start, weight, self.length, targets)
+
+    def copy(
+        self, start: Tensor, weight: Tensor, length: int, into: Copied | None = None
+    ) -> Copied:
+        """The windows of L rows from these rows [B] on."""
+        structure, episodes = self.storage.structure, self.episodes
+        assert structure is not None
+        before, size = episodes.look_back, torch.Size([len(start), length])
+        ring = Ring(episodes.preceding, episodes.following, episodes.kind, episodes.total - 1)
+        known = None if into is None else Windows(*[into.added[name] for name in OF_ROWS])
+        rows, known = windows(ring, self.kinds, start, before=before, length=length, out=known)
+        index = episodes.item(start)
+        if into is not None:
+            index = into.added["index"].copy_(index)
+            weight = into.added["priority_weight"].copy_(weight)
+        targets = [None] * len(structure.paths) if into is None else into.leaves
+        wanted: dict[int, Tensor] = {}  # the rows to read, by S
+        leaves = []
+        for path, leaf, target in zip(structure.paths, self._leaves(), targets, strict=True):
+            stack = self.stacks.get(path, 1)
+            if stack not in wanted:
+                wanted[stack] = rows[:, before - stack + 1 :].reshape(-1).to(leaf.device)
+            shape = len(start), length + stack - 1, *leaf.shape[1:]
+            if target is None:
+                leaves.append(leaf.index_select(0, wanted[stack]).view(shape))
+            else:
+                torch.index_select(leaf, 0, wanted[stack], out=target.view(-1, *leaf.shape[1:]))
+                leaves.append(target)
+        return Copied(size, leaves, dict(zip(ADDED, (index, weight, *known), strict=True)))
+
+    def _leaves(self) -> list[Tensor]:
+        """The tensors of all rows [N, ...], in the order of the structure's paths."""
+        # Through `storage.get`, entries that aren't stacked would be read at all rows that are.
+        leaves = self.storage._leaves
+        if not leaves:
+            raise RuntimeError("the storage was closed, so nothing can be read from it any more")
+        return leaves
+
+    def finish(self, drawn: Copied) -> Copied:
+        """What was drawn, pinned and moved to where it is to go."""
+        if self.plain:
+            return drawn
+        # What is said of rows comes from the CPU, whereas the entries are where the storage is.
+        added = {name: self._moved(value) for name, value in drawn.added.items()}
+        return Copied(drawn.size, [self._moved(leaf) for leaf in drawn.leaves], added)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        if self.pin_memory and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
+        # From page-locked memory the copy goes on while the program does.
+        return tensor.to(self.place, non_blocking=self.pin_memory)
+
+    def build(self, copied: Copied) -> TensorDict:
+        """A batch of these tensors."""
+        structure = self.storage.structure
+        assert structure is not None
+        leaves = [
+            stacked(leaf, self.stacks[path]) if path in self.stacks else leaf
+            for path, leaf in zip(structure.paths, copied.leaves, strict=True)
+        ]
+        batch: TensorDict = structure.build(leaves, copied.size, self.place)
+        batch.batch_size = copied.size[:1]
+        for name, value in copied.added.items():
+            batch.set(name, value)
+        return batch
+
+    def fill(self, out: TensorDict, copied: Copied) -> TensorDict:
+        """Copy these tensors into an earlier batch of this size."""
+        targets = self.targets(out, *copied.size)
+        for target, leaf in zip(targets.leaves, copied.leaves, strict=True):
+            target.copy_(leaf)
+        for name, value in copied.added.items():
+            targets.added[name].copy_(value)
+        return out
+
+    def targets(self, out: TensorDict, batch_size: int, length: int) -> Copied:
+        """The tensors of an earlier batch; ValueError if it is not one of this size."""
+        structure = self.storage.structure
+        assert structure is not None
+        size = torch.Size([batch_size, length])
+        leaves = []
+        for path, layout in zip(structure.paths, structure.layouts, strict=True):
+            stack = self.stacks.get(path, 1)
+            shape = (*size, *layout.shape) if stack == 1 else (*size, stack, *layout.shape)
+            leaves.append(self._target(out, path, shape, layout.dtype, stack))
+        added = {
+            name: self._target(out, (name,), size if name in OF_ROWS else size[:1], dtype, 1)
+            for name, dtype in ADDED.items()
+        }
+        return Copied(size, leaves, added)
+
+    def _target(
+        self, out: TensorDict, path: Path, shape: tuple[int, ...], dtype: torch.dtype, stack: int
+    ) -> Tensor:
+        found: Tensor | None = out[path]
+        assert found is not None
+        if found.shape != shape or found.dtype is not dtype or found.device != self.place:
+            found = None
+        elif stack > 1:
+            found = unstacked(found)
+        if found is None or not found.is_contiguous():
+            raise ValueError(
+                f"out can't be filled: its entry {path[0] if len(path) == 1 else path!r} is not "
+                f"that of a sample, {dtype} {list(shape)} on {self.place}. Pass an earlier sample "
+                "of this size itself, not a copy of it"
+            )
+        return found
+
+    # for the prefetcher
+
+    def version(self) -> Hashable:
+        """Equal as long as `draw` would give the same."""
+        return self.num_changes
+
+    def mark(self) -> Any:
+        """Where drawing stands."""
+        return None if self.generator is None else self.generator.get_state()
+
+    def rewind(self, mark: Any) -> None:
+        """Go back to where drawing stood."""
+        if self.generator is not None:
+            self.generator.set_state(mark)
+
+
+def _kinds(absorb: Collection[str]) -> Kinds:
+    if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
+        raise ValueError(f"absorb={absorb!r} should be a collection of some of {list(CLOSED)}")
+    mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5)
+    for end, kind in CLOSED.items():
+        mask[kind] = end in absorb
+    discount[STEP] = 1.0
+    discount[TRUNCATED] = float("truncated" not in absorb)
+    return Kinds(mask, discount, CLOSED_TERMINATED)
+
+
+def frame_stacks(
+    frame_stack: int | Mapping[NestedKey, int], obs_keys: Sequence[NestedKey]
+) -> dict[Path, int]:
+    """How many frames are stacked, by the path of the entry, where it is more than 1.
+
+    >>> from raffia.data.segment_batches import frame_stacks
+    >>> frame_stacks(4, ["obs"]), frame_stacks({("obs", "pixels"): 4}, ["turn", ("obs", "pixels")])
+    ({('obs',): 4}, {('obs', 'pixels'): 4})
+    """
+    if not isinstance(frame_stack, Mapping):
+        if frame_stack != 1 and len(obs_keys) != 1:
+            raise ValueError(
+                f"which of obs_keys={list(obs_keys)} are stacked? Name them: "
+                f"frame_stack={{{obs_keys[0]!r}: {frame_stack}}}"
+            )
+        frame_stack = dict.fromkeys(obs_keys, frame_stack)
+    for key, stack in frame_stack.items():
+        if unravel_key(key) not in obs_keys or not isinstance(stack, int) or stack < 1:
+            raise ValueError(
+                f"frame_stack: {key!r}: {stack!r} should be one of obs_keys={list(obs_keys)}, and "
+                "how many frames of it are stacked, at least 1"
+            )
+    return {unravel_key_to_tuple(key): stack for key, stack in frame_stack.items() if stack > 1}

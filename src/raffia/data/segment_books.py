@@ -1,0 +1,66 @@
+"""What a segment buffer keeps besides the rows of its storage, as a state and as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raffia.data.episodes import Episodes
+from raffia.data.folder import Content, Folder
+from raffia.data.segment_batches import SegmentMaker
+from raffia.data.step_priorities import StepPriorities
+from raffia.tensordict.disk import save_file
+from raffia.tensordict.tensordict import TensorDict
+
+FILE = "books.safetensors"
+
+
+class Books:
+    """The episodes, the priorities, and where the generator stands, if there is one.
+
+    >>> from raffia.data.segment import SegmentReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+    >>> sorted(buffer.state_dict()["books"])
+    ['episodes', 'priorities']
+    """
+
+    def __init__(self, episodes: Episodes, priorities: StepPriorities, maker: SegmentMaker) -> None:
+        self.episodes, self.priorities, self.maker = episodes, priorities, maker
+
+    def state(self) -> dict[str, Any]:
+        """A copy of all of it, as nested dicts of tensors."""
+        state: dict[str, Any] = {
+            "episodes": self.episodes.state(),
+            "priorities": self.priorities.state(),
+        }
+        if self.maker.generator is not None:
+            state["generator"] = {"state": self.maker.generator.get_state()}
+        return state
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `load(state)` is possible."""
+        self.episodes.check_state(state["episodes"])
+        self.priorities.check_state(state["priorities"])
+        if ("generator" in state) != (self.maker.generator is not None):
+            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
+            raise ValueError(
+                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
+                "torch.Generator(), or None, before"
+            )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.episodes.load_state(state["episodes"])
+        self.priorities.load_state(state["priorities"])
+        if self.maker.generator is not None:
+            self.maker.generator.set_state(state["generator"]["state"])
+
+    def files(self) -> dict[str, Content]:
+        """The state as it is now, as a file for `write_folder`."""
+        books = TensorDict(self.state())
+        return {FILE: lambda path: save_file(books, path)}
+
+    def read(self, folder: Folder) -> dict[str, Any]:
+        """The state in a folder."""
+        return TensorDict.load(folder.path(FILE)).to_dict()

@@ -1,0 +1,149 @@
+"""Steps on their way into a segment buffer: checked, and taken apart into what is stored.
+
+Legend: T times, E environments, C episodes that end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key_to_tuple
+from raffia.tensordict.tensordict import TensorDict
+
+NEXT = "next"
+
+
+class StepKeys(NamedTuple):
+    """Which entries of a step say what."""
+
+    obs: tuple[NestedKey, ...]  # what there is before any action, and after the last one
+    terminated: NestedKey
+    truncated: NestedKey
+
+
+class Steps(NamedTuple):
+    """Steps as they are stored."""
+
+    rows: TensorDict  # [T * E]
+    closing: TensorDict  # [C], the closing rows: by time, then by environment
+    terminated: Tensor  # [T, E] bool
+    truncated: Tensor  # [T, E] bool
+
+
+def take_steps(steps: TensorDict, keys: StepKeys) -> Steps:
+    """What is stored of steps [T, E]; KeyError or ValueError that says what is wrong with them.
+
+    >>> from raffia.data.steps import StepKeys, take_steps
+    >>> step = TensorDict(
+    ...     obs=torch.tensor([[5]]),
+    ...     reward=torch.tensor([[1.0]]),
+    ...     terminated=torch.tensor([[True]]),
+    ...     truncated=torch.tensor([[False]]),
+    ...     next=dict(obs=torch.tensor([[6]])),
+    ...     batch_size=[1, 1],
+    ... )
+    >>> closing = take_steps(step, StepKeys(("obs",), "terminated", "truncated")).closing
+    >>> closing["obs"], closing["reward"], closing["terminated"]
+    (tensor([6]), tensor([0.]), tensor([True]))
+    """
+    terminated, truncated = _flag(steps, keys.terminated), _flag(steps, keys.truncated)
+    ends = terminated | truncated
+    for key in keys.obs:
+        steps[key]  # KeyError if it is missing
+    rows = steps.exclude(NEXT) if NEXT in steps.keys() else steps
+    rows = rows.reshape(-1)
+    closing = rows[:0]
+    if ends.any():
+        last = rows[ends.view(-1)]
+        closing = last.clone().zero_().update(last.select(keys.terminated, keys.truncated))
+        for key in keys.obs:
+            closing.set(key, _after(steps, key)[ends])
+    return Steps(rows, closing, terminated, truncated)
+
+
+def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
+    """Of each step whether an episode ends with it, on the CPU: [T, E] bool."""
+    flag, shape = steps[key], steps.batch_size
+    if flag.dtype is not torch.bool or flag.shape not in (shape, (*shape, 1)):
+        raise ValueError(
+            f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it says "
+            "whether the episode ends with the step, so it should be a single torch.bool"
+        )
+    return flag.reshape(shape).cpu()
+
+
+def _after(steps: TensorDict, key: NestedKey) -> Tensor:
+    """The observation after each step; only those after the last step of an episode are needed."""
+    nested = (NEXT, *unravel_key_to_tuple(key))
+    found, like = steps.get(nested, None), steps[key]
+    if found is None:
+        raise MissingKeyError(
+            f"an episode ends in these steps, and there is no entry {nested!r} of what was seen "
+            f"after its last action: steps[{nested!r}] = ..., of the shape of {key!r}. Its values "
+            "don't matter at steps that end no episode"
+        )
+    if found.shape != like.shape or found.dtype is not like.dtype:
+        raise ValueError(
+            f"entry {nested!r} is {found.dtype} {list(found.shape)}, and {key!r} is {like.dtype} "
+            f"{list(like.shape)}: these should be alike"
+        )
+    return found
+
+
+def in_parts(ends: Tensor, num_rows: int) -> list[slice]:
+    """Cut times into parts whose steps and closing rows find room in the ring together.
+
+    ends: [T, E] bool.
+
+    >>> ends = torch.tensor([[False, False], [True, False], [False, False], [False, False]])
+    >>> in_parts(ends, 5)
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    num_times, num_envs = ends.shape
+    if ends.numel() + int(ends.sum()) <= num_rows:
+        return [slice(0, num_times)]
+    parts, start, used = [], 0, 0
+    for t, num_ends in enumerate(ends.sum(1).tolist()):
+        needed = num_envs + num_ends
+        if used + needed > num_rows:
+            parts.append(slice(start, t))
+            start, used = t, 0
+        used += needed
+    return [*parts, slice(start, num_times)]
+
+
+def numbers(index: Any) -> Tensor:
+    """Numbers of items as int64 on the CPU, of any shape; TypeError for what is no number of any.
+
+    >>> numbers([[3, 5]])
+    tensor([[3, 5]])
+    """
+    index = torch.as_tensor(index).cpu()
+    if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
+        if index.numel():
+            raise TypeError(f"numbers are integers, got {index.dtype}")
+    return index.long()
+
+
+def several(env: int | Sequence[int] | Tensor | None, count: int | None, known: int = 0) -> Tensor:
+    """Numbers of environments, all different: int64 [E].
+
+    count: E, if that is settled. known: how many there are, for env=None if it isn't.
+
+    >>> several(None, 3), several(7, 1)
+    (tensor([0, 1, 2]), tensor([7]))
+    """
+    if env is None:
+        return torch.arange(known if count is None else count)
+    envs = numbers(env).reshape(-1)
+    if count is not None and len(envs) != count:
+        raise ValueError(
+            f"the steps are of {count} environment(s), and env={env} names {len(envs)}"
+        )
+    if len(envs) and (int(envs.min()) < 0 or len(envs.unique()) < len(envs)):
+        raise ValueError(f"env={env}: different numbers from 0 on are needed")
+    return envs

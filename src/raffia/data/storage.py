@@ -1,0 +1,592 @@
+"""Rows of any nested structure of tensors: `Storage`, the contract, and `TensorStorage` in memory.
+
+Rows are read and written by their number (`get`, `set`, `erase`), or appended to a ring (`extend`,
+`add`), where item number n lies in row n % max_size until item n + max_size takes its place.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.data.folder import Content, Folder, load_folder, write_folder
+from raffia.data.held import Held
+from raffia.data.storage_state import Rows, from_state, numbers_of, to_state
+from raffia.data.structure import RowStructure
+from raffia.tensordict.disk import save_file
+from raffia.tensordict.tensordict import TensorDict
+
+KIND, VERSION = "raffia.storage", 1
+Index = int | slice | Tensor  # of rows, checked: a Tensor is int64 [n]
+# For dtypes that `index_copy_` lacks, what carries their bytes.
+CARRIERS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e4m3fnuz: torch.int8,
+    torch.float8_e5m2: torch.int8,
+    torch.float8_e5m2fnuz: torch.int8,
+    torch.float8_e8m0fnu: torch.int8,
+    torch.float4_e2m1fn_x2: torch.int8,
+}
+
+
+class Storage(ABC):
+    """Rows of nested tensors; what a row looks like is settled by the first write.
+
+    What a storage in memory and one on disk have in common; a subclass allocates tensors and writes
+    into rows of them.
+
+    >>> from raffia.data.storage import Storage, TensorStorage
+    >>> isinstance(TensorStorage(5), Storage)
+    True
+    """
+
+    _skips = True  # whether items that `extend` would overwrite itself need not be written
+
+    def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:
+        if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
+            raise ValueError(f"max_size is the number of rows, at least 1, not {max_size!r}")
+        self._max_size = max_size
+        self._device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        self._total = 0
+        self._structure: RowStructure | None = None
+        self._leaves: list[Tensor] = []  # [capacity, ...] each
+        self._held = Held(self._device)
+
+    # -- what a subclass provides
+
+    @abstractmethod
+    def _allocate(self, structure: RowStructure, size: int) -> None:
+        """Make room for rows 0..size-1 and keep what is held; MemoryError or OSError if it can't.
+
+        Called before the first write, and then only if max_size is None.
+        """
+
+    @abstractmethod
+    def _write(self, rows: Index, leaves: list[Tensor], number: int | Tensor | None) -> None:
+        """Write into rows; an int stands for one row, and leaves without a dimension for rows.
+
+        number: those of appended items, or that of the first; None if the rows are set.
+        """
+
+    @abstractmethod
+    def _forget(self, rows: Tensor | None) -> None:
+        """Rows, or all, hold nothing from now on."""
+
+    # -- public
+
+    @property
+    def max_size(self) -> int | None:
+        """How many rows there can be; None if that is not limited."""
+        return self._max_size
+
+    @property
+    def total(self) -> int:
+        """How many items were ever appended, by `extend` and `add`, since the last `clear`."""
+        return self._total
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._device
+
+    @property
+    def structure(self) -> RowStructure | None:
+        """What a row looks like; None before the first write."""
+        return self._structure
+
+    def __len__(self) -> int:
+        """How many rows hold something."""
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        rows = self._structure or "nothing written yet"
+        return f"{type(self).__name__}({len(self)} of {self._max_size} rows: {rows})"
+
+    def rows(self) -> Tensor:
+        """The rows that hold something, ascending.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> storage.erase(2)
+        >>> storage.rows()
+        tensor([0, 1, 3])
+        """
+        return self._held.rows()
+
+    def extend(self, data: Any) -> Tensor:  # int64 [n]
+        """Append items, whose first dimension counts them; gives their numbers.
+
+        Numbers count up for ever. Item n lies in row n % max_size, so the oldest is overwritten
+        when all rows hold something. Of more than max_size items the last ones are kept.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(3)
+        >>> storage.extend({"obs": torch.tensor([10, 11, 12, 13])})
+        tensor([0, 1, 2, 3])
+        >>> storage.get(slice(None)), storage.total
+        ({'obs': tensor([13, 11, 12])}, 4)
+        """
+        structure, leaves, batch = self._taken(data, 1)
+        n = batch[0]
+        first, size = self._total, self._max_size
+        if n:
+            self._ready(structure, first + n)
+            at = 0 if size is None or not self._skips else max(0, n - size)
+            while at < n:
+                row = first + at if size is None else (first + at) % size
+                stop = n if size is None else min(n, at + size - row)
+                part = leaves if stop - at == n else [leaf[at:stop] for leaf in leaves]
+                self._write(slice(row, row + stop - at), part, first + at)
+                self._held.add_range(row, row + stop - at)
+                at = stop
+            self._total = first + n
+        return torch.arange(first, first + n)
+
+    def add(self, item: Any) -> int:
+        """Append one item, without a dimension that counts; gives its number.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(3)
+        >>> storage.add((torch.tensor([1., 2.]), torch.tensor(True)))
+        0
+        """
+        structure, leaves, _ = self._taken(item, 0)
+        number = self._total
+        self._ready(structure, number + 1)
+        row = number if self._max_size is None else number % self._max_size
+        self._write(row, leaves, number)
+        self._held.add_range(row, row + 1)
+        self._total = number + 1
+        return number
+
+    def set(self, rows: Any, data: Any) -> None:
+        """Write into rows.
+
+        rows: an int, for one row without a dimension that counts; a slice; or integers [*batch].
+        data: of batch [*batch]. Of a row that stands several times, the last one is kept.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> storage.set(torch.tensor([4, 1]), torch.tensor([[1., 1.], [2., 2.]]))
+        >>> storage.get(1), len(storage)
+        (tensor([2., 2.]), 2)
+        """
+        limit = self._max_size
+        index, batch = self._index(rows, self._stop_of(rows) if limit is None else limit)
+        structure, leaves, given = self._taken(data, len(batch))
+        if given != batch:
+            raise ValueError(f"there are rows {list(batch)} to write, and data for {list(given)}")
+        if 0 in batch:
+            return
+        low, high = bounds(index)
+        if low < 0 or (limit is not None and high >= limit):
+            raise self._out_of_range(low if low < 0 else high)
+        self._ready(structure, high + 1)
+        if len(batch) > 1:
+            leaves = [leaf.flatten(0, len(batch) - 1) for leaf in leaves]
+        self._write(index, leaves, None)
+        if isinstance(index, Tensor):
+            self._held.add(index)
+        else:
+            self._held.add_range(low, high + 1)
+
+    def get(self, rows: Any, out: Any = None) -> Any:
+        """A copy of rows, in the structure that was written.
+
+        rows: an int, for one row without a dimension that counts; a slice of the rows up to the
+            last that holds something; or integers [*batch], which become the batch of the result.
+        out: such a container of this batch, which is filled and given back; nothing is allocated.
+        Raises IndexError if one of the rows holds nothing.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(TensorDict(obs=torch.arange(6).view(3, 2), batch_size=[3]))
+        >>> storage.get(torch.tensor([2, 0]))["obs"]
+        tensor([[4, 5],
+                [0, 1]])
+        >>> storage.get(1)["obs"]
+        tensor([2, 3])
+        """
+        structure = self._structure
+        if structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        index, batch = self._index(rows, self._held.high)
+        self._check_held(index)
+        if out is not None:
+            self._read_into(index, batch, structure, out)
+            return out
+        return structure.build(self._read(index, batch), batch, self._device)
+
+    def contains(self, rows: Any) -> Any:
+        """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
+
+        A row that can't be, such as -1, holds nothing.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(torch.arange(2))
+        >>> storage.contains(torch.tensor([0, 2, -1])), storage.contains(1)
+        (tensor([ True, False, False]), True)
+        """
+        index, batch = self._index(rows, self._max_size or self._stop_of(rows))
+        if isinstance(index, int):
+            return bool(self._held.contains(torch.tensor(index, device=self._device)))
+        return self._held.contains(self._as_tensor(index)).view(batch)
+
+    def erase(self, rows: Any) -> None:
+        """Make rows hold nothing; those that hold nothing already do not matter.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> storage.erase(torch.tensor([1, 2]))
+        >>> len(storage)
+        2
+        """
+        index, _ = self._index(rows, self._held.high)
+        found = self._as_tensor(index)
+        found = found[self._held.contains(found)]
+        if len(found):
+            self._forget(found)
+            self._held.remove(found)
+
+    def clear(self) -> None:
+        """Make all rows hold nothing, and numbers start at 0; what a row looks like is kept.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> storage.clear()
+        >>> len(storage), storage.total
+        (0, 0)
+        """
+        self._forget(None)
+        self._held.clear()
+        self._total = 0
+
+    def check(self, data: Any) -> None:
+        """Raise what `extend(data)` would, ValueError or TypeError, and write nothing.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> storage.check(torch.zeros(2))
+        Traceback (most recent call last):
+        ...
+        ValueError: the data has rows float32[], and int64[] is stored: ...
+        """
+        self._taken(data, 1)
+
+    def allocate(self, data: Any) -> None:
+        """Settle what a row looks like, from rows like those to come; nothing is written.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> storage.allocate({"obs": torch.zeros(1, 3)})
+        >>> len(storage), str(storage.structure)
+        (0, 'obs float32[3]')
+        """
+        structure, _, _ = self._taken(data, 1)
+        self._ready(structure, 1)
+
+    def empty(self, count: int) -> Any:
+        """`count` new rows of the stored structure, with nothing in them yet, as `get(out=)` takes.
+
+        Raises IndexError before the first write.
+        """
+        if self._structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        leaves = [
+            torch.empty((count, *leaf.shape[1:]), dtype=leaf.dtype, device=self._device)
+            for leaf in self._leaves
+        ]
+        return self._structure.build(leaves, torch.Size([count]), self._device)
+
+    # -- reading
+
+    def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
+        if not isinstance(index, Tensor):
+            return [leaf[index].clone() for leaf in self._leaves]
+        found = [_selected(leaf, index) for leaf in self._leaves]
+        if len(batch) == 1:
+            return found
+        return [rows.view(batch + rows.shape[1:]) for rows in found]
+
+    def _read_into(
+        self, index: Index, batch: torch.Size, structure: RowStructure, out: Any
+    ) -> None:
+        targets, given = structure.leaves(out, len(batch))
+        if given != batch:
+            raise ValueError(f"out has the batch {list(given)}, the rows are {list(batch)}")
+        self._copy(index, batch, targets)
+
+    def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:
+        """Copy rows into tensors [*batch, ...]."""
+        for leaf, target in zip(self._leaves, targets, strict=True):
+            flat = len(batch) == 1 and target.device == leaf.device and target.is_contiguous()
+            if isinstance(index, Tensor) and flat:
+                torch.index_select(leaf, 0, index, out=target)
+            elif isinstance(index, Tensor):
+                target.copy_(leaf.index_select(0, index).view(target.shape))
+            else:
+                target.copy_(leaf[index])
+
+    def _check_held(self, index: Index) -> None:
+        """Raise IndexError unless all of these rows hold something."""
+        held = self._held
+        if isinstance(index, Tensor) and not len(index):
+            return
+        low, high = bounds(index)
+        if held.gapless and 0 <= low and high < held.high:
+            return
+        wanted = self._as_tensor(index)
+        empty = wanted[~held.contains(wanted)]
+        if len(empty):
+            raise self._no_such_rows(empty)
+
+    def _no_such_rows(self, rows: Tensor) -> IndexError:
+        first, limit = int(rows[0]), self._max_size
+        if first < 0 or (limit is not None and first >= limit):
+            return self._out_of_range(first)
+        listed = rows[:5].tolist()
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        return IndexError(
+            f"row(s) {', '.join(map(str, listed))}{more} hold nothing: they were never written, or "
+            f"erased. {len(self)} row(s) hold something; storage.contains(rows) tells which"
+        )
+
+    def _out_of_range(self, row: int) -> IndexError:
+        size = self._max_size
+        if size is None:
+            return IndexError(f"row {row} is out of range: rows are counted from 0")
+        return IndexError(
+            f"row {row} is out of range: with max_size={size} the rows are 0 to {size - 1}. "
+            f"An item's row is its number % {size}"
+        )
+
+    # -- writing
+
+    def _taken(self, data: Any, batch_dims: int) -> tuple[RowStructure, list[Tensor], torch.Size]:
+        """The tensors of data that is to be written, all checked."""
+        structure = self._structure or RowStructure.of(data, batch_dims)
+        return structure, *structure.leaves(data, batch_dims)
+
+    def _ready(self, structure: RowStructure, size: int) -> None:
+        """Make room for rows 0..size-1 if there is none; nothing is changed if that fails."""
+        if self._max_size is None:
+            have = len(self._leaves[0]) if self._leaves else 0
+            if size > have:
+                self._allocate(structure, max(size, 2 * have, 16))
+        elif not self._leaves:
+            self._allocate(structure, self._max_size)
+        self._structure = structure
+
+    # -- which rows
+
+    def _index(self, rows: Any, stop: int) -> tuple[Index, torch.Size]:
+        """Rows as an int, a slice of step 1 or int64 [n]; and the batch that they are."""
+        if not isinstance(rows, Tensor):
+            if isinstance(rows, int) and not isinstance(rows, bool):
+                return rows, torch.Size()
+            if isinstance(rows, slice):
+                first, last, step = rows.indices(stop)
+                n = len(range(first, last, step))
+                if step == 1:
+                    return slice(first, first + n), torch.Size([n])
+                rows = torch.arange(first, first + n * step, step) if n else []
+            rows = torch.as_tensor(rows)
+            if not rows.numel():
+                rows = rows.long()
+        if rows.dtype is not torch.int64:
+            if rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool:
+                raise IndexError(
+                    f"rows are integers, not {rows.dtype}; those where a mask is true are "
+                    "mask.nonzero().squeeze(1)"
+                )
+            rows = rows.long()
+        if rows.device != self._device:
+            rows = rows.to(self._device)
+        if rows.dim() == 1:
+            return rows, rows.shape
+        return (rows.reshape(-1), rows.shape) if rows.dim() else (int(rows), torch.Size())
+
+    def _as_tensor(self, index: Index) -> Tensor:
+        if isinstance(index, Tensor):
+            return index
+        start, stop = (index.start, index.stop) if isinstance(index, slice) else (index, index + 1)
+        return torch.arange(start, stop, device=self._device)
+
+    def _stop_of(self, rows: Any) -> int:
+        """Where a slice without an end ends, in a storage without a limit."""
+        return max(self._held.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the storage holds: a dict of tensors (copies) and integers.
+
+        It is that of the rows that hold something, not of the room for others.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage, other = TensorStorage(3), TensorStorage(3)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> other.load_state_dict(storage.state_dict())
+        >>> other.get(slice(None)), other.total
+        (tensor([3, 1, 2]), 4)
+        """
+        found = self._contents()
+        return to_state(found._replace(leaves=[leaf.clone() for leaf in found.leaves]))
+
+    def _contents(self) -> Rows:
+        """What is held, with views of the rows where they are without a gap."""
+        rows = self.rows()
+        if self._held.gapless:
+            leaves = [leaf[: len(rows)] for leaf in self._leaves]
+        else:
+            leaves = self._read(rows, rows.shape)
+        return Rows(self._max_size, self.total, self._structure, rows, leaves)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all by what `state_dict` gave, of a storage of the same max_size.
+
+        Raises ValueError, and changes nothing, if the state is not of such a storage.
+        """
+        self._replace(from_state(state, self._max_size))
+
+    def _replace(self, new: Rows) -> None:
+        """Hold these rows, and no others."""
+        self.clear()
+        self._unsettle()
+        rows = new.rows.to(self._device)
+        if new.structure is not None:
+            self._ready(new.structure, int(rows[-1]) + 1 if len(rows) else 1)
+            if len(rows):
+                numbers = numbers_of(rows, new.total, self._max_size)
+                self._write(rows, list(new.leaves), numbers)
+                self._held.add(rows)
+        self._total = new.total
+
+    def _unsettle(self) -> None:
+        """Let the next write settle what a row looks like, where that can be."""
+        self._structure, self._leaves = None, []
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write all that is held to a folder; killed at any time, it holds the old or the new.
+
+        >>> import tempfile
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage, other = TensorStorage(3), TensorStorage(3)
+        >>> _ = storage.extend(torch.arange(4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     storage.save(folder)
+        ...     other.load(folder)
+        >>> other.get(slice(None))
+        tensor([3, 1, 2])
+        """
+        write_folder(folder, KIND, VERSION, self.files())
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Replace all by what `save` wrote.
+
+        Raises DamagedFileError, and changes nothing, if it is not as it was saved.
+        """
+        load_folder(folder, KIND, VERSION, self.read_files)
+
+    def files(self, stem: str = "storage") -> dict[str, Content]:
+        """The files that hold all of this, for a `write_folder` that holds other things too."""
+        return {f"{stem}.safetensors": self._save_file}
+
+    def _save_file(self, path: str) -> None:
+        save_file(TensorDict(to_state(self._contents())), path)
+
+    def read_files(self, folder: Folder, stem: str = "storage") -> None:
+        """Replace all by what the files of `files` hold."""
+        self.load_state_dict(TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict())
+
+
+def _selected(leaf: Tensor, index: Tensor) -> Tensor:
+    if leaf.dtype in CARRIERS:
+        return carried(leaf).index_select(0, index).view(leaf.dtype)
+    return leaf.index_select(0, index)
+
+
+def carried(leaf: Tensor) -> Tensor:
+    """The same memory as a dtype that `index_copy_` can write.
+
+    >>> carried(torch.zeros(2, dtype=torch.uint16)).dtype
+    torch.int16
+    """
+    return leaf.view(CARRIERS[leaf.dtype]) if leaf.dtype in CARRIERS else leaf
+
+
+def bounds(index: Index) -> tuple[int, int]:
+    """The lowest and the highest of rows, of which there is at least one."""
+    if isinstance(index, Tensor):
+        low, high = index.aminmax()
+        return low.item(), high.item()  # type: ignore[return-value]
+    return (index.start, index.stop - 1) if isinstance(index, slice) else (index, index)
+
+
+class TensorStorage(Storage):
+    """Rows in memory, of any nested structure: TensorDict, tensorclass, tensor, or pytree of these.
+
+    max_size: the number of rows, for which room is made at the first write: the system gives the
+        memory when it is first touched. None lets it grow, by doubling.
+    device: where the rows are; data from elsewhere is moved there.
+
+    What is written first settles the structure: keys, dtypes and shapes of later writes are the
+    same, or are refused. What is read has this structure, and is always a copy.
+
+    >>> from raffia.data.storage import TensorStorage
+    >>> storage = TensorStorage(max_size=1000)
+    >>> step = TensorDict(obs=torch.zeros(4, 3), next=dict(reward=torch.ones(4)), batch_size=[4])
+    >>> storage.extend(step)
+    tensor([0, 1, 2, 3])
+    >>> storage.get(torch.tensor([3, 3, 0]))["next", "reward"]
+    tensor([1., 1., 1.])
+    >>> storage.extend(step.select("obs"))
+    Traceback (most recent call last):
+    ...
+    ValueError: entry 'next' is missing: every write holds the entries of the first, ...
+    """
+
+    def __init__(self, max_size: int | None = None, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(max_size, device)
+        self._targets: list[Tensor] = []  # the leaves, of a dtype that can be written anywhere
+
+    def _allocate(self, structure: RowStructure, size: int) -> None:
+        leaves = []
+        with torch.inference_mode(False):  # else they could only be written in this mode
+            for layout in structure.layouts:
+                try:
+                    shape = (size, *layout.shape)
+                    leaves.append(torch.empty(shape, dtype=layout.dtype, device=self._device))
+                except RuntimeError as error:
+                    raise MemoryError(
+                        f"no memory for {size} rows of {structure.nbytes} bytes: "
+                        f"{size * structure.nbytes / 2**30:.1f} GiB. Take a smaller max_size, or "
+                        "MemmapStorage(max_size, folder), which keeps rows on disk"
+                    ) from error
+        high = self._held.high
+        for old, new in zip(self._leaves, leaves, strict=bool(self._leaves)):
+            new[:high].copy_(old[:high])
+        self._leaves = leaves
+        self._targets = [carried(leaf) for leaf in leaves]
+
+    def _write(self, rows: Index, leaves: list[Tensor], number: int | Tensor | None) -> None:
+        if not isinstance(rows, Tensor):
+            for leaf, source in zip(self._leaves, leaves, strict=True):
+                leaf[rows].copy_(source)
+            return
+        for target, source in zip(self._targets, leaves, strict=True):
+            source = source.to(target.device)
+            target.index_copy_(0, rows, source.view(target.dtype))
+
+    def _forget(self, rows: Tensor | None) -> None:
+        pass  # what is held is known in memory alone

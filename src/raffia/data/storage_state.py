@@ -1,0 +1,80 @@
+"""All that a storage holds as a dict of tensors and integers, and that dict checked."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.data.structure import RowStructure
+
+
+class Rows(NamedTuple):
+    """What a storage holds."""
+
+    max_size: int | None
+    total: int  # items ever appended
+    structure: RowStructure | None  # None before the first write
+    rows: Tensor  # int64 [n]: those that hold something, ascending
+    leaves: Sequence[Tensor]  # [n, ...] each
+
+
+def to_state(found: Rows) -> dict[str, Any]:
+    """Tensors and integers only, so that it can go into any file."""
+    text: bytes = b""
+    names: list[str] = []
+    if found.structure is not None:
+        text = json.dumps(found.structure.to_json()).encode()
+        names = [f"{i}.{name}" for i, name in enumerate(found.structure.names)]
+    return {
+        "max_size": -1 if found.max_size is None else found.max_size,
+        "total": found.total,
+        "structure": torch.tensor(list(text), dtype=torch.uint8),
+        "rows": found.rows,
+        "leaves": dict(zip(names, found.leaves, strict=True)),
+    }
+
+
+def from_state(state: dict[str, Any], max_size: int | None) -> Rows:
+    """What `to_state` was given, of a storage of this max_size; ValueError if it is not that."""
+    missing = [name for name in ("max_size", "total", "structure", "rows") if name not in state]
+    if missing:
+        raise ValueError(f"the state is not of a storage: it has no {', '.join(missing)}")
+    size, total, rows = int(state["max_size"]), int(state["total"]), state["rows"]
+    if size != (-1 if max_size is None else max_size):
+        raise ValueError(
+            f"the state is of a storage with max_size={None if size < 0 else size}, this one has "
+            f"max_size={max_size}: make one of that size, and load it there"
+        )
+    if total < 0 or rows.dtype is not torch.int64 or rows.dim() != 1:
+        raise ValueError("the state is damaged: its rows or its total are none")
+    high = int(rows[-1]) + 1 if len(rows) else 0
+    if len(rows) and (int(rows[0]) < 0 or 0 <= size < high or bool((rows.diff() <= 0).any())):
+        raise ValueError("the state is damaged: its rows are no rows of such a storage")
+    text = bytes(state["structure"].tolist())
+    if not text:
+        if len(rows):
+            raise ValueError("the state is damaged: it has rows, and does not say of what")
+        return Rows(max_size, total, None, rows, [])
+    structure = RowStructure.from_json(json.loads(text))
+    leaves = list(state.get("leaves", {}).values())
+    found = [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
+    if found != [(x.dtype, (len(rows), *x.shape)) for x in structure.layouts]:
+        raise ValueError(f"the state is damaged: {len(rows)} rows of {structure} are {found}")
+    return Rows(max_size, total, structure, rows, leaves)
+
+
+def numbers_of(rows: Tensor, total: int, max_size: int | None) -> Tensor:  # int64 [n]
+    """The items that lie in rows of a ring after `total` were appended; -2 for other rows.
+
+    >>> numbers_of(torch.tensor([0, 1, 2]), total=4, max_size=3)
+    tensor([3, 1, 2])
+    >>> numbers_of(torch.tensor([0, 2]), total=1, max_size=3)
+    tensor([ 0, -2])
+    """
+    if max_size is None:
+        latest = rows
+    else:
+        latest = rows + (total - 1 - rows).div(max_size, rounding_mode="floor") * max_size
+    return latest.masked_fill((rows >= total) | (latest < 0), -2)

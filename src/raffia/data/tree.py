@@ -1,0 +1,334 @@
+"""`Tree`: what follows an observation, as vertices and the ways between them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from raffia.tensordict.keys import NestedKey
+
+Path = tuple[int, ...]  # which child to take at each vertex, from the root on
+Way = tuple["Way", int] | None  # the same from the end on, so that long ones share their beginnings
+
+
+def shown(tree: Tree) -> str:
+    """The observation at a vertex, as text.
+
+    >>> from raffia.data.tree import Tree, shown
+    >>> tree = Tree()
+    >>> tree.node_data = TensorDict(observation=torch.tensor(3))
+    >>> shown(tree)
+    "{'observation': tensor(3)}"
+    """
+    return str({} if tree.node_data is None else tree.node_data.to_dict())
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the vertices of a tree hold, in one piece: reading them one by one takes longer."""
+
+    steps: Any  # container [n]
+    observations: Any  # container [number of vertices]
+    action_keys: list[NestedKey]
+
+
+class Tree:
+    """A vertex: the steps that lead to a place where ways part (or end), and what is below it.
+
+    A vertex that several ways lead to stands below several others, as the same object; `parent` is
+    the first of them.
+
+    rollout: the steps from the vertex above to here, container [n]; None at a root that branches.
+    node_data: the observation here, container [].
+    subtree: the vertices below, in the order in which the ways were first taken.
+    count: how often the first step of the rollout was taken; 0 at a root that branches.
+    hash: of the first step: observation, action and outcome; None at the root.
+    node_id: the number of the vertex in this tree, level by level; 0 is the root.
+    repeats: whether the way leads back to where it came from, and therefore ends here.
+
+    >>> from raffia.data.tree import Tree
+    >>> tree = Tree([Tree(), Tree([Tree()])])
+    >>> list(tree.valid_paths())
+    [(0,), (1, 0)]
+    """
+
+    def __init__(self, subtree: list[Tree] | None = None) -> None:
+        self.subtree: list[Tree] = [] if subtree is None else subtree
+        self.count = 0
+        self.hash: int | None = None
+        self.node_id = 0
+        self.repeats = False
+        self._parent: weakref.ref[Tree] | None = None
+        self._contents: Contents | None = None
+        self._place = 0  # of its observation
+        self._span = range(0)  # of its steps
+
+    def fill(self, contents: Contents, place: int, span: range) -> None:
+        """Let the vertex hold an observation and some of the steps that the whole tree shares."""
+        self._contents, self._place, self._span = contents, place, span
+
+    def number(self) -> None:
+        """Give the vertices from here on their numbers and parents.
+
+        >>> from raffia.data.tree import Tree
+        >>> tree = Tree([Tree(), Tree([Tree()])])
+        >>> tree.number()
+        >>> tree.edges()
+        [(0, 1), (0, 2), (2, 3)]
+        """
+        for number, tree in enumerate(self._vertices()):
+            tree.node_id = number
+            for child in tree.subtree:
+                if child._parent is None:
+                    child._parent = weakref.ref(tree)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_vertices()} vertices)"
+
+    # -- this vertex
+
+    @cached_property
+    def rollout(self) -> Any:
+        """The steps from the vertex above to here, container [n]; None at a root that branches."""
+        if self._contents is None or not self._span:
+            return None
+        return self._contents.steps[self._span.start : self._span.stop]
+
+    @cached_property
+    def node_data(self) -> Any:
+        """The observation here, container []."""
+        return None if self._contents is None else self._contents.observations[self._place]
+
+    @property
+    def parent(self) -> Tree | None:
+        """The vertex above; None at the root, and when the vertex above is not in use any more."""
+        return None if self._parent is None else self._parent()
+
+    @property
+    def num_children(self) -> int:
+        """How many vertices are directly below."""
+        return len(self.subtree)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the tree ends here: no more is known, it `repeats`, or `max_depth` is met."""
+        return not self.subtree
+
+    @property
+    def visits(self) -> int:
+        """How often the first step of the rollout was taken."""
+        return self.count
+
+    @property
+    def node_observation(self) -> Any:
+        """The observation here: a tensor, or a container where there are several entries."""
+        entries = [] if self.node_data is None else list(self.node_data.values(True, True))
+        return entries[0] if len(entries) == 1 else self.node_data
+
+    @property
+    def branching_action(self) -> Any:
+        """The action by which the way to here parted from others; None at a root that branches.
+
+        A container where there are several entries, as of the other two.
+        """
+        return None if self.rollout is None else self._actions(self.rollout[0])
+
+    @property
+    def prev_action(self) -> Any:
+        """The action just before the observation here; None at a root that branches."""
+        return None if self.rollout is None else self._actions(self.rollout[-1])
+
+    @property
+    def selected_actions(self) -> Any:
+        """The actions that were taken from here, [num_children, ...]; None where none was.
+
+        One with several outcomes is there for each of them.
+        """
+        actions = [child.branching_action for child in self.subtree]
+        return torch.stack(actions) if actions else None
+
+    def _actions(self, step: Any) -> Any:
+        keys = ["action"] if self._contents is None else self._contents.action_keys
+        return step[keys[0]] if len(keys) == 1 else step.select(*keys)
+
+    # -- all vertices
+
+    def _vertices(self) -> Iterator[Tree]:
+        """All vertices, each once, level by level."""
+        queue, seen = deque([self]), {id(self)}
+        while queue:
+            tree = queue.popleft()
+            yield tree
+            for child in tree.subtree:
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    queue.append(child)
+
+    def _ways(self) -> Iterator[tuple[Way, Tree]]:
+        """All ways and the vertices that they lead to, the shortest first."""
+        queue: deque[tuple[Way, Tree]] = deque([(None, self)])
+        while queue:
+            way, tree = queue.popleft()
+            yield way, tree
+            queue.extend(((way, number), child) for number, child in enumerate(tree.subtree))
+
+    def _children_first(self) -> Iterator[Tree]:
+        pending: list[tuple[Tree, Iterator[Tree]]] = [(self, iter(self.subtree))]
+        seen = {id(self)}
+        while pending:
+            tree, children = pending[-1]
+            child = next(children, None)
+            if child is None:
+                pending.pop()
+                yield tree
+            elif id(child) not in seen:
+                seen.add(id(child))
+                pending.append((child, iter(child.subtree)))
+
+    def vertices(self, *, key_type: Literal["id", "hash", "path"] = "hash") -> dict[Any, Tree]:
+        """All vertices by number, by hash, or by path; by path one may be there several times.
+
+        Where `max_depth` cut the tree, several may have one hash; by hash it is the uppermost.
+
+        >>> from raffia.data.tree import Tree
+        >>> list(Tree([Tree(), Tree([Tree()])]).vertices(key_type="path"))
+        [(), (0,), (1,), (1, 0)]
+        """
+        match key_type:
+            case "id":
+                return {tree.node_id: tree for tree in self._vertices()}
+            case "hash":
+                found: dict[Any, Tree] = {}
+                for tree in self._vertices():
+                    found.setdefault(tree.hash, tree)
+                return found
+            case "path":
+                return {path_of(way): tree for way, tree in self._ways()}
+        raise ValueError(f"key_type is 'id', 'hash' or 'path', got {key_type!r}")
+
+    def num_vertices(self, *, count_repeat: bool = False) -> int:
+        """How many vertices there are; with `count_repeat` one counts for every way to it.
+
+        >>> from raffia.data.tree import Tree
+        >>> end = Tree()
+        >>> both_ways = Tree([Tree([end]), Tree([end])])
+        >>> both_ways.num_vertices(), both_ways.num_vertices(count_repeat=True)
+        (4, 5)
+        """
+        if not count_repeat:
+            return sum(1 for _ in self._vertices())
+        ways: dict[int, int] = {}  # counted from below: there may be too many to go them
+        for tree in self._children_first():
+            ways[id(tree)] = 1 + sum(ways[id(child)] for child in tree.subtree)
+        return ways[id(self)]
+
+    def edges(self) -> list[tuple[int, int]]:
+        """The numbers of each vertex and of one directly below it."""
+        return [
+            (tree.node_id, child.node_id) for tree in self._vertices() for child in tree.subtree
+        ]
+
+    def valid_paths(self) -> Iterator[Path]:
+        """All ways to an end, the shortest first."""
+        return (path_of(way) for way, tree in self._ways() if tree.is_terminal)
+
+    def max_length(self) -> int:
+        """How many vertices the longest way leads through, not counting the root."""
+        longest: dict[int, int] = {}
+        for tree in self._children_first():
+            below = [longest[id(child)] + 1 for child in tree.subtree]
+            longest[id(tree)] = max(below, default=0)
+        return longest[id(self)]
+
+    def get_vertex_by_id(self, id: int) -> Tree:
+        """The vertex of this number; raises KeyError if there is none."""
+        return self._found(self.vertices(key_type="id"), id)
+
+    def get_vertex_by_hash(self, hash: int | None) -> Tree:
+        """The vertex of this hash; raises KeyError if there is none."""
+        return self._found(self.vertices(key_type="hash"), hash)
+
+    def _found(self, vertices: dict[Any, Tree], key: Any) -> Tree:
+        if key not in vertices:
+            raise KeyError(f"no vertex {key!r} among the {len(vertices)} of this tree")
+        return vertices[key]
+
+    def __contains__(self, other: object) -> bool:
+        """Whether a vertex is in the tree: itself, or one with the same first step.
+
+        A root has no hash, so it is in the tree only as itself.
+        """
+        return isinstance(other, Tree) and any(
+            tree is other or (tree.hash is not None and tree.hash == other.hash)
+            for tree in self._vertices()
+        )
+
+    # -- along a path
+
+    def at(self, path: Path) -> Tree:
+        """The vertex at the end of a path; raises IndexError where there is none.
+
+        >>> from raffia.data.tree import Tree
+        >>> Tree([Tree(), Tree([Tree()])]).at((1,)).num_children
+        1
+        """
+        return self._along(path)[-1]
+
+    def rollout_from_path(self, path: Path) -> Any:
+        """All steps along a path, container [n]; None if there is none.
+
+        Raises IndexError where the path leaves the tree.
+        """
+        rollouts = [tree.rollout for tree in self._along(path) if tree.rollout is not None]
+        return torch.cat(rollouts) if rollouts else None
+
+    def _along(self, path: Path) -> list[Tree]:
+        """The vertices of a path, with this one as the first."""
+        trees = [self]
+        for depth, number in enumerate(path):
+            below = trees[-1].subtree
+            if not 0 <= number < len(below):
+                raise IndexError(
+                    f"path {path} leaves the tree at place {depth}: child {number} of "
+                    f"{len(below)}; tree.valid_paths() lists those that lead to an end"
+                )
+            trees.append(below[number])
+        return trees
+
+    def to_string(self, node_format_fn: Callable[[Tree], str] = shown) -> str:
+        """A line for each vertex, in the order of their paths, indented by depth.
+
+        >>> from raffia.data.tree import Tree
+        >>> print(Tree([Tree(), Tree([Tree()])]).to_string(lambda tree: str(tree.num_children)))
+        (0,) 0
+        (1,) 1
+         (1, 0) 0
+        """
+        lines = []
+        pending: list[tuple[Path, Tree]] = [((), self)]
+        while pending:
+            path, tree = pending.pop()
+            if path or tree.rollout is not None:
+                lines.append(f"{' ' * max(len(path) - 1, 0)}{path} {node_format_fn(tree)}")
+            pending += [((*path, i), child) for i, child in enumerate(tree.subtree)][::-1]
+        return "\n".join(lines)
+
+
+def path_of(way: Way) -> Path:
+    """A way from the root on.
+
+    >>> from raffia.data.tree import path_of
+    >>> path_of(((None, 1), 0))
+    (1, 0)
+    """
+    numbers = []
+    while way is not None:
+        way, number = way
+        numbers.append(number)
+    return tuple(reversed(numbers))

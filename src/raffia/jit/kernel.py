@@ -1,0 +1,118 @@
+"""`kernel` compiles an inner loop; `load`, `store` and `prefetch` reach memory by its address.
+
+Kernels take integers (addresses, sizes) and floats only: telling numba the type of an array costs
+a microsecond a call, an integer next to nothing. They are serial and release the GIL: parallel ones
+abort in forked children and under threads. They stand at module level, or their compiled code is
+never found again on disk.
+"""
+
+# llvmlite and numba give their builders no types, so little of this file has any.
+import functools
+import hashlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a module-level function at its first call; later processes find the code on disk.
+
+    >>> kernel(abs_difference := lambda a, b: abs(a - b))(2, 5)
+    3
+    """
+    try:
+        compiled = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError as error:  # nowhere to keep the code: a read-only installation, a prompt
+        if "cannot cache" not in str(error):
+            raise
+        return numba.njit(nogil=True)(function)
+    # numba compares the stamp of the kernel's own file only, and would go on with code that holds
+    # old versions of what the kernel calls in other files: the stamp covers these as well.
+    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if index is None or not hasattr(index, "_source_stamp"):
+        # a numba that we do not know: rather compile in each process
+        return numba.njit(nogil=True)(function)
+    index._source_stamp = (index._source_stamp, _stamp(pathlib.Path(inspect.getfile(function))))
+    return compiled
+
+
+@functools.cache
+def _stamp(path: pathlib.Path) -> str:
+    """A digest of this folder and of all files beside a kernel's."""
+    digest = hashlib.sha256()
+    for folder in dict.fromkeys([pathlib.Path(__file__).parent, path.parent]):
+        for file in sorted(folder.glob("*.py")):
+            digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _pointer(builder: Any, address: Any, bits: int, real: bool = False) -> Any:
+    content = ir.DoubleType() if real else ir.IntType(bits)
+    return builder.inttoptr(address, content.as_pointer())
+
+
+def _load(name: str, number: Any, bits: int) -> Any:
+    def typed(typing_context: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(
+                _pointer(builder, arguments[0], bits, number == types.float64), align=1
+            )
+
+        return number(types.int64), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+def _store(name: str, number: Any, bits: int) -> Any:
+    def typed(typing_context: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(
+                arguments[1],
+                _pointer(builder, arguments[0], bits, number == types.float64),
+                align=1,
+            )
+            return context.get_dummy_value()
+
+        return types.void(types.int64, number), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+load_u8 = _load("load_u8", types.uint8, 8)
+load_u16 = _load("load_u16", types.uint16, 16)
+load_u32 = _load("load_u32", types.uint32, 32)
+load_u64 = _load("load_u64", types.uint64, 64)
+load_i64 = _load("load_i64", types.int64, 64)
+load_f64 = _load("load_f64", types.float64, 64)
+store_u8 = _store("store_u8", types.uint8, 8)
+store_u16 = _store("store_u16", types.uint16, 16)
+store_u32 = _store("store_u32", types.uint32, 32)
+store_u64 = _store("store_u64", types.uint64, 64)
+store_i64 = _store("store_i64", types.int64, 64)
+store_f64 = _store("store_f64", types.float64, 64)
+
+
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, which is used a little later; any address will do."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = builder.module.declare_intrinsic(
+            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer] + [flag] * 3)
+        )
+        read, keep, data = flag(0), flag(3), flag(1)
+        builder.call(hint, [_pointer(builder, arguments[0], 8), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+prefetch: Any = intrinsic(_prefetch)

@@ -1,0 +1,271 @@
+"""Eight 64-bit words worked on at once: `+ ^ | << >>` act on all eight, `>>` filling up with zeros.
+
+A loop written with lanes becomes vector instructions whatever the compiler would have seen in it:
+two AVX2 registers, one of AVX-512, four of NEON. Each lane usually holds a word of another row of
+a matrix; `at` is then the addresses of the eight rows.
+
+>>> from raffia.jit.kernel import kernel
+>>> from raffia.jit.lanes import lane, spread, with_lane
+>>> @kernel
+... def sum_in_lane_3(a, b):
+...     return lane(spread(a) + with_lane(spread(0), 3, b), 3)
+>>> sum_in_lane_3(5, 2)
+7
+"""
+
+# llvmlite and numba give their builders no types, so little of this file has any.
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel.models import PrimitiveModel
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import register_model
+
+LANES = 8
+_INDEX = ir.IntType(32)
+_WORD = ir.IntType(64)
+
+
+class _LanesType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name=f"lanes({LANES})")
+
+
+lanes = _LanesType()
+
+
+@register_model(_LanesType)
+class _LanesModel(PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, ir.VectorType(_WORD, LANES))
+
+
+def _operator(symbol: Any, instruction: str) -> None:
+    @infer_global(symbol)
+    class _Typed(ConcreteTemplate):
+        cases = (signature(lanes, lanes, lanes),)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return getattr(builder, instruction)(*arguments)
+
+    lower_builtin(symbol, _LanesType, _LanesType)(code)
+
+
+_operator(operator.add, "add")
+_operator(operator.xor, "xor")
+_operator(operator.or_, "or_")
+_operator(operator.lshift, "shl")
+_operator(operator.rshift, "lshr")
+
+
+def intrinsic(typed: Callable[..., Any]) -> Any:
+    """numba's, which says of what it returns that it takes the typing context too."""
+    return numba_intrinsic(typed)
+
+
+def _vector(bits: int, count: int) -> Any:
+    return ir.VectorType(ir.IntType(bits), count)
+
+
+def _shuffled(builder: Any, a: Any, b: Any, *places: int) -> Any:
+    """A vector of elements of `a` and `b`, numbered through both."""
+    mask = ir.Constant(ir.VectorType(_INDEX, len(places)), [_INDEX(place) for place in places])
+    return builder.shuffle_vector(a, b, mask)
+
+
+def _spread(builder: Any, word: Any) -> Any:
+    empty = ir.Constant(_vector(64, LANES), ir.Undefined)
+    first = builder.insert_element(empty, word, _INDEX(0))
+    return _shuffled(builder, first, empty, *[0] * LANES)
+
+
+def _read(builder: Any, kind: Any, address: Any) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _row(builder: Any, at: Any, lane: int, offset: Any) -> Any:
+    return builder.add(builder.extract_element(at, _INDEX(lane)), offset)
+
+
+@intrinsic
+def spread(typing_context: Any, word: Any) -> Any:
+    """The same word in all lanes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _spread(builder, arguments[0])
+
+    return lanes(types.int64), code
+
+
+@intrinsic
+def lane(typing_context: Any, words: Any, number: Any) -> Any:
+    """The word in one lane, as int64."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.extract_element(*arguments)
+
+    return types.int64(lanes, types.int64), code
+
+
+@intrinsic
+def with_lane(typing_context: Any, words: Any, number: Any, word: Any) -> Any:
+    """The lanes with another word in one of them."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, number, word = arguments
+        return builder.insert_element(words, word, number)
+
+    return lanes(lanes, types.int64, types.int64), code
+
+
+@intrinsic
+def rotated(typing_context: Any, words: Any, left: Any) -> Any:
+    """Each word rotated to the left by a literal number of bits."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, left = arguments
+        right = builder.sub(_WORD(64), left)
+        return builder.or_(
+            builder.shl(words, _spread(builder, left)), builder.lshr(words, _spread(builder, right))
+        )
+
+    return lanes(lanes, types.int64), code
+
+
+@intrinsic
+def store_lanes(typing_context: Any, address: Any, words: Any) -> Any:
+    """Write eight words side by side."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, words = arguments
+        builder.store(words, builder.inttoptr(address, words.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, lanes), code
+
+
+def _load_lanes(name: str, bits: int) -> Any:
+    def typed(typing_context: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            numbers = _read(builder, _vector(bits, LANES), arguments[0])
+            return numbers if bits == 64 else builder.zext(numbers, _vector(64, LANES))
+
+        return lanes(types.int64), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+load_lanes_u8 = _load_lanes("load_lanes_u8", 8)
+load_lanes_u16 = _load_lanes("load_lanes_u16", 16)
+load_lanes_u32 = _load_lanes("load_lanes_u32", 32)
+load_lanes_u64 = _load_lanes("load_lanes_u64", 64)
+
+
+def _gather(name: str, bits: int) -> Any:
+    def typed(typing_context: Any, at: Any, offset: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            at, offset = arguments
+            words = ir.Constant(_vector(64, LANES), ir.Undefined)
+            for number in range(LANES):
+                word = _read(builder, ir.IntType(bits), _row(builder, at, number, offset))
+                word = word if bits == 64 else builder.zext(word, _WORD)
+                words = builder.insert_element(words, word, _INDEX(number))
+            return words
+
+        return lanes(lanes, types.int64), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+gather_u8 = _gather("gather_u8", 8)
+gather_u16 = _gather("gather_u16", 16)
+gather_u32 = _gather("gather_u32", 32)
+gather_u64 = _gather("gather_u64", 64)
+
+
+@intrinsic
+def gather_2(typing_context: Any, at: Any, offset: Any) -> Any:
+    """Two successive words of each row, as two lanes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, offset = arguments
+        rows = [
+            _read(builder, _vector(64, 2), _row(builder, at, number, offset))
+            for number in range(LANES)
+        ]
+        # Of four rows the first and third in one register, the second and fourth in another: what
+        # is exchanged then stays within halves of a register, which is the cheap kind of exchange.
+        words: Any = [[], []]
+        for i in range(0, LANES, 4):
+            even, odd = (_shuffled(builder, rows[k], rows[k + 2], 0, 1, 2, 3) for k in (i, i + 1))
+            words[0].append(_shuffled(builder, even, odd, 0, 4, 2, 6))
+            words[1].append(_shuffled(builder, even, odd, 1, 5, 3, 7))
+        words = [_shuffled(builder, *halves, *range(LANES)) for halves in words]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(lanes, 2)(lanes, types.int64), code
+
+
+@intrinsic
+def replaced(typing_context: Any, words: Any, old: Any, new: Any) -> Any:
+    """The words, but `new` where they are `old`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, old, new = arguments
+        is_old = builder.icmp_signed("==", words, _spread(builder, old))
+        return builder.select(is_old, _spread(builder, new), words)
+
+    return lanes(lanes, types.int64, types.int64), code
+
+
+def _folded(name: str, bits: int, real: Any = None) -> Any:
+    """With a type of real numbers of this size NaNs are asked for by one comparison."""
+
+    def typed(typing_context: Any, words: Any, largest: Any, nan: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words = arguments[0]
+            size = 64 * LANES if isinstance(words.type, ir.VectorType) else 64
+            count = size // bits
+            kind = _vector(bits, count)
+            numbers = builder.bitcast(words, kind)
+            largest, nan = (
+                builder.bitcast(_repeated(builder, word, words.type), kind)
+                for word in arguments[1:]
+            )
+            if real is None:
+                unsigned = ir.Constant(kind, [(1 << (bits - 1)) - 1] * count)
+                is_nan = builder.icmp_signed(">", builder.and_(numbers, unsigned), largest)
+            else:
+                reals = builder.bitcast(numbers, ir.VectorType(real, count))
+                is_nan = builder.fcmp_unordered("uno", reals, reals)
+            is_minus_zero = builder.icmp_signed(
+                "==", numbers, ir.Constant(kind, [-1 << (bits - 1)] * count)
+            )
+            numbers = builder.select(is_nan, nan, numbers)
+            numbers = builder.select(is_minus_zero, ir.Constant(kind, None), numbers)
+            return builder.bitcast(numbers, words.type)
+
+        kind = lanes if words == lanes else types.int64
+        return kind(kind, types.int64, types.int64), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+def _repeated(builder: Any, word: Any, kind: Any) -> Any:
+    return _spread(builder, word) if isinstance(kind, ir.VectorType) else word
+
+
+# Floating-point numbers of so many bits, in lanes of words or in one word: -0.0 becomes 0.0, and
+# what is above `largest` without its sign becomes `nan`. Those are words of several numbers, too.
+folded_8 = _folded("folded_8", 8)
+folded_16 = _folded("folded_16", 16)
+folded_32 = _folded("folded_32", 32, ir.FloatType())
+folded_64 = _folded("folded_64", 64, ir.DoubleType())

@@ -1,0 +1,423 @@
+"""Episodes as JSON lines: what a line may hold, what its errors say, and writing them."""
+
+import gzip
+import json
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from raffia.data.readers import MalformedDataError, read_json_lines, write_json_lines
+from raffia.tensordict.tensordict import TensorDict
+
+EPISODE = {
+    "obs": [[0.5, 1], [2, 3], [4, 5]],
+    "action": [1, 0],
+    "reward": [0, 1],
+    "terminated": [False, True],
+    "truncated": [False, False],
+}
+STEPS = [
+    {
+        "episode": episode,
+        "obs": [0.5, t],
+        "action": t,
+        "reward": 1,
+        "terminated": False,
+        "truncated": t == 1,
+        "next": {"obs": [1.5, t]},
+    }
+    for episode in ("a", 7)
+    for t in range(2)
+]
+
+
+def write(folder, lines):
+    path = folder / "data.jsonl"
+    path.write_bytes(
+        b"".join(n if isinstance(n, bytes) else json.dumps(n).encode() + b"\n" for n in lines)
+    )
+    return path
+
+
+def error(path, **options):
+    with pytest.raises(MalformedDataError) as caught:
+        list(read_json_lines(path, **options))
+    return caught.value
+
+
+def test_a_line_that_is_an_episode(tmp_path):
+    (td,) = read_json_lines(write(tmp_path, [EPISODE]))
+    assert td["obs"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
+    assert td["next", "obs"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    assert td["reward"].dtype is torch.float32 and td["action"].dtype is torch.int64
+    assert td["terminated"].dtype is torch.bool
+
+
+def test_a_line_that_is_a_step(tmp_path):
+    one, other = read_json_lines(write(tmp_path, STEPS))
+    assert (one == other).all() and one["obs"].tolist() == [[0.5, 0.0], [0.5, 1.0]]
+    assert one["next", "obs"].tolist() == [[1.5, 0.0], [1.5, 1.0]]
+    assert "episode" not in one.keys()
+
+
+def test_an_episode_may_have_a_number_or_be_of_several(tmp_path):
+    (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": 3}]))
+    assert "episode" not in td.keys()
+    (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": [3, 4]}]))
+    assert td["episode"].tolist() == [3, 4]
+
+
+def test_line_ends_and_spaces_of_other_systems(tmp_path):
+    text = json.dumps(EPISODE, indent=None).encode()
+    path = write(tmp_path, [text + b"\r\n", b"  " + text + b"\t \n", text])
+    assert len(list(read_json_lines(path))) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "where", "why"),
+    [
+        (b'{"obs": [1, 2,, 3]}\n', "line 2, character 15", "it is not JSON: Expecting value"),
+        (b"{'obs': 1}\n", "line 2, character 2", "it is not JSON: Expecting property name"),
+        (b'{"obs": 1} {}\n', "line 2, character 12", "it is not JSON: Extra data"),
+        (b'{"obs": 0x1}\n', "line 2, character 10", "it is not JSON"),
+        (b'{"obs": [1, 2', "line 2, character 14", "has no end, the file may have been cut off"),
+        (b'{"obs": "\xc3', "line 2, byte 10", "it is not UTF-8; the line has no end"),
+        (b'{"obs": "\xff"}\n', "line 2, byte 10", "it is not UTF-8"),
+        (b"\xef\xbb\xbf{}\n", "line 2, character 1", "it is not JSON"),
+        ('{"obs": 1}\n'.encode("utf-16"), "line 2, byte 1", "it is not UTF-8"),
+        (b"\0" * 9 + b"\n", "line 2, character 1", "it is not JSON"),
+        (b"\n", "line 2", "it is blank"),
+        (b"  \t", "line 2", "it is blank"),
+        (b"[1, 2]\n", "line 2", 'it is a list, not an object: {"obs": ...}'),
+        (b"null\n", "line 2", "it is null, not an object"),
+        (b"NaN\n", "line 2", "it is a number, not an object"),
+        (b'{"obs": 1, "obs": 2}\n', "line 2", "the key 'obs' stands twice in one object"),
+        (b'{"a": [{"b": 1, "b": 1}]}\n', "line 2", "the key 'b' stands twice in one object"),
+        (b'{"a": ' + b"9" * 5000 + b"}\n", "line 2", "Exceeds the limit"),
+        (b"[" * 100_000 + b"\n", "line 2", "nested too deeply"),
+        (b'{"a":' * 100_000 + b"\n", "line 2", "nested too deeply"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "line 2", "nested more than 32 deep"),
+    ],
+)
+def test_a_line_that_is_no_object(tmp_path, bad, where, why):
+    path = write(tmp_path, [EPISODE, bad])
+    found = error(path)
+    assert found.path == str(path) and found.where == where
+    assert why in found.why
+    assert len(str(found)) < 300
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "where", "why"),
+    [
+        ("obs", [[1, 2], [3], [4, 5]], "'obs', step 1", "a list of 1 where those before it have 2"),
+        ("obs", [[1, 2], 3, [4, 5]], "'obs', step 1", "a number where those before it are a list"),
+        ("obs", [1, [2], 3], "'obs', step 1", "a list where those before it are a number"),
+        ("obs", [[1, 2], [3, "x"], [4, 5]], "'obs', step 1", "a string where those before it"),
+        ("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false where those before"),
+        ("obs", [[1, 2], [3, 4], [5, None]], "'obs', step 2", "null where those before it are a"),
+        ("obs", [{"a": 1}] * 3, "'obs', step 0", "an object can't be in a tensor; to leave the"),
+        ("obs", ["x", "y", "z"], "'obs', step 0", "a string can't be in a tensor; to leave the"),
+        ("obs", [[[1, 2], [3, 4]], [[1, 2], [3]], [[]]], "'obs', step 2", "a list of 1 where"),
+        ("obs", [[[1, 2], [3, 4]], [[1, 2], [3]]] * 2, "'obs', step 1", "a list of 1 where"),
+        ("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
+        ("obs", [[0.1], [10**400], [1]], "'obs', step 1", "... does not fit torch.float32"),
+        ("obs", [[1], [1e999], [1]], "'obs', step 1", "it holds inf; to take NaN and infinity"),
+        ("obs", "x", "'obs'", "a string where a line is an episode, as the list of rewards says"),
+        ("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
+        ("action", [0.5, True], "'action', step 1", "true or false where those before"),
+        ("action", 3, "'action'", "it must be a list of one value for each step"),
+        ("reward", [True, False], "'reward', step 0", "true or false, and the column is torch.fl"),
+        ("reward", [1, None], "'reward', step 1", "null where those before it are a number"),
+        ("reward", ["1", "2"], "'reward', step 0", "a string can't be in a tensor"),
+        ("reward", [], "'reward'", "it is empty; an episode has at least one step"),
+        ("terminated", [0, 1], "'terminated'", "terminated is one true or false a step"),
+        ("truncated", ["no", "yes"], "'truncated', step 0", "a string can't be in a tensor"),
+        ("episode", 1.5, "'episode'", "a number where a line is an episode"),
+        ("episode", None, "'episode'", "null where a line is an episode"),
+        ("seed", 7, "'seed'", "to leave the column out: columns={'seed': None}"),
+        ("more", {"a": {"b": "x"}}, "'more.a.b'", "columns={('more', 'a', 'b'): None}"),
+    ],
+)
+def test_an_entry_that_is_no_column(tmp_path, entry, value, where, why):
+    bad = EPISODE | {entry: value}
+    found = error(write(tmp_path, [bad, EPISODE]))
+    assert found.where == f"line 1, {where}"
+    assert why in found.why
+
+
+@pytest.mark.parametrize("value", ["x", None, True, {"a": 1}])
+def test_the_first_reward_says_what_a_line_is(tmp_path, value):
+    found = error(write(tmp_path, [EPISODE | {"reward": value}]))
+    assert found.where == "line 1"
+    if type(value) is dict:
+        assert "there is no 'reward'" in found.why
+    else:
+        assert "it is a list of numbers where each line is an episode, and a number" in found.why
+
+
+def test_an_empty_file(tmp_path):
+    found = error(write(tmp_path, []))
+    assert (found.where, found.why) == ("line 1", "the file is empty")
+
+
+def test_lists_nested_too_deeply(tmp_path):
+    value = 1.0
+    for _ in range(40):
+        value = [value]
+    found = error(write(tmp_path, [EPISODE | {"obs": [value] * 3}]))
+    assert found.where == "line 1, 'obs'" and "nested more than 32 deep" in found.why
+
+
+def test_a_long_line_is_not_read_unless_asked_for(tmp_path):
+    path = write(tmp_path, [EPISODE, EPISODE | {"note": "x" * 10_000}])
+    found = error(path, max_line_bytes=1000)
+    assert found.where == "line 2" and "longer than 1000 bytes; to read it give max" in found.why
+    assert len(list(read_json_lines(path, columns={"note": None}))) == 2
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_line_without_end_takes_no_more_memory_than_allowed(tmp_path, zipped):
+    text = b'{"a": "' + b"x" * 50_000_000
+    path = write(tmp_path, [gzip.compress(text, 1) if zipped else text])
+    tracemalloc.start()
+    error(path, max_line_bytes=100_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_one_episode_is_in_memory_at_a_time(tmp_path):
+    steps = {"obs": [[0.5] * 50] * 201, "action": [1.5] * 200, "reward": [0] * 200}
+    ends = {"terminated": [False] * 199 + [True], "truncated": [False] * 200}
+
+    def peak(number):
+        path = write(tmp_path, [steps | ends] * number)
+        tracemalloc.start()
+        for _ in read_json_lines(path):
+            pass
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(12) < 1.2 * peak(3)
+
+
+def test_a_file_is_read_as_far_as_is_asked(tmp_path):
+    episodes = iter(read_json_lines(write(tmp_path, [EPISODE, EPISODE, b"{oops\n"])))
+    next(episodes), next(episodes)
+    with pytest.raises(MalformedDataError, match="line 3, character 2"):
+        next(episodes)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 15, 30, 40])
+def test_a_compressed_file_that_was_cut_off(tmp_path, cut):
+    whole = gzip.compress(json.dumps(EPISODE).encode() + b"\n")
+    found = error(write(tmp_path, [whole[:-cut]]))
+    assert found.where.startswith("line ")
+    assert "the compressed file is damaged or was cut off" in found.why
+
+
+def test_a_compressed_file_that_was_changed(tmp_path):
+    whole = bytearray(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))
+    whole[-6] ^= 1  # of the check sum
+    assert "damaged" in error(write(tmp_path, [bytes(whole)])).why
+
+
+# ------------------------------------------------------------------------------------------- dtypes
+
+
+def test_whole_numbers_become_fractions_but_not_the_other_way(tmp_path):
+    whole = EPISODE | {"obs": [[1, 2], [3, 4], [5, 6]]}
+    one, other = read_json_lines(write(tmp_path, [EPISODE, whole]))
+    assert one["obs"].dtype is other["obs"].dtype is torch.float32
+    path = write(tmp_path, [whole, EPISODE])
+    found = error(path)
+    assert found.where == "line 2, 'obs', step 0"
+    assert "0.5 is written as a fraction, and the column is torch.int64" in found.why
+    assert "dtypes={'obs': torch.float32}" in found.why
+    one, other = read_json_lines(path, dtypes={"obs": torch.float32})
+    assert one["obs"].dtype is torch.float32 and one["next", "obs"].dtype is torch.float32
+
+
+def test_an_observation_and_the_next_have_one_dtype(tmp_path):
+    step = STEPS[1] | {"obs": [1, 2], "next": {"obs": [0.5, 1]}}
+    (td,) = read_json_lines(write(tmp_path, [step]))
+    assert td["obs"].dtype is td["next", "obs"].dtype is torch.float32
+
+
+def test_dtypes_are_chosen(tmp_path):
+    path = write(tmp_path, [EPISODE | {"obs": [[0], [128], [255]], "info": {"x": [0.1, 0.2]}}])
+    dtypes = {"obs": torch.uint8, "action": torch.int32, ("info", "x"): torch.bfloat16}
+    (td,) = read_json_lines(path, dtypes=dtypes, float_dtype=torch.float64)
+    assert td["obs"].dtype is td["next", "obs"].dtype is torch.uint8
+    assert td["next", "obs"].tolist() == [[128], [255]]
+    assert td["action"].dtype is torch.int32 and td["info", "x"].dtype is torch.bfloat16
+    assert td["reward"].dtype is torch.float64
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "value", "why"),
+    [
+        ({"obs": torch.uint8}, [[1], [256], [0]], "256 does not fit torch.uint8"),
+        ({"obs": torch.uint8}, [[1], [-1], [0]], "-1 does not fit torch.uint8"),
+        ({"obs": torch.bool}, [[1], [0], [0]], "a number, and the column is torch.bool"),
+        ({"obs": torch.float16}, [[1], [1e5], [0]], r"100000.0 does not fit torch.float16"),
+        ({"obs": torch.int64}, [[True], [True], [False]], "true or false, and the column is torch"),
+        ({"ops": torch.uint8}, [[1], [2], [0]], "there is no 'ops', which `dtypes` names"),
+    ],
+)
+def test_numbers_that_do_not_fit_a_dtype(tmp_path, dtypes, value, why):
+    path = write(tmp_path, [EPISODE | {"obs": value}])
+    assert why in error(path, dtypes=dtypes).why
+
+
+def test_dtypes_that_json_has_not(tmp_path):
+    path = write(tmp_path, [EPISODE])
+    with pytest.raises(TypeError, match="'obs': torch.complex64}: JSON has no such numbers"):
+        read_json_lines(path, dtypes={"obs": torch.complex64})
+    with pytest.raises(TypeError, match="float_dtype=torch.int64 is none of"):
+        read_json_lines(path, float_dtype=torch.int64)
+
+
+# --------------------------------------------------------------------------------- one step a line
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "where", "why"),
+    [
+        (0, {"episode": None}, "line 1", "each line is a step, since its reward is a number"),
+        (1, {"episode": 1.5}, "line 2, 'episode'", "a number, not a whole number or a string"),
+        (1, {"episode": True}, "line 2, 'episode'", "true or false, not a whole number or a str"),
+        (3, {"episode": "a"}, "line 4, 'episode'", "this episode has ended before; its steps must"),
+        (2, {"action": None}, "line 3, 'action'", "it is missing, and the first line has it"),
+        (2, {"extra": 1}, "line 3, 'extra'", "the first line has no such entry; to leave"),
+        (2, {"next": {}}, "line 3, 'next.obs'", "it is missing, and the first line has it"),
+        (2, {"obs": [1]}, "line 4, 'obs'", "a list of 2 where those before it have 1"),
+        (3, {"obs": [1, "x"]}, "line 4, 'obs'", "a string where those before it are a number"),
+        (3, {"reward": [1]}, "line 4, 'reward'", "a list where those before it are a number"),
+        (3, {"reward": "1"}, "line 4, 'reward'", "a string where those before it are a number"),
+        (2, {"truncated": True}, "line 3", "the episode ends here, but 1 more of its steps"),
+    ],
+)
+def test_a_bad_step(tmp_path, line, change, where, why):
+    steps = [dict(step) for step in STEPS]
+    steps[line] = {k: v for k, v in (steps[line] | change).items() if v is not None}
+    found = error(write(tmp_path, steps))
+    assert found.where == where
+    assert why in found.why
+
+
+def test_what_is_left_out_may_be_on_some_lines_only(tmp_path):
+    steps = [dict(step) for step in STEPS]
+    steps[2]["note"] = "here"
+    columns = {"note": None, "remark": None}
+    assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
+
+
+def test_the_episode_has_another_name(tmp_path):
+    steps = [{"run": step["episode"]} | step for step in STEPS]
+    for step in steps:
+        del step["episode"]
+    assert len(list(read_json_lines(write(tmp_path, steps), columns={"run": "episode"}))) == 2
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def container(**changes):
+    entries = {
+        "obs": torch.tensor([[0.5, 1.0], [2.0, 3.0]]),
+        "next": {"obs": torch.tensor([[2.0, 3.0], [4.0, 5.0]])},
+        "action": torch.tensor([1, 0]),
+        "reward": torch.tensor([0.0, 1.0]),
+        "terminated": torch.tensor([False, True]),
+        "truncated": torch.tensor([False, False]),
+    }
+    return TensorDict(entries | changes, batch_size=[2])
+
+
+def test_what_follows_anyway_is_written_once(tmp_path):
+    write_json_lines(tmp_path / "a.jsonl", [container(), container()])
+    first, second = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert json.loads(first) == json.loads(second) == EPISODE
+
+
+def test_what_does_not_follow_is_written_beside(tmp_path):
+    odd = container(next={"obs": torch.tensor([[9.0, 9.0], [4.0, 5.0]]), "reward": torch.ones(2)})
+    write_json_lines(tmp_path / "a.jsonl", [odd])
+    (again,) = read_json_lines(tmp_path / "a.jsonl")
+    assert (again == odd).all() and ("next", "reward") in again.keys(True)
+    write_json_lines(tmp_path / "a.jsonl", [odd.exclude(("next", "reward")), container()])
+    assert (list(read_json_lines(tmp_path / "a.jsonl"))[1] == container()).all()
+
+
+def test_numbers_are_written_exactly(tmp_path):
+    for dtype in torch.float32, torch.float64, torch.bfloat16:
+        obs = torch.randn(2, 50, dtype=dtype) * 1e-3
+        exact = container(obs=obs, next={"obs": obs + 1}, big=torch.tensor([2**63 - 1, -(2**63)]))
+        write_json_lines(tmp_path / "a.jsonl", [exact])
+        dtypes = {"obs": dtype, "reward": torch.float32}
+        (again,) = read_json_lines(tmp_path / "a.jsonl", dtypes=dtypes)
+        assert torch.equal(again["obs"], obs) and torch.equal(again["big"], exact["big"])
+
+
+def test_equal_episodes_make_equal_compressed_files(tmp_path):
+    for name in "a.jsonl.gz", "b.jsonl.gz":
+        write_json_lines(tmp_path / name, iter([container()]))
+    a, b = [(tmp_path / name).read_bytes() for name in ("a.jsonl.gz", "b.jsonl.gz")]
+    assert a == b and json.loads(gzip.decompress(a)) == EPISODE
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (
+            container(reward=torch.tensor([0, torch.nan])),
+            "'reward', step 1: it holds nan",
+        ),
+        (container(z=torch.ones(2, dtype=torch.complex64)), "JSON has no place for"),
+        (container(z=["a", "b"]), "'z': JSON has no place for"),
+        (container().exclude("reward"), "episode 1: there is no 'reward'"),
+        (container().exclude("next"), "the observation after the last step is missing"),
+        (container(terminated=torch.tensor([True, True])), "the episode ends here"),
+        (container(action=torch.ones(2, 3)), r"in the first episode of dtype"),
+        (container()[0], r"an episode is a TensorDict of batch size \[T\]"),
+        ({"obs": 1}, r"an episode is a TensorDict of batch size \[T\], this is dict"),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(tmp_path, bad, why):
+    for name in "a.jsonl", "a.jsonl.gz":
+        (tmp_path / name).write_text("old")
+        with pytest.raises(MalformedDataError, match=why):
+            write_json_lines(tmp_path / name, [container(), bad])
+        assert (tmp_path / name).read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "a.jsonl.gz"]
+
+
+def test_no_episode_makes_no_file(tmp_path):
+    with pytest.raises(ValueError, match="there is no episode to write to .*a.jsonl"):
+        write_json_lines(tmp_path / "a.jsonl", [])
+    assert os.listdir(tmp_path) == []
+
+
+def test_nan_is_written_if_asked_for(tmp_path):
+    obs = torch.tensor([[np.nan, 1.0], [np.inf, -np.inf]])
+    write_json_lines(tmp_path / "a.jsonl", [container(obs=obs)], allow_nan=True)
+    (again,) = read_json_lines(tmp_path / "a.jsonl", allow_nan=True)
+    assert torch.equal(again["obs"].nan_to_num(7), obs.nan_to_num(7))
+
+
+def test_an_unfinished_episode_stays_unfinished(tmp_path):
+    write_json_lines(tmp_path / "a.jsonl", [container(terminated=torch.tensor([False, False]))])
+    assert "neither terminated nor truncated" in error(tmp_path / "a.jsonl").why
+
+
+def test_writing_changes_no_episode(tmp_path):
+    episode = container(terminated=torch.tensor([False, False]))
+    before = episode.clone()
+    write_json_lines(tmp_path / "a.jsonl", [episode])
+    assert (episode == before).all()

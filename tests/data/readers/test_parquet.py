@@ -1,0 +1,302 @@
+"""Episodes from Parquet: what a file may hold, and what its errors say."""
+
+import datetime
+import decimal
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raffia.data.readers import MalformedDataError, read_parquet
+
+
+def steps(**changes):
+    """Two episodes of two steps, one in each row."""
+    columns = {
+        "episode": [7, 7, 9, 9],
+        "obs": [[0.0, 1.0], [1.0, 2.0], [5.0, 6.0], [6.0, 7.0]],
+        "next_obs": [[1.0, 2.0], [2.0, 3.0], [6.0, 7.0], [7.0, 8.0]],
+        "action": [0, 1, 2, 3],
+        "reward": [0.0, 1.0, 0.5, 0.0],
+        "terminated": [False, True, False, False],
+        "truncated": [False, False, False, True],
+    }
+    return {name: v for name, v in (columns | changes).items() if v is not None}
+
+
+def episodes(**changes):
+    """The same, one in each row."""
+    columns = {
+        "obs": [[[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]], [[5.0, 6.0], [6.0, 7.0], [7.0, 8.0]]],
+        "action": [[0, 1], [2, 3]],
+        "reward": [[0.0, 1.0], [0.5, 0.0]],
+        "terminated": [[False, True], [False, False]],
+        "truncated": [[False, False], [False, True]],
+    }
+    return {name: v for name, v in (columns | changes).items() if v is not None}
+
+
+def write(folder, columns, **options):
+    path = folder / "data.parquet"
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), path, **options)
+    return path
+
+
+def error(path, **options):
+    with pytest.raises(MalformedDataError) as caught:
+        list(read_parquet(path, **options))
+    return caught.value
+
+
+def test_a_row_is_a_step_or_an_episode(tmp_path):
+    by_step = read_parquet(write(tmp_path, steps()))
+    found = list(by_step)
+    by_episode = read_parquet(write(tmp_path, episodes()))
+    for one, other in zip(found, by_episode, strict=True):
+        assert (one == other).all() and "episode" not in one.keys()
+    assert len(by_episode) == 2 and repr(by_episode).endswith("data.parquet', 2 episodes)")
+    assert not hasattr(by_step, "__len__") and repr(by_step).endswith("data.parquet', 4 steps)")
+
+
+def test_dtypes_are_those_of_the_file(tmp_path):
+    types = "halffloat float double int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+    columns = {n: pa.array(np.array([0, 1, 1, 0], "f2")).cast(n) for n in types[:3]}
+    columns |= {n: pa.array([0, 1, 1, 0], pa.int8()).cast(n) for n in types[3:]}
+    (one, _) = read_parquet(write(tmp_path, steps(**columns)))
+    for name in types:
+        wanted = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(name, name)
+        assert one[name].dtype is getattr(torch, wanted) and one[name].tolist() == [0, 1]
+    assert one["obs"].dtype is torch.float64
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.float32()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 2)],
+    ids=str,
+)
+def test_all_kinds_of_lists(tmp_path, kind):
+    one, other = read_parquet(
+        write(
+            tmp_path,
+            steps(
+                obs=pa.array(steps()["obs"], kind).cast(kind),
+                next_obs=pa.array(steps()["next_obs"], kind),
+            ),
+        )
+    )
+    assert other["obs"].tolist() == [[5.0, 6.0], [6.0, 7.0]]
+    nested = pa.array(episodes()["obs"], pa.large_list(kind))
+    one, other = read_parquet(write(tmp_path, episodes(obs=nested)))
+    assert other["obs"].tolist() == [[5.0, 6.0], [6.0, 7.0]]
+    assert other["next", "obs"].tolist() == [[6.0, 7.0], [7.0, 8.0]]
+
+
+def test_structs_are_nested_entries(tmp_path):
+    obs = [{"x": [1.0, 2.0, 3.0], "more": {"y": [[1], [2], [3]]}}] * 2
+    one, _ = read_parquet(write(tmp_path, episodes(obs=obs)))
+    assert one["next", "obs", "more", "y"].tolist() == [[2], [3]]
+
+
+def test_names_with_dots_are_names(tmp_path):
+    columns = steps(**{"obs.x": [1, 2, 3, 4], "more": [{"x": i} for i in range(4)]})
+    one, other = read_parquet(write(tmp_path, columns))
+    assert other["obs.x"].tolist() == [3, 4] and other["more", "x"].tolist() == [2, 3]
+
+
+def test_episodes_may_be_longer_than_what_is_read_at_once(tmp_path):
+    counts = [1, 6000, 3, 2188, 5000, 1]  # 4096 rows are read at once; 8192 steps end an episode
+    number = np.repeat(np.arange(len(counts)), counts)
+    last = np.append(np.diff(number) > 0, True)
+    obs = np.arange(len(number))
+    columns = {"episode": [f"e{n}" for n in number], "obs": obs, "next_obs": obs + 1}
+    columns |= {"action": obs, "reward": obs / 2, "terminated": last, "truncated": ~last & last}
+    for size in 700, 10**6:
+        found = list(read_parquet(write(tmp_path, columns, row_group_size=size)))
+        assert [len(td) for td in found] == counts
+        assert torch.equal(torch.cat([td["obs"] for td in found]), torch.from_numpy(obs))
+
+
+def test_names_of_episodes_may_be_categories(tmp_path):
+    names = pa.array(["a", "a", "b", "b"]).dictionary_encode()
+    assert len(list(read_parquet(write(tmp_path, steps(episode=names))))) == 2
+    columns = steps(run=names, episode=None)
+    path = write(tmp_path, columns)
+    assert len(list(read_parquet(path, columns={"run": "episode"}))) == 2
+
+
+def test_what_is_left_out_is_not_read(tmp_path):
+    path = write(tmp_path, steps(note=["a", "b", "c", None]))
+    assert len(list(read_parquet(path, columns={"note": None}))) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "why"),
+    [
+        ({"obs": [[1.0], [1.0], [1.0, 2.0], [1.0]]}, "row 2, 'obs'", "a list of 2 where those bef"),
+        ({"obs": [[1.0, 2.0], None] * 2}, "row 1, 'obs'", "null, which is no number"),
+        ({"obs": [[1.0, 2.0], [1.0, None]] * 2}, "row 1, 'obs'", "null, which is no number"),
+        ({"action": [1, 2, 3, None]}, "row 3, 'action'", "null, which is no number"),
+        (
+            {"action": ["a", "b", "c", "d"]},
+            "the file, 'action'",
+            "string can't be in a tensor; to le",
+        ),
+        ({"action": [[["a"]]] * 4}, "the file, 'action'", "string can't be in a tensor"),
+        ({"action": [b"a"] * 4}, "the file, 'action'", "binary can't be in a tensor"),
+        (
+            {"action": [[{"a": 1}]] * 4},
+            "the file, 'action'",
+            "struct<a: int64> can't be in a tensor",
+        ),
+        ({"action": [decimal.Decimal("1.5")] * 4}, "the file, 'action'", "decimal"),
+        ({"action": [datetime.datetime(2020, 1, 1)] * 4}, "the file, 'action'", "timestamp"),
+        ({"action": pa.array([1, 2, 3, 4], pa.time32("s"))}, "the file, 'action'", "time32"),
+        ({"action": pa.nulls(4)}, "the file, 'action'", "null can't be in a tensor"),
+        ({"action": [{"x": 1}, {"x": 2}, None, {"x": 2}]}, "row 2, 'action.x'", "null, which is"),
+        ({"action": [{"x": 1}, {"x": None}] * 2}, "row 1, 'action.x'", "null, which is no number"),
+        ({"reward": ["a", "b", "c", "d"]}, "the file, 'reward'", "string can't be in a tensor"),
+        (
+            {"reward": [True, False] * 2},
+            "the episode from row 0, 'reward'",
+            "one real number a ste",
+        ),
+        ({"episode": None}, "the file", "each names its episode; there is no 'episode', only"),
+        ({"episode": [1, None, 2, 3]}, "row 1, 'episode'", "null, which names no episode"),
+        (
+            {"episode": [1.0, 1.0, 2.0, 2.0]},
+            "the file, 'episode'",
+            "double, not integers or strings",
+        ),
+        (
+            {"episode": [True, True, False, False]},
+            "the file, 'episode'",
+            "bool, not integers or strings",
+        ),
+        ({"episode": [1, 2, 2, 1]}, "row 3, 'episode'", "has ended before; its steps must stand"),
+        ({"episode": [1, 1, 1, 1]}, "row 1", "the episode ends here, but 2 more of its steps"),
+        (
+            {"next_obs": None},
+            "the episode from row 0, 'obs'",
+            "no ('next', 'obs'): the observation",
+        ),
+        ({"reward": None}, "the file", "there is no 'reward', only"),
+    ],
+)
+def test_a_bad_row(tmp_path, change, where, why):
+    if change.get("episode") == [1, 2, 2, 1]:
+        change = change | {"terminated": [True, False, True, True], "truncated": [False] * 4}
+    found = error(write(tmp_path, steps(**change)))
+    assert found.path == str(tmp_path / "data.parquet")
+    assert found.where == where and why in found.why
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "why"),
+    [
+        ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [2.0, 3.0], [4.0]]]}, "row 1, 'obs', step 1", "a"),
+        (
+            {"obs": [[[1.0], [2.0], [3.0]], [[1.0], None, [4.0]]]},
+            "row 1, 'obs', step 1",
+            "null, wh",
+        ),
+        ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [None], [4.0]]]}, "row 1, 'obs', step 1", "null,"),
+        ({"obs": [[[1.0], [2.0], [3.0]], None]}, "row 1, 'obs'", "null, which is no episode"),
+        ({"action": [[1, 2], [1, None]]}, "row 1, 'action', step 1", "null, which is no number"),
+        ({"action": [[1, 2], [1]]}, "row 1, 'action'", "it has 1 rows, which should be 2"),
+        ({"action": [[1, 2], []]}, "row 1, 'action'", "it has 0 rows, which should be 2"),
+        ({"reward": [[1, 2], []]}, "row 1, 'reward'", "it is empty; an episode has at least one"),
+        ({"action": [1, 2]}, "the file, 'action'", "int64 where a row is an episode, as the list"),
+        ({"episode": [1.5, 2.5]}, "the file, 'episode'", "double where a row is an episode"),
+        ({"seed": [1, 2]}, "the file, 'seed'", "to leave the column out: columns={'seed': None}"),
+        (
+            {"action": [[{"x": 1}, {"x": 2}]] * 2},
+            "the file, 'action'",
+            "struct<x: int64> can't be in",
+        ),
+        ({"action": [{"x": [1, 2]}, None]}, "row 1, 'action.x'", "null, which is no number"),
+    ],
+)
+def test_a_bad_episode(tmp_path, change, where, why):
+    found = error(write(tmp_path, episodes(**change)))
+    assert found.where == where and why in found.why
+
+
+def test_an_episode_may_be_named(tmp_path):
+    for name in ["a", "b"], [1, 2], ["a", None]:
+        (one, _) = read_parquet(write(tmp_path, episodes(episode=name)))
+        assert "episode" not in one.keys()
+
+
+def test_shapes_that_change_between_what_is_read_at_once(tmp_path):
+    obs = [[1.0, 2.0]] * 4096 + [[1.0]]
+    columns = {"episode": [0] * 4097, "obs": obs, "next_obs": obs, "action": [0] * 4097}
+    columns |= {"reward": [0.0] * 4097, "terminated": [False] * 4097}
+    path = write(tmp_path, columns | {"truncated": [False] * 4096 + [True]})
+    found = error(path)
+    assert found.where in ("row 4096, 'obs'", "row 4096, 'next_obs'")
+    assert found.why == "rows of [1], before [2]"
+
+
+def test_two_columns_of_one_name(tmp_path):
+    table = pa.Table.from_arrays(
+        [pa.array(v) for v in steps().values()] + [pa.array([1, 2, 3, 4])], [*steps(), "action"]
+    )
+    found = error(write(tmp_path, table))
+    assert (found.where, found.why) == ("the file, 'action'", "two columns have this name")
+
+
+def test_structs_nested_too_deeply(tmp_path):
+    value = 1
+    for _ in range(40):
+        value = {"a": value}
+    assert "nested more than 32 deep" in error(write(tmp_path, steps(action=[value] * 4))).why
+    value = 1.0
+    for _ in range(40):
+        value = [value]
+    assert "nested more than 32 deep" in error(write(tmp_path, steps(action=[value] * 4))).why
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 3, b"\x89HDF" * 99, b"\xff" * 4096])
+def test_a_file_that_is_not_parquet(tmp_path, content):
+    path = tmp_path / "data.parquet"
+    path.write_bytes(content)
+    found = error(path)
+    assert found.where == "the file" and "it can't be read" in found.why
+    assert found.__cause__ is not None
+
+
+def test_a_file_that_was_cut_off_or_has_no_rows(tmp_path):
+    path = write(tmp_path, steps())
+    path.write_bytes(path.read_bytes()[:-50])
+    assert "it can't be read" in error(path).why
+    empty = pa.table(steps()).slice(0, 0)
+    assert error(write(tmp_path, empty)).why == "it has no rows"
+
+
+def test_a_changed_page_is_found_by_its_check_sum(tmp_path):
+    path = write(tmp_path, steps(), write_page_checksum=True, compression=None)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(np.array([5.0, 6.0]).tobytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    found = error(path)
+    assert found.where == "row 0" and "can't be read (OSError" in found.why
+
+
+def test_a_part_of_the_file_is_in_memory_at_a_time(tmp_path):
+    def peak(number):
+        table = pa.table(episodes(obs=[np.zeros((3, 10**5)).tolist()] * 2))
+        path = write(tmp_path, pa.concat_tables([table] * number), row_group_size=2)
+        before = pa.default_memory_pool().bytes_allocated()
+        tracemalloc.start()
+        most = 0
+        for _ in read_parquet(path):
+            most = max(most, pa.default_memory_pool().bytes_allocated() - before)
+        found = tracemalloc.get_traced_memory()[1] + most
+        tracemalloc.stop()
+        return found
+
+    assert peak(8) < 1.5 * peak(2)

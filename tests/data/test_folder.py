@@ -1,0 +1,143 @@
+"""Folders that are written all at once."""
+
+import json
+import os
+
+import pytest
+
+from raffia.data.folder import read_folder, write_folder
+from raffia.tensordict.memmap import DamagedFileError
+
+
+def write(path, **files):
+    contents = {name.replace("_", "."): text.encode() for name, text in files.items()}
+    write_folder(path, "letter", 1, contents)
+
+
+def texts(path):
+    folder = read_folder(path, "letter", 1)
+    return {name: folder.read(name).decode() for name in folder.files}
+
+
+def test_round_trip_and_replacement(tmp_path):
+    path = tmp_path / "new" / "folder"
+    write(path, a_txt="one", b="two")
+    assert texts(path) == {"a.txt": "one", "b": "two"}
+    write(path, c_txt="three")
+    assert texts(path) == {"c.txt": "three"}
+    assert len(os.listdir(path)) == 2, "the files of the write before are still there"
+
+
+def test_files_keep_their_suffix_and_extras_come_back(tmp_path):
+    write_folder(tmp_path, "letter", 1, {"a.safetensors": b""}, extras={"n": [1, None]})
+    folder = read_folder(tmp_path, "letter", 1)
+    assert folder.path("a.safetensors").endswith(".safetensors")
+    assert folder.extras == {"n": [1, None]}
+
+
+def test_a_function_writes_its_file(tmp_path):
+    def content(path):
+        with open(path, "w") as file:
+            file.write("text")
+
+    write_folder(tmp_path, "letter", 1, {"a": content})
+    assert texts(tmp_path) == {"a": "text"}
+
+
+def test_a_failed_write_changes_nothing(tmp_path):
+    write(tmp_path, a="one")
+    before = sorted(os.listdir(tmp_path))
+
+    def fails(path):
+        with open(path, "w") as file:
+            file.write("half")
+        raise OSError("the disk is on fire")
+
+    with pytest.raises(OSError, match="fire"):
+        write_folder(tmp_path, "letter", 1, {"a": b"two", "b": fails})
+    with pytest.raises(TypeError):
+        write_folder(tmp_path, "letter", 1, {"a": b"two"}, extras={"no": object()})
+    assert sorted(os.listdir(tmp_path)) == before and texts(tmp_path) == {"a": "one"}
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a/b", ".hidden", "a b", "ä"])
+def test_names_are_plain(tmp_path, name):
+    with pytest.raises(ValueError, match="plain name"):
+        write_folder(tmp_path / "x", "letter", 1, {name: b""})
+    assert not (tmp_path / "x").exists()
+
+
+def test_other_kinds_and_versions_are_named(tmp_path):
+    write(tmp_path, a="one")
+    with pytest.raises(ValueError, match="holds 'letter' of version 1, and 'parcel' of version 1"):
+        read_folder(tmp_path, "parcel", 1)
+    with pytest.raises(ValueError, match="'letter' of version 2 is wanted"):
+        read_folder(tmp_path, "letter", 2)
+    with pytest.raises(FileExistsError, match="holds 'letter', which 'parcel' does not replace"):
+        write_folder(tmp_path, "parcel", 1, {})
+    assert texts(tmp_path) == {"a": "one"}
+
+
+def test_what_is_no_folder_of_ours_is_left_alone(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="no folder"):
+        write(tmp_path / "file", a="one")
+    with pytest.raises(FileExistsError, match="other files .'file'.*one of its own"):
+        write(tmp_path, a="one")
+    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(FileNotFoundError, match="no manifest.json"):
+        read_folder(tmp_path, "letter", 1)
+    with pytest.raises(FileNotFoundError):
+        read_folder(tmp_path / "nothing", "letter", 1)
+
+
+def damage_manifest(path, change):
+    manifest = path / "manifest.json"
+    record = json.loads(manifest.read_text())
+    change(record)
+    manifest.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda p: next(p.glob("a.raffia*")).write_text("onE"), "not what was saved"),
+        (lambda p: next(p.glob("a.raffia*")).write_text("on"), "holds 2 bytes, not 3"),
+        (lambda p: next(p.glob("a.raffia*")).unlink(), "missing"),
+        (lambda p: (p / "manifest.json").write_text("{"), "not JSON"),
+        (lambda p: (p / "manifest.json").write_text("[1]"), "not a record of ours"),
+        (lambda p: damage_manifest(p, lambda r: r.update(version=2)), "checksum differs"),
+        (lambda p: damage_manifest(p, lambda r: r.pop("sha256")), "checksum differs"),
+    ],
+)
+def test_damage_is_found(tmp_path, damage, words):
+    write(tmp_path, a="one")
+    damage(tmp_path)
+    with pytest.raises(DamagedFileError, match=words):
+        read_folder(tmp_path, "letter", 1)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    write(tmp_path, a="one")
+    with pytest.raises(DamagedFileError, match="holds .'a'., and no 'b'"):
+        read_folder(tmp_path, "letter", 1).path("b")
+
+
+def test_files_are_on_disk_before_the_manifest_names_them(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(fd):
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).split(".raffia-")[0])
+        fsync(fd)
+
+    def noted_replace(source, target):
+        calls.append("->" + os.path.basename(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    write(tmp_path / "folder", a="one", b="two")
+    at = calls.index("->manifest.json")
+    assert {"a", "b"} <= {*calls[:at]} and calls[at - 2] == "folder"
+    assert calls[at + 1 :] == ["folder", tmp_path.name]

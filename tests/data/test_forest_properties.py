@@ -1,0 +1,331 @@
+"""A forest does what a plain Python list of steps does, in any world and however it is filled.
+
+The model is a dictionary from steps (state, action, next state) to how often each was taken, and a
+tree is a plain recursive walk through it.
+"""
+
+import tempfile
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from raffia import TensorDict
+from raffia.data.forest import MCTSForest
+from raffia.data.growth import Growth, StepGraph
+
+STATES = 6
+EXAMPLES = settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),  # to explain a failure takes minutes
+    suppress_health_check=list(HealthCheck),
+)
+
+
+# ---------------------------------------------------------------------------- the model
+
+
+def leaving(steps, node):
+    return [step for step in steps if step[0] == node]
+
+
+def way(steps, step, compact, above=()):
+    """The steps from this one to a branch or an end, where they lead, and whether that is above."""
+    passed = [step]
+    while True:
+        node = passed[-1][2]
+        if node in above or node in {s for s, _, _ in passed}:
+            return passed, node, True
+        following = leaving(steps, node)
+        if not compact or len(following) != 1:
+            return passed, node, False
+        passed += following
+
+
+def unfolded(steps, node, compact, max_depth=None):
+    """The tree of a world without cycles: (steps, where they lead, whether again, below)."""
+
+    def vertex(step, depth):
+        passed, node, _ = way(steps, step, compact)
+        return passed, node, False, below(node, depth)
+
+    def below(node, depth):
+        return [] if depth == max_depth else [vertex(s, depth + 1) for s in leaving(steps, node)]
+
+    first = leaving(steps, node)
+    return vertex(first[0], 0) if len(first) == 1 else ([], node, False, below(node, 0))
+
+
+def walked(steps, root, compact, max_depth=None):
+    """The tree of any world: what follows a node is found once, on the first way to it."""
+    followed = {}
+
+    def vertex(step, above, depth):
+        passed, node, again = way(steps, step, compact, above)
+        return passed, node, again, [] if again else below(node, above, depth)
+
+    def below(node, above, depth):
+        if depth == max_depth:
+            return []
+        key = node, depth if max_depth is not None else 0
+        if key not in followed:
+            near = {*above, node}
+            followed[key] = [vertex(s, near, depth + 1) for s in leaving(steps, node)]
+        return followed[key]
+
+    first = leaving(steps, root)
+    if len(first) == 1:
+        return vertex(first[0], {root}, 0)
+    return [], root, False, below(root, set(), 0)
+
+
+def paths_of(model, path=()):
+    """All vertices by path, the upper ones first."""
+    level = [((), model)]
+    while level:
+        yield from level
+        level = [((*path, i), x) for path, m in level for i, x in enumerate(m[3])]
+
+
+# ---------------------------------------------------------------------------- the forest
+
+
+def observed(states):
+    """States as observations of several numbers."""
+    s = torch.tensor(states)
+    return torch.stack([s // 2, s % 2, -s], -1).float()
+
+
+def read(x):
+    return [int(-number) for number in x[..., 2].flatten()]
+
+
+def rollout(walk, seen):
+    """Steps as a container; `seen` numbers them, to find out which was seen last."""
+    s, a, t = (list(column) for column in zip(*walk, strict=True))
+    after = TensorDict({"observation": observed(t)}, [len(walk)])
+    entries = {"observation": observed(s), "action": torch.tensor(a)[:, None], "next": after}
+    return TensorDict({**entries, "seen": torch.arange(seen, seen + len(walk))}, [len(walk)])
+
+
+def root(state):
+    return TensorDict(observation=observed(state))
+
+
+def as_model(tree):
+    """A tree as the model has it."""
+    steps = [] if tree.rollout is None else steps_of(tree.rollout)
+    (node,) = read(tree.node_data["observation"])
+    return steps, node, tree.repeats, [as_model(child) for child in tree.subtree]
+
+
+def steps_of(td):
+    actions, after = td["action"].flatten().tolist(), td["next", "observation"]
+    return list(zip(read(td["observation"]), actions, read(after), strict=True))
+
+
+def filled(walks, how):
+    """A forest of these walks, put in one way or another, and the model."""
+    forest, counts, last, seen = MCTSForest(), Counter(), {}, 0
+    for number, walk in enumerate(walks):
+        td = rollout(walk, seen)
+        for step in walk:
+            counts[step] += 1
+            last[step] = seen
+            seen += 1
+        match how[number % len(how)]:
+            case "rollout":
+                forest.extend(td)
+            case "cut":
+                forest.extend(td[: len(walk) // 2])
+                forest.extend(td[len(walk) // 2 :])
+            case "batch":
+                forest.extend(td[None])
+            case "steps":
+                for step in td:
+                    forest.add(step)
+            case "look":  # between two writes
+                forest.extend(td)
+                forest.get_tree(td[0])
+            case "reload":
+                forest.extend(td)
+                other = MCTSForest()
+                other.load_state_dict(forest.state_dict())
+                forest = other
+            case "save":
+                forest.extend(td)
+                with tempfile.TemporaryDirectory() as folder:
+                    forest.save(folder + "/forest")
+                    forest = MCTSForest.load(folder + "/forest")
+    return forest, counts, last
+
+
+HOW = st.lists(
+    st.sampled_from(["rollout", "cut", "batch", "steps", "look", "reload", "save"]), min_size=1
+)
+
+
+@st.composite
+def walks(draw, cycles):
+    """Walks that begin anywhere, and at each step go anywhere; without cycles, only upwards."""
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        state, walk = draw(st.integers(0, STATES - 2)), []
+        for _ in range(draw(st.integers(1, 6))):
+            if not cycles and state == STATES - 1:
+                break
+            after = draw(st.integers(0 if cycles else state + 1, STATES - 1))
+            walk.append((state, draw(st.integers(0, 1)), after))
+            state = after
+        found.append(walk)
+    return found
+
+
+DEPTH = st.sampled_from([None, None, 0, 1, 2, 3])
+
+
+@EXAMPLES
+@given(walks(cycles=False), HOW, st.booleans(), DEPTH)
+def test_a_world_without_cycles(walks, how, compact, max_depth):
+    forest, counts, last = filled(walks, how)
+    known = {state for s, _, t in counts for state in (s, t)}
+    assert len(forest) == len(counts) and len(forest.nodes) == len(known)
+    for state in range(STATES):
+        if state not in known:
+            assert root(state) not in forest.nodes
+            continue
+        steps, count = forest.get_child(root(state))
+        assert steps_of(steps) == leaving(counts, state)
+        assert count.tolist() == [counts[step] for step in leaving(counts, state)]
+        assert steps["seen"].tolist() == [last[step] for step in leaving(counts, state)]
+
+        tree = forest.get_tree(root(state), compact=compact, max_depth=max_depth)
+        model = unfolded(counts, state, compact, max_depth)
+        assert as_model(tree) == model
+        check_questions(tree, model, counts)
+
+
+def check_questions(tree, model, counts):
+    """All that can be asked of a tree, against the paths of the model."""
+    by_path = dict(paths_of(model))
+    vertices = tree.vertices(key_type="path")
+    assert list(vertices) == list(by_path)
+    assert list(tree.valid_paths()) == [path for path, m in by_path.items() if not m[3]]
+    assert tree.max_length() == max(map(len, by_path))
+    assert tree.num_vertices(count_repeat=True) == len(by_path)
+    assert tree.num_vertices() == len({id(vertex) for vertex in vertices.values()})
+    ids = {path: vertex.node_id for path, vertex in vertices.items()}
+    assert sorted({*ids.values()}) == list(range(tree.num_vertices()))
+    assert set(tree.edges()) == {(ids[path[:-1]], ids[path]) for path in by_path if path}
+    assert len(tree.edges()) == len(set(tree.edges()))
+    for path, (steps, _, _, below) in by_path.items():
+        vertex = vertices[path]
+        assert tree.at(path) is vertex and tree.get_vertex_by_id(ids[path]) is vertex
+        along = [step for i in range(len(path) + 1) for step in by_path[path[:i]][0]]
+        found = tree.rollout_from_path(path)
+        assert ([] if found is None else steps_of(found)) == along
+        assert vertex.count == (counts[steps[0]] if steps else 0)
+        assert (vertex.hash is None) == (path == ())
+        assert path == () or vertex in vertex.parent.subtree
+        if below:
+            actions = [m[0][0][1] for m in below]
+            assert vertex.selected_actions.flatten().tolist() == actions
+        if steps:
+            assert (int(vertex.branching_action), int(vertex.prev_action)) == (
+                steps[0][1],
+                steps[-1][1],
+            )
+
+
+@EXAMPLES
+@given(walks(cycles=True), HOW, st.booleans(), DEPTH)
+def test_a_world_with_cycles(walks, how, compact, max_depth):
+    check_forest(walks, how, compact, max_depth)
+
+
+def check_forest(walks, how, compact, max_depth):
+    forest, counts, _ = filled(walks, how)
+    assert len(forest) == len(counts)
+    for state in sorted({s for step in counts for s in step[::2]}):
+        assert steps_of(forest.get_child(root(state))[0]) == leaving(counts, state)
+        tree = forest.get_tree(root(state), compact=compact, max_depth=max_depth)
+        model = walked(counts, state, compact, max_depth)
+        assert as_model(tree) == model
+        check_questions(tree, model, counts)
+        if max_depth is None:
+            check_cycles(tree, state, counts, compact)
+
+
+def check_cycles(tree, state, counts, compact):
+    """What must hold of a tree of any world, whatever order it grew in."""
+    vertices = list(tree.vertices(key_type="id").values())
+    held = [step for v in vertices if v.rollout is not None for step in steps_of(v.rollout)]
+    begun = [steps_of(v.rollout)[0] for v in vertices if v.rollout is not None]
+    assert set(held) == reachable(counts, state)  # nothing is lost
+    assert len(begun) == len(set(begun))
+    if not compact:
+        assert len(held) == len(set(held))
+    by_path = tree.vertices(key_type="path")
+    for vertex in vertices:
+        (node,) = read(vertex.node_data["observation"])
+        if vertex.repeats:
+            assert not vertex.subtree
+            own = {s for s, _, _ in steps_of(vertex.rollout)}
+            above = {
+                read(by_path[path[:i]].node_data["observation"])[0]
+                for path, other in by_path.items()
+                if other is vertex
+                for i in range(len(path))
+            }
+            assert node in own | above | {state}
+        else:
+            below = [steps_of(child.rollout)[0] for child in vertex.subtree]
+            assert below == leaving(counts, node)
+
+
+def reachable(counts, state):
+    found, pending = set(), [state]
+    while pending:
+        new = {*leaving(counts, pending.pop())} - found
+        found |= new
+        pending += [t for _, _, t in new]
+    return found
+
+
+# ---------------------------------------------------------------------------- guards of the guards
+
+
+def last_first(graph, node):
+    return StepGraph_leaving(graph, node)[::-1]
+
+
+StepGraph_leaving = StepGraph.leaving
+LIES = {
+    "children in another order": (StepGraph, "leaving", last_first),
+    "one child less": (StepGraph, "leaving", lambda g, n: StepGraph_leaving(g, n)[:3]),
+    "chains are cut": (StepGraph, "only", lambda g, n: None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_wrong_tree_is_noticed(lie, monkeypatch):
+    monkeypatch.setattr(*LIES[lie])
+    wrong = given(walks(cycles=True), HOW, st.booleans(), DEPTH)(check_forest)
+    with pytest.raises(AssertionError):
+        settings(EXAMPLES, phases=[Phase.generate])(wrong)()
+
+
+def test_a_graph_is_what_it_was_given():
+    graph = StepGraph()
+    graph.extend([3, 0], [0, 3])
+    graph.extend([], [])
+    graph.extend([3, 5], [1, 3])
+    assert len(graph) == 4
+    assert [graph.leaving(node) for node in range(6)] == [[1], [], [], [0, 2], [], [3]]
+    assert [graph.only(node) for node in range(6)] == [1, None, None, None, None, 3]
+    assert list(Growth(graph, max_depth=None, compact=True).tree(1).valid_paths()) == [()]

@@ -1,0 +1,382 @@
+"""`MemmapStorage`: what it does beyond the contract (crashes: test_storage_crash.py)."""
+
+import errno
+import json
+import os
+import signal
+import sys
+import tempfile
+
+import pytest
+import torch
+
+from raffia.data import memmap_files
+from raffia.data.check_storage import numbers_in, step
+from raffia.data.folder import write_folder
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.storage import TensorStorage
+from raffia.tensordict.memmap import DamagedFileError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "rows"
+
+
+def filled(folder, n=4, size=5):
+    storage = MemmapStorage(size, folder)
+    storage.extend(step(range(n)))
+    return storage
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -------------------------------------------------------------------------------- reopened in place
+
+
+def test_goes_on_where_it_was(folder):
+    with filled(folder, 7) as storage:
+        storage.erase([3])
+    with MemmapStorage(5, folder) as storage:
+        assert storage.total == 7 and storage.lost == 0
+        assert storage.rows().tolist() == [0, 1, 2, 4]
+        assert numbers_in(storage.get([0, 1, 2, 4])) == [5, 6, 2, 4]
+        assert storage.extend(step([7])).tolist() == [7]
+        assert numbers_in(storage.get([2])) == [7]
+
+
+def test_the_constructor_makes_or_opens_and_open_only_opens(folder):
+    with pytest.raises(FileNotFoundError, match="no storage was written in this folder yet"):
+        MemmapStorage.open(folder)
+    assert not folder.exists()
+    MemmapStorage(5, folder).close()
+    with pytest.raises(FileNotFoundError):
+        MemmapStorage.open(folder)
+    filled(folder).close()
+    with MemmapStorage.open(folder) as storage:
+        assert storage.max_size == 5 and len(storage) == 4
+
+
+def test_what_a_row_looks_like_is_kept(folder):
+    filled(folder).close()
+    with MemmapStorage.open(folder) as storage:
+        with pytest.raises(ValueError, match="'next' is missing"):
+            storage.extend(step([1]).select("obs"))
+    with pytest.raises(TypeError, match="where a container is stored"):
+        MemmapStorage.open(folder).extend(torch.zeros(2))
+
+
+def test_cleared_is_cleared(folder):
+    with filled(folder) as storage:
+        storage.clear()
+    with MemmapStorage.open(folder) as storage:
+        assert len(storage) == storage.total == 0
+        assert storage.extend(step([8])).tolist() == [0]
+
+
+def test_gone_without_close_nothing_is_lost(folder):
+    storage = filled(folder)
+    del storage
+    with MemmapStorage.open(folder) as storage:
+        assert numbers_in(storage.get(slice(None))) == [0, 1, 2, 3]
+
+
+def test_closed(folder):
+    storage = filled(folder)
+    storage.close()
+    storage.close()
+    for call in (
+        lambda: storage.get(0),
+        lambda: storage.extend(step([1])),
+        lambda: storage.erase([0]),
+        lambda: storage.clear(),
+        lambda: storage.flush(),
+    ):
+        with pytest.raises(RuntimeError, match="was closed: MemmapStorage.open"):
+            call()
+
+
+def test_rows_are_on_disk_before_the_header_says_so(folder, monkeypatch):
+    storage, calls = filled(folder), []
+    monkeypatch.setattr(memmap_files.MappedFile, "flush", lambda self: calls.append(self.path))
+    real = memmap_files.write_atomically
+    monkeypatch.setattr(
+        memmap_files, "write_atomically", lambda path, text: (calls.append(path), real(path, text))
+    )
+    storage.flush()
+    *data, header = [os.path.basename(path) for path in calls]
+    assert header == "storage.json" and sorted(data) == [
+        *(f"leaf-{i}.bin" for i in range(3)),
+        "rows.bin",
+    ]
+    storage.flush()
+    assert len(calls) == 5, "nothing was written since, and it was flushed again"
+
+
+def test_headers_are_rare(folder, monkeypatch):
+    count = []
+    real = memmap_files.write_atomically
+    monkeypatch.setattr(memmap_files, "write_atomically", lambda *a: (count.append(1), real(*a)))
+    storage = MemmapStorage(10_000, folder)
+    for _ in range(100):
+        storage.extend(torch.zeros(100))
+    assert len(count) < 12
+    for _ in range(10):  # about as much between two flushes: no header but that of the flush
+        storage.flush()
+        count.clear()
+        storage.extend(torch.zeros(100))
+    assert len(count) == 0
+    storage.flush()
+    count.clear()
+    for row in torch.randperm(10_000)[:200]:
+        storage.set([row], torch.zeros(1))
+    assert len(count) < 6
+
+
+# ------------------------------------------------------------------------------------ other readers
+
+
+def test_a_reader_sees_what_is_written_and_writes_nothing(folder):
+    storage = filled(folder)
+    before = names(folder)
+    reader = MemmapStorage.open(folder, mode="r")
+    assert numbers_in(reader.get(slice(None))) == [0, 1, 2, 3]
+    storage.extend(step([4, 5, 6]))
+    assert numbers_in(reader.get(slice(None))) == [5, 6, 2, 3, 4] and reader.total == 7
+    assert numbers_in(reader.get(3).unsqueeze(0)) == [3]
+    storage.erase([2])
+    assert len(reader) == 4 and reader.contains([2, 1, -1, 9]).tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(IndexError, match="2 hold nothing"):
+        reader.get([1, 2])
+    for call in (
+        lambda: reader.extend(step([1])),
+        lambda: reader.set([0], step([1])),
+        lambda: reader.erase([0]),
+        lambda: reader.clear(),
+        lambda: reader.flush(),
+        lambda: reader.load_state_dict(storage.state_dict()),
+    ):
+        with pytest.raises(RuntimeError, match="open for reading only"):
+            call()
+    assert names(folder) == before
+    other = TensorStorage(5)
+    other.load_state_dict(reader.state_dict())
+    assert numbers_in(other.get(other.rows())) == [5, 6, 3, 4]
+    reader.close()
+    assert len(reader) == 4  # what it still knows does not reach into files that are closed
+
+
+def test_a_reader_needs_no_right_to_write(folder):
+    filled(folder).close()
+    for path in folder.iterdir():
+        path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        with MemmapStorage.open(folder, mode="r") as reader:
+            assert numbers_in(reader.get([3, 0])) == [3, 0]
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_row_that_is_torn_is_never_given(folder):
+    storage = filled(folder)
+    storage._files.leaves[1][2] += 1  # as a writer that was killed leaves it
+    reader = MemmapStorage.open(folder, mode="r")
+    assert numbers_in(reader.get([0, 1, 3])) == [0, 1, 3]
+    with pytest.raises(
+        DamagedFileError, match=r"rows \[2\] do not fit their checksums.*mends that"
+    ):
+        reader.get([1, 2])
+    del storage
+    with MemmapStorage.open(folder) as storage:
+        assert storage.lost == 2 and storage.rows().tolist() == [0, 1]  # items up to the gap
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+def test_two_writers_in_one_process(folder):
+    storage = filled(folder)
+    with pytest.raises(RuntimeError, match=f"in process {os.getpid()}"):
+        MemmapStorage(5, folder)
+    assert len(storage) == 4
+    storage.close()
+    MemmapStorage(5, folder).close()
+
+
+def test_another_size(folder):
+    filled(folder).close()
+    before = names(folder)
+    with pytest.raises(ValueError, match=r"max_size=5, not 6: MemmapStorage.open\("):
+        MemmapStorage(6, folder)
+    assert names(folder) == before
+    MemmapStorage(5, folder).close()
+
+
+def test_a_folder_that_holds_something_else(tmp_path):
+    (tmp_path / "mine.txt").write_text("text")
+    with pytest.raises(FileExistsError, match="other files .'mine.txt'.*a folder of its own"):
+        MemmapStorage(5, tmp_path)
+    with pytest.raises(FileExistsError, match="no folder"):
+        MemmapStorage(5, tmp_path / "mine.txt")
+    assert names(tmp_path) == ["mine.txt"]
+    write_folder(tmp_path / "saved", "letter", 1, {"a": b""})
+    with pytest.raises(FileExistsError, match="other files"):
+        MemmapStorage(5, tmp_path / "saved")
+    storage = TensorStorage(5)
+    storage.save(tmp_path / "other")
+    with pytest.raises(FileExistsError, match="other files"):
+        MemmapStorage(5, tmp_path / "other")
+    filled(tmp_path / "rows").close()
+    with pytest.raises(FileExistsError, match="other files"):
+        storage.save(tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    "damage, error, words",
+    [
+        (lambda f: (f / "storage.json").write_text("{"), DamagedFileError, "not JSON"),
+        (
+            lambda f: (f / "leaf-1.bin").unlink(),
+            DamagedFileError,
+            "leaf-1.bin: the file is missing",
+        ),
+        (lambda f: (f / "rows.bin").write_bytes(b"1"), DamagedFileError, "1 bytes, not 96"),
+        (
+            lambda f: rewrite(f, version=9),
+            ValueError,
+            "of version 9, and .* of version 1 is wanted",
+        ),
+        (lambda f: rewrite(f, kind="x"), ValueError, "holds 'x' of version 1"),
+        (lambda f: rewrite(f, structure={}), DamagedFileError, "record of the rows"),
+        (lambda f: rewrite(f, sign=False, total=3), DamagedFileError, "checksum differs"),
+    ],
+)
+def test_damaged_files(folder, damage, error, words):
+    filled(folder).close()
+    damage(folder)
+    before = names(folder)
+    for mode in ("r", "r+", "r+"):  # the second time: the lock was given back
+        with pytest.raises(error, match=words):
+            MemmapStorage.open(folder, mode=mode)
+    assert names(folder) == before
+
+
+def rewrite(folder, sign=True, **changes):
+    path = folder / "storage.json"
+    record = json.loads(path.read_text())
+    checksum = record.pop("sha256")
+    record.update(changes)
+    record = memmap_files.signed(record) if sign else {**record, "sha256": checksum}
+    path.write_text(json.dumps(record))
+
+
+def test_more_than_the_disk_holds(folder):
+    storage = MemmapStorage(10**15, folder)
+    with pytest.raises(OSError, match="no space for the rows: they take .* GiB are free.*smaller"):
+        storage.extend(step([1]))
+    assert len(storage) == 0 and storage.structure is None
+    assert names(folder) == ["lock"]
+
+
+def test_a_disk_that_fills_up_while_files_are_made(folder, monkeypatch):
+    reserved = []
+
+    def full(fd, nbytes):
+        reserved.append(nbytes)
+        if len(reserved) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(memmap_files, "_reserve", full)
+    storage = MemmapStorage(5, folder)
+    with pytest.raises(OSError, match="no space for the rows") as raised:
+        storage.extend(step([1]))
+    assert raised.value.errno == errno.ENOSPC and names(folder) == ["lock"]
+    monkeypatch.undo()
+    storage.extend(step([1]))
+    assert numbers_in(storage.get([0])) == [1]
+
+
+def test_space_is_taken_at_the_first_write(folder):
+    storage = MemmapStorage(100_000, folder)
+    storage.extend(torch.zeros(1, 4))
+    found = os.stat(folder / "leaf-0.bin")
+    assert found.st_size == 1_600_000 <= 512 * found.st_blocks
+
+
+def test_a_state_of_other_rows_is_refused(folder):
+    storage, other = filled(folder), TensorStorage(5)
+    other.extend(torch.zeros(2))
+    with pytest.raises(ValueError, match="new folder"):
+        storage.load_state_dict(other.state_dict())
+    assert numbers_in(storage.get(slice(None))) == [0, 1, 2, 3]
+
+
+def test_what_a_first_write_left_that_was_killed_is_overwritten(folder):
+    folder.mkdir()
+    for name in ("rows.bin", "leaf-0.bin", "leaf-7.bin", ".0123456789ab.tmp"):
+        (folder / name).write_bytes(b"half")
+    with filled(folder) as storage:
+        assert numbers_in(storage.get(slice(None))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["w", "rb", None])
+def test_modes(folder, mode):
+    with pytest.raises(ValueError, match="'r.' for writing or 'r' for reading only"):
+        MemmapStorage(5, folder, mode=mode)
+
+
+def test_the_number_of_rows_is_needed(folder):
+    with pytest.raises(ValueError, match="a MemmapStorage has a max_size"):
+        MemmapStorage(None, folder)
+
+
+# ------------------------------------------------------------------- what goes on behind one's back
+
+
+def test_no_signal_handlers_no_temporary_files_no_output(folder, monkeypatch, tmp_path, capfd):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with filled(folder, 12) as storage:
+        storage.flush()
+        storage.get([0, 1])
+    TensorStorage(5).extend(step([1]))
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert names(temporary) == []
+    assert capfd.readouterr() == ("", "")
+    assert names(folder) == [
+        *(f"leaf-{i}.bin" for i in range(3)),
+        *("lock", "log.bin", "rows.bin", "storage.json"),
+    ]
+
+
+def test_many_parts_in_a_write(folder, monkeypatch):
+    monkeypatch.setattr("raffia.data.row_log.SIZE", 400)
+    with MemmapStorage(50, folder) as storage:
+        assert storage._files is None
+        storage.extend(step(range(120)))
+        storage.set(torch.arange(49, -1, -1), step(range(50)))
+        assert numbers_in(storage.get(slice(None))) == [*range(49, -1, -1)]
+        assert storage.total == 120
+
+
+def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
+    def write(folder):
+        with MemmapStorage(5, folder) as storage:
+            storage.extend(step(range(8)))
+            storage.set([1, 3], step([11, 13]))
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+
+    compiled = write(tmp_path / "a")
+    for module in ("siphash", "rows"):
+        monkeypatch.setattr(sys.modules[f"raffia.data.{module}"], "kernels", lambda: None)
+    assert write(tmp_path / "b") == compiled

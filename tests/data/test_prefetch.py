@@ -1,0 +1,306 @@
+"""Batches drawn ahead are those that would be drawn without, and nothing is left behind."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+
+from raffia import TensorDict
+from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.replay import ReplayBuffer
+from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
+from raffia.data.storage import TensorStorage
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def steps(first, n):
+    number = torch.arange(first, first + n)
+    return TensorDict(obs=number.float(), next=dict(reward=number * 0.5), batch_size=[n])
+
+
+def make(kind, prefetch, **options):
+    samplers = {
+        "uniform": RandomSampler,
+        "distinct": lambda: RandomSampler(replacement=False),
+        "epochs": SamplerWithoutReplacement,
+        "drop last": lambda: SamplerWithoutReplacement(drop_last=True),
+        "prioritized": lambda: PrioritizedSampler(20, 0.6, 0.4),
+    }
+    buffer = ReplayBuffer(
+        storage=TensorStorage(20),
+        sampler=samplers[kind](),
+        batch_size=4,
+        prefetch=prefetch,
+        generator=rng(),
+        **options,
+    )
+    buffer.extend(steps(0, 10))
+    return buffer
+
+
+def pause(buffer):
+    """Give the thread the time to draw ahead as far as it may, or a little, or none."""
+    pause.calls += 1
+    time.sleep((0.0, 0.002, 0.01)[pause.calls % 3])
+
+
+pause.calls = 0
+
+
+def script(buffer):
+    """Everything that changes what is drawn, in between draws; what was drawn."""
+    out, total = [], 10
+
+    def draw(batch_size=None):
+        batch, info = buffer.sample(batch_size, return_info=True)
+        out.append([value.tolist() for value in (batch["obs"], *info.values())])
+        return info["index"]
+
+    for i in range(6):
+        for _ in range(3):
+            draw()
+            pause(buffer)
+        if i % 2:
+            buffer.extend(steps(total, 3))
+            buffer.add(steps(total + 3, 1)[0])
+            total += 4
+        index = draw(2 + i)
+        if isinstance(buffer.sampler, PrioritizedSampler):
+            buffer.update_priority(index, index + 1.0)
+            draw()
+            pause(buffer)
+            buffer.sampler.beta += 0.1  # not by way of the buffer
+            draw()
+            buffer.sampler.alpha *= 0.9
+    state = buffer.state_dict()
+    sampler_state = buffer.sampler.state_dict()
+    draw()
+    pause(buffer)
+    buffer.sampler.load_state_dict(sampler_state)  # not by way of the buffer
+    draw()
+    pause(buffer)
+    buffer.load_state_dict(state)
+    draw()
+    pause(buffer)
+    buffer.generator = rng(5)
+    draw()
+    pause(buffer)
+    buffer.empty()
+    buffer.extend(steps(0, 9))
+    draw()
+    out.append([batch["obs"].tolist() for batch, _ in zip(buffer, range(5), strict=False)])
+    out.append(buffer.generator.get_state().tolist() if buffer._ahead is None else drained(buffer))
+    return out
+
+
+def drained(buffer):
+    return buffer.state_dict()["generator"].tolist()
+
+
+KINDS = ["uniform", "distinct", "epochs", "drop last", "prioritized"]
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_the_same_as_without(kind, prefetch):  # defect 23
+    assert script(make(kind, prefetch)) == script(make(kind, 0))
+
+
+def test_iteration_ends_with_the_epoch_not_when_the_thread_is_through():
+    buffer = make("epochs", 5)
+    for _ in range(3):
+        batches = [batch["obs"] for batch in buffer]
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(torch.cat(batches).tolist()) == list(range(10))
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.001)
+
+
+def test_batches_are_drawn_ahead_and_no_further_than_asked():
+    made = []
+    buffer = make("uniform", 3, collate_fn=lambda batch: made.append(1) or batch)
+    buffer.sample()
+    wait_for(lambda: len(made) == 4)
+    time.sleep(0.02)
+    assert len(made) == 4
+    buffer.sample()
+    wait_for(lambda: len(made) == 5)
+    buffer.extend(steps(10, 1))
+    time.sleep(0.02)
+    assert len(made) == 5  # nothing is drawn ahead before somebody asks again
+    buffer.sample()
+    wait_for(lambda: len(made) == 9)
+
+
+def test_nothing_stale_comes_after_a_change():
+    buffer = make("uniform", 3)
+    for first in range(20, 200, 20):
+        for _ in range(3):
+            buffer.sample()
+        buffer.extend(steps(first, 20))  # all rows are overwritten
+        assert buffer.sample()["obs"].min() >= first
+
+
+def test_items_that_were_put_right_into_the_storage_are_drawn_as_well():
+    buffer, plain = make("uniform", 3), make("uniform", 0)
+    for _ in range(6):
+        for each in (buffer, plain):
+            each.storage.extend(steps(each.storage.total, 4))
+        assert (buffer.sample() == plain.sample()).all()
+        pause(buffer)
+
+
+def test_the_transform_is_called_in_the_thread_that_asks_and_collate_fn_is_not_slower_for_it():
+    threads = {"collate": set(), "transform": set()}
+
+    def noted(name):
+        return lambda batch: threads[name].add(threading.current_thread().name) or batch
+
+    buffer = make("uniform", 2, collate_fn=noted("collate"), transform=noted("transform"))
+    for _ in range(9):
+        buffer.sample()
+        time.sleep(0.002)
+    assert threads["transform"] == {threading.current_thread().name}
+    assert "raffia-prefetch" in threads["collate"]
+
+
+def test_an_error_in_the_thread_comes_out_of_the_sample_that_it_belongs_to():
+    plain = make("uniform", 0)
+    expected = [plain.sample()["obs"].tolist() for _ in range(5)]
+    made = []
+
+    def collate(batch):
+        made.append(1)
+        if batch["obs"].tolist() == expected[2]:
+            raise RuntimeError("no such luck")
+        return batch
+
+    buffer = make("uniform", 2, collate_fn=collate)
+    for i in range(5):
+        if i == 2:
+            with pytest.raises(RuntimeError, match="no such luck"):
+                buffer.sample()
+        else:
+            assert buffer.sample()["obs"].tolist() == expected[i]
+        wait_for(lambda i=i: len(made) == i + 3)
+
+
+def test_an_error_in_drawing_comes_out_as_well():
+    class Fails(RandomSampler):
+        def draw(self, n, live, generator=None):
+            if len(self.drawn) == 2:
+                self.drawn.clear()
+                raise RuntimeError("not this time")
+            self.drawn.append(n)
+            return super().draw(n, live, generator)
+
+    sampler = Fails()
+    sampler.drawn = []
+    options = {"prefetch": 3, "generator": rng(), "batch_size": 2}
+    buffer = ReplayBuffer(storage=TensorStorage(5), sampler=sampler, **options)
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        buffer.sample()
+    buffer.extend(steps(0, 3))
+    buffer.sample()
+    buffer.sample()
+    with pytest.raises(RuntimeError, match="not this time"):
+        buffer.sample()
+    assert len(buffer.sample()) == 2
+
+
+def test_a_given_container_is_filled():
+    buffer, plain = make("prioritized", 2), make("prioritized", 0)
+    out = buffer.sample()
+    plain.sample()
+    where = out["obs"].data_ptr()
+    for _ in range(4):
+        assert buffer.sample(out=out) is out
+        assert (out == plain.sample()).all() and out["obs"].data_ptr() == where
+
+
+def test_batches_drawn_ahead_are_no_copies_of_each_other():
+    buffer = make("uniform", 3)
+    first = buffer.sample()
+    kept = first.clone()
+    for _ in range(5):
+        buffer.sample()["obs"].zero_()
+    assert (first == kept).all()
+
+
+def test_the_thread_ends_with_the_buffer():
+    def threads():
+        return [t for t in threading.enumerate() if t.name == "raffia-prefetch"]
+
+    gc.collect()  # what other tests left
+    wait_for(lambda: not threads())
+    buffer = make("uniform", 2)
+    assert not threads()  # it begins with the first batch
+    buffer.sample()
+    assert len(threads()) == 1
+    gc.disable()
+    del buffer  # no cycle keeps it
+    wait_for(lambda: not threads())
+    gc.enable()
+
+
+def test_the_thread_ends_with_the_buffer_also_where_an_error_was_never_asked_for():
+    calls = []
+
+    def fails_late(batch):
+        calls.append(1)
+        assert len(calls) < 2, "an error that nobody asks for"
+        return batch
+
+    buffer = make("uniform", 2, collate_fn=fails_late)
+    buffer.sample()
+    wait_for(lambda: len(calls) == 3)
+    thread = buffer._ahead._thread
+    del buffer
+    wait_for(lambda: gc.collect() >= 0 and not thread.is_alive())
+
+
+def test_state_is_that_of_the_batches_that_were_asked_for():
+    ahead, plain = make("prioritized", 3), make("prioritized", 0)
+    for buffer in (ahead, plain):
+        for _ in range(3):
+            buffer.sample()
+    time.sleep(0.02)
+    assert torch.equal(ahead.state_dict()["generator"], plain.state_dict()["generator"])
+
+
+def test_prefetch_needs_a_generator_of_its_own():
+    with pytest.raises(ValueError, match="prefetch needs a generator of its own"):
+        ReplayBuffer(storage=TensorStorage(5), prefetch=1)
+    buffer = make("uniform", 1)
+    with pytest.raises(ValueError, match="prefetch needs a generator of its own"):
+        buffer.generator = None
+
+
+def test_exponents_set_on_the_buffer():
+    def run(prefetch):
+        storage, generator = TensorStorage(20), rng()
+        buffer = PrioritizedReplayBuffer(
+            0.6, 0.4, storage=storage, prefetch=prefetch, generator=generator, batch_size=3
+        )
+        buffer.extend(steps(0, 9).set("td_error", torch.arange(9.0)))
+        out = []
+        for i in range(10):
+            out.append({key: v.tolist() for key, v in buffer.sample().items(True, True)})
+            pause(buffer)
+            buffer.beta = 0.4 + i / 20
+            if i == 5:
+                buffer.alpha = 0.3
+        return out
+
+    assert run(2) == run(0)

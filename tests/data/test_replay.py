@@ -1,0 +1,598 @@
+"""ReplayBuffer: what goes in comes out, with the right numbers, priorities and state."""
+
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+
+import pytest
+import torch
+
+from raffia import TensorDict
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.replay import ReplayBuffer
+from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
+from raffia.data.storage import TensorStorage
+from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict.tensorclass import tensorclass
+
+A = 5
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def steps(first, n):
+    """n steps whose content says which item they are."""
+    number = torch.arange(first, first + n)
+    return TensorDict(
+        obs=number[:, None].expand(n, A).float(),
+        next=dict(reward=number * 0.5, done=number % 2 == 0),
+        batch_size=[n],
+    )
+
+
+def uniform(size=10, **options):
+    return ReplayBuffer(storage=TensorStorage(size), **{"generator": rng(), **options})
+
+
+def by_priority(size=10, alpha=1.0, beta=1.0, **options):
+    storage = TensorStorage(size)
+    return PrioritizedReplayBuffer(alpha, beta, storage=storage, **{"generator": rng(), **options})
+
+
+# ------------------------------------------------------------------------------- in and out
+
+
+def test_a_batch_holds_the_items_that_its_index_says():
+    buffer = uniform(batch_size=64)
+    assert buffer.extend(steps(0, 4)).tolist() == [0, 1, 2, 3]
+    assert buffer.add(steps(4, 1)[0]) == 4
+    assert buffer.extend(steps(5, 12)).tolist() == list(range(5, 17))
+    assert len(buffer) == 10
+    batch = buffer.sample()
+    assert batch.batch_size == torch.Size([64]) and set(batch.keys()) == {"obs", "next", "index"}
+    assert set(batch["index"].tolist()) == set(range(7, 17))
+    assert torch.equal(batch["obs"], batch["index"][:, None].expand(64, A).float())
+    assert torch.equal(batch["next", "reward"], batch["index"] * 0.5)
+
+
+def test_a_larger_addition_than_the_buffer_keeps_the_last_items():
+    buffer = by_priority(3)
+    assert buffer.extend(steps(0, 8)).tolist() == list(range(8))
+    assert set(buffer.sample(50)["index"].tolist()) == {5, 6, 7}
+
+
+def test_items_by_age_are_copies():
+    buffer = uniform(4)
+    buffer.extend(steps(0, 6))
+    assert buffer[0]["obs"][0] == 2 and buffer[-1]["obs"][0] == 5
+    assert buffer[1:3]["obs"][:, 0].tolist() == [3, 4]
+    assert buffer[::-1]["obs"][:, 0].tolist() == [5, 4, 3, 2]
+    assert buffer[torch.tensor([[0, -1], [1, 1]])]["obs"][..., 0].tolist() == [[2, 5], [3, 3]]
+    buffer[:]["obs"].zero_()  # defect 26: these were views
+    buffer[0]["obs"].zero_()
+    buffer[torch.tensor([1])]["obs"].zero_()
+    buffer.sample(9)["obs"].zero_()
+    assert buffer[:]["obs"][:, 0].tolist() == [2, 3, 4, 5]
+    for index in (4, -5, torch.tensor([0, 4])):
+        with pytest.raises(IndexError, match="there are 4 items, and none at"):
+            buffer[index]
+
+
+def test_what_was_given_is_copied():
+    buffer, data = uniform(), steps(0, 3)
+    buffer.extend(data)
+    item = steps(3, 1)[0]
+    buffer.add(item)
+    data["obs"].fill_(-1)
+    item["obs"].fill_(-1)
+    assert buffer[:]["obs"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_other_data_than_before_is_refused_and_changes_nothing():
+    buffer = by_priority()
+    buffer.extend(steps(0, 3))
+    for wrong in (
+        steps(3, 2).exclude("obs"),  # defect 26: left rows uninitialised
+        steps(3, 2).set("more", torch.zeros(2)),
+        steps(3, 2).set("obs", torch.zeros(2, A + 1)),
+        {"obs": torch.zeros(2, A)},
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            buffer.extend(wrong)
+    assert len(buffer) == 3
+    assert set(buffer.sample(30)["index"].tolist()) == {0, 1, 2}
+    assert buffer.extend(steps(3, 1)).tolist() == [3]
+
+
+Pair = namedtuple("Pair", "obs reward")
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    reward: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda number: number,
+        lambda number: {"obs": number, "next": [number, (number,)]},
+        lambda number: Pair(number, number),
+        lambda number: Step(obs=number, reward=number, batch_size=number.shape),
+    ],
+    ids=["tensor", "pytree", "namedtuple", "tensorclass"],
+)
+@pytest.mark.parametrize("make", [uniform, by_priority])
+def test_any_structure_comes_with_info_about_it(make, wrap):
+    buffer = make(4)
+    buffer.extend(wrap(torch.arange(6.0)))
+    data, info = buffer.sample(50, return_info=True)
+    assert type(data) is type(wrap(torch.zeros(1)))
+    leaves = torch.utils._pytree.tree_leaves(data)
+    assert all([torch.equal(leaf, info["index"].float()) for leaf in leaves])
+    assert set(info["index"].tolist()) == {2, 3, 4, 5}
+    assert set(info) == {"index"} | ({"priority_weight"} if make is by_priority else set())
+    assert torch.utils._pytree.tree_leaves(buffer[0])[0] == 2.0
+
+
+def test_info_of_a_container_is_what_stands_in_it():
+    buffer = by_priority()
+    buffer.extend(steps(0, 5))
+    batch, info = buffer.sample(7, return_info=True)
+    for name in ("index", "priority_weight"):
+        assert torch.equal(batch[name], info[name])
+
+
+@pytest.mark.parametrize("make", [uniform, by_priority])
+@pytest.mark.parametrize("collate_fn", [None, lambda batch: batch.clone()])
+def test_a_given_container_is_filled(make, collate_fn):
+    buffer = make(collate_fn=collate_fn)
+    twin = make(collate_fn=collate_fn)
+    buffer.extend(steps(0, 17))
+    twin.extend(steps(0, 17))
+    out = buffer.sample(6)
+    twin.sample(6)
+    where = {key: value.data_ptr() for key, value in out.items(True, True)}
+    again = buffer.sample(out=out)
+    assert again is out
+    assert {key: value.data_ptr() for key, value in out.items(True, True)} == where
+    fresh = twin.sample(6)
+    assert (out == fresh).all() and out.keys() == fresh.keys()
+    bare = buffer.sample(out=out.exclude("index", "priority_weight").clone())
+    assert (bare == twin.sample(6)).all() and "index" in bare.keys()
+    with pytest.raises(ValueError, match="out has room for a batch of 6, and 5 are asked for"):
+        buffer.sample(5, out=out)
+
+
+def test_a_given_tensor_or_pytree_is_filled():
+    buffer = uniform()
+    buffer.extend((torch.arange(5), {"x": torch.arange(5.0)}))
+    out = (torch.empty(3, dtype=torch.int64), {"x": torch.empty(3)})
+    data, info = buffer.sample(out=out, return_info=True)
+    assert data is out
+    assert out[0].tolist() == out[1]["x"].tolist() == info["index"].tolist()
+
+
+def test_collate_and_transform_are_called_in_this_order():
+    seen = []
+
+    def collate(batch):
+        seen.append(("collate", "index" in batch.keys()))
+        return batch.select("obs")
+
+    def transform(batch):
+        seen.append(("transform", "index" in batch.keys()))
+        return batch["obs"].sum()
+
+    buffer = uniform(collate_fn=collate, transform=transform, batch_size=3)
+    buffer.extend(steps(2, 1))
+    assert buffer.sample() == 2 * 3 * A
+    assert seen == [("collate", False), ("transform", True)]
+    assert buffer[0]["obs"].shape == (A,)  # not for these
+
+
+def test_batches_go_to_a_device():
+    buffer = uniform(device="meta")
+    buffer.extend(steps(0, 3))
+    batch, info = buffer.sample(2, return_info=True)
+    assert {leaf.device.type for leaf in batch.values(True, True)} == {"meta"}
+    assert info["index"].device.type == "meta"
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU to pin for")
+def test_pinning_needs_a_gpu():
+    with pytest.raises(ValueError, match="pass pin_memory=torch.cuda.is_available()"):
+        uniform(pin_memory=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_are_pinned_and_moved():
+    assert_same = torch.testing.assert_close
+    plain, pinned = uniform(batch_size=4), uniform(batch_size=4, pin_memory=True)
+    moved = uniform(pin_memory=True, device="cuda", prefetch=2, batch_size=4)
+    for buffer in (plain, pinned, moved):
+        buffer.extend(steps(0, 9))
+    for _ in range(5):
+        batch, there = pinned.sample(), moved.sample()
+        assert batch["obs"].is_pinned() and there["obs"].is_cuda and there["index"].is_cuda
+        for key, value in plain.sample().items(True, True):
+            assert_same(batch[key], value)
+            assert_same(there[key].cpu(), value)
+
+
+# ------------------------------------------------------------------------------------ iteration
+
+
+def test_iteration_goes_on_for_ever_or_to_the_end_of_the_epoch():
+    buffer = uniform(batch_size=2)
+    buffer.extend(steps(0, 3))
+    assert len([batch for batch, _ in zip(buffer, range(50), strict=False)]) == 50
+    epochs = uniform(sampler=SamplerWithoutReplacement(), batch_size=4)
+    epochs.extend(steps(0, 10))
+    for _ in range(2):
+        batches = [batch["index"] for batch in epochs]
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(torch.cat(batches).tolist()) == list(range(10))
+    whole = uniform(sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
+    whole.extend(steps(0, 10))
+    assert [len(batch) for batch in whole] == [4, 4]
+
+
+# ----------------------------------------------------------------------------------- priorities
+
+
+def test_priorities_go_by_the_number_of_the_item():
+    buffer = by_priority(4, eps=0.0)
+    buffer.extend(steps(0, 4))
+    batch = buffer.sample(4)
+    buffer.extend(steps(4, 3))  # 3, 4, 5, 6 are here
+    assert (
+        buffer.update_priority(torch.tensor([0, 3, 4, 5, 6]), torch.tensor([9.0, 4, 1, 1, 1])) == 1
+    )
+    assert buffer.sampler.num_ignored == 1
+    late = int((batch["index"] < 3).sum())
+    assert buffer.update_priority(batch["index"], torch.full((4,), 4.0)) == late
+    counts = torch.bincount(buffer.sample(7000)["index"], minlength=7) / 7000
+    assert counts.tolist() == pytest.approx([0, 0, 0, 4 / 7, 1 / 7, 1 / 7, 1 / 7], abs=0.03)
+
+
+def test_priorities_are_read_from_containers():
+    buffer = by_priority(eps=0.0, priority_key=("loss", "td"))
+    data = steps(0, 4).set(("loss", "td"), torch.tensor([[0.0], [1.0], [0.0], [3.0]]))
+    buffer.extend(data)
+    item = data[0].set(("loss", "td"), torch.tensor([4.0]))
+    buffer.add(item)
+    counts = torch.bincount(buffer.sample(8000)["index"]) / 8000
+    assert counts.tolist() == pytest.approx([0, 1 / 8, 0, 3 / 8, 4 / 8], abs=0.03)
+    batch = buffer[:].set("index", torch.arange(5)).set(("loss", "td"), torch.eye(5)[1][:, None])
+    assert buffer.update_tensordict_priority(batch) == 0
+    assert set(buffer.sample(20)["index"].tolist()) == {1}
+    more = buffer.extend(steps(9, 20).set(("loss", "td"), torch.ones(20, 1)))
+    assert len(more) == 20 and buffer.sampler.num_ignored == 0
+
+
+def test_a_wrong_priority_in_new_items_adds_none():
+    buffer = by_priority()
+    buffer.extend(steps(0, 2).set("td_error", torch.ones(2)))
+    for error in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="finite and >= 0"):
+            buffer.extend(steps(2, 2).set("td_error", torch.tensor([1.0, error])))
+        with pytest.raises(ValueError, match="finite and >= 0"):
+            buffer.add(steps(2, 1)[0].set("td_error", torch.tensor(error)))
+    assert len(buffer) == 2
+
+
+def test_exponents_can_be_set_on_the_buffer():
+    buffer = by_priority(alpha=0.5, beta=0.5)
+    buffer.extend(steps(0, 2))
+    buffer.update_priority(torch.arange(2), torch.tensor([1.0, 16.0]))
+    assert set(buffer.sample(50)["priority_weight"].tolist()) == {1.0, 0.5}
+    buffer.beta, buffer.alpha = 1.0, 0.25
+    assert (buffer.alpha, buffer.beta) == (0.25, 1.0)
+    found = sorted(set(buffer.sample(50)["priority_weight"].tolist()))
+    assert found == pytest.approx([0.5, 1.0])
+
+
+def test_a_uniform_buffer_has_no_priorities():
+    buffer = uniform()
+    buffer.extend(steps(0, 2))
+    with pytest.raises(
+        TypeError, match="RandomSampler has no priorities; use PrioritizedReplayBuf"
+    ):
+        buffer.update_priority(torch.tensor([0]), 1.0)
+
+
+def test_a_prioritized_sampler_can_be_passed_to_any_buffer():
+    buffer = uniform(5, sampler=PrioritizedSampler(5, 0.6, 0.4))
+    buffer.extend(steps(0, 7))
+    assert "priority_weight" in buffer.sample(3).keys()
+    with pytest.raises(ValueError, match="max_capacity=4 and the storage max_size=5: they must be"):
+        uniform(5, sampler=PrioritizedSampler(4, 0.6, 0.4))
+    with pytest.raises(ValueError, match="priorities need a storage of limited size"):
+        by_priority(None)
+
+
+def test_other_mistakes_are_named():
+    buffer = uniform()
+    with pytest.raises(ValueError, match="the buffer is empty: buffer.extend"):
+        buffer.sample(3)
+    buffer.extend(steps(0, 3))
+    for sample in (buffer.sample, lambda: next(iter(buffer))):
+        with pytest.raises(ValueError, match=r"how many\? Pass sample\(batch_size\)"):
+            sample()
+    with pytest.raises(ValueError, match="got batch_size=0"):
+        buffer.sample(0)
+    with pytest.raises(ValueError, match="got batch_size=-1"):
+        uniform(batch_size=-1)
+    with pytest.raises(ValueError, match="prefetch is a number of batches, 0 or more, got -1"):
+        uniform(prefetch=-1)
+    with pytest.raises(TypeError):
+        uniform(writer=None)  # no argument is swallowed
+
+
+def test_empty_starts_anew():
+    buffer = by_priority()
+    buffer.extend(steps(0, 7))
+    buffer.update_priority(torch.arange(7), 5.0)
+    buffer.empty()
+    assert len(buffer) == 0
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(2)
+    assert buffer.extend(steps(0, 2)).tolist() == [0, 1]
+    assert set(buffer.sample(20)["index"].tolist()) == {0, 1}
+
+
+def test_a_storage_that_grows():
+    buffer = ReplayBuffer(storage=TensorStorage(), generator=rng())
+    for first in range(0, 100, 10):
+        buffer.extend(steps(first, 10))
+    batch = buffer.sample(500)
+    assert len(buffer) == 100 and len(batch["index"].unique()) > 90
+    assert torch.equal(batch["next", "reward"], batch["index"] * 0.5)
+
+
+# --------------------------------------------------------------------------------------- state
+
+MAKE = {
+    "uniform": uniform,
+    "distinct": lambda: uniform(sampler=RandomSampler(replacement=False)),
+    "epochs": lambda: uniform(sampler=SamplerWithoutReplacement()),
+    "prioritized": lambda: by_priority(alpha=0.6, beta=0.4),
+}
+
+
+def run(buffer, first, n):
+    """n steps of a training that adds, samples and updates: what was sampled."""
+    out = []
+    for i in range(first, first + n):
+        buffer.extend(steps(3 * i, 3))
+        batch = buffer.sample(3)
+        if isinstance(buffer.sampler, PrioritizedSampler):
+            buffer.update_priority(batch["index"], batch["obs"][:, 0] + 1)
+        out.append([batch["index"].tolist(), batch["obs"].tolist()])
+        if "priority_weight" in batch.keys():
+            out.append(batch["priority_weight"].tolist())
+    return out
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(kind):
+    buffer = MAKE[kind]()
+    run(buffer, 0, 6)
+    state = buffer.state_dict()
+    after = run(buffer, 6, 5)
+    other = MAKE[kind]()
+    other.load_state_dict(state)
+    assert run(other, 6, 5) == after
+    buffer.load_state_dict(state)  # and back in time
+    assert run(buffer, 6, 5) == after
+
+
+def test_it_goes_on_from_a_folder_in_another_process(tmp_path):
+    after = {}
+    for kind, make in MAKE.items():
+        buffer = make()
+        run(buffer, 0, 6)
+        buffer.save(tmp_path / kind)
+        after[kind] = run(buffer, 6, 5)
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import test_replay as t
+out = {{}}
+for kind, make in t.MAKE.items():
+    buffer = make()
+    buffer.load({str(tmp_path)!r} + "/" + kind)
+    out[kind] = t.run(buffer, 6, 5)
+print(json.dumps(out))
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert json.loads(out.stdout) == after
+
+
+def test_a_state_is_of_tensors_and_numbers_only():  # defect 25
+    def leaves(state):
+        for value in state.values():
+            yield from leaves(value) if isinstance(value, dict) else [value]
+
+    for make in MAKE.values():
+        buffer = make()
+        for state in (buffer.state_dict(), run(buffer, 0, 5) and buffer.state_dict()):
+            assert {type(leaf) for leaf in leaves(state)} <= {torch.Tensor, int}
+
+
+def test_a_fresh_buffer_can_be_saved(tmp_path):  # defect 25
+    for kind, make in MAKE.items():
+        make().save(tmp_path / kind)
+        other = make()
+        other.load(tmp_path / kind)
+        assert run(other, 0, 4) == run(make(), 0, 4)
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    buffer, small, other = by_priority(10), by_priority(4), by_priority(4)
+    run(other, 0, 5)
+    run(buffer, 0, 6)
+    buffer.save(tmp_path / "big")
+    run(small, 0, 3)
+    before = small.state_dict()
+    for load in (
+        lambda: small.load_state_dict(buffer.state_dict()),
+        lambda: small.load(tmp_path / "big"),
+        lambda: small.load_state_dict(
+            {**other.state_dict(), "storage": buffer.state_dict()["storage"]}
+        ),
+    ):
+        with pytest.raises(ValueError):
+            load()
+        after = small.state_dict()
+        assert torch.equal(before["sampler"]["chances"], after["sampler"]["chances"])
+        assert torch.equal(before["generator"], after["generator"])
+        assert before["storage"]["total"] == after["storage"]["total"]
+    assert len(small.sample(5)["index"]) == 5
+
+
+def test_a_generator_goes_with_the_state_or_not_at_all():
+    given, none = uniform(), ReplayBuffer(storage=TensorStorage(10))
+    with pytest.raises(ValueError, match="the state has a generator and the buffer has none"):
+        none.load_state_dict(given.state_dict())
+    with pytest.raises(ValueError, match="the buffer has a generator and the state has none"):
+        given.load_state_dict(none.state_dict())
+    none.generator = rng(5)
+    none.load_state_dict(given.state_dict())
+    assert torch.equal(none.generator.get_state(), rng(0).get_state())
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+    buffer = by_priority()
+    run(buffer, 0, 3)
+    buffer.save(tmp_path)
+    (file,) = tmp_path.glob("sampling*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedFileError):
+        buffer.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        buffer.load(tmp_path / "nowhere")
+
+
+def test_items_on_disk(tmp_path):
+    buffer = ReplayBuffer(
+        storage=MemmapStorage(10, tmp_path / "rows"), generator=rng(), batch_size=9
+    )
+    plain = uniform(batch_size=9)
+    for each in (buffer, plain):
+        each.extend(steps(0, 14))
+    assert (buffer.sample() == plain.sample()).all()
+    buffer.storage.flush()
+    del buffer
+    gc.collect()
+    found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
+    assert set(found.sample(90)["index"].tolist()) == set(range(4, 14))  # with equal priorities
+    found.update_priority(torch.arange(4, 14), torch.eye(10)[3] * 1e9)
+    state = found.sampler.state_dict()
+    del found
+    gc.collect()
+    found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
+    found.sampler.load_state_dict(state)
+    assert set(found.sample(90)["index"].tolist()) == {7}
+
+
+# ------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("make", [uniform, by_priority])
+def test_one_thread_adds_while_others_sample_and_update(make, prefetch):
+    buffer = make(50, prefetch=prefetch, batch_size=16)
+    buffer.extend(steps(0, 10))
+    errors, stop = [], threading.Event()
+
+    def guarded(work):
+        def loop():
+            try:
+                while not stop.is_set():
+                    work()
+            except BaseException as error:
+                errors.append(error)
+
+        return threading.Thread(target=loop)
+
+    def add():
+        buffer.extend(steps(buffer.storage.total, 7))
+
+    def learn():
+        batch = buffer.sample()
+        assert torch.equal(batch["obs"][:, 0], batch["index"].float())
+        assert torch.equal(batch["next", "reward"], batch["index"] * 0.5)
+        if make is by_priority:
+            buffer.update_priority(batch["index"], torch.rand(16))
+
+    threads = [guarded(add), guarded(learn), guarded(learn)]
+    for thread in threads:
+        thread.start()
+    stop.wait(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    assert buffer.storage.total > 60
+
+
+# -------------------------------------------------------------- what was wrong with the peer's
+
+
+def test_prioritized_replay_needs_nothing_that_pip_does_not_install():  # defect 22
+    code = """
+import sys, importlib.util
+sys.modules["numba"] = None  # not even a compiler
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "numba" else find(name, *rest)
+import torch
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.storage import TensorStorage
+buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(10))
+buffer.extend(torch.arange(12))
+data, info = buffer.sample(4, return_info=True)
+assert buffer.update_priority(info["index"], torch.rand(4)) == 0
+assert torch.equal(data, info["index"])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_prioritized_draws_follow_the_seed(prefetch):  # defect 23
+    def indices(generator, prefetch):
+        buffer = by_priority(generator=generator, prefetch=prefetch, batch_size=4)
+        buffer.extend(steps(0, 10))
+        return [buffer.sample()["index"].tolist() for _ in range(5)]
+
+    torch.manual_seed(3)
+    by_global = indices(None, 0)
+    assert indices(rng(3), prefetch) == by_global
+    assert indices(rng(4), prefetch) != by_global
+
+
+def test_no_priority_or_index_poisons_the_buffer():  # defect 24
+    buffer = by_priority()
+    buffer.extend(steps(0, 10))
+    for index, priority in (
+        (0, -1.0),
+        (0, float("nan")),
+        (0, float("inf")),
+        (10**7, 1.0),
+        (-1, 1.0),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            buffer.update_priority(torch.tensor([index]), torch.tensor([priority]))
+    assert set(buffer.sample(200)["index"].tolist()) == set(range(10))

@@ -1,0 +1,243 @@
+"""Rows as words: equal iff the content is; layouts that tell dtypes and shapes apart."""
+
+import json
+import random
+
+import pytest
+import torch
+
+import raffia.data.rows
+import raffia.jit
+from raffia.data.rows import RowLayout, packed, row_layout, unpacked
+
+N, A = 5, 3
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e5m2,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+
+
+@pytest.fixture(params=["kernel", "tensor"])
+def version(request, monkeypatch):
+    raffia.data.rows.kernels.cache_clear()
+    if request.param == "tensor":
+        monkeypatch.setattr(raffia.jit, "available", lambda: False)
+    elif not raffia.jit.available():
+        pytest.skip("numba is not installed")
+    yield request.param
+    raffia.data.rows.kernels.cache_clear()
+
+
+def randoms(dtype, *shape, generator=None):
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    bits = torch.randint(0, 256, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
+    if dtype == torch.bool:
+        return bits.flatten(-2).view(shape) > 127
+    return bits.flatten(-2).view(dtype).view(shape)
+
+
+def padded_bytes(*parts: bytes) -> bytes:
+    data = b"".join(parts)
+    return data + bytes(-len(data) % 8)
+
+
+# Layouts
+
+
+def test_a_tag_never_changes():
+    assert RowLayout(torch.float32, (4,)).tag == 1750788867681415919
+    assert RowLayout(torch.int64, ()).tag == -138055350484779465
+
+
+def test_zeros_of_unlike_dtype_or_shape_have_unlike_tags():
+    layouts = [
+        row_layout(torch.zeros(N, 2), 1),
+        row_layout(torch.zeros(N, 2, dtype=torch.int32), 1),
+        row_layout(torch.zeros(N, 1, dtype=torch.float64), 1),
+        row_layout(torch.zeros(N, 2, 1, 1), 1),
+    ]
+    assert {layout.nbytes for layout in layouts} == {8}
+    assert len({layout.tag for layout in layouts}) == 4
+    assert len({RowLayout(dtype, (2, 3)).tag for dtype in DTYPES}) == len(DTYPES)
+    assert all(-(2**63) <= layout.tag < 2**63 for layout in layouts)
+
+
+def test_layout_of_rows_in_any_batch():
+    x = torch.zeros(2, 3, 5)
+    assert row_layout(x, 1) == RowLayout(torch.float32, (3, 5))
+    assert row_layout(x, 2) == RowLayout(torch.float32, (5,))
+    assert row_layout(x, 3) == RowLayout(torch.float32, ())
+    assert row_layout(x, 1).nbytes == 60 and row_layout(x, 3).nbytes == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layout_through_json(dtype):
+    layout = RowLayout(dtype, (2, 3))
+    back = RowLayout.from_json(json.loads(json.dumps(layout.to_json())))
+    assert back == layout and hash(back) == hash(layout) and back.tag == layout.tag
+
+
+@pytest.mark.parametrize("name", ["float3", "nn", "__name__"])
+def test_a_dtype_that_torch_has_not(name):
+    with pytest.raises(ValueError, match=f"has no dtype '{name}'"):
+        RowLayout.from_json({"dtype": name, "shape": [2]})
+
+
+# Words
+
+
+def test_bytes_stand_side_by_side(version):
+    a = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
+    b = torch.tensor([True, False])
+    c = torch.tensor([[1.5], [-2.5]])
+    words = packed([a, b, c])
+    assert words.shape == (2, 2) and words.dtype == torch.int64
+    expected = [
+        padded_bytes(b"\1\0\2\0", b"\1", b"\0\0\xc0\x3f"),
+        padded_bytes(b"\3\0\4\0", b"\0", b"\0\0\x20\xc0"),
+    ]
+    assert [row.numpy().tobytes() for row in words] == expected
+
+
+def test_words_and_back(version):
+    draw = random.Random(0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        count = draw.choice([1, 3, 9])
+        values = [
+            randoms(draw.choice(DTYPES), count, *shape, generator=generator)
+            for shape in draw.choices([(), (1,), (3,), (2, 5), (0,), (17,), (40,)], k=3)
+        ]
+        layouts = [row_layout(value, 1) for value in values]
+        words = packed(values, normalize=False)
+        expected = [
+            padded_bytes(*(bytes(value[i].clone().untyped_storage()) for value in values))
+            for i in range(count)
+        ]
+        assert [row.numpy().tobytes() for row in words] == expected
+        for value, back in zip(values, unpacked(words, layouts), strict=True):
+            assert back.dtype == value.dtype and back.shape == value.shape
+            assert packed([back], normalize=False).equal(packed([value], normalize=False))
+
+
+@pytest.mark.skipif(not raffia.jit.available(), reason="compares with the kernel")
+def test_kernel_and_tensor_version_agree():
+    draw = random.Random(1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        count = draw.choice([1, 2, 8, 11])
+        values = [
+            randoms(draw.choice(DTYPES), count, *shape, generator=generator)
+            for shape in draw.choices([(), (3,), (2, 5), (0,), (17,), (70,)], k=draw.randint(1, 3))
+        ]
+        if draw.random() < 0.5:  # zeros of both signs
+            values = [randoms(torch.int16, count, 9, generator=generator) & -32768, *values]
+            values[0] = values[0].view(draw.choice([torch.float16, torch.bfloat16]))
+        normalize = draw.random() < 0.7
+        expected = raffia.data.rows._tensor_packed(values, normalize)
+        assert packed(values, normalize=normalize).equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
+def test_equal_numbers_are_equal_words(version, dtype):
+    for width in (1, 3, 20):
+        zeros = torch.zeros(N, width).to(dtype)
+        minus = (-torch.zeros(N, width)).to(dtype)
+        assert packed([minus]).equal(packed([zeros])), width
+        assert not packed([minus], normalize=False).equal(packed([zeros], normalize=False))
+        size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        nans = torch.full((N, width), -1, dtype=size).view(dtype)
+        canonical = torch.full((N, width), torch.nan).to(dtype)
+        assert nans.isnan().all()
+        assert packed([nans]).equal(packed([canonical])), width
+        (back,) = unpacked(packed([nans]), [row_layout(nans, 1)])
+        assert back.isnan().all()
+
+
+def test_unequal_rows_are_unequal_words(version):
+    x = torch.tensor(
+        [[0.0, 1.0], [1.0, 0.0], [0.0, torch.nan], [torch.inf, 0.0], [-torch.inf, 0.0]]
+    )
+    flag = torch.tensor([True, True, True, True, True])
+    words = packed([flag, x])
+    assert words.unique(dim=0).shape[0] == len(x)
+
+
+def test_memory_layout_does_not_count(version):
+    x, y = torch.arange(60.0).view(N, 3, 4), torch.arange(35).view(N, 7)
+    expected = packed([x, y[:, 2:5].clone()])
+    assert packed([x.permute(2, 1, 0).contiguous().permute(2, 1, 0), y[:, 2:5]]).equal(expected)
+    assert packed([x[::2], y[::2, 2:5]]).equal(expected[::2])
+    assert packed([torch.nn.Parameter(x), y[:, 2:5]]).equal(expected)
+    assert packed([y, y]).equal(packed([y, y.clone()]))
+
+
+def test_many_rows_in_chunks(version):
+    x = torch.arange(3 * 9001).view(9001, 3).to(torch.int16)
+    words = packed([x, x[:, :1]])
+    assert [row.numpy().tobytes() for row in words] == [
+        padded_bytes(row.numpy().tobytes(), row[:1].numpy().tobytes()) for row in x
+    ]
+
+
+def test_no_rows_and_rows_of_nothing(version):
+    assert packed([torch.zeros(0, A), torch.zeros(0)]).shape == (0, 2)
+    assert packed([torch.zeros(N, 0)]).shape == (N, 0)
+    assert packed([torch.zeros(N, 0), torch.arange(N)]).tolist() == [[i] for i in range(N)]
+    (back,) = unpacked(packed([torch.zeros(N, 0)]), [RowLayout(torch.float32, (0,))])
+    assert back.shape == (N, 0)
+    (back,) = unpacked(packed([torch.zeros(0, A)]), [RowLayout(torch.float32, (A,))])
+    assert back.shape == (0, A)
+
+
+def test_into_given_memory(version):
+    x = torch.arange(N * A).view(N, A).to(torch.int32)
+    room = torch.full((N, 4), 7)
+    result = packed([x], out=room[:, 1:3])
+    assert result.data_ptr() == room[:, 1:3].data_ptr()
+    assert room[:, 1:3].equal(packed([x]))
+    assert (room[:, [0, 3]] == 7).all()
+    across = torch.full((2, N), 7).T
+    assert packed([x], out=across).equal(packed([x]))
+
+
+# Mistakes
+
+
+def test_nothing_to_pack():
+    with pytest.raises(ValueError, match="pass at least one tensor"):
+        packed([])
+
+
+def test_unequal_numbers_of_rows():
+    with pytest.raises(ValueError, match=r"equally many rows on one device, not \[2, 3\] on cpu"):
+        packed([torch.zeros(2, A), torch.zeros(3)])
+
+
+def test_rows_of_nothing_at_all():
+    with pytest.raises(ValueError, match="has no rows"):
+        packed([torch.tensor(1.0)])
+
+
+@pytest.mark.parametrize("out", [torch.zeros(N, 2), torch.zeros(N, 3, dtype=torch.int64)])
+def test_an_out_that_does_not_fit(out):
+    with pytest.raises(ValueError, match=r"out must be int64 \[5, 2\] on cpu"):
+        packed([torch.ones(N, A)], out=out)
+    assert not out.any()
+
+
+def test_words_of_another_layout():
+    words = packed([torch.ones(N, A)])
+    with pytest.raises(ValueError, match=r"rows of float64\[3\] are packed as int64 \[N, 3\], not"):
+        unpacked(words, [RowLayout(torch.float64, (A,))])

@@ -1,0 +1,427 @@
+"""Which items samplers draw: how often, in which order, with which weights."""
+
+import copy
+
+import pytest
+import torch
+
+from raffia import jit
+from raffia.data import prioritized
+from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.samplers import (
+    Draw,
+    RandomSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    distinct,
+)
+from raffia.data.sum_tree import SumTree
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def prioritized_sampler(priorities, alpha=1.0, beta=1.0, eps=0.0, **options):
+    sampler = PrioritizedSampler(len(priorities), alpha, beta, eps, **options)
+    sampler.added(range(len(priorities)))
+    sampler.update_priority(torch.arange(len(priorities)), torch.as_tensor(priorities))
+    return sampler
+
+
+def is_plausible(items, expected):
+    """Whether chi-square is below mean + 5 standard deviations, as it nearly always is."""
+    n = len(expected)
+    counts = torch.bincount(items, minlength=n)
+    return ((counts - expected) ** 2 / expected).sum() < n + 5 * (2 * n) ** 0.5
+
+
+# ------------------------------------------------------------- with and without replacement
+
+
+def test_random_items_are_all_alike_and_may_come_twice():
+    items = RandomSampler().draw(50_000, range(100, 140), rng()).items
+    assert items.dtype is torch.int64 and items.min() == 100 and items.max() == 139
+    assert is_plausible(items - 100, torch.full((40,), 50_000 / 40))
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 15, 20])  # of 20: below half, above, all
+def test_without_replacement_a_batch_has_no_item_twice_and_all_are_alike(n):
+    sampler, generator = RandomSampler(replacement=False), rng()
+    batches = [sampler.draw(n, range(5, 25), generator).items - 5 for _ in range(2000)]
+    assert all(len(batch.unique()) == n for batch in batches)
+    assert is_plausible(torch.cat(batches), torch.full((20,), 2000 * n / 20))
+    assert is_plausible(
+        torch.stack(batches)[:, 0], torch.full((20,), 100.0)
+    )  # and each place alike
+
+
+def test_distinct_pairs_are_all_alike():
+    pairs = [distinct(2, 6, g) for g in [rng()] for _ in range(6000)]
+    codes = torch.stack(pairs) @ torch.tensor([6, 1])
+    different = torch.tensor([6 * i + j for i in range(6) for j in range(6) if i != j])
+    counts = torch.bincount(codes, minlength=36)
+    assert counts.sum() == counts[different].sum() == 6000
+    assert ((counts[different] - 200) ** 2 / 200).sum() < 30 + 5 * 60**0.5
+
+
+def test_a_batch_without_replacement_needs_enough_items():
+    with pytest.raises(ValueError, match="there are no 4 different items among 3: sample fewer"):
+        RandomSampler(replacement=False).draw(4, range(3))
+
+
+def test_draws_are_those_of_the_generator_and_of_the_global_one_where_none_is_given():
+    for sampler in (
+        RandomSampler(),
+        RandomSampler(replacement=False),
+        SamplerWithoutReplacement(),
+        prioritized_sampler([1.0, 2.0, 3.0]),
+        prioritized_sampler([1.0, 2.0, 3.0], stratified=True),
+    ):
+        twin = copy.deepcopy(sampler)
+        torch.manual_seed(7)
+        by_global = [twin.draw(2, range(3)).items.tolist() for _ in range(5)]
+        state, generator = torch.get_rng_state(), rng(7)
+        by_generator = [sampler.draw(2, range(3), generator).items.tolist() for _ in range(5)]
+        assert by_global == by_generator
+        assert torch.equal(state, torch.get_rng_state())  # the global one was left alone
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_an_epoch_has_every_item_once(drop_last, sizes):
+    sampler, generator = SamplerWithoutReplacement(drop_last=drop_last), rng()
+    orders = []
+    for _ in range(3):
+        epoch = [sampler.draw(4, range(5, 15), generator) for _ in sizes]
+        items = torch.cat([draw.items for draw in epoch])
+        assert [len(draw.items) for draw in epoch] == sizes
+        assert [draw.ends_epoch for draw in epoch] == [False] * (len(sizes) - 1) + [True]
+        assert len(items.unique()) == len(items) and set(items.tolist()) <= set(range(5, 15))
+        orders.append(items.tolist())
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_without_shuffling_an_epoch_goes_from_old_to_new():
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    assert [sampler.draw(3, range(2, 6)).items.tolist() for _ in range(3)] == [
+        [2, 3, 4],
+        [5],
+        [2, 3, 4],
+    ]
+
+
+def test_items_added_come_in_the_next_epoch_and_overwritten_ones_not_at_all():
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    assert sampler.draw(2, range(0, 6)).items.tolist() == [0, 1]
+    assert sampler.draw(2, range(0, 8)).items.tolist() == [2, 3]  # 6 and 7 are new
+    assert sampler.draw(2, range(5, 11)).items.tolist() == [5]  # 4 is overwritten
+    assert sampler.draw(9, range(5, 11)).items.tolist() == [5, 6, 7, 8, 9, 10]
+    assert sampler.draw(2, range(20, 23)).items.tolist() == [20, 21]
+    assert sampler.draw(2, range(30, 33)).items.tolist() == [30, 31]  # all was filled anew
+
+
+def test_more_than_there_is_gives_all_or_an_error():
+    assert len(SamplerWithoutReplacement().draw(40, range(10)).items) == 10
+    with pytest.raises(ValueError, match="10 items fill no batch of 40, and drop_last=True"):
+        SamplerWithoutReplacement(drop_last=True).draw(40, range(10))
+
+
+def test_a_draw_of_an_epoch_is_the_callers_to_change():
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    mark = sampler.mark()
+    sampler.draw(3, range(5))
+    middle = sampler.mark()
+    sampler.draw(2, range(5)).items.zero_()
+    sampler.rewind(middle)
+    assert sampler.draw(2, range(5)).items.tolist() == [3, 4]
+    sampler.rewind(mark)
+    assert sampler.draw(2, range(5)).items.tolist() == [0, 1]
+
+
+def test_a_sampler_of_ones_own_needs_draw_only():
+    class Oldest(Sampler):
+        def draw(self, n, live, generator=None):
+            return Draw(torch.arange(live.start, live.start + n), {})
+
+    sampler = Oldest()
+    sampler.added(range(3))
+    sampler.clear()
+    sampler.load_state_dict(sampler.state_dict())
+    assert sampler.draw(2, range(3, 9)).items.tolist() == [3, 4]
+    with pytest.raises(TypeError, match="Oldest has no priorities; use PrioritizedReplayBuffer"):
+        sampler.update_priority(torch.tensor([0]), 1.0)
+    with pytest.raises(NotImplementedError, match="Sampler must define draw"):
+        Sampler().draw(2, range(3))
+
+
+# ----------------------------------------------------------------------------------- by priority
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize(("alpha", "eps"), [(1.0, 0.0), (0.6, 0.5), (0.0, 1e-8), (2.0, 0.1)])
+def test_items_come_in_proportion_to_their_priority(alpha, eps, stratified):
+    priorities = torch.tensor([0.5, 1.0, 0.0, 4.0, 2.0, 3.0], dtype=torch.float64)
+    sampler = prioritized_sampler(priorities, alpha, eps=eps, stratified=stratified)
+    items = sampler.draw(60_000, range(6), rng()).items
+    chance = (priorities + eps) ** alpha
+    expected = 60_000 * chance / chance.sum()
+    if chance[2] == 0:
+        assert not (items == 2).any()
+        items, expected = items[items != 2], expected.index_fill(0, torch.tensor([2]), 1e-9)
+    assert is_plausible(items, expected)
+
+
+def test_weights_are_those_of_the_formula():
+    """w_i = (p_i / p_min)^-beta; by hand for p = 1, 4, 9, 0.25, alpha = 0.5 and beta = 0.5:
+    p^alpha = 1, 2, 3, 0.5, so w = 2^-.5, 4^-.5, 6^-.5, 1."""
+    sampler = prioritized_sampler([1.0, 4.0, 9.0, 0.25], alpha=0.5, beta=0.5)
+    draw = sampler.draw(200, range(4), rng())
+    by_hand = torch.tensor([2**-0.5, 0.5, 6**-0.5, 1.0])
+    assert set(draw.items.tolist()) == {0, 1, 2, 3}
+    assert draw.info["priority_weight"].dtype is torch.float32
+    torch.testing.assert_close(draw.info["priority_weight"], by_hand[draw.items])
+    sampler.beta = 0.0
+    assert sampler.draw(9, range(4), rng()).info["priority_weight"].tolist() == [1.0] * 9
+
+
+def test_the_weights_of_equal_priorities_are_exactly_one():
+    sampler = PrioritizedSampler(100, alpha=0.7, beta=0.9)
+    sampler.added(range(60))
+    sampler.update_priority(torch.arange(40), 1.0)
+    sampler.added(range(60, 100))
+    assert set(sampler.draw(500, range(100)).info["priority_weight"].tolist()) == {1.0}
+
+
+def test_stratified_draws_one_item_from_each_part():
+    sampler = prioritized_sampler(torch.ones(64), stratified=True)
+    for seed in range(20):
+        items = sampler.draw(16, range(64), rng(seed)).items
+        assert (items // 4).tolist() == list(range(16))
+
+
+def chance_of(sampler, n):
+    """The probability of each of n items, from many stratified draws."""
+    items = sampler.draw(100_000, range(n), rng()).items
+    return (torch.bincount(items, minlength=n) / 100_000).tolist()
+
+
+def test_a_new_item_has_the_largest_priority_ever_given():
+    sampler = PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
+    sampler.added(range(1))  # 1.0, as none was given
+    sampler.update_priority(torch.tensor([0]), 4.0)
+    sampler.added(range(1, 2))
+    sampler.update_priority(torch.tensor([0, 1]), torch.tensor([1.0, 1.0]))
+    sampler.added(range(2, 3))
+    assert chance_of(sampler, 3) == pytest.approx([1 / 6, 1 / 6, 4 / 6], abs=1e-3)
+
+
+def test_a_new_item_has_the_largest_priority_of_those_that_are_here():
+    options = {"stratified": True, "max_priority_within_buffer": True}
+    sampler = PrioritizedSampler(3, alpha=0.5, beta=1.0, eps=0.0, **options)
+    sampler.added(range(2))
+    sampler.update_priority(torch.tensor([0, 1]), torch.tensor([100.0, 4.0]))
+    sampler.update_priority(torch.tensor([0]), 1.0)
+    sampler.added(range(2, 3))  # 4, not 100
+    assert chance_of(sampler, 3) == pytest.approx([1 / 5, 2 / 5, 2 / 5], abs=1e-3)
+    sampler.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, 1.0]))
+    sampler.added(range(3, 4))  # in place of item 0, whose 9 no longer counts: 4
+    draw = sampler.draw(1000, range(1, 4), rng())
+    assert set(draw.items.tolist()) == {1, 2, 3}
+    counts = torch.bincount(draw.items)[1:] / 1000
+    assert counts.tolist() == pytest.approx([1 / 5, 2 / 5, 2 / 5], abs=1e-2)
+
+
+def test_alpha_can_change_and_items_are_as_if_it_had_always_been_so():
+    priorities = [1.0, 16.0, 81.0]
+    sampler = prioritized_sampler(priorities, alpha=0.5, stratified=True)
+    sampler.alpha = 0.25
+    assert sampler.alpha == 0.25
+    assert chance_of(sampler, 3) == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-3)
+    sampler.update_priority(torch.tensor([0]), 16.0)
+    assert chance_of(sampler, 3) == pytest.approx([2 / 7, 2 / 7, 3 / 7], abs=1e-3)
+    sampler.alpha = 0.0
+    assert chance_of(sampler, 3) == pytest.approx([1 / 3] * 3, abs=1e-3)
+    with pytest.raises(ValueError, match="start with a small alpha, such as 0.001"):
+        sampler.alpha = 0.5
+    assert sampler.alpha == 0.0
+
+
+def test_priorities_of_several_steps_become_one():
+    steps = torch.tensor([[[1.0], [2.0], [9.0]], [[3.0], [3.0], [3.0]]])  # [2, 3, 1]
+    by_hand = {"max": (9, 3), "min": (1, 3), "mean": (4, 3), "median": (2, 3)}
+    for reduction, (a, b) in by_hand.items():
+        sampler = PrioritizedSampler(2, 1.0, 1.0, 0.0, reduction=reduction, stratified=True)
+        sampler.added(range(2))
+        sampler.update_priority(torch.tensor([0, 1]), steps)
+        assert chance_of(sampler, 2) == pytest.approx([a / (a + b), b / (a + b)], abs=1e-3)
+    with pytest.raises(ValueError, match=r"reduction is one of \['max', 'mean', 'median', 'min'\]"):
+        PrioritizedSampler(2, 1.0, 1.0, reduction="sum")
+
+
+@pytest.fixture(params=["compiled", "tensors"])
+def way(request, monkeypatch):
+    if request.param == "tensors":
+        monkeypatch.setattr(prioritized, "kernels", lambda: None)
+        monkeypatch.setattr(SumTree, "_loops", lambda self: None)
+    elif not jit.available():
+        pytest.skip("numba is not installed")
+
+
+def test_items_that_were_overwritten_are_left_out_and_counted(way):
+    sampler = PrioritizedSampler(4, alpha=1.0, beta=1.0, eps=0.0)
+    sampler.added(range(6))  # 2, 3, 4, 5 are here
+    index = torch.tensor([0, 2, 1, 5, 0])
+    priority = torch.tensor([1000.0, 3.0, 1000.0, 7.0, 1000.0])
+    assert sampler.update_priority(index, priority) == 3
+    assert sampler.update_priority(torch.tensor([1]), 50.0) == 1
+    assert sampler.num_ignored == 4  # what came too late as a whole counts as well
+    draw = sampler.draw(400, range(2, 6), rng())
+    assert set(draw.items.tolist()) == {2, 3, 4, 5}
+    sampler.added(range(6, 7))  # has 7, not 1000
+    draw = sampler.draw(400, range(3, 7), rng())
+    weights = draw.info["priority_weight"].tolist()
+    weight = dict(zip(draw.items.tolist(), weights, strict=True))
+    assert weight == pytest.approx({3: 1.0, 4: 1.0, 5: 1 / 7, 6: 1 / 7})
+
+
+def test_of_an_item_that_stands_twice_the_last_priority_counts(way):
+    sampler = prioritized_sampler([1.0, 1.0])
+    sampler.update_priority(torch.tensor([0, 1, 0]), torch.tensor([5.0, 1.0, 3.0]))
+    draw = sampler.draw(100, range(2), rng())
+    assert draw.info["priority_weight"][draw.items == 0].unique().tolist() == pytest.approx([1 / 3])
+
+
+def test_index_and_priority_in_other_forms(way):
+    sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
+    sampler.added(range(3))
+    sampler.update_priority(0, 2.0)
+    sampler.update_priority(torch.tensor([[1], [2]], dtype=torch.int32), torch.tensor([[3], [5]]))
+    assert chance_of(sampler, 3) == pytest.approx([0.2, 0.3, 0.5], abs=1e-3)
+    errors = torch.tensor([1.0, 1.0, 2.0], requires_grad=True)
+    sampler.update_priority(torch.arange(3), errors)
+    assert chance_of(sampler, 3) == pytest.approx([0.25, 0.25, 0.5], abs=1e-3)
+    assert sampler.update_priority(torch.tensor([], dtype=torch.int64), torch.tensor([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "match"),
+    [
+        (0, -1.0, ValueError, r"finite and >= 0 .*got -1; .*error.abs\(\)"),
+        (0, float("nan"), ValueError, "got nan"),
+        (0, float("inf"), ValueError, "got inf"),
+        (0, 1e308, ValueError, "at most"),
+        (3, 1.0, IndexError, "there never was an item 3: 3 were added so far"),
+        (10**7, 1.0, IndexError, "there never was an item 10000000"),
+        (-1, 1.0, IndexError, "there never was an item -1"),
+    ],
+)
+def test_a_wrong_priority_or_index_changes_nothing(way, index, priority, error, match):
+    sampler = prioritized_sampler([1.0, 2.0, 5.0])
+    before = sampler.draw(50, range(3), rng())
+    version = sampler.version
+    with pytest.raises(error, match=match):
+        sampler.update_priority(
+            torch.tensor([1, index]), torch.tensor([9.0, priority], dtype=torch.float64)
+        )
+    after = sampler.draw(50, range(3), rng())
+    assert torch.equal(before.items, after.items) and sampler.version == version
+    assert torch.equal(before.info["priority_weight"], after.info["priority_weight"])
+
+
+def test_other_mistakes_are_named():
+    sampler = prioritized_sampler([1.0, 2.0, 5.0])
+    with pytest.raises(ValueError, match=r"index of shape \[2\] needs priorities of that shape"):
+        sampler.update_priority(torch.tensor([0, 1]), torch.ones(3))
+    with pytest.raises(TypeError, match="indices are integers"):
+        sampler.update_priority(torch.tensor([0.5]), 1.0)
+    for name in ("alpha", "beta", "eps"):
+        options = {"alpha": 1.0, "beta": 1.0, name: -0.5}
+        with pytest.raises(ValueError, match=f"{name} must be finite and >= 0, got -0.5"):
+            PrioritizedSampler(3, **options)
+    with pytest.raises(ValueError, match="alpha must be finite"):
+        sampler.alpha = float("nan")
+    with pytest.raises(ValueError, match="beta must be finite"):
+        sampler.beta = -1.0
+    with pytest.raises(ValueError, match="knows of items 0..2, the buffer holds 0..4"):
+        sampler.draw(2, range(5))
+    with pytest.raises(ValueError, match="items 5.. do not follow on 2"):
+        sampler.added(range(5, 6))
+    with pytest.raises(ValueError, match="all priorities are zero"):
+        prioritized_sampler([0.0, 0.0]).draw(1, range(2))
+
+
+def test_both_ways_agree_bit_for_bit(monkeypatch):
+    def run():
+        sampler, generator = PrioritizedSampler(37, 0.6, 0.4), rng(1)
+        out, end = [], 0
+        for step in range(30):
+            sampler.added(range(end, end + 5))
+            end += 5
+            draw = sampler.draw(16, range(max(0, end - 37), end), generator)
+            out += [draw.items, draw.info["priority_weight"]]
+            priority = torch.rand(16, generator=generator) * 10 ** (step % 7)
+            sampler.update_priority(draw.items - 2 * (step % 3), priority) if step > 5 else None
+        return out
+
+    compiled = run()
+    monkeypatch.setattr(prioritized, "kernels", lambda: None)
+    monkeypatch.setattr(SumTree, "_loops", lambda self: None)
+    for a, b in zip(compiled, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+# --------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        RandomSampler,
+        SamplerWithoutReplacement,
+        lambda: PrioritizedSampler(8, 0.6, 0.4),
+        lambda: PrioritizedSampler(8, 0.6, 0.4, max_priority_within_buffer=True),
+    ],
+)
+def test_a_sampler_goes_on_where_it_was_saved(make, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    sampler, generator = make(), rng(3)
+    sampler.added(range(11))
+    if isinstance(sampler, PrioritizedSampler):
+        sampler.update_priority(torch.tensor([4, 9]), torch.tensor([7.0, 0.3]))
+        sampler.beta = 0.7
+    sampler.draw(3, range(3, 11), generator)
+    save_file(sampler.state_dict(), tmp_path / "state.safetensors")
+
+    def goes_on(sampler, state):
+        out = []
+        for i in range(4):
+            draw = sampler.draw(3, range(3 + i, 11 + i), rng(state + i))
+            out.append([draw.items.tolist(), *[v.tolist() for v in draw.info.values()]])
+            sampler.added(range(11 + i, 12 + i))
+        return out
+
+    other = make()
+    other.load_state_dict(load_file(tmp_path / "state.safetensors"))
+    assert goes_on(other, 5) == goes_on(sampler, 5)
+
+
+def test_a_state_for_another_capacity_is_refused():
+    sampler = prioritized_sampler([1.0, 2.0, 3.0])
+    state = prioritized_sampler([1.0] * 5).state_dict()
+    with pytest.raises(ValueError, match="room for 5 items, this one has room for 3"):
+        sampler.load_state_dict(state)
+    assert len(sampler.draw(2, range(3)).items) == 2
+
+
+def test_clear_forgets_everything_but_the_exponents():
+    sampler = prioritized_sampler([1.0, 2.0, 3.0])
+    sampler.clear()
+    sampler.added(range(2))
+    with pytest.raises(IndexError, match="there never was an item 2"):
+        sampler.update_priority(torch.tensor([2]), 1.0)
+    assert set(sampler.draw(50, range(2)).info["priority_weight"].tolist()) == {1.0}
+    epochs = SamplerWithoutReplacement(shuffle=False)
+    epochs.draw(2, range(5))
+    epochs.clear()
+    assert epochs.draw(2, range(5)).items.tolist() == [0, 1]

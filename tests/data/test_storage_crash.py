@@ -1,0 +1,509 @@
+"""Processes that are killed, and machines that lose power, while a `MemmapStorage` is written."""
+
+import os
+import random
+import select
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from raffia.data.check_storage import numbers_in, step
+from raffia.data.folder import read_folder, write_folder
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.storage import TensorStorage
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled(tmp_path_factory):
+    """Compile here what children use, or each of them would."""
+    with MemmapStorage(2, tmp_path_factory.mktemp("warm") / "rows") as storage:
+        storage.extend(step([0, 1]))
+
+
+def child(work):
+    """Run `work(report)` in a forked child; gives its id and the pipe of what it reports."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writes)
+        return pid, reads
+    try:
+        work(lambda number: os.write(writes, number.to_bytes(8, "little")))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def killed_after(reports, draw, work):
+    """What a child reported before it was killed, at a random time after that many reports."""
+    pid, pipe = child(work)
+    with open(pipe, "rb") as file:
+        found = file.read(8 * reports)
+        time.sleep(draw.random() * 0.005)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        found += file.read()
+    assert os.WIFSIGNALED(status), f"the child failed by itself: {status}"
+    return [int.from_bytes(found[i : i + 8], "little") for i in range(0, len(found), 8)]
+
+
+def check_ring(storage, size):
+    """All items that there should be after `total` were appended are there, and no others."""
+    kept = range(max(0, storage.total - size), storage.total)
+    assert storage.lost == 0 and len(storage) == len(kept)
+    if kept:
+        assert numbers_in(storage.get([number % size for number in kept])) == [*kept]
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_while_it_appends(tmp_path, kills):
+    size, draw = 700, random.Random(0)
+
+    def work(report):
+        random_ = random.Random(os.getpid())
+        storage = MemmapStorage(size, tmp_path / "rows")
+        check_ring(storage, size)
+        report(storage.total)
+        while True:
+            n = random_.choice([1, 3, 50, 400, 900])
+            storage.extend(step(range(storage.total, storage.total + n)))
+            if random_.random() < 0.1:
+                storage.flush()
+            report(storage.total)  # all of it, flushed or not, survives a kill
+
+    for _ in range(kills):
+        reported = killed_after(draw.randint(1, 15), draw, work)
+        with MemmapStorage(size, tmp_path / "rows") as storage:
+            assert storage.total >= reported[-1]
+            check_ring(storage, size)
+
+
+def rows_of(batch, size):
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randint(0, size, (1 + batch % 130,), generator=generator)
+
+
+def test_killed_while_it_overwrites_rows_at_random(tmp_path, monkeypatch):
+    monkeypatch.setattr("raffia.data.row_log.SIZE", 4000)  # several parts in a batch
+    size, draw, last, first = 300, random.Random(1), {}, 0
+
+    def work(report):
+        storage = MemmapStorage(size, tmp_path / "rows")
+        report(first)
+        for batch in range(first, 10**9):
+            rows = rows_of(batch, size)
+            storage.set(rows, step([batch] * len(rows)))
+            if batch % 50 == 0:
+                storage.flush()
+            report(batch + 1)
+
+    for _ in range(15):
+        done = killed_after(draw.randint(1, 40), draw, work)[-1]
+        for batch in range(first, done):
+            last.update(dict.fromkeys(rows_of(batch, size).tolist(), batch))
+        cut = {*rows_of(done, size).tolist()}  # of the batch that the kill cut off
+        with MemmapStorage(size, tmp_path / "rows") as storage:
+            held = storage.rows()
+            assert storage.lost == 0 and {*last} <= {*held.tolist()}
+            numbers = numbers_in(storage.get(held)) if len(held) else []
+            found = dict(zip(held.tolist(), numbers, strict=True))
+        for row, batch in found.items():
+            assert batch == last.get(row) or (batch == done and row in cut)
+        last, first = found, done + 1
+
+
+CUTS = ["log", "hold", "leaf 0", "half a leaf", "leaf 2", "marks", "half the marks", "clear"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("how", ["extend", "set"])
+def test_killed_at_each_step_of_a_write(tmp_path, cut, how):
+    """Rows that were held are old up to the log's last step, and new from then on."""
+    size = 10
+    with MemmapStorage(size, tmp_path / "rows") as storage:
+        storage.extend(step(range(15)))  # rows 5 to 9 hold 5 to 9, rows 0 to 4 hold 10 to 14
+
+    def work(report):
+        storage = MemmapStorage(size, tmp_path / "rows")
+        die_at(storage._files, cut)
+        if how == "extend":
+            storage.extend(step([15, 16, 17]))
+        else:
+            storage.set([7, 5, 6], step([17, 15, 16]))
+
+    pid, pipe = child(work)
+    _, status = os.waitpid(pid, 0)
+    os.close(pipe)
+    assert os.WIFSIGNALED(status)
+    with MemmapStorage(size, tmp_path / "rows") as storage:
+        new = cut not in ("log", "hold")
+        assert storage.lost == 0 and len(storage) == size
+        assert storage.total == (18 if new and how == "extend" else 15)
+        expected = [15, 16, 17] if new else [5, 6, 7]
+        assert numbers_in(storage.get(slice(5, 8))) == expected
+        assert numbers_in(storage.get([0, 1, 2, 3, 4, 8, 9])) == [10, 11, 12, 13, 14, 8, 9]
+
+
+def test_killed_in_the_middle_of_more_items_than_there_are_rows(tmp_path):
+    with MemmapStorage(7, tmp_path / "rows") as storage:
+        storage.extend(step(range(10)))
+
+    def work(report):
+        storage = MemmapStorage(7, tmp_path / "rows")
+        put, log = storage._files._put, storage._files._log
+        storage._files._put = lambda *arguments: (put(*arguments), die_at(storage._files, "hold"))
+        assert log is storage._files._log
+        storage.extend(step(range(10, 30)))
+
+    pid, pipe = child(work)
+    os.waitpid(pid, 0)
+    os.close(pipe)
+    with MemmapStorage(7, tmp_path / "rows") as storage:
+        assert 10 < storage.total < 30
+        check_ring(storage, 7)
+
+
+@pytest.mark.parametrize("cut", ["log", "leaf 0", "half a leaf", "leaf 2", "marks"])
+def test_killed_at_each_step_of_a_first_write(tmp_path, cut):
+    with MemmapStorage(10, tmp_path / "rows") as storage:
+        storage.extend(step(range(4)))
+
+    def work(report):
+        storage = MemmapStorage(10, tmp_path / "rows")
+        die_at(storage._files, cut)
+        storage.extend(step([4, 5]))
+
+    pid, pipe = child(work)
+    os.waitpid(pid, 0)
+    os.close(pipe)
+    with MemmapStorage(10, tmp_path / "rows") as storage:
+        assert numbers_in(storage.get(slice(None))) == [0, 1, 2, 3] and storage.total == 4
+
+
+def die_at(files, cut):
+    """Make this process kill itself in the middle of a write into these files."""
+    real_put, log = files._put, files._log
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def put(place, marks, leaves):
+        rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
+        steps = {"leaf 0": 0, "half a leaf": 0.5, "leaf 2": 2, "marks": 3, "half the marks": 3.5}
+        for i, leaf in enumerate(leaves):
+            if steps[cut] == i:
+                die()
+            n = len(rows) // 2 if steps[cut] == i + 0.5 else len(rows)
+            files.leaves[i][rows[:n]] = leaf[:n]
+            if n < len(rows):
+                die()
+        if steps[cut] == 3.5:
+            files.marks[rows[: len(rows) // 2], 0] = marks[: len(rows) // 2, 0]
+        die()
+
+    if cut == "log":
+        log.write = die
+    elif cut == "hold":
+        log.hold = die
+    elif cut == "clear":
+        log.clear = die
+        assert files._put == real_put
+    else:
+        files._put = put
+
+
+def test_an_interrupted_write_is_finished(tmp_path, monkeypatch):
+    storage = MemmapStorage(4, tmp_path / "rows")
+    storage.extend(step(range(4)))
+    real = storage._files._put
+
+    def interrupted(place, marks, leaves):
+        storage._files.leaves[0][place] = leaves[0]
+        monkeypatch.setattr(storage._files, "_put", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage._files, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        storage.set([1, 2], step([11, 12]))
+    assert numbers_in(storage.get(slice(None))) == [0, 11, 12, 3]
+
+
+# ----------------------------------------------------------------------------------- loss of power
+
+
+def image(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+
+
+def image_within(storage, folder, images):
+    """Let each write into a storage add an image of the folder in the middle of it."""
+    put = storage._files._put
+
+    def halfway(place, marks, leaves):
+        rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
+        half = len(rows) // 2
+        put(rows[:half], marks[:half], [leaf[:half] for leaf in leaves])
+        images.append(image(folder))
+        put(place, marks, leaves)
+
+    storage._files._put = halfway
+
+
+def crash(folder, images, sector, draw):
+    """Write the folder as it may be after a crash, whose images since the last flush are these.
+
+    The header was brought to disk at once; of the rest any sector may be of any of the images.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, latest in images[-1].items():
+        content = bytearray(latest)
+        versions = [earlier[name] for earlier in images if name in earlier]
+        if name != "storage.json":
+            for at in range(0, len(content), sector):
+                content[at : at + sector] = draw.choice(versions)[at : at + sector]
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("sector", [512, 4096])
+def test_loss_of_power_while_it_appends(tmp_path, sector):
+    size, draw = 600, random.Random(sector)
+    dropped = 0
+    for trial in range(6):
+        live, after = tmp_path / f"live{trial}", tmp_path / f"after{trial}"
+        storage = MemmapStorage(size, live)
+        storage.extend(step(range(draw.randint(1, 1500))))
+        storage.flush()
+        flushed, images = storage.total, [image(live)]
+        image_within(storage, live, images)
+        for _ in range(draw.randint(1, 6)):
+            n = draw.choice([1, 10, 90, 400])
+            storage.extend(step(range(storage.total, storage.total + n)))
+            images.append(image(live))
+        total = storage.total
+        for _ in range(3):
+            crash(after, images[: draw.randint(2, len(images))], sector, draw)
+            with MemmapStorage(size, after) as found:
+                dropped += found.lost
+                assert flushed <= found.total <= total
+                kept = range(found.total - len(found), found.total)  # without a gap
+                if kept:
+                    assert numbers_in(found.get([n % size for n in kept])) == [*kept]
+                assert {n for n in range(flushed) if n + size >= total} <= {*kept}
+                found.extend(step([found.total]))
+                at = found.total
+            with MemmapStorage(size, after) as again:
+                assert again.lost == 0 and again.total == at
+                assert numbers_in(again.get([(at - 1) % size])) == [at - 1]
+        storage.close()
+    assert dropped > 50, "nothing was torn in these trials"
+
+
+def test_loss_of_power_while_it_overwrites_rows_at_random(tmp_path):
+    size, draw = 2000, random.Random(3)
+    dropped = 0
+    for trial in range(6):
+        live, after = tmp_path / f"live{trial}", tmp_path / f"after{trial}"
+        storage = MemmapStorage(size, live)
+        values = {row: [row] for row in draw.sample(range(size), 1500)}
+        storage.set([*values], step(values))
+        storage.flush()
+        images = [image(live)]
+        image_within(storage, live, images)
+        for number in range(draw.randint(1, 5)):
+            rows = draw.sample(range(size), draw.choice([1, 5, 60]))
+            if draw.random() < 0.3:
+                storage.erase(rows)
+            else:
+                storage.set(rows, step([10_000 * (number + 1) + row for row in rows]))
+            for row in rows:
+                values.setdefault(row, []).append(10_000 * (number + 1) + row)
+            images.append(image(live))
+        storage.close()
+        for _ in range(3):
+            crash(after, images[: draw.randint(2, len(images))], 512, draw)
+            with MemmapStorage(size, after) as found:
+                dropped += found.lost
+                rows = found.rows()
+                there = dict(zip(rows.tolist(), numbers_in(found.get(rows)), strict=True))
+                for row, value in there.items():
+                    assert value in values[row]
+                untouched = {row for row, (first, *more) in values.items() if not more}
+                assert {row for row in untouched if row < size} <= {*there} | {
+                    row for row in untouched if values[row][0] >= 10_000
+                }
+    assert dropped > 10, "nothing was torn in these trials"
+
+
+def test_the_log_of_before_a_flush_is_not_used(tmp_path):
+    """Its rows may be older than what was flushed since."""
+    live, after = tmp_path / "live", tmp_path / "after"
+    storage = MemmapStorage(4, live)
+    storage.set([0, 1, 2, 3], step(range(4)))
+    held = image(live)
+
+    def stop(*_):
+        raise SystemExit  # leaves the log as it is in the middle of a write
+
+    put, storage._files._put = storage._files._put, stop
+    storage._files.redo = lambda epoch: None
+    with pytest.raises(SystemExit):
+        storage.set([1], step([11]))
+    held["log.bin"] = (live / "log.bin").read_bytes()
+    storage._files._put = put
+    storage.set([1], step([21]))
+    storage.flush()
+    now = image(live)
+    for name, expected in [("now", 21), ("held", 11)]:
+        shutil.rmtree(after, ignore_errors=True)
+        after.mkdir()
+        for file, content in {"now": now, "held": held}[name].items():
+            (after / file).write_bytes(held[file] if file == "log.bin" else content)
+        with MemmapStorage(4, after) as found:
+            assert numbers_in(found.get([1])) == [expected]
+
+
+# --------------------------------------------------------------------------------- folders, saving
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
+def test_a_folder_is_old_or_new_wherever_its_writer_is_killed(tmp_path, call, monkeypatch):
+    def content(n):
+        return {"a.bin": bytes([n]) * 3000, "b.json": str(n).encode(), f"only-{n}": b""}
+
+    path, cuts = tmp_path / "folder", 0
+    write_folder(path, "numbers", 1, content(0), extras={"n": 0})
+    current = 0
+    for cut in range(20):
+
+        def work(report, cut=cut, new=cut + 1):
+            real, calls = getattr(os, call), []
+
+            def counted(*args, **options):
+                if len(calls) == cut:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                calls.append(1)
+                return real(*args, **options)
+
+            setattr(os, call, counted)
+            write_folder(path, "numbers", 1, content(new), extras={"n": new})
+
+        pid, pipe = child(work)
+        _, status = os.waitpid(pid, 0)
+        os.close(pipe)
+        found = read_folder(path, "numbers", 1)
+        n = found.extras["n"]
+        assert n in (current, cut + 1)
+        assert {name: found.read(name) for name in found.files} == content(n)
+        current = n
+        if not os.WIFSIGNALED(status):
+            break
+        cuts += 1
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and cuts >= 1
+    assert len(os.listdir(path)) == 4, "what killed writers left was not removed"
+
+
+def test_killed_while_it_saves(tmp_path):
+    size, draw, known = 50, random.Random(5), 0
+
+    def work(report):
+        storage = TensorStorage(size)
+        for number in range(known, 10**9):
+            storage.extend(step([number] * size))
+            storage.save(tmp_path / "saved")
+            report(number)
+
+    for _ in range(8):
+        reported = killed_after(draw.randint(1, 4), draw, work)
+        storage = TensorStorage(size)
+        storage.load(tmp_path / "saved")
+        [number] = {*numbers_in(storage.get(slice(None)))}
+        assert number in (reported[-1], reported[-1] + 1)
+        known = number
+
+
+# ----------------------------------------------------------------------------------- two processes
+
+
+def test_reading_beside_a_process_that_writes(tmp_path):
+    size = 60
+    with MemmapStorage(size, tmp_path / "rows") as storage:
+        storage.extend(step(range(size)))
+
+    def work(report):
+        storage = MemmapStorage(size, tmp_path / "rows")
+        report(1)
+        while True:
+            storage.extend(step(range(storage.total, storage.total + 25)))
+
+    pid, pipe = child(work)
+    try:
+        assert select.select([pipe], [], [], 60)[0]
+        reader = MemmapStorage.open(tmp_path / "rows", mode="r")
+        rows, out = torch.arange(size), step(range(size)).clone()
+        seen = set()
+        for _ in range(200):
+            numbers = numbers_in(reader.get(rows))
+            assert [number % size for number in numbers] == rows.tolist()
+            assert reader.total + 25 > max(numbers) and len(reader) == size
+            assert numbers_in(reader.get(rows, out=out)) == numbers_in(out)
+            seen.add(max(numbers))
+        assert len(seen) > 5, "the writer did next to nothing"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
+
+
+def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
+    def work(report):
+        storage = MemmapStorage(5, tmp_path / "rows")
+        storage.extend(torch.arange(2))
+        report(1)
+        time.sleep(60)
+
+    pid, pipe = child(work)
+    try:
+        assert select.select([pipe], [], [], 60)[0]
+        with pytest.raises(RuntimeError, match=f"in process {pid}: .*mode='r'"):
+            MemmapStorage(5, tmp_path / "rows")
+        reader = MemmapStorage(5, tmp_path / "rows", mode="r")
+        assert reader.get(slice(None)).tolist() == [0, 1]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
+    with MemmapStorage(5, tmp_path / "rows") as storage:
+        assert storage.total == 2
+
+
+def test_a_forked_child_neither_writes_nor_keeps_others_from_it(tmp_path):
+    storage = MemmapStorage(5, tmp_path / "rows")
+    storage.extend(torch.arange(2))
+
+    def work(report):
+        try:
+            storage.extend(torch.arange(2))
+        except RuntimeError as error:
+            report(int("child" in str(error)))
+        assert storage.get(1) == 1
+        time.sleep(60)
+
+    pid, pipe = child(work)
+    try:
+        assert select.select([pipe], [], [], 60)[0]
+        assert os.read(pipe, 8)[0] == 1
+        storage.extend(torch.arange(2))
+        storage.close()
+        with MemmapStorage.open(tmp_path / "rows") as other:  # while the child lives
+            assert other.get(slice(None)).tolist() == [0, 1, 0, 1]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
