@@ -8,6 +8,7 @@ columns are those of `python -m benchmarks.tensordict`: CPU time per call on one
 microseconds.
 """
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -16,5 +17,21 @@ if not __package__:  # run by its path: this folder heads sys.path, and tensordi
 
 from benchmarks.table import run
 
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # as glibc's malloc.h has them
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, for the next who asks, instead of giving it back.
+
+    Whether a large result lies in new pages depends on what else has been freed before, by whom
+    ever; on a virtual machine new pages can cost as much as all that is written into them.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_MAX, 0)
+        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+
+
 if __name__ == "__main__":
+    keep_freed_memory()
     raise SystemExit(run("benchmarks.data_operations", __doc__, peer="torchrl"))

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 
 import pytest
 
@@ -141,3 +143,22 @@ def test_files_are_on_disk_before_the_manifest_names_them(tmp_path, monkeypatch)
     at = calls.index("->manifest.json")
     assert {"a", "b"} <= {*calls[:at]} and calls[at - 2] == "folder"
     assert calls[at + 1 :] == ["folder", tmp_path.name]
+
+
+def test_a_child_that_was_forked_during_a_write_does_not_keep_the_lock(tmp_path):
+    pids = []
+
+    def forks(path):
+        with open(path, "w"):
+            pids.append(os.fork())
+        if not pids[0]:
+            time.sleep(60)
+            os._exit(0)
+
+    write_folder(tmp_path, "letter", 1, {"a": forks})
+    try:
+        write(tmp_path, a="two")  # waits for ever if the child has the lock
+        assert texts(tmp_path) == {"a": "two"}
+    finally:
+        os.kill(pids[0], signal.SIGKILL)
+        os.waitpid(pids[0], 0)

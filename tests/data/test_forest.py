@@ -153,6 +153,15 @@ def test_a_tree_can_begin_where_the_known_ends():
     assert steps.batch_size == (0,) and count.tolist() == []
 
 
+def test_a_hash_is_of_the_first_step():
+    forest = grown(*published())
+    compact, full = (forest.get_tree(root(0), compact=c) for c in (True, False))
+    assert [v.hash for v in compact.subtree] == [v.hash for v in full.subtree]
+    assert compact.at((1, 0)).hash == full.at((1, 0, 0, 0)).hash
+    again = grown(*published()).get_tree(root(0))  # the same in every forest
+    assert list(again.vertices()) == list(compact.vertices())
+
+
 def test_places_that_several_ways_lead_to_are_one_vertex():
     forest = grown(
         rollout(0, 1, 3, 4, actions=[0, 0, 0]),
@@ -332,6 +341,12 @@ def test_steps_one_by_one_or_in_a_row_are_the_same():
     assert lines(other, 0) == ["() 0-1-2"] and len(other) == 2
 
 
+def test_what_is_under_next_may_count_more_dimensions_as_its_batch():
+    steps = rollout(0, 1, 2)
+    steps["next"].batch_size = [2, 2]
+    assert lines(grown(steps), 0) == ["() 0-1-2"] and steps["next"].batch_size == (2, 2)
+
+
 def test_the_tree_can_be_had_at_once():
     forest, (first, second, _) = MCTSForest(), published()
     assert forest.extend(first) is None
@@ -507,10 +522,9 @@ def test_interrupted_while_it_links_the_steps(monkeypatch):
     forest = grown(rollout(0, 1, 2))
     assert len(forest.nodes) == 3
     forest.extend(rollout(2, 3, 4))
-    extend = growth.StepGraph.extend
 
     def interrupted(graph, sources, targets):
-        extend(graph, sources[:1], targets[:1])
+        graph.source.extend(sources)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -699,7 +713,9 @@ def test_21_a_forest_can_be_kept(through, tmp_path):
     first, second, third = (steps.set(("next", "reward"), rewards) for steps in published())
     forest = grown(first, second, first)
     before = lines(forest, 0)
-    other = through(forest, grown(rollout(50, 51, 50, reward=rewards[:2])), tmp_path)
+    other = grown(rollout(50, 51, 50, reward=rewards[:2]))
+    assert lines(other, 50) == ["() 50-51-50 again"]
+    other = through(forest, other, tmp_path)
     assert len(other) == 12 and lines(other, 0) == lines(other, 0) == before
     assert other.get_tree(root(0)).at((0,)).count == 2
     assert other.get_tree(root(0)).at((0,)).hash == forest.get_tree(root(0)).at((0,)).hash

@@ -380,3 +380,26 @@ def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
     for module in ("siphash", "rows"):
         monkeypatch.setattr(sys.modules[f"raffia.data.{module}"], "kernels", lambda: None)
     assert write(tmp_path / "b") == compiled
+
+
+def test_of_items_that_were_never_flushed_the_longest_run_is_kept(folder):
+    storage = filled(folder, 25, size=10)  # holds 15 to 24
+    storage._files.leaves[1][[6, 7]] += 1  # items 16 and 17 are torn
+    del storage
+    with MemmapStorage.open(folder) as storage:
+        assert storage.lost == 3 and storage.total == 25
+        assert numbers_in(storage.get([n % 10 for n in range(18, 25)])) == [*range(18, 25)]
+    with MemmapStorage.open(folder) as storage:
+        assert storage.lost == 0 and len(storage) == 7
+
+
+def test_erased_items_are_no_gap(folder):
+    storage = filled(folder, 9, size=10)
+    storage.erase([4, 8])
+    storage.set([4], step([40]))
+    storage.erase([2])
+    del storage
+    with MemmapStorage.open(folder) as storage:
+        assert storage.lost == 0 and storage.total == 9
+        assert storage.rows().tolist() == [0, 1, 3, 4, 5, 6, 7]
+        assert numbers_in(storage.get([4])) == [40]

@@ -315,6 +315,8 @@ def test_a_prioritized_sampler_can_be_passed_to_any_buffer():
     buffer = uniform(5, sampler=PrioritizedSampler(5, 0.6, 0.4))
     buffer.extend(steps(0, 7))
     assert "priority_weight" in buffer.sample(3).keys()
+    with pytest.raises(ValueError, match="the sampler belongs to another buffer"):
+        uniform(5, sampler=buffer.sampler)
     with pytest.raises(ValueError, match="max_capacity=4 and the storage max_size=5: they must be"):
         uniform(5, sampler=PrioritizedSampler(4, 0.6, 0.4))
     with pytest.raises(ValueError, match="priorities need a storage of limited size"):
@@ -500,11 +502,12 @@ def test_items_on_disk(tmp_path):
     found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
     assert set(found.sample(90)["index"].tolist()) == set(range(4, 14))  # with equal priorities
     found.update_priority(torch.arange(4, 14), torch.eye(10)[3] * 1e9)
-    state = found.sampler.state_dict()
+    state = found.state_dict(items=False)
+    assert set(state) == {"sampler"}
     del found
     gc.collect()
     found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
-    found.sampler.load_state_dict(state)
+    found.load_state_dict(state)
     assert set(found.sample(90)["index"].tolist()) == {7}
 
 

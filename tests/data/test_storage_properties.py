@@ -17,7 +17,7 @@ from raffia.data.storage import TensorStorage
 SIZE = 11
 ROWS = st.lists(st.integers(0, SIZE - 1), max_size=2 * SIZE)
 quick = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=25,
     deadline=None,
     database=None,

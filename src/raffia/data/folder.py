@@ -178,14 +178,18 @@ def sync(folder: str) -> None:
 def locked(folder: str, shared: bool = False) -> Iterator[None]:
     """Keep other processes out of a folder (for writing only if shared); it ends with us."""
     fd = os.open(folder, os.O_RDONLY)
+    held = False
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            held = True
         except OSError as error:  # a network file system without locks for folders
             if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
                 raise
         yield
     finally:
+        if held:  # closing is not enough: a child that was forked meanwhile has the lock too
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

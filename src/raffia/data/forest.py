@@ -130,7 +130,7 @@ class MCTSForest:
             )
         steps = steps.to(self.steps.device).copy()
         after = steps["next"].copy()
-        after.batch_size = steps.batch_size  # a "next" may leave out its batch size
+        after.batch_size = steps.batch_size  # a "next" may count more dimensions as its batch
         self._check_layouts(steps, after)
         self._store(steps.set("next", after))
         return self.get_tree(rollout[0]) if return_node else None

@@ -161,13 +161,14 @@ class WriterLock:
     """
 
     def __init__(self, folder: str) -> None:
-        self._fd: int | None = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self.owner = os.getpid()
+        self._fd: int | None = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             other = os.pread(self._fd, 32, 0).decode("ascii", "replace")
-            self.release()
+            os.close(self._fd)
+            self._fd = None
             raise RuntimeError(
                 f"{folder} is open for writing already, in process {other or 'unknown'}: close it "
                 "there, or read beside it with MemmapStorage.open(folder, mode='r')"
@@ -180,8 +181,11 @@ class WriterLock:
     def release(self) -> None:
         """Let others write."""
         fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if fd is None:
+            return
+        if os.getpid() == self.owner:  # closing is not enough where a child has the lock too
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
     def __del__(self) -> None:
         self.release()

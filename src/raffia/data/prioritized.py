@@ -39,8 +39,6 @@ class PrioritizedSampler(Sampler):
     stratified: cut the sum of the priorities into n equal parts and draw one item from each, so
         that batches differ less from each other, as Schaul et al. do.
 
-    In a buffer that several threads use, set the exponents there: `buffer.beta = 1.0`.
-
     The largest weight that any item can have is 1: they are compared with the least probable of
     all items; Schaul et al. compare within the batch. `num_ignored` counts the priorities that came
     too late: for items that had been overwritten.
@@ -99,16 +97,17 @@ class PrioritizedSampler(Sampler):
     @alpha.setter
     def alpha(self, alpha: float) -> None:
         _check_exponent("alpha", alpha)
-        rows = self._rows_of(self._live)
-        if self._alpha:
-            self._tree.set(rows, self._tree.get(rows).pow_(alpha / self._alpha))
-        elif len(self._live) and alpha:
-            raise ValueError(
-                "with alpha=0 all items are alike, and their priorities are not known any more: "
-                "start with a small alpha, such as 0.001"
-            )
-        self._alpha = alpha
-        self.version += 1
+        with self.lock:
+            rows = self._rows_of(self._live)
+            if self._alpha:
+                self._tree.set(rows, self._tree.get(rows).pow_(alpha / self._alpha))
+            elif len(self._live) and alpha:
+                raise ValueError(
+                    "with alpha=0 all items are alike, and their priorities are not known any "
+                    "more: start with a small alpha, such as 0.001"
+                )
+            self._alpha = alpha
+            self.version += 1
 
     @property
     def beta(self) -> float:
@@ -122,8 +121,9 @@ class PrioritizedSampler(Sampler):
     @beta.setter
     def beta(self, beta: float) -> None:
         _check_exponent("beta", beta)
-        self._beta = beta
-        self.version += 1
+        with self.lock:
+            self._beta = beta
+            self.version += 1
 
     def added(self, items: range) -> None:
         live = self._live
@@ -178,18 +178,19 @@ class PrioritizedSampler(Sampler):
         """
         index = torch.as_tensor(index, device="cpu")
         priority = self._one_each(index.shape, priority)
-        index = index.reshape(-1)
-        rows, num_ignored, largest = self._located(index, priority)
-        if num_ignored:
-            known = index >= self._live.start
-            rows, priority = rows[known], priority[known] if priority.ndim else priority
-            largest = float(priority.max()) if len(rows) else NONE
-        if len(rows):
-            self._tree.set(rows, priority.add(self.eps).pow_(self._alpha))
-            self._largest = max(self._largest, largest)
-            self.version += 1
-        self.num_ignored += num_ignored
-        return num_ignored
+        with self.lock:
+            index = index.reshape(-1)
+            rows, num_ignored, largest = self._located(index, priority)
+            if num_ignored:
+                known = index >= self._live.start
+                rows, priority = rows[known], priority[known] if priority.ndim else priority
+                largest = float(priority.max()) if len(rows) else NONE
+            if len(rows):
+                self._tree.set(rows, priority.add(self.eps).pow_(self._alpha))
+                self._largest = max(self._largest, largest)
+                self.version += 1
+            self.num_ignored += num_ignored
+            return num_ignored
 
     def check_priority(self, shape: torch.Size, priority: Tensor | float) -> None:
         """Raise what `update_priority` of items of this shape would, ValueError; change nothing.
@@ -201,20 +202,21 @@ class PrioritizedSampler(Sampler):
         self._refuse_wrong(priority)
 
     def clear(self) -> None:
-        self._tree.set(torch.arange(self.max_capacity), 0.0)
-        self._live = range(0)
-        self._largest = NONE
-        self.version += 1
+        with self.lock:
+            self._tree.set(torch.arange(self.max_capacity), 0.0)
+            self._live = range(0)
+            self._largest = NONE
+            self.version += 1
 
     def state_dict(self) -> dict[str, Any]:
-        used = min(self._live.stop, self.max_capacity)
-        exponents = torch.tensor([self._alpha, self._beta, self.eps], dtype=torch.float64)
-        return {
-            "exponents": exponents,
-            "largest": torch.tensor(self._largest, dtype=torch.float64),
-            "counts": torch.tensor([self._live.start, self._live.stop, self.num_ignored]),
-            "chances": self._tree.get(torch.arange(used)),
-        }
+        with self.lock:
+            live, used = self._live, min(self._live.stop, self.max_capacity)
+            numbers = [self._alpha, self._beta, self.eps, self._largest]
+            return {
+                "numbers": torch.tensor(numbers, dtype=torch.float64),
+                "counts": torch.tensor([live.start, live.stop, self.num_ignored]),
+                "chances": self._tree.get(torch.arange(used)),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         chances = state["chances"]
@@ -226,11 +228,11 @@ class PrioritizedSampler(Sampler):
             )
         all_chances = torch.zeros(self.max_capacity, dtype=torch.float64)
         all_chances[: len(chances)] = chances
-        self._tree.load_state({"priorities": all_chances})
-        self._alpha, self._beta, self.eps = state["exponents"].tolist()
-        self._largest, self.num_ignored = state["largest"].item(), num_ignored
-        self._live = range(first, end)
-        self.version += 1
+        with self.lock:
+            self._tree.load_state({"priorities": all_chances})
+            self._alpha, self._beta, self.eps, self._largest = state["numbers"].tolist()
+            self._live, self.num_ignored = range(first, end), num_ignored
+            self.version += 1
 
     def _located(self, index: Tensor, priority: Tensor) -> tuple[Tensor, int, float]:
         """The rows of items, how many of these are overwritten, and the largest priority.

@@ -74,10 +74,12 @@ class ReplayBuffer:
                 f"the sampler has max_capacity={sampler.max_capacity} and the storage "
                 f"max_size={storage.max_size}: they must be the same"
             )
+        if sampler.lock is not Sampler.lock:
+            raise ValueError("the sampler belongs to another buffer: make one for each")
         self.transform = transform
         self.batch_size = batch_size
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
-        self._lock = threading.RLock()
+        self._lock = sampler.lock = threading.RLock()
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
         live = self._maker.live()
         if live:
@@ -280,8 +282,10 @@ class ReplayBuffer:
 
     # -- state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, items: bool = True) -> dict[str, Any]:
         """All items, and where sampling stands: nested dicts of tensors and numbers.
+
+        items: False leaves them out, for a storage on disk that persists on its own.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer, other = (ReplayBuffer(storage=TensorStorage(3)) for _ in range(2))
@@ -291,7 +295,8 @@ class ReplayBuffer:
         tensor([2, 3, 4])
         """
         with self._changing():
-            return {"storage": self.storage.state_dict(), **self._sampling_state()}
+            stored = {"storage": self.storage.state_dict()} if items else {}
+            return {**stored, **self._sampling_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
@@ -299,13 +304,15 @@ class ReplayBuffer:
         Raises ValueError, and changes nothing, if the state is not of such a buffer.
         """
         with self._changing():
-            self._load(state, lambda: self.storage.load_state_dict(state["storage"]))
+            if "storage" in state:
+                self._load(state, lambda: self.storage.load_state_dict(state["storage"]))
+            else:
+                self._load(state, lambda: None)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all items, and where sampling stands, to a folder.
 
-        Killed at any time, the folder holds the old or the new content. A `MemmapStorage` persists
-        on its own: for one, it is enough to keep `buffer.sampler.state_dict()`.
+        Killed at any time, the folder holds the old or the new content.
 
         >>> import tempfile
         >>> from raffia.data.storage import TensorStorage

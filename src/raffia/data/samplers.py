@@ -5,6 +5,7 @@ whatever row of the storage they lie in. Numbers of items that were overwritten 
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,9 @@ class Sampler:
 
     Only `draw` must be written. A sampler that keeps something writes the methods that go with it:
     `added`, `clear`, `state_dict` and `load_state_dict`; and `mark` and `rewind`, if drawing
-    changes it. A replay buffer calls all of them under its lock. Whatever changes later draws, but
-    for `draw` itself, adds one to `version`, so that no batch drawn ahead is used afterwards.
+    changes it. A replay buffer calls all of them under its lock, which it leaves in `lock` for
+    what others call. Whatever changes later draws, but for `draw` itself, adds one to `version`, so
+    that no batch drawn ahead is used afterwards.
 
     >>> class Newest(Sampler):
     ...     def draw(self, n, live, generator=None):
@@ -35,6 +37,7 @@ class Sampler:
     """
 
     version = 0
+    lock: AbstractContextManager[Any] = nullcontext()
     max_capacity: Any = None  # how many items there may be, where that matters
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
@@ -192,8 +195,9 @@ class SamplerWithoutReplacement(Sampler):
         return Draw(order[:n].clone(), {}, ends_epoch=len(self._order) < least)
 
     def clear(self) -> None:
-        self._order = self._order[:0]
-        self.version += 1
+        with self.lock:
+            self._order = self._order[:0]
+            self.version += 1
 
     def mark(self) -> Any:
         return self._order, self._oldest, self.version
@@ -206,5 +210,6 @@ class SamplerWithoutReplacement(Sampler):
         return {"order": self._order.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._order, self._oldest = state["order"].clone(), 0
-        self.version += 1
+        with self.lock:
+            self._order, self._oldest = state["order"].clone(), 0
+            self.version += 1

@@ -70,7 +70,16 @@ class Tree:
         self._span = range(0)  # of its steps
 
     def fill(self, contents: Contents, place: int, span: range) -> None:
-        """Let the vertex hold an observation and some of the steps that the whole tree shares."""
+        """Let the vertex hold an observation and some of the steps that the whole tree shares.
+
+        >>> from raffia.data.tree import Contents, Tree
+        >>> steps = TensorDict(action=torch.tensor([5, 6, 7]), batch_size=[3])
+        >>> obs = TensorDict(observation=torch.tensor([1, 2]), batch_size=[2])
+        >>> tree = Tree()
+        >>> tree.fill(Contents(steps, obs, ["action"]), 1, range(0, 2))
+        >>> tree.rollout["action"], tree.node_observation
+        (tensor([5, 6]), tensor(2))
+        """
         self._contents, self._place, self._span = contents, place, span
 
     def number(self) -> None:
