@@ -152,13 +152,14 @@ def test_a_child_that_was_forked_during_a_write_does_not_keep_the_lock(tmp_path)
         with open(path, "w"):
             pids.append(os.fork())
         if not pids[0]:
-            time.sleep(60)
+            time.sleep(20)
             os._exit(0)
 
     write_folder(tmp_path, "letter", 1, {"a": forks})
     try:
         write(tmp_path, a="two")  # waits for ever if the child has the lock
         assert texts(tmp_path) == {"a": "two"}
+        assert os.waitpid(pids[0], os.WNOHANG) == (0, 0), "the child has ended before"
     finally:
         os.kill(pids[0], signal.SIGKILL)
         os.waitpid(pids[0], 0)

@@ -507,3 +507,21 @@ def test_a_forked_child_neither_writes_nor_keeps_others_from_it(tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(pipe)
+
+
+def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
+    def work(report):
+        storage = MemmapStorage(5, tmp_path / "rows")
+        storage.extend(torch.arange(2))
+        grandchild = os.fork()
+        if grandchild:
+            report(grandchild)
+        time.sleep(60)
+        os._exit(0)
+
+    [grandchild] = killed_after(1, random.Random(0), work)
+    try:
+        with MemmapStorage.open(tmp_path / "rows") as storage:
+            assert storage.total == 2
+    finally:
+        os.kill(grandchild, signal.SIGKILL)

@@ -313,8 +313,23 @@ class TensorDictMap(TensorDictModuleBase):
             if not len(hashes):
                 return
             hashes, content = hashes.to(self.device), content.to(self.device)
-            items, rows = self._grouped(hashes, content)
-            values = self._merged(values, items, rows, merge, accumulate)
+            mark, items, rows = self._inserted(hashes, content)
+            own_code = self.write_fn is not None or callable(merge)
+            try:
+                if own_code:  # it may ask this map, where the new rows are not yet
+                    self._table.rollback(mark)
+                values = self._merged(values, items, rows, merge, accumulate)
+                self.storage.check(values)
+                if not own_code and (self.max_size is None or len(self) <= self.max_size):
+                    self._store(items.distinct, values, items.last)
+                    self._layouts = layouts
+                    return
+            except BaseException:
+                if not own_code:
+                    self._table.rollback(mark)
+                raise
+            if not own_code:
+                self._table.rollback(mark)
             self._write(hashes, content, items, rows, values)
             self._layouts = layouts
 
@@ -335,24 +350,33 @@ class TensorDictMap(TensorDictModuleBase):
             values = in_rounds(values, once, rows >= 0, stored, self.write_fn)
         return values
 
-    def _grouped(self, hashes: Tensor, content: Tensor) -> tuple[Groups, Tensor]:
-        """Which items have the same key, and the row of each key, -1 where new: [G].
+    def _inserted(
+        self, hashes: Tensor, content: Tensor
+    ) -> tuple[tuple[int, int, int], Groups, Tensor]:
+        """Insert the keys, to be rolled back to the mark if something fails.
 
-        The keys are inserted to learn that, and taken out again: what follows may still fail.
+        returns: the mark; which items have the same key; the row where each key was, -1 where it
+            is new: int64 [G]
         """
         if self._layouts is None:  # the first write says how wide the keys are
             self._table = HashTable(words=content.shape[1], device=self.device)
         mark = self._table.mark()
         row_N, is_new = self._table.insert_new(hashes, content)
-        self._table.rollback(mark)
         items = groups(row_N)
-        return items, items.distinct.masked_fill(is_new[items.first], -1)
+        return mark, items, items.distinct.masked_fill(is_new[items.first], -1)
+
+    def _store(self, rows: Tensor, values: Any, last: Tensor) -> None:
+        """Write into rows; `last` is when each was last used in the batch."""
+        self.storage.set(rows, values)
+        if self._stored_keys is None:
+            self._stored_keys = list(values.keys(True, True))
+        if self.evict:
+            self._recency.touch(rows[last.argsort()])
 
     def _write(
         self, hashes: Tensor, content: Tensor, items: Groups, rows: Tensor, values: Any
     ) -> None:
         """Store `values` [G], making room where need be."""
-        self.storage.check(values)
         room = self._room(items, rows)
         kept, dropped = (slice(None), rows[:0]) if room is None else room
         first, last = items.first[kept], items.last[kept]
@@ -361,17 +385,15 @@ class TensorDictMap(TensorDictModuleBase):
         mark = self._table.mark()
         rows = self._table.insert(hashes[first], content[first])
         try:
-            self.storage.set(rows, values[kept])
+            self._store(rows, values[kept], last)
         except BaseException:  # a full disk: all is as it was
             self._table.rollback(mark)
             self._table.insert(*lost)
             raise
-        if self._stored_keys is None:
-            self._stored_keys = list(values.keys(True, True))
-        if self.evict:
-            self.storage.erase(dropped[~torch.isin(dropped, rows)])
-            self._recency.drop(dropped)
-            self._recency.touch(rows[last.argsort()])
+        unused = dropped[~torch.isin(dropped, rows)]
+        if len(unused):
+            self.storage.erase(unused)
+            self._recency.drop(unused)
 
     def _room(self, items: Groups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Where not all fit: the groups that are written, and the rows dropped for them."""
