@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -304,6 +305,20 @@ def test_a_disk_that_fills_up_while_files_are_made(folder, monkeypatch):
     assert numbers_in(storage.get([0])) == [1]
 
 
+def test_a_header_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage = MemmapStorage(5, folder)
+    monkeypatch.setattr(memmap_files, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.extend(step([1]))
+    assert names(folder) == ["lock"] and storage.structure is None
+    monkeypatch.undo()
+    storage.extend(step([1]))
+    assert numbers_in(storage.get([0])) == [1]
+
+
 def test_space_is_taken_at_the_first_write(folder):
     storage = MemmapStorage(100_000, folder)
     storage.extend(torch.zeros(1, 4))
@@ -403,3 +418,19 @@ def test_erased_items_are_no_gap(folder):
         assert storage.lost == 0 and storage.total == 9
         assert storage.rows().tolist() == [0, 1, 3, 4, 5, 6, 7]
         assert numbers_in(storage.get([4])) == [40]
+
+
+def test_what_does_not_fit_on_the_disk_is_not_begun(folder, monkeypatch):
+    usage = shutil.disk_usage(folder.parent)._replace(free=100)
+    monkeypatch.setattr(memmap_files.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(memmap_files, "_reserve", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(OSError, match="no space"):
+        MemmapStorage(5, folder).extend(step([1]))
+
+
+def test_a_reader_sees_the_total_that_was_loaded(folder):
+    storage, other = filled(folder, 0), TensorStorage(5)
+    other.extend(step(range(9)))
+    storage.load_state_dict(other.state_dict())
+    reader = MemmapStorage.open(folder, mode="r")
+    assert reader.total == 9 and numbers_in(reader.get([3, 4])) == [8, 4]

@@ -519,7 +519,11 @@ def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
         time.sleep(60)
         os._exit(0)
 
-    [grandchild] = killed_after(1, random.Random(0), work)
+    pid, pipe = child(work)
+    grandchild = int.from_bytes(os.read(pipe, 8), "little")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(pipe)
     try:
         with MemmapStorage.open(tmp_path / "rows") as storage:
             assert storage.total == 2

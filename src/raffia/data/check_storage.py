@@ -33,6 +33,7 @@ def step(numbers: Iterable[int]) -> TensorDict:
 
 def numbers_in(rows: Any) -> list[int]:
     """The numbers that `step` put into rows [n]; AssertionError if a row is a mixture."""
+    rows = rows.cpu()
     numbers = rows["obs"][:, 0, 0]
     expected = step(numbers.tolist())
     for key in ("obs", ("next", "obs"), ("next", "done")):

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from raffia.data.held import HeldInFile
 from raffia.data.memmap_files import HEADER, WriterLock, read_header, write_header
-from raffia.data.row_files import RowFiles, make_row_files
+from raffia.data.row_files import RowFiles, make_row_files, remove_row_files
+from raffia.data.row_index import Index, as_rows, bounds
 from raffia.data.row_recovery import mend
-from raffia.data.storage import Index, Storage, bounds
+from raffia.data.storage import Storage
 from raffia.data.storage_state import Rows
 from raffia.data.structure import RowStructure
 from raffia.tensordict.memmap import DamagedFileError
@@ -275,6 +276,7 @@ class MemmapStorage(Storage):
             self._write_header(self._open, 0, 0)
         except BaseException:
             self._structure = None
+            remove_row_files(self.folder, structure)
             raise
         self._files, self._leaves = files, files.leaves
 
@@ -325,7 +327,7 @@ class MemmapStorage(Storage):
     def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
         if self.mode == "r+":
             return super()._read(index, batch)
-        found = self._whole(self._as_tensor(index))
+        found = self._whole(as_rows(index, self._device))
         return [rows.view(batch + rows.shape[1:]) for rows in found]
 
     def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:

@@ -5,14 +5,15 @@ row that was set, and a checksum of content, row number and stamp. A row that ho
 stamp 0, and instead of the checksum the stamp of an item that was erased there.
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from raffia.data.memmap_files import LOG, ROWS, MappedFile, make_files
+from raffia.data.row_index import carried
 from raffia.data.row_log import RowLog, checksums, log_bytes, rows_at_once, together
-from raffia.data.storage import carried
 from raffia.data.structure import RowStructure
 
 SET = -1
@@ -21,9 +22,20 @@ Place = slice | Tensor  # of rows
 
 def make_row_files(folder: str, max_size: int, structure: RowStructure) -> None:
     """Make the files, of rows that hold nothing."""
+    make_files(folder, _sizes(structure, max_size))
+
+
+def remove_row_files(folder: str, structure: RowStructure) -> None:
+    """Remove the files that `make_row_files` made."""
+    for name in _sizes(structure, 0):
+        os.unlink(f"{folder}/{name}")
+
+
+def _sizes(structure: RowStructure, max_size: int) -> dict[str, int]:
+    """The files, and their lengths in bytes."""
     layouts = structure.layouts
     leaves = {f"leaf-{i}.bin": max_size * layout.nbytes for i, layout in enumerate(layouts)}
-    make_files(folder, {ROWS: 16 * (max_size + 1), LOG: log_bytes(layouts), **leaves})
+    return {ROWS: 16 * (max_size + 1), LOG: log_bytes(layouts), **leaves}
 
 
 class RowFiles:

@@ -13,25 +13,13 @@ from torch import Tensor
 
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.held import Held
+from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_index
 from raffia.data.storage_state import Rows, from_state, numbers_of, to_state
 from raffia.data.structure import RowStructure
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.storage", 1
-Index = int | slice | Tensor  # of rows, checked: a Tensor is int64 [n]
-# For dtypes that `index_copy_` lacks, what carries their bytes.
-CARRIERS = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-    torch.float8_e4m3fn: torch.int8,
-    torch.float8_e4m3fnuz: torch.int8,
-    torch.float8_e5m2: torch.int8,
-    torch.float8_e5m2fnuz: torch.int8,
-    torch.float8_e8m0fnu: torch.int8,
-    torch.float4_e2m1fn_x2: torch.int8,
-}
 
 
 class Storage(ABC):
@@ -178,7 +166,7 @@ class Storage(ABC):
         (tensor([2., 2.]), 2)
         """
         limit = self._max_size
-        index, batch = self._index(rows, self._stop_of(rows) if limit is None else limit)
+        index, batch = to_index(rows, self._stop_of(rows) if limit is None else limit, self._device)
         structure, leaves, given = self._taken(data, len(batch))
         if given != batch:
             raise ValueError(f"there are rows {list(batch)} to write, and data for {list(given)}")
@@ -216,7 +204,7 @@ class Storage(ABC):
         structure = self._structure
         if structure is None:
             raise IndexError("nothing is stored yet: storage.extend(data) comes first")
-        index, batch = self._index(rows, self._held.high)
+        index, batch = to_index(rows, self._held.high, self._device)
         self._check_held(index)
         if out is not None:
             self._read_into(index, batch, structure, out)
@@ -234,10 +222,10 @@ class Storage(ABC):
         >>> storage.contains(torch.tensor([0, 2, -1])), storage.contains(1)
         (tensor([ True, False, False]), True)
         """
-        index, batch = self._index(rows, self._max_size or self._stop_of(rows))
+        index, batch = to_index(rows, self._max_size or self._stop_of(rows), self._device)
         if isinstance(index, int):
             return bool(self._held.contains(torch.tensor(index, device=self._device)))
-        return self._held.contains(self._as_tensor(index)).view(batch)
+        return self._held.contains(as_rows(index, self._device)).view(batch)
 
     def erase(self, rows: Any) -> None:
         """Make rows hold nothing; those that hold nothing already do not matter.
@@ -249,8 +237,8 @@ class Storage(ABC):
         >>> len(storage)
         2
         """
-        index, _ = self._index(rows, self._held.high)
-        found = self._as_tensor(index)
+        index, _ = to_index(rows, self._held.high, self._device)
+        found = as_rows(index, self._device)
         found = found[self._held.contains(found)]
         if len(found):
             self._forget(found)
@@ -313,7 +301,7 @@ class Storage(ABC):
     def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
         if not isinstance(index, Tensor):
             return [leaf[index].clone() for leaf in self._leaves]
-        found = [_selected(leaf, index) for leaf in self._leaves]
+        found = [selected(leaf, index) for leaf in self._leaves]
         if len(batch) == 1:
             return found
         return [rows.view(batch + rows.shape[1:]) for rows in found]
@@ -331,9 +319,9 @@ class Storage(ABC):
         for leaf, target in zip(self._leaves, targets, strict=True):
             flat = len(batch) == 1 and target.device == leaf.device and target.is_contiguous()
             if isinstance(index, Tensor) and flat:
-                torch.index_select(leaf, 0, index, out=target)
+                torch.index_select(carried(leaf), 0, index, out=carried(target))
             elif isinstance(index, Tensor):
-                target.copy_(leaf.index_select(0, index).view(target.shape))
+                target.copy_(selected(leaf, index).view(target.shape))
             else:
                 target.copy_(leaf[index])
 
@@ -345,7 +333,7 @@ class Storage(ABC):
         low, high = bounds(index)
         if held.gapless and 0 <= low and high < held.high:
             return
-        wanted = self._as_tensor(index)
+        wanted = as_rows(index, self._device)
         empty = wanted[~held.contains(wanted)]
         if len(empty):
             raise self._no_such_rows(empty)
@@ -386,41 +374,6 @@ class Storage(ABC):
         elif not self._leaves:
             self._allocate(structure, self._max_size)
         self._structure = structure
-
-    # -- which rows
-
-    def _index(self, rows: Any, stop: int) -> tuple[Index, torch.Size]:
-        """Rows as an int, a slice of step 1 or int64 [n]; and the batch that they are."""
-        if not isinstance(rows, Tensor):
-            if isinstance(rows, int) and not isinstance(rows, bool):
-                return rows, torch.Size()
-            if isinstance(rows, slice):
-                first, last, step = rows.indices(stop)
-                n = len(range(first, last, step))
-                if step == 1:
-                    return slice(first, first + n), torch.Size([n])
-                rows = torch.arange(first, first + n * step, step) if n else []
-            rows = torch.as_tensor(rows)
-            if not rows.numel():
-                rows = rows.long()
-        if rows.dtype is not torch.int64:
-            if rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool:
-                raise IndexError(
-                    f"rows are integers, not {rows.dtype}; those where a mask is true are "
-                    "mask.nonzero().squeeze(1)"
-                )
-            rows = rows.long()
-        if rows.device != self._device:
-            rows = rows.to(self._device)
-        if rows.dim() == 1:
-            return rows, rows.shape
-        return (rows.reshape(-1), rows.shape) if rows.dim() else (int(rows), torch.Size())
-
-    def _as_tensor(self, index: Index) -> Tensor:
-        if isinstance(index, Tensor):
-            return index
-        start, stop = (index.start, index.stop) if isinstance(index, slice) else (index, index + 1)
-        return torch.arange(start, stop, device=self._device)
 
     def _stop_of(self, rows: Any) -> int:
         """Where a slice without an end ends, in a storage without a limit."""
@@ -508,29 +461,6 @@ class Storage(ABC):
     def read_files(self, folder: Folder, stem: str = "storage") -> None:
         """Replace all by what the files of `files` hold."""
         self.load_state_dict(TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict())
-
-
-def _selected(leaf: Tensor, index: Tensor) -> Tensor:
-    if leaf.dtype in CARRIERS:
-        return carried(leaf).index_select(0, index).view(leaf.dtype)
-    return leaf.index_select(0, index)
-
-
-def carried(leaf: Tensor) -> Tensor:
-    """The same memory as a dtype that `index_copy_` can write.
-
-    >>> carried(torch.zeros(2, dtype=torch.uint16)).dtype
-    torch.int16
-    """
-    return leaf.view(CARRIERS[leaf.dtype]) if leaf.dtype in CARRIERS else leaf
-
-
-def bounds(index: Index) -> tuple[int, int]:
-    """The lowest and the highest of rows, of which there is at least one."""
-    if isinstance(index, Tensor):
-        low, high = index.aminmax()
-        return low.item(), high.item()  # type: ignore[return-value]
-    return (index.start, index.stop - 1) if isinstance(index, slice) else (index, index)
 
 
 class TensorStorage(Storage):

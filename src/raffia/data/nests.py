@@ -1,0 +1,317 @@
+"""Nests of tensors: a TensorDict (or tensorclass), a dict, a list, a tuple or a named tuple.
+
+Each kind has a class here that takes such data apart into its tensors, always in the same order,
+and puts others together in the same way.
+"""
+
+import collections
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.memmap import DTYPE_NAMES
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensorclass import REGISTRY, is_tensorclass
+from raffia.tensordict.tensordict import TensorDict
+
+Json = dict[str, Any]
+
+
+class Misfit(Exception):
+    """Data that isn't as it should be; on its way up, each nest adds the name of its entry."""
+
+    def __init__(self, why: str, error: type[Exception] = ValueError) -> None:
+        self.path: tuple[Any, ...] = ()
+        self.why, self.error = why, error
+
+    def within(self, name: Any) -> "Misfit":
+        self.path = (name, *self.path)
+        return self
+
+    def public(self) -> Exception:
+        return self.error(f"{entry(self.path)} {self.why}")
+
+
+def entry(path: tuple[Any, ...]) -> str:
+    """How messages name an entry.
+
+    >>> entry(("next", "obs")), entry(("obs",)), entry(())
+    ("entry ('next', 'obs')", "entry 'obs'", 'the data')
+    """
+    return f"entry {(path[0] if len(path) == 1 else path)!r}" if path else "the data"
+
+
+class Part(ABC):
+    """A tensor, or a nest of parts."""
+
+    @abstractmethod
+    def take(self, data: Any, out: list[Tensor]) -> None:
+        """Append the tensors of `data` to `out`; Misfit if it is no such nest."""
+
+    @abstractmethod
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
+        """Such a nest over other tensors, which `leaf` gives one by one."""
+
+    @abstractmethod
+    def paths(self) -> Iterator[tuple[Any, ...]]:
+        """Where the tensors stand, in their order."""
+
+    @abstractmethod
+    def to_json(self) -> Json:
+        """This part as JSON can hold it; `part_from_json` reads it."""
+
+
+@dataclass(frozen=True)
+class Leaf(Part):
+    """A tensor."""
+
+    def take(self, data: Any, out: list[Tensor]) -> None:
+        if data.__class__ is not Tensor and not isinstance(data, Tensor):
+            raise Misfit(f"is {_kind(data)}, where a tensor is stored", TypeError)
+        out.append(data)
+
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Tensor:
+        return leaf()
+
+    def paths(self) -> Iterator[tuple[Any, ...]]:
+        yield ()
+
+    def to_json(self) -> Json:
+        return {"kind": "tensor"}
+
+
+@dataclass(frozen=True)
+class Nest(Part):
+    """Parts under names."""
+
+    parts: dict[Any, Part]
+
+    @abstractmethod
+    def entries(self, data: Any) -> dict[Any, Any]:
+        """What stands under which name in `data`; Misfit if it is another kind of nest."""
+
+    def take(self, data: Any, out: list[Tensor]) -> None:
+        entries = self.entries(data)
+        parts = self.parts
+        if len(entries) > len(parts):
+            new = next(name for name in entries if name not in parts)
+            raise Misfit(f"is not stored here: {_stored(parts)}").within(new)
+        for name, part in parts.items():
+            if name not in entries:
+                new = [other for other in entries if other not in parts]
+                found = f"; {', '.join(map(repr, new))} is not stored here" if new else ""
+                raise Misfit(f"is missing{found}: {_stored(parts)}").within(name)
+            try:
+                part.take(entries[name], out)
+            except Misfit as misfit:
+                raise misfit.within(name) from None
+
+    def paths(self) -> Iterator[tuple[Any, ...]]:
+        for name, part in self.parts.items():
+            for path in part.paths():
+                yield (name, *path)
+
+    def parts_json(self) -> list[Any]:
+        return [[name, part.to_json()] for name, part in self.parts.items()]
+
+
+def _stored(parts: dict[Any, Part]) -> str:
+    return f"every write holds the entries of the first, {list(parts)}, and no others"
+
+
+def _kind(data: Any) -> str:
+    return f"a {type(data).__name__}"
+
+
+@dataclass(frozen=True)
+class Container(Nest):
+    """A TensorDict or tensorclass."""
+
+    batch_size: torch.Size  # without the dimensions that count rows
+    names: list[str | None] | None  # of these dimensions
+    has_device: bool  # else its device is None
+    wrap: Any  # the tensorclass around it, or None
+
+    def entries(self, data: Any) -> dict[Any, Any]:
+        if data.__class__ is TensorDict:
+            return data._d
+        if not isinstance(data, Node) or data._is_data():
+            raise Misfit(f"is {_kind(data)}, where a container is stored", TypeError)
+        return _container_entries(data)
+
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
+        entries = {name: part.build(leaf, batch, device) for name, part in self.parts.items()}
+        size = batch + self.batch_size if self.batch_size else batch
+        names = None if self.names is None else [*[None] * len(batch), *self.names]
+        td = TensorDict._make(entries, size, device if self.has_device else None, names)
+        if self.wrap is None:
+            return td
+        return self.wrap._wrap(td.lock_() if self.wrap._frozen else td)
+
+    def to_json(self) -> Json:
+        out: Json = {"kind": "container", "parts": self.parts_json()}
+        out |= {"batch_size": list(self.batch_size), "names": self.names}
+        wrap = None if self.wrap is None else _class_name(self.wrap)
+        return out | {"device": self.has_device, "tensorclass": wrap}
+
+
+def _container_entries(data: Any) -> dict[str, Any]:
+    """The entries of any container; those of a lazy stack are put together."""
+    exclusive = {name for names in getattr(data, "_exclusive", list)() for name in names}
+    if exclusive:
+        raise Misfit("is in some members of the lazy stack only").within(min(exclusive))
+    try:
+        return data._entries()
+    except RuntimeError as error:  # members of a lazy stack that differ in shape
+        raise Misfit(f"is a lazy stack that can't be made dense: {error}") from None
+
+
+@dataclass(frozen=True)
+class Dict(Nest):
+    """A plain dict."""
+
+    def entries(self, data: Any) -> dict[Any, Any]:
+        if not isinstance(data, dict):
+            raise Misfit(f"is {_kind(data)}, where a dict is stored", TypeError)
+        return data
+
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
+        return {name: part.build(leaf, batch, device) for name, part in self.parts.items()}
+
+    def to_json(self) -> Json:
+        return {"kind": "dict", "parts": self.parts_json()}
+
+
+@dataclass(frozen=True)
+class Row(Nest):
+    """A list, tuple or named tuple: its parts are named 0, 1, ..., or by their fields."""
+
+    cls: type[Any]
+
+    def entries(self, data: Any) -> dict[Any, Any]:
+        alike = type(data) is self.cls
+        if not alike and hasattr(self.cls, "_fields") and isinstance(data, tuple):
+            alike = getattr(data, "_fields", None) == self.cls._fields
+        if not alike:
+            stored = f"a {self.cls.__name__}"
+            raise Misfit(f"is {_kind(data)}, where {stored} is stored", TypeError)
+        return dict(zip(_names_in(data), data, strict=True))
+
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
+        built = [part.build(leaf, batch, device) for part in self.parts.values()]
+        return self.cls(*built) if hasattr(self.cls, "_fields") else self.cls(built)
+
+    def to_json(self) -> Json:
+        kind = "namedtuple" if hasattr(self.cls, "_fields") else self.cls.__name__
+        return {"kind": kind, "parts": self.parts_json(), "class": _class_name(self.cls)}
+
+
+def _names_in(data: Any) -> Sequence[Any]:
+    return getattr(data, "_fields", range(len(data)))
+
+
+def _class_name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# -------------------------------------------------------------------------------- reading off
+
+
+def part_of(data: Any, batch_dims: int) -> Part:
+    """The nest that `data` is; Misfit if it holds anything but tensors."""
+    if isinstance(data, Tensor):
+        if data.layout is not torch.strided or data.is_nested or data.is_meta:
+            raise Misfit(f"is a tensor that can't be stored: {data.layout}, on {data.device}")
+        if data.dtype not in DTYPE_NAMES:
+            raise Misfit(f"is a tensor of {data.dtype}, which can't be stored", TypeError)
+        return Leaf()
+    if isinstance(data, Node) and not data._is_data():
+        return _container_of(data, batch_dims)
+    if isinstance(data, dict):
+        for name in data:
+            if not isinstance(name, (str, int)):
+                raise Misfit(f"has the key {name!r}: keys are strings or integers", TypeError)
+        return Dict(_parts(data, batch_dims))
+    if type(data) in (list, tuple) or (isinstance(data, tuple) and hasattr(data, "_fields")):
+        return Row(_parts(dict(zip(_names_in(data), data, strict=True)), batch_dims), type(data))
+    raise Misfit(
+        f"is {_kind(_plain_value(data))}, and a storage holds tensors only: make it one, with "
+        "torch.as_tensor(...), or leave it out, with td.exclude(...)",
+        TypeError,
+    )
+
+
+def _plain_value(data: Any) -> Any:
+    return data.tolist() if isinstance(data, Node) else data
+
+
+def _parts(entries: dict[Any, Any], batch_dims: int) -> dict[Any, Part]:
+    parts = {}
+    for name, value in entries.items():
+        try:
+            parts[name] = part_of(value, batch_dims)
+        except Misfit as misfit:
+            raise misfit.within(name) from None
+    return parts
+
+
+def _container_of(data: Any, batch_dims: int) -> Container:
+    size, names = data._batch_size[batch_dims:], data._names
+    kept = None if names is None or not any(names[batch_dims:]) else list(names[batch_dims:])
+    wrap = type(data) if is_tensorclass(data) else None
+    parts = _parts(_container_entries(data), batch_dims)
+    return Container(parts, size, kept, data._device is not None, wrap)
+
+
+# ----------------------------------------------------------------------------------- from JSON
+
+
+def part_from_json(record: Json) -> Part:
+    """The part that `to_json` wrote; ValueError, KeyError or TypeError if it is none."""
+    kind = record["kind"]
+    if kind == "tensor":
+        return Leaf()
+    parts = {_name(name): part_from_json(part) for name, part in record["parts"]}
+    if kind == "container":
+        size, names = torch.Size(record["batch_size"]), record["names"]
+        wrap = _known_tensorclass(record["tensorclass"], parts)
+        return Container(parts, size, names, record["device"] is True, wrap)
+    if kind == "dict":
+        return Dict(parts)
+    if kind in ("list", "tuple") and [*parts] == [*range(len(parts))]:
+        return Row(parts, list if kind == "list" else tuple)
+    if kind == "namedtuple":
+        return Row(parts, _named_tuple(record["class"], tuple(map(str, parts))))
+    raise ValueError(f"there is no nest {kind!r}")
+
+
+def _name(name: Any) -> str | int:
+    if not isinstance(name, (str, int)):
+        raise ValueError(f"{name!r} is not the name of an entry")
+    return name
+
+
+def _known_tensorclass(name: str | None, parts: dict[Any, Part]) -> Any:
+    if name is None:
+        return None
+    if name not in REGISTRY or not parts.keys() <= REGISTRY[name]._fields.keys():
+        raise ValueError(
+            f"the rows are of the tensorclass {name}, which is not defined here, or has other "
+            "fields: import the module that defines it first"
+        )
+    return REGISTRY[name]
+
+
+def _named_tuple(name: str, fields: tuple[str, ...]) -> type[Any]:
+    """The named tuple of this name, if this process has it, else one like it."""
+    module, _, qualname = name.rpartition(".")
+    found = vars(sys.modules[module]).get(qualname) if module in sys.modules else None
+    if isinstance(found, type) and issubclass(found, tuple):
+        if getattr(found, "_fields", None) == fields:
+            return found
+    return collections.namedtuple(qualname, fields)
