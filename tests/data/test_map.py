@@ -408,7 +408,7 @@ class TestGet:
         td = m.get(k(2, 9, 1), 0)
         assert td["v"].tolist() == [[2], [0], [1]] and td["v"].dtype == torch.float32
         assert td["n", "x"].tolist() == [[False, True], [False, False], [True, False]]
-        assert m.get(k(9), 0.5)["v"].tolist() == [[0.5]]
+        assert m.get(k(9), 1)["v"].tolist() == [[1.0]]
         assert m.get(k(9), float("nan"))["v"].isnan().all()
 
     def test_all_known_or_none_ours(self):
@@ -1771,3 +1771,69 @@ def test_on_a_gpu_ours(device, query_device):
     m.delete(ask(1))
     assert sorted(m.values()["v"].flatten().tolist()) == [7, 7, 8]
     assert m[ask(7)]["v"].device.type == device
+
+
+class TestMistakesOfSetUp:
+    def test_two_maps_on_one_storage_are_refused_ours(self):
+        storage = TensorStorage(5)
+        first, second = (TensorDictMap(in_keys=["x"], storage=storage) for _ in range(2))
+        one = TensorDict(x=torch.tensor([9]), batch_size=[1])
+        first[one] = TensorDict(v=torch.tensor([9.0]), batch_size=[1])
+        other = TensorDict(x=torch.tensor([5]), batch_size=[1])
+        with pytest.raises(ValueError, match="a storage of its own"):
+            second[other] = TensorDict(v=torch.tensor([5.0]), batch_size=[1])
+        assert first[one]["v"].tolist() == [9.0] and len(second) == 0
+
+    def test_a_storage_that_holds_rows_is_refused_ours(self):
+        storage = TensorStorage(5)
+        storage.extend(TensorDict(v=torch.ones(2), batch_size=[2]))
+        with pytest.raises(ValueError, match="holds 2 rows"):
+            TensorDictMap(in_keys=["x"], storage=storage)
+
+    def test_a_storage_of_another_kind_is_refused_ours(self):
+        with pytest.raises(TypeError, match="TensorStorage.*got a int"):
+            TensorDictMap(in_keys=["x"], storage=100)
+
+    def test_accumulate_beside_write_fn_is_refused_ours(self):
+        m = TensorDictMap(in_keys=["x"], write_fn=lambda new, old=None: new)
+        one = TensorDict(x=torch.tensor([9]), batch_size=[1])
+        with pytest.raises(ValueError, match="write_fn"):
+            m.update(one, one, merge="sum", accumulate=True)
+
+    @pytest.mark.parametrize("name", ["write_fn", "collate_fn"])
+    def test_functions_are_asked_for_when_it_is_loaded_ours(self, tmp_path, name):
+        def add(new, old=None):
+            return new if old is None else new + old
+
+        m = TensorDictMap(in_keys=["x"], **{name: add})
+        one = TensorDict(x=torch.tensor([9]), batch_size=[1])
+        m[one] = TensorDict(v=torch.tensor([1.0]), batch_size=[1])
+        m.save(tmp_path / "m")
+        with pytest.raises(ValueError, match=f"pass {name}="):
+            TensorDictMap.load(tmp_path / "m")
+        assert getattr(TensorDictMap.load(tmp_path / "m", **{name: add}), name) is add
+        assert getattr(TensorDictMap.load(tmp_path / "m", **{name: None}), name) is None
+
+    @pytest.mark.parametrize(
+        ("dtype", "default"),
+        [
+            (torch.uint8, -1),
+            (torch.int64, 0.5),
+            (torch.int64, float("nan")),
+            (torch.bool, 2),
+            (torch.float32, 1j),
+        ],
+    )
+    def test_a_default_that_the_entry_cannot_hold_is_refused_ours(self, dtype, default):
+        m = TensorDictMap(in_keys=["x"])
+        one = TensorDict(x=torch.tensor([9]), batch_size=[1])
+        m[one] = TensorDict(n=torch.ones(1, dtype=dtype), batch_size=[1])
+        with pytest.raises(ValueError, match='default=.*"n"'):
+            m.get(TensorDict(x=torch.tensor([8]), batch_size=[1]), default)
+
+    def test_a_default_of_another_kind_is_refused_also_where_all_is_known_ours(self):
+        m = TensorDictMap(in_keys=["x"])
+        one = TensorDict(x=torch.tensor([9]), batch_size=[1])
+        m[one] = TensorDict(n=torch.ones(1), batch_size=[1])
+        with pytest.raises(TypeError, match="default is a number"):
+            m.get(one, "zero")

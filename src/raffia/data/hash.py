@@ -52,6 +52,8 @@ class SipHash(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | list[bytes]:
         """Hash `x[0]`, `x[1]`, ..."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"SipHash takes a tensor [N, ...], got a {type(x).__name__}")
         if not self.as_tensor:
             return _bytes_of_rows(x, self.normalize)
         if not x.numel() and x.dim():

@@ -81,6 +81,9 @@ class HashToInt(nn.Module):
     def __len__(self) -> int:
         return len(self._table)
 
+    def __bool__(self) -> bool:
+        return True  # a module is something even when nothing is in it
+
     def clear(self) -> None:
         """Forget all hashes; indices start at 0 again.
 

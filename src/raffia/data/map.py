@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Self
@@ -15,10 +16,11 @@ from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
 from raffia.data.recency import Recency
 from raffia.data.rows import RowLayout, packed, row_layout, unpacked
-from raffia.data.storage import TensorStorage
+from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
 from raffia.nn.base import TensorDictModuleBase
+from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key_list
 from raffia.tensordict.tensordict import TensorDict
@@ -252,6 +254,8 @@ class TensorDictMap(TensorDictModuleBase):
         with self._lock:
             rows = self._rows(query)
             known = rows >= 0
+            if not is_tensor_collection(default):
+                default = _number(default)
             if bool(known.all()) and len(self):
                 values = self._read(rows, query.batch_size)
             else:
@@ -288,7 +292,8 @@ class TensorDictMap(TensorDictModuleBase):
         """Write a value for each row; rows that are there twice are merged in one batched pass.
 
         query, value: containers of the same batch [*batch]
-        merge: "last" (default), "first", "sum", "mean" or "max" of the values for one key, or a
+        merge: "last" (default), "first", "sum" (of integers it wraps around, as torch's do),
+            "mean" or "max" of the values for one key, or a
             function `merge(values, group, num_groups)` of the values [N] and the number of the key
             of each (int64 [N], in order of first appearance), which gives [num_groups].
         accumulate: the value that is stored already takes part as the first of them.
@@ -306,10 +311,20 @@ class TensorDictMap(TensorDictModuleBase):
         """
         if accumulate and merge is None:
             raise ValueError("accumulate=True needs a merge, such as merge='sum'")
+        if accumulate and self.write_fn is not None:
+            raise ValueError(
+                "accumulate=True and this map's write_fn would both bring in what is stored; leave "
+                "one of them out"
+            )
         with self._lock:
             layouts, hashes, content = self._asked(query)
             self._check_layouts(layouts)
             values = self._value(value, query.batch_size)
+            if len(self.storage) != len(self):
+                raise ValueError(
+                    f"the storage holds {len(self.storage)} rows and this map wrote {len(self)} of "
+                    "them: someone else writes there; give each map a storage of its own"
+                )
             if not len(hashes):
                 return
             hashes, content = hashes.to(self.device), content.to(self.device)
@@ -561,11 +576,6 @@ class TensorDictMap(TensorDictModuleBase):
 
     def _asked(self, query: Any) -> tuple[list[RowLayout], Tensor, Tensor]:
         """What the keys look like, their hashes int64 [N] and their content int64 [N, words]."""
-        if not is_tensor_collection(query):
-            raise TypeError(
-                f"a query is a container with the entries {self.in_keys}, got a "
-                f"{type(query).__name__}: TensorDict({{...}}, batch_size=[number of rows])"
-            )
         entries = self.query_module.entries(query)
         hashes = self.query_module.combined(entries)
         content = packed(entries, normalize=self.query_module.normalize)
@@ -617,14 +627,15 @@ class TensorDictMap(TensorDictModuleBase):
                 f"{default!r}: pass a default such as TensorDict({{'value': ...}}), or make the "
                 "map with TensorDictMap.from_tensordict_pair(source, dest, in_keys)"
             )
-        if isinstance(default, Tensor) and not default.dim():
-            default = default.item()
-        if not isinstance(default, (bool, int, float, complex)):
-            raise TypeError(
-                f"default is a number for all entries, or a container with a value for each, got "
-                f"a {type(default).__name__}: get(query, 0.0), get(query, TensorDict(...))"
-            )
-        return self.storage.empty(count).apply(lambda x: x.fill_(default))
+        values = self.storage.empty(count)
+        for key, x in values.items(True, True):
+            if not _holds(x.dtype, default):
+                raise ValueError(
+                    f'default={default!r} is no {x.dtype}, as entry "{dotted(key)}" is: pass a '
+                    "number that it can hold, or a container with a value for each entry"
+                )
+            x.fill_(default)
+        return values
 
     def _value(self, value: Any, batch: torch.Size) -> Any:
         """A value to be written, as a container [N]."""
@@ -697,13 +708,15 @@ class TensorDictMap(TensorDictModuleBase):
         *,
         query_module: QueryModule | None = None,
         storage: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        write_fn: WriteFn | None = None,
+        collate_fn: Callable[[Any], Any] | None = UNSET,
+        write_fn: WriteFn | None = UNSET,
     ) -> Self:
         """The map that `save` wrote; later changes of either do not reach the other.
 
         query_module: needed where the saved one hashed with other modules than SipHash.
         storage: where the values shall rest. Default: in memory.
+        collate_fn, write_fn: needed where the saved one had them, as functions are not in a folder;
+            None goes on without.
         Raises DamagedFileError for a file that is not what was written, and ValueError for a folder
         of another kind, or a query module whose hashes differ.
         """
@@ -771,8 +784,44 @@ def _storage(storage: Any, max_size: int | None) -> Any:
     if storage is None:
         return TensorStorage(max_size)
     if isinstance(storage, dict):
-        return StorageByKey(storage)
+        storage = StorageByKey(storage)
+    if not isinstance(storage, (Storage, StorageByKey)):
+        raise TypeError(
+            f"storage is a TensorStorage, a MemmapStorage, or a dictionary of one for each entry, "
+            f"got a {type(storage).__name__}"
+        )
+    if len(storage):
+        raise ValueError(
+            f"the storage holds {len(storage)} rows, whose keys a new map does not know: pass an "
+            "empty one; TensorDictMap.load(folder, storage=...) brings back what save wrote"
+        )
     return storage
+
+
+def _number(default: Any) -> Any:
+    if isinstance(default, Tensor) and not default.dim():
+        default = default.item()
+    if not isinstance(default, (bool, int, float, complex)):
+        raise TypeError(
+            f"default is a number for all entries, or a container with a value for each, got "
+            f"a {type(default).__name__}: get(query, 0.0), get(query, TensorDict(...))"
+        )
+    return default
+
+
+def _holds(dtype: torch.dtype, number: complex) -> bool:
+    """Whether a number keeps its value in this dtype, but for the rounding of floating point."""
+    if dtype.is_complex:
+        return True
+    if isinstance(number, complex):
+        return False
+    if dtype.is_floating_point:
+        return True
+    if not math.isfinite(number) or number != int(number):
+        return False
+    if dtype == torch.bool:
+        return number in (0, 1)
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
 
 def _flat(td: Any, batch: torch.Size) -> Any:

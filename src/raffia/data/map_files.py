@@ -14,12 +14,14 @@ from raffia.data.query import QueryModule
 from raffia.data.rows import RowLayout, unpacked
 from raffia.data.structure import RowStructure
 from raffia.data.table import CapacityError, HashTable
+from raffia.tensordict.entries import UNSET
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from raffia.data.map import TensorDictMap
 
 KIND, VERSION = "raffia.TensorDictMap", 1
+FUNCTIONS = ("collate_fn", "write_fn")
 KEYS = ("keys.hashes", "keys.free", "keys.content", "keys.recency")
 
 
@@ -137,6 +139,7 @@ def save(mapping: TensorDictMap, folder: Any) -> None:
         "evict": mapping.evict,
         "in_keys": mapping.in_keys,
         "hash": plain_hash(mapping.query_module),
+        "functions": [name for name in FUNCTIONS if getattr(mapping, name) is not None],
     }
     write_folder(folder, KIND, VERSION, {"map.safetensors": tensors.save}, extras=extras)
 
@@ -157,6 +160,13 @@ def loaded(
 ) -> Any:
     """The map in a folder."""
     manifest = found.extras
+    functions = dict(zip(FUNCTIONS, (collate, write), strict=True))
+    for name in manifest["functions"]:
+        if functions[name] is UNSET:
+            raise ValueError(
+                f"the map in {found.root} was saved with a {name}, and functions are not in the "
+                f"folder: pass {name}=, or {name}=None to go on without"
+            )
     if query is None:
         if manifest["hash"] is None:
             raise ValueError(
@@ -173,8 +183,7 @@ def loaded(
     mapping = cls(
         query_module=query,
         storage=storage,
-        collate_fn=collate,
-        write_fn=write,
+        **{name: None if value is UNSET else value for name, value in functions.items()},
         max_size=manifest["max_size"],
         evict=manifest["evict"],
     )

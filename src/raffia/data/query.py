@@ -15,7 +15,9 @@ from raffia.data.hash_to_int import HashToInt
 from raffia.data.rows import packed, row_layout
 from raffia.data.siphash import siphash
 from raffia.nn.base import TensorDictModuleBase
+from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, raise_missing, unravel_key
+from raffia.tensordict.tensordict import TensorDict
 
 Hasher = Callable[[Tensor], Tensor]  # [N, ...] -> int64 [N]
 
@@ -132,8 +134,8 @@ class QueryModule(TensorDictModuleBase):
         >>> query(TensorDict(x=torch.tensor([7, 9]), batch_size=[2]), extend=False)["_index"]
         tensor([1, 2])
         """
-        batch = tensordict.batch_size
         entries = self.entries(tensordict)
+        batch = tensordict.batch_size
         hashes = self.combined(entries)
         output = tensordict.copy() if (self.clone if clone is None else clone) else tensordict
         written = {self.hash_key: hashes.reshape(batch)} if write_hash else {}
@@ -166,6 +168,11 @@ class QueryModule(TensorDictModuleBase):
         >>> [x.shape for x in QueryModule(in_keys=["x"]).entries(td)]
         [torch.Size([6, 5])]
         """
+        if tensordict.__class__ is not TensorDict and not is_tensor_collection(tensordict):
+            raise TypeError(
+                f"a query is a container with the entries {self.in_keys}, got a "
+                f"{type(tensordict).__name__}: TensorDict({{...}}, batch_size=[number of rows])"
+            )
         ndim = len(tensordict.batch_size)
         entries = []
         for key in self._in_keys:
