@@ -445,12 +445,12 @@ REFUSED = {
 }
 REFUSED_LATER = {
     "observations of another dtype": (
-        lambda: rollout(0, 1).apply(lambda x: x.double()),
+        lambda: rollout(0, 1, reward=torch.ones(1)).apply(lambda x: x.double()),
         ValueError,
         r"float32\[2\] as .observation., and these float64\[2\]",
     ),
     "an action of another dtype": (
-        lambda: unlike(action=torch.zeros(2)),
+        lambda: rollout(0, 4, reward=torch.ones(1)).set("action", torch.zeros(1)),
         ValueError,
         'as "action"',
     ),
@@ -508,11 +508,50 @@ def test_a_first_rollout_that_is_refused_changes_nothing(case):
     assert forest.get_tree(integers[0]).rollout["observation"].dtype == torch.int32
 
 
+def test_a_forest_that_is_full_says_what_goes_on():
+    forest = grown(rollout(0, 1), max_size=1)
+    with pytest.raises(CapacityError, match=r"MCTSForest\(max_size=") as caught:
+        forest.extend(rollout(1, 2))
+    assert "lru" not in str(caught.value) and "delete" not in str(caught.value)
+    larger = MCTSForest(max_size=2)
+    larger.load_state_dict(forest.state_dict())
+    larger.extend(rollout(1, 2))
+    assert lines(larger, 0) == ["() 0-1-2"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "match"),
+    [
+        ({}, r"it lacks \['next.reward'\]"),
+        (
+            {"reward": torch.ones(2), "value": torch.ones(2)},
+            r"one: this one brings besides \['next.value'\]",
+        ),
+        (
+            {"rewards": torch.ones(2)},
+            r"it lacks \['next.reward'\], this one brings besides \['next.rewards'\]",
+        ),
+    ],
+)
+def test_a_rollout_with_other_entries_is_told_which(entries, match):
+    forest = grown(rollout(0, 1, 2, reward=torch.ones(2)))
+    before = everything(forest)
+    with pytest.raises(ValueError, match=match) as caught:
+        forest.extend(rollout(0, 1, 2, **entries))
+    assert "_count" not in str(caught.value)
+    same(everything(forest), before)
+
+
+def test_an_empty_forest_is_not_false():
+    forest = MCTSForest()
+    assert (forest or MCTSForest()) is forest
+
+
 def test_a_step_too_much_is_refused_and_known_ones_are_not():
     forest = grown(rollout(0, 1, 2), max_size=3)
     forest.extend(rollout(0, 1, 2, 3))
     forest.extend(rollout(0, 1, 2, 3))
-    with pytest.raises(CapacityError, match="1 new rows do not fit: 3 are here"):
+    with pytest.raises(CapacityError, match=r"3 are here and max_size is 3\..* A larger"):
         forest.extend(rollout(1, 2, 3, 4))
     assert forest.get_child(root(1))[1].tolist() == [3]  # not counted
     assert lines(forest, 0) == ["() 0-1-2-3"]
@@ -687,7 +726,8 @@ def test_20_an_unknown_root_is_a_key_error():
     forest = grown(rollout(0, 1))
     with pytest.raises(UnknownRowError, match="no step in the forest leaves or reaches"):
         forest.get_tree(root(2))
-    with pytest.raises(UnknownRowError):  # other content, by its dtype
+    note = r'Note: "observation" is float32\[2\] in the forest, and float64\[2\] here'
+    with pytest.raises(UnknownRowError, match=note):  # other content, by its dtype
         forest.get_tree(root(0).apply(lambda x: x.double()))
     with pytest.raises(KeyError, match="observation"):
         forest.get_tree(TensorDict(obs=torch.zeros(2)))

@@ -409,7 +409,9 @@ class TestGet:
         assert td["v"].tolist() == [[2], [0], [1]] and td["v"].dtype == torch.float32
         assert td["n", "x"].tolist() == [[False, True], [False, False], [True, False]]
         assert m.get(k(9), 1)["v"].tolist() == [[1.0]]
-        assert m.get(k(9), float("nan"))["v"].isnan().all()
+        floats = filled(1)
+        assert floats.get(k(9), 0.5)["v"].tolist() == [[0.5]]
+        assert floats.get(k(9), float("nan"))["v"].isnan().all()
 
     def test_all_known_or_none_ours(self):
         m = filled(1, 2)

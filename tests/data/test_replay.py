@@ -341,6 +341,57 @@ def test_other_mistakes_are_named():
         uniform(writer=None)  # no argument is swallowed
 
 
+@pytest.mark.parametrize(
+    "options, error, match",
+    [
+        ({"sampler": RandomSampler}, TypeError, r"pass an instance, RandomSampler\(\)"),
+        ({"sampler": "random"}, TypeError, "sampler is a Sampler, such as .*, got 'random'"),
+        ({"storage": 100}, TypeError, r"such as TensorStorage\(100\), got 100"),
+        ({"storage": TensorStorage}, TypeError, "storage is a Storage, such as"),
+        ({"generator": 0}, TypeError, "generator is a torch.Generator, got 0: pass"),
+        ({"batch_size": "4"}, TypeError, "batch_size is a number of items, got '4'"),
+        ({"batch_size": True}, TypeError, "batch_size is a number of items, got True"),
+        ({"prefetch": 1.5}, TypeError, "prefetch is a number of batches, got 1.5"),
+        ({"device": "cuda:99"}, ValueError, "there is no device 'cuda:99' here"),
+    ],
+)
+def test_parts_of_the_wrong_type_are_refused_when_it_is_made(options, error, match):
+    with pytest.raises(error, match=match):
+        ReplayBuffer(**{"storage": TensorStorage(9), **options})
+    if "sampler" not in options:
+        with pytest.raises(error, match=match):
+            PrioritizedReplayBuffer(0.6, 0.4, **{"storage": TensorStorage(9), **options})
+    ReplayBuffer(storage=TensorStorage(9), sampler=RandomSampler())  # the class is as it was
+    assert "lock" not in vars(RandomSampler)
+
+
+def test_a_batch_has_a_whole_number_of_items():
+    buffer = uniform()
+    buffer.extend(steps(0, 3))
+    with pytest.raises(TypeError, match="batch_size is a number of items, got 2.5"):
+        buffer.sample(2.5)
+    with pytest.raises(TypeError, match="generator is a torch.Generator, got 0"):
+        buffer.generator = 0
+    assert len(buffer.sample(2)) == 2
+
+
+def test_a_mask_is_no_index():
+    buffer = by_priority()
+    buffer.extend(steps(0, 3))
+    mask = torch.tensor([True, False, True])
+    for wrong in (mask, mask.tolist(), True):
+        with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
+            buffer[wrong]
+        with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
+            buffer.update_priority(wrong, 3.0)
+    assert buffer.sampler.state_dict()["chances"].unique().numel() == 1
+    assert buffer[mask.nonzero().squeeze(1)]["obs"][:, 0].tolist() == [0, 2]
+
+
+def test_an_empty_buffer_is_true():
+    assert uniform() and by_priority() and len(uniform()) == 0
+
+
 def test_empty_starts_anew():
     buffer = by_priority()
     buffer.extend(steps(0, 7))
@@ -503,12 +554,155 @@ def test_items_on_disk(tmp_path):
     assert set(found.sample(90)["index"].tolist()) == set(range(4, 14))  # with equal priorities
     found.update_priority(torch.arange(4, 14), torch.eye(10)[3] * 1e9)
     state = found.state_dict(items=False)
-    assert set(state) == {"sampler"}
+    assert set(state) == {"kind", "total", "sampler"}
     del found
     gc.collect()
     found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
     found.load_state_dict(state)
     assert set(found.sample(90)["index"].tolist()) == {7}
+
+
+KINDS = {
+    "prioritized": lambda storage: PrioritizedReplayBuffer(0.6, 0.4, storage=storage),
+    "highest": lambda storage: PrioritizedReplayBuffer(
+        0.6, 0.4, storage=storage, max_priority_within_buffer=True
+    ),
+    "epochs": lambda storage: ReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement()),
+    "uniform": lambda storage: ReplayBuffer(storage=storage),
+}
+
+
+@pytest.mark.parametrize("more", [0, 3, 8, 25])  # 8: the ring wraps; 25: nothing is known of it
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_may_be_older_than_the_storage(tmp_path, kind, more):
+    with MemmapStorage(10, tmp_path) as storage:
+        buffer = KINDS[kind](storage)
+        buffer.extend(steps(0, 4))
+        if hasattr(buffer, "priorities"):
+            buffer.update_priority(torch.arange(4), torch.tensor([0.0, 9.0, 0.0, 4.0]))
+        buffer.sample(2)
+        state = buffer.state_dict(items=False)
+        for first in range(4, 4 + more):
+            buffer.extend(steps(first, 1))
+    with MemmapStorage(10, tmp_path) as storage:
+        buffer = KINDS[kind](storage)
+        buffer.load_state_dict(state)
+        live = range(max(0, 4 + more - 10), 4 + more)
+        if hasattr(buffer, "priorities"):  # the new ones have the largest
+            chances = buffer.priorities.state_dict()["chances"]
+            known = [1e-8, 9 + 1e-8, 1e-8, 4 + 1e-8]
+            largest = 4 + 1e-8 if (kind, more) == ("highest", 8) else 9 + 1e-8  # 1 is gone there
+            for item in live:
+                expected = known[item] if item < 4 else largest
+                assert chances[item % 10].item() == pytest.approx(expected**0.6)
+        for _ in range(6):
+            assert set(buffer.sample(20)["index"].tolist()) <= set(live)
+        assert buffer.extend(steps(4 + more, 2)).tolist() == [4 + more, 5 + more]
+        drawn = [buffer.sample(20)["index"] for _ in range(30)]
+        assert {4 + more, 5 + more} <= set(torch.cat(drawn).tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_more_items_than_the_storage_has_is_refused(tmp_path, kind):
+    buffer = KINDS[kind](TensorStorage(10))
+    buffer.extend(steps(0, 7))
+    buffer.sample(2)
+    state = buffer.state_dict(items=False)
+    for other in (KINDS[kind](TensorStorage(10)), KINDS[kind](MemmapStorage(10, tmp_path))):
+        other.extend(steps(0, 5))
+        with pytest.raises(ValueError, match="knows of 7 items, and the storage has 5"):
+            other.load_state_dict(state)
+        assert set(other.sample(90)["index"].tolist()) <= set(range(5))
+        with pytest.raises(ValueError, match="knows of 7 items, and the storage has 5"):
+            other.load_state_dict({**state, "storage": other.storage.state_dict()})
+        assert other.extend(steps(5, 1)).tolist() == [5] and len(other) == 6
+
+
+def test_items_that_a_crash_took_from_the_storage_are_forgotten():
+    buffer = by_priority(10, alpha=1.0, beta=1.0)
+    buffer.extend(steps(0, 12))
+    state = buffer.state_dict(items=False)
+    buffer.storage.erase(torch.tensor([2, 3, 4]))  # the oldest, overwritten by what was lost
+    buffer.load_state_dict(state)
+    assert set(buffer.sample(200)["index"].tolist()) == set(range(5, 12))
+    buffer.extend(steps(12, 4))
+    assert set(buffer.sample(300)["index"].tolist()) == set(range(6, 16))
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "epochs"])
+def test_what_refuses_new_items_does_so_before_they_are_written(kind):
+    buffer = KINDS[kind](TensorStorage(10))
+    buffer.extend(steps(0, 7))
+    buffer.sample(3)
+    buffer.storage.clear()
+    for add in (lambda: buffer.extend(steps(0, 2)), lambda: buffer.add(steps(0, 1)[0])):
+        with pytest.raises(ValueError, match=r"knows of 7 items, and the storage has 0: .*clear"):
+            add()
+        assert buffer.storage.total == 0
+    buffer.sampler.clear()
+    assert buffer.extend(steps(0, 2)).tolist() == [0, 1]
+    assert set(buffer.sample(20)["index"].tolist()) == {0, 1}
+
+
+def test_an_alpha_that_is_too_much_for_the_largest_priority_refuses_no_item():
+    buffer = by_priority(2, alpha=1.0)
+    buffer.extend(steps(0, 2))
+    buffer.update_priority(torch.tensor([0]), 1e300)
+    buffer.update_priority(torch.tensor([0]), 1.0)
+    buffer.alpha = 2.0
+    assert buffer.extend(steps(2, 1)).tolist() == [2]
+    assert set(buffer.sample(20)["index"].tolist()) == {2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_follows_the_writer(tmp_path, kind):
+    with MemmapStorage(10, tmp_path) as storage:
+        storage.extend(steps(0, 4))
+        with MemmapStorage(10, tmp_path, mode="r") as same:
+            reader = KINDS[kind](same)
+            for first, n in ((4, 3), (7, 8), (15, 31)):
+                reader.sample(3)
+                storage.extend(steps(first, n))
+                live = set(range(max(0, first + n - 10), first + n))
+                drawn = [reader.sample(20) for _ in range(30)]
+                assert set(torch.cat([batch["index"] for batch in drawn]).tolist()) == live or (
+                    kind == "epochs"
+                )
+                for batch in drawn:
+                    assert torch.equal(batch["obs"][:, 0], batch["index"].float())
+                assert set(drawn[-1]["index"].tolist()) <= live
+                if hasattr(reader, "priorities"):
+                    assert reader.update_priority(drawn[-1]["index"], 2.0) == 0
+
+
+@pytest.mark.parametrize("saved", ["prioritized", "epochs", "uniform"])
+def test_a_save_of_another_kind_of_buffer_is_refused(tmp_path, saved):
+    buffer = KINDS[saved](TensorStorage(10))
+    buffer.extend(steps(0, 7))
+    buffer.save(tmp_path)
+    was = type(buffer.sampler).__name__
+    for kind in {"prioritized", "epochs", "uniform"} - {saved}:
+        other = KINDS[kind](TensorStorage(10))
+        other.extend(steps(20, 2))
+        match = f"a {was} was saved, and this one has a {type(other.sampler).__name__}: load it"
+        for load in (
+            lambda other=other: other.load(tmp_path),
+            lambda other=other: other.load_state_dict(buffer.state_dict()),
+        ):
+            with pytest.raises(ValueError, match=match):
+                load()
+        with pytest.raises(ValueError, match="not of a replay buffer: no kind, total, sampler in"):
+            other.load_state_dict({})
+        assert other[:]["obs"][:, 0].tolist() == [20, 21]
+        assert set(other.sample(9)["index"].tolist()) <= {0, 1}
+
+
+def test_the_exponents_of_the_state_count():
+    buffer = by_priority(alpha=0.6, beta=0.4)
+    buffer.beta = 0.9
+    other = by_priority(alpha=1.0, beta=1.0)
+    other.load_state_dict(buffer.state_dict())
+    assert (other.alpha, other.beta) == (0.6, 0.9)
 
 
 # ------------------------------------------------------------------------------------- threads

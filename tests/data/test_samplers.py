@@ -425,3 +425,21 @@ def test_clear_forgets_everything_but_the_exponents():
     epochs.draw(2, range(5))
     epochs.clear()
     assert epochs.draw(2, range(5)).items.tolist() == [0, 1]
+
+
+def test_a_state_of_something_else_is_refused():
+    for sampler in (PrioritizedSampler(3, 0.6, 0.4), SamplerWithoutReplacement()):
+        with pytest.raises(ValueError, match=f"not of a {type(sampler).__name__}: it has no"):
+            sampler.load_state_dict({})
+
+
+def test_a_sampler_follows_what_is_there():
+    sampler = prioritized_sampler([1.0, 2.0, 5.0, 3.0])
+    for live in (range(1, 4), range(3, 6), range(3, 7), range(4, 6 + 2), range(20, 24)):
+        sampler.follow(live)
+        draw = sampler.draw(300, live, rng())
+        assert set(draw.items.tolist()) == set(live)
+    assert set(draw.info["priority_weight"].tolist()) == {1.0}
+    with pytest.raises(ValueError, match="knows of 24 items, and the storage has 23"):
+        sampler.follow(range(19, 23))
+    assert set(sampler.draw(300, live, rng()).items.tolist()) == set(live)

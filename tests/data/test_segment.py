@@ -901,3 +901,159 @@ def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):
         for key, value in expected.items():
             assert out[key].device.type == "cuda"
             assert torch.equal(value, out[key].cpu()), key
+
+
+# ------------------------------------------------------------------- flags and rewards under "next"
+
+UNDER_NEXT = {"terminated_key": ("next", "terminated"), "truncated_key": ("next", "truncated")}
+
+
+def under_next(steps):
+    """The same steps, with what they led to under "next"."""
+    led_to = {("next", key): steps[key] for key in ("reward", "terminated", "truncated")}
+    found = steps.exclude("reward", "terminated", "truncated")
+    for key, value in led_to.items():
+        found.set(key, value)
+    return found
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_flags_under_next_give_the_same_windows(end):
+    here, there = make(8, frame_stack=2), make(8, frame_stack=2, **UNDER_NEXT)
+    calls = [steps_of(3), steps_of(2, end=end, first_obs=3), steps_of(4, first_obs=20)]
+    for i, steps in enumerate(calls):
+        moved = under_next(steps)
+        if i == 0:  # what is seen after a step is needed where an episode ends only
+            moved = moved.exclude(("next", "obs"))
+        assert_close(there.extend(moved), here.extend(steps))
+        assert drawable(there) == drawable(here)
+        if len(here):
+            index = torch.tensor(drawable(here))
+            expected, found = here.read(index), there.read(index)
+            assert set(found["next"].keys()) == {"reward", "terminated", "truncated"}
+            for key in ("obs", "action", "valid", "valid_step", "mask", "discount", "step_index"):
+                assert_close(found[key], expected[key])
+            for key in ("reward", "terminated", "truncated"):
+                assert_close(found["next", key], expected[key])
+    assert there.cut() == here.cut() == 1
+    index = torch.tensor(drawable(here))
+    expected, found = here.read(index), there.read(index)
+    assert_close(found["next", "truncated"], expected["truncated"])
+    assert_close(found["next", "reward"], expected["reward"])
+    again = there.sample(4)
+    assert there.sample(4, out=again) is again
+
+
+def test_flags_under_next_of_several_environments_with_a_trailing_one():
+    buffer = make(obs_keys=[("seen", "pixels")], **UNDER_NEXT)
+    obs = torch.arange(6.0).view(3, 2, 1)
+    ends = torch.tensor([[False, False], [False, True], [False, False]]).unsqueeze(-1)
+    led_to = TensorDict(
+        seen=TensorDict(pixels=obs + 10, batch_size=[3, 2, 1]),
+        reward=obs * 2,
+        terminated=ends,
+        truncated=torch.zeros_like(ends),
+        batch_size=[3, 2, 1],
+    )
+    steps = TensorDict({"seen": {"pixels": obs}, "next": led_to}, batch_size=[3, 2])
+    assert buffer.extend(steps).tolist() == [[0, 1], [2, 3], [4, 5]]
+    window = buffer.read(torch.tensor([1]), length=4)
+    assert window["seen", "pixels"].flatten().tolist() == [1, 3, 13, 13]
+    assert window["next", "reward"].flatten().tolist() == [2, 6, 0, 0]
+    assert window["next", "terminated"].flatten().tolist() == [False, True, True, True]
+    assert window["discount"].tolist() == [[1, 0, 0, 0]]
+    rewards = TensorDict({"next": {"reward": torch.full((1, 1), 7.0)}}, batch_size=[1])
+    assert buffer.update(torch.tensor([3]), rewards) == 0
+    assert buffer.read(torch.tensor([3]))["next", "reward"][0, 0].item() == 7
+    with pytest.raises(KeyError, match="says where an episode ends"):
+        buffer.update(torch.tensor([3]), TensorDict({"next": {"terminated": ends[0, :1]}}, [1]))
+
+
+def test_observations_are_not_named_under_next():
+    with pytest.raises(ValueError, match="before an action"):
+        make(obs_keys=[("next", "obs")])
+
+
+# ------------------------------------------------------------------- environments of any numbers
+
+
+def test_numbers_of_environments_may_be_large_and_sparse():
+    sparse, dense = make(12, frame_stack=2), make(12, frame_stack=2)
+    names = torch.tensor([10**12, 7, 10**9, 2**63 - 1])
+    order = [[0], [2], [1, 0], [3], [2, 3, 1, 0], [1], [0, 2], [3, 0]]
+    for i, envs in enumerate(order):
+        steps = steps_of(2, first_obs=10 * i, end="truncated" if i in (3, 6) else None)
+        both = torch.stack([steps] * len(envs), 1)
+        assert_close(sparse.extend(both, env=names[envs]), dense.extend(both, env=envs))
+        assert drawable(sparse) == drawable(dense)
+        assert sparse.num_episodes == dense.num_episodes
+        index = torch.tensor(drawable(dense), dtype=torch.int64)
+        if len(index):
+            assert_close(sparse.read(index).to_dict(), dense.read(index).to_dict())
+        if i == 4:
+            assert sparse.cut(env=10**9) == dense.cut(env=2) == 1
+            other = make(12, frame_stack=2)
+            other.load_state_dict(sparse.state_dict())
+            sparse = other
+    assert sparse.cut() == dense.cut()
+
+
+def test_numbers_of_environments_may_have_strides():
+    buffer = make()
+    both = torch.stack([steps_of(2)] * 2, 1)
+    for _ in range(2):
+        buffer.extend(both, env=torch.arange(4)[::2])
+    assert buffer.num_episodes == 2
+
+
+@pytest.mark.parametrize("env", ["a", 1.5, 2**63, [[None]]])
+def test_an_environment_that_is_no_number_is_refused(env):
+    buffer = make()
+    for call in (lambda: buffer.extend(steps_of(2), env=env), lambda: buffer.cut(env=env)):
+        with pytest.raises(TypeError, match="environments are named by integers"):
+            call()
+    assert buffer.storage.total == 0
+
+
+# ------------------------------------------------------------------- what does not fit
+
+
+def test_a_window_longer_than_the_ring_is_refused():
+    make(6, unroll_steps=3, n_step=2)
+    with pytest.raises(ValueError, match=r"= 7 rows does not fit .*max_size=6"):
+        make(6, unroll_steps=4, n_step=2)
+
+
+@pytest.mark.parametrize("name", ["unroll_steps", "n_step"])
+def test_half_steps_are_refused(name):
+    with pytest.raises(TypeError, match=f"{name}=2.0"):
+        make(**{name: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("path", "lacks"),
+    [
+        ((), ["books", "storage"]),
+        (("books",), ["episodes", "priorities"]),
+        (("books", "episodes"), ["window", "env"]),
+        (("books", "priorities"), ["chances"]),
+    ],
+)
+def test_a_state_that_lacks_something_is_refused(path, lacks):
+    buffer = filled()
+    before = buffer.state_dict()
+    state = filled(num_episodes=2).state_dict()
+    part = state
+    for name in path:
+        part = part[name]
+    for name in lacks:
+        del part[name]
+    with pytest.raises(ValueError, match=f"lacks .*{lacks[0]}"):
+        buffer.load_state_dict(state)
+    assert_close(buffer.state_dict()["books"], before["books"])
+    assert buffer.storage.total == before["books"]["episodes"]["total"]
+
+
+def test_an_empty_buffer_is_not_false():
+    buffer = make()
+    assert (buffer or make()) is buffer

@@ -282,6 +282,11 @@ def test_no_memory_is_said_with_the_size():
 # ------------------------------------------------------------------------- rows: ways to name them
 
 
+def test_an_empty_storage_is_true(make):
+    storage = make(5)
+    assert (storage or None) is storage and len(storage) == 0
+
+
 def test_rows_may_be_given_in_many_ways(make):
     storage = make(7)
     storage.extend(torch.arange(7) * 10)

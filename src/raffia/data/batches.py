@@ -48,7 +48,14 @@ class BatchMaker:
     def live(self) -> range:
         """The numbers of the items that are here."""
         total = self.storage.total
-        return range(total - len(self.storage), total)
+        # Another process may have added items in between, which are not counted in the total.
+        return range(max(0, total - len(self.storage)), total)
+
+    def follow(self) -> range:
+        """The same, and the sampler hears of it; ValueError if it knows of more."""
+        live = self.live()
+        self.sampler.follow(live)
+        return live
 
     def rows(self, items: Tensor) -> Tensor:
         """Where in the storage they are."""
@@ -90,6 +97,7 @@ class BatchMaker:
         live = self.live()
         if not live:
             raise ValueError("the buffer is empty: buffer.extend(data) comes before sample()")
+        self.sampler.follow(live)
         return self.sampler.draw(batch_size, live, self.generator)
 
     def _moved(self, data: Any) -> Any:

@@ -70,8 +70,9 @@ class Episodes:
         self.total = 0  # items ever appended
         self.num_drawable = 0
         self.closing: dict[int, int] = {}  # ended episode -> its closing item
-        # For each environment, whatever its number:
+        # For each environment that was seen, by its place in the order of their numbers:
         nobody = torch.empty(0, dtype=torch.int64)
+        self._env = nobody  # [E] its number
         self._last = nobody  # [E] item of its newest step; NONE where the next one begins anew
         self._name = nobody  # [E] its episode, or NONE
         self._length = nobody  # [E] steps of this episode so far
@@ -93,13 +94,13 @@ class Episodes:
         return len(self.closing) + int((self._last != NONE).sum())
 
     @property
-    def num_envs(self) -> int:
-        """One more than the largest number of an environment so far.
+    def envs(self) -> Tensor:
+        """The numbers of all environments so far, ascending: int64.
 
-        >>> Episodes(8, look_ahead=2).num_envs
-        0
+        >>> Episodes(8, look_ahead=2).envs
+        tensor([], dtype=torch.int64)
         """
-        return len(self._last)
+        return self._env
 
     # -- items and rows
 
@@ -148,7 +149,7 @@ class Episodes:
         """Take in one step of each environment at each time; all closing rows come after them.
 
         terminated, truncated: [T, E] bool; T at least 1.
-        env: [E] int64, each number once; from 0 on, and not sparse.
+        env: [E] int64, each number once.
         Rows: T * E + number of ends; no more than the ring has.
         """
         ends = terminated | truncated
@@ -156,7 +157,7 @@ class Episodes:
         num_ends = int(ends.sum())
         num_items = num_steps + num_ends
         lost = self._make_room(num_items)
-        self._know(env)
+        env = self._places(env)
         items = torch.arange(self.total, self.total + num_items)
         rows = items % self.num_rows
         self.total += num_items
@@ -206,7 +207,9 @@ class Episodes:
         env: [E] int64, each number once. Those in no episode are left out. `item` of the result are
         the steps before the closing rows; where there are none, the closing rows themselves.
         """
-        self._know(env)
+        return self._cut(self._places(env))
+
+    def _cut(self, env: Tensor) -> Change:
         env_in = env[self._last[env] != NONE]
         closing, names = self._last[env_in], self._name[env_in]
         row = self.row(closing)
@@ -223,15 +226,22 @@ class Episodes:
         self._waiting[:, env] = NONE
         return Change(self.item(before), closing, lost, won)
 
-    def _know(self, env: Tensor) -> None:
-        """Make place for the numbers of these environments."""
-        more = int(env.max()) + 1 - len(self._last) if len(env) else 0
-        if more <= 0:
-            return
-        nothing, zeros = torch.full((more,), NONE), torch.zeros(more, dtype=torch.int64)
-        self._last, self._name = (torch.cat([x, nothing]) for x in (self._last, self._name))
-        self._length, self._dropped = (torch.cat([x, zeros]) for x in (self._length, self._dropped))
-        self._waiting = torch.cat([self._waiting, nothing.expand(self.look_ahead, more)], 1)
+    def _places(self, env: Tensor) -> Tensor:
+        """The places of these environments; those that are new get one."""
+        num_known = len(self._env)
+        if num_known:
+            place = torch.searchsorted(self._env, env.contiguous())
+            if torch.equal(self._env[place.clamp(max=num_known - 1)], env):
+                return place
+        self._env, place = torch.cat([self._env, env]).unique(return_inverse=True)
+        known, num_envs = place[:num_known], len(self._env)
+        for name in self._PER_ENV:
+            old = getattr(self, name)
+            empty = 0 if name in ("_length", "_dropped") else NONE
+            new = old.new_full((*old.shape[:-1], num_envs), empty)
+            new[..., known] = old
+            setattr(self, name, new)
+        return place[num_known:]
 
     def _advance(self, item: Tensor, ends: Tensor | None, env: Tensor) -> Tensor:
         """The rows that can be drawn now; those that can't yet are waiting instead."""
@@ -297,7 +307,7 @@ class Episodes:
         names = names[names != NONE]
         if not len(names):
             return names
-        self.cut(torch.isin(self._name, names).nonzero()[:, 0])
+        self._cut(torch.isin(self._name, names).nonzero()[:, 0])
         for name in names.tolist():
             del self.closing[name]
         rows = torch.isin(self.episode, names).nonzero()[:, 0]
@@ -354,15 +364,20 @@ class Episodes:
 
     _PER_ROW = ("preceding", "following", "episode", "kind", "drawable")
     _PER_ENV = ("_last", "_name", "_length", "_dropped", "_waiting")
+    ENTRIES = (
+        *[name.lstrip("_") for name in (*_PER_ROW, *_PER_ENV, "_env")],
+        *("closing", "total", "window"),
+    )
 
     def state(self) -> dict[str, Tensor]:
         """A copy of all of it, as tensors.
 
         >>> sorted(Episodes(8, look_ahead=2).state())
-        ['closing', 'drawable', 'dropped', 'episode', 'following', 'kind', 'last', 'length', 'name',
-        'preceding', 'total', 'waiting', 'window']
+        ['closing', 'drawable', 'dropped', 'env', 'episode', 'following', 'kind', 'last', 'length',
+        'name', 'preceding', 'total', 'waiting', 'window']
         """
-        fields = {name.lstrip("_"): getattr(self, name) for name in self._PER_ROW + self._PER_ENV}
+        names = (*self._PER_ROW, *self._PER_ENV, "_env")
+        fields = {name.lstrip("_"): getattr(self, name) for name in names}
         state = {name: field.clone() for name, field in fields.items()}
         state["closing"] = torch.tensor(list(self.closing.items()), dtype=torch.int64).view(-1, 2)
         state["total"] = torch.tensor(self.total)
@@ -376,7 +391,7 @@ class Episodes:
         >>> episodes.load_state(Episodes(8, look_ahead=2).state())
         """
         self.check_state(state)
-        for name in self._PER_ROW + self._PER_ENV:
+        for name in (*self._PER_ROW, *self._PER_ENV, "_env"):
             setattr(self, name, state[name.lstrip("_")].clone())
         self.closing = dict(state["closing"].tolist())
         self.total = int(state["total"])

@@ -14,9 +14,17 @@ from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.rows import row_layout
+from raffia.data.table import CapacityError
 from raffia.data.tree import Contents, Tree, shown
 from raffia.tensordict.functions import is_tensor_collection
-from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, overlap, unravel_key_list
+from raffia.tensordict.keys import (
+    MissingKeyError,
+    NestedKey,
+    dotted,
+    overlap,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
 from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
@@ -84,6 +92,10 @@ class MCTSForest:
     def __len__(self) -> int:
         """How many unlike steps are stored."""
         return len(self.steps)
+
+    def __bool__(self) -> bool:
+        """True, also while it is empty: `forest or other` asks whether there is a forest."""
+        return True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} steps between {len(self.nodes)} observations)"
@@ -168,7 +180,31 @@ class MCTSForest:
         if any(overlap(key, "_count") for key in value.keys(True)):
             raise ValueError('the entry "_count" is the forest\'s own: rename it, or exclude it')
         value["_count"] = torch.ones(len(steps), dtype=torch.int64)
-        self.steps.update(steps, value, merge=last_and_count, accumulate=True)
+        self._check_entries(value)
+        try:
+            self.steps.update(steps, value, merge=last_and_count, accumulate=True)
+        except CapacityError as error:
+            raise CapacityError(
+                f"the new steps do not fit: {len(self)} are here and max_size is "
+                f"{self.steps.max_size}. Nothing was changed. A larger one goes on: larger = "
+                "MCTSForest(max_size=...), then larger.load_state_dict(forest.state_dict())"
+            ) from error
+
+    def _check_entries(self, value: Any) -> None:
+        """Refuse steps that bring other entries than those that are here."""
+        structure = self.steps.storage.structure
+        if structure is None:
+            return
+        here = set(structure.paths)
+        seen = {unravel_key_to_tuple(key) for key in value.keys(True, True)}
+        parts = ("it lacks", here - seen), ("this one brings besides", seen - here)
+        unlike = [f"{how} {sorted(map(dotted, paths))}" for how, paths in parts if paths]
+        if unlike:
+            raise ValueError(
+                "all rollouts of a forest have the entries of the first one: "
+                f"{', '.join(unlike)}. Entries that are not always there are left out with "
+                "MCTSForest(excluded_keys=[...])"
+            )
 
     def _linked(self) -> StepGraph:
         """The graph of all steps, with those that came since it was asked for last.
@@ -254,8 +290,24 @@ class MCTSForest:
         query = root.select(*self.observation_keys).to(self._nodes.device)
         row = int(self.nodes.rows(query))
         if row < 0:
-            raise UnknownRowError("no step in the forest leaves or reaches this observation")
+            raise UnknownRowError(
+                f"no step in the forest leaves or reaches this observation{self._unlike(query)}"
+            )
         return row
+
+    def _unlike(self, root: Any) -> str:
+        """A note on entries of a root that no stored observation can equal, or nothing."""
+        asked = self._nodes.query_module
+        stored, _ = self._nodes.at(torch.tensor([0]))
+        both = zip(asked.in_keys, asked.entries(stored), asked.entries(root), strict=True)
+        for key, x, y in both:
+            here, there = row_layout(x, 1), row_layout(y, 1)
+            if here != there:
+                return (
+                    f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here: rows of '
+                    "another dtype or shape are other content, so convert it"
+                )
+        return ""
 
     def _steps_at(self, rows: list[int]) -> tuple[Any, Tensor]:
         """The steps of these rows as they came in, container [n], and their counts."""

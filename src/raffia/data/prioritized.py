@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.samplers import Draw, Sampler
+from raffia.data.row_index import no_integers
+from raffia.data.samplers import Draw, Sampler, refuse_other_state, too_few
 from raffia.data.sum_tree import SumTree, kernels
 
 INFINITY = float("inf")
@@ -42,6 +43,9 @@ class PrioritizedSampler(Sampler):
     The largest weight that any item can have is 1: they are compared with the least probable of
     all items; Schaul et al. compare within the batch. `num_ignored` counts the priorities that came
     too late: for items that had been overwritten.
+
+    A state that is loaded brings its alpha, beta and eps along, as they may have been changed in
+    the course of training: they count, and those given here no longer do.
 
     Source: Schaul, Quan, Antonoglou & Silver (2016), Prioritized experience replay, section 3.3 and
     3.4, eq. 1.
@@ -139,13 +143,33 @@ class PrioritizedSampler(Sampler):
         self._live = range(oldest, items.stop)
         self.version += 1
 
+    def follow(self, live: range) -> None:
+        """Forget the items that are gone; unknown ones are new, with the largest priority."""
+        known = self._live
+        if live == known:
+            return
+        if live.stop < known.stop:
+            raise too_few(known.stop, live)
+        before = range(live.start, min(known.start, live.stop) if known else live.start)
+        gone = range(known.start, min(known.stop, max(known.start, live.start)))
+        after = range(max(known.stop, live.start) if known else live.start, live.stop)
+        with self.lock:
+            self._tree.set(self._rows_of(gone), 0.0)
+            chance = self._chance_of_new()
+            for items in (before, after):
+                self._tree.set(self._rows_of(items), chance)
+            self._live = live
+            self.version += 1
+
     def _chance_of_new(self) -> Tensor | float:
         if self.max_priority_within_buffer and self._tree.total() > 0:
             return self._tree.maximum()
         of = self._largest, self._alpha, self.eps
         if self._new_of != of:
             largest = torch.tensor(1.0 if of[0] == NONE else of[0], dtype=torch.float64)
-            self._new, self._new_of = largest.add_(self.eps).pow_(self._alpha), of
+            chance = largest.add_(self.eps).pow_(self._alpha)
+            # The largest ever may be too much for an alpha that was raised since.
+            self._new, self._new_of = chance.clamp_(max=self._tree.limit), of
         return self._new
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
@@ -168,8 +192,8 @@ class PrioritizedSampler(Sampler):
             stands several times the last counts.
         priority: [*n], or [*n, ...] of which `reduction` makes one each, or one for all; finite
             and >= 0.
-        Raises ValueError for another priority, IndexError for an item that there never was; nothing
-        is changed then.
+        Raises ValueError for another priority, IndexError for an item that there never was, or a
+        mask; nothing is changed then.
 
         >>> sampler = PrioritizedSampler(2, alpha=1.0, beta=1.0)
         >>> sampler.added(range(3))
@@ -177,6 +201,8 @@ class PrioritizedSampler(Sampler):
         1
         """
         index = torch.as_tensor(index, device="cpu")
+        if index.dtype is torch.bool:
+            raise no_integers("items", index.dtype)
         priority = self._one_each(index.shape, priority)
         with self.lock:
             index = index.reshape(-1)
@@ -219,6 +245,7 @@ class PrioritizedSampler(Sampler):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        refuse_other_state(self, state, "chances", "counts", "numbers")
         chances = state["chances"]
         first, end, num_ignored = state["counts"].tolist()
         if len(chances) != min(end, self.max_capacity) or end - first > self.max_capacity:

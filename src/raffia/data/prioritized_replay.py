@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import ReplayBuffer
+from raffia.data.replay import ReplayBuffer, check_storage
 from raffia.data.storage import Storage
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.tensordict import TensorDict
@@ -21,7 +21,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         of its last update. Items that come with one start with it; `update_tensordict_priority`
         reads it from a batch.
 
-    The others are those of `ReplayBuffer`.
+    The others are those of `ReplayBuffer`. A state that is loaded brings its own alpha, beta and
+    eps, which count from then on.
 
     >>> from raffia.data.prioritized_replay import PrioritizedReplayBuffer
     >>> from raffia.data.storage import TensorStorage
@@ -54,6 +55,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         prefetch: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
+        check_storage(storage)
         if storage.max_size is None:
             raise ValueError(
                 "priorities need a storage of limited size: TensorStorage(max_size=1_000_000)"
@@ -110,20 +112,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         >>> buffer.sample(3)["index"]  # the first is never drawn
         tensor([1, 1, 1])
         """
-        priority = self._priority_of(data, 1)
-        if priority is None:
-            return super().extend(data)
-        with self._changing():
+        with self._changing():  # priorities are checked for the alpha that is there when they count
+            priority = self._priority_of(data, 1)
+            if priority is None:
+                return super().extend(data)
             numbers = super().extend(data)
             size = self.priorities.max_capacity  # of more than these the last ones are here
             self.sampler.update_priority(numbers[-size:], priority[-size:])
         return numbers
 
     def add(self, item: Any) -> int:
-        priority = self._priority_of(item, 0)
-        if priority is None:
-            return super().add(item)
         with self._changing():
+            priority = self._priority_of(item, 0)
+            if priority is None:
+                return super().add(item)
             number = super().add(item)
             self.sampler.update_priority(number, priority)
         return number

@@ -1,6 +1,7 @@
 """`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
 
 import contextlib
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,10 @@ from torch.utils import _pytree as pytree
 from raffia.data.batches import Batch, BatchMaker
 from raffia.data.folder import Content, read_folder, write_folder
 from raffia.data.prefetch import Prefetcher
-from raffia.data.samplers import RandomSampler, Sampler
+from raffia.data.row_index import no_integers
+from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
+from raffia.data.storage_state import from_state
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
@@ -68,7 +71,10 @@ class ReplayBuffer:
     ) -> None:
         _check_options(batch_size, pin_memory, prefetch)
         _check_generator(generator, prefetch=prefetch > 0)
+        check_storage(storage)
+        _check_device(device)
         sampler = RandomSampler() if sampler is None else sampler
+        _check_sampler(sampler)
         if sampler.max_capacity not in (None, storage.max_size):
             raise ValueError(
                 f"the sampler has max_capacity={sampler.max_capacity} and the storage "
@@ -117,6 +123,15 @@ class ReplayBuffer:
         """How many items are here."""
         return len(self.storage)
 
+    def __bool__(self) -> bool:
+        """True, of an empty buffer too: `buffer or make_buffer()` shall not throw it away.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> bool(ReplayBuffer(storage=TensorStorage(9)))
+        True
+        """
+        return True
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, {type(self.sampler).__name__})"
 
@@ -132,6 +147,7 @@ class ReplayBuffer:
         (tensor([0, 1, 2, 3, 4]), 3)
         """
         with self._changing():
+            self._maker.follow()  # whatever can be wrong with the sampler is found before a write
             numbers = self.storage.extend(data)
             total = self.storage.total
             self.sampler.added(range(total - len(numbers), total))
@@ -146,6 +162,7 @@ class ReplayBuffer:
         (0, 1)
         """
         with self._changing():
+            self._maker.follow()
             number = self.storage.add(item)
             self.sampler.added(range(number, number + 1))
         return number
@@ -167,6 +184,8 @@ class ReplayBuffer:
                 ages = range(len(live))[index]
                 index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
             age = torch.as_tensor(index)
+            if age.dtype is torch.bool:
+                raise no_integers("items", age.dtype)
             wrong = (age < -len(live)) | (age >= len(live))
             if wrong.any():
                 raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
@@ -227,8 +246,7 @@ class ReplayBuffer:
             batch_size = self.batch_size or room
         if batch_size is None:
             raise _no_size()
-        if batch_size < 1:
-            raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+        _check_batch_size(batch_size)
         if room is not None and room != batch_size:
             raise ValueError(f"out has room for a batch of {room}, and {batch_size} are asked for")
         batch = self._next(batch_size, out)
@@ -285,7 +303,8 @@ class ReplayBuffer:
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
         """All items, and where sampling stands: nested dicts of tensors and numbers.
 
-        items: False leaves them out, for a storage on disk that persists on its own.
+        items: False leaves them out, for a storage on disk that persists on its own. It may go on
+            meanwhile: items that come after the state are new ones when it is loaded.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer, other = (ReplayBuffer(storage=TensorStorage(3)) for _ in range(2))
@@ -301,13 +320,13 @@ class ReplayBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
 
-        Raises ValueError, and changes nothing, if the state is not of such a buffer.
+        What the state says of the sampling counts, also where this buffer was made with another
+        alpha or beta. If it is without items, those in the storage that it does not know are new.
+        Raises ValueError, and changes nothing, if the state is not of a buffer with such a sampler
+        and such a storage, or knows of more items than the storage has.
         """
         with self._changing():
-            if "storage" in state:
-                self._load(state, lambda: self.storage.load_state_dict(state["storage"]))
-            else:
-                self._load(state, lambda: None)
+            self._load(state)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all items, and where sampling stands, to a folder.
@@ -340,35 +359,104 @@ class ReplayBuffer:
         found = read_folder(folder, KIND, VERSION)
         state = TensorDict.load(found.path("sampling.safetensors")).to_dict()
         with self._changing():
-            self._load(state, lambda: self.storage.read_files(found))
+            self._load({**state, "storage": self.storage.state_in(found)})
 
     def _sampling_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"sampler": self.sampler.state_dict()}
+        live = self._maker.follow()
+        kind = torch.tensor(list(type(self.sampler).__name__.encode()), dtype=torch.uint8)
+        state: dict[str, Any] = {
+            "kind": kind,
+            "total": live.stop,
+            "sampler": self.sampler.state_dict(),
+        }
         if self.generator is not None:
             state["generator"] = self.generator.get_state()
         return state
 
-    def _load(self, state: Mapping[str, Any], load_storage: Callable[[], None]) -> None:
-        if ("generator" in state) != (self.generator is not None):
-            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
-            raise ValueError(
-                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
-                "torch.Generator(), or None, before"
-            )
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._refuse_other(state)
+        live = self._maker.live()
+        if "storage" in state:
+            found = from_state(state["storage"], self.storage.max_size)
+            live = range(max(0, found.total - len(found.rows)), found.total)
+        if int(state["total"]) > live.stop:
+            raise too_few(int(state["total"]), live)
         before = self.sampler.state_dict()
-        self.sampler.load_state_dict(state["sampler"])
         try:
-            load_storage()
+            self.sampler.load_state_dict(state["sampler"])
+            self.sampler.follow(live)
+            if "storage" in state:
+                self.storage.load_state_dict(state["storage"])
         except BaseException:
             self.sampler.load_state_dict(before)
             raise
         if self.generator is not None:
             self.generator.set_state(state["generator"])
 
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """ValueError if it is not the state of a buffer with such a sampler."""
+        missing = [name for name in ("kind", "total", "sampler") if name not in state]
+        if missing:
+            raise ValueError(f"the state is not of a replay buffer: no {', '.join(missing)} in it")
+        saved, here = bytes(state["kind"].tolist()).decode(), type(self.sampler).__name__
+        if saved != here:
+            raise ValueError(
+                f"a buffer with a {saved} was saved, and this one has a {here}: load it into one "
+                f"that has a {saved}"
+            )
+        if ("generator" in state) != (self.generator is not None):
+            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
+            raise ValueError(
+                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
+                "torch.Generator(), or None, before"
+            )
+
+
+def check_storage(storage: Any) -> None:
+    """Raise TypeError for what is no storage.
+
+    >>> check_storage(100)
+    Traceback (most recent call last):
+    ...
+    TypeError: storage is a Storage, such as TensorStorage(100), got 100
+    """
+    if not isinstance(storage, Storage):
+        size = storage if isinstance(storage, int) else 1_000_000
+        raise TypeError(f"storage is a Storage, such as TensorStorage({size}), got {storage!r}")
+
+
+def _check_sampler(sampler: Any) -> None:
+    if isinstance(sampler, type) and issubclass(sampler, Sampler):
+        raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"sampler is a Sampler, such as RandomSampler(), got {sampler!r}")
+
+
+def _check_device(device: Any) -> None:
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA
+        raise ValueError(f"there is no device {str(device)!r} here: {error}") from None
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    try:
+        operator.index(batch_size)
+    except TypeError:
+        raise TypeError(f"batch_size is a number of items, got {batch_size!r}") from None
+    if isinstance(batch_size, bool):
+        raise TypeError(f"batch_size is a number of items, got {batch_size!r}")
+    if batch_size < 1:
+        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+
 
 def _check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+    if batch_size is not None:
+        _check_batch_size(batch_size)
+    if not isinstance(prefetch, int):
+        raise TypeError(f"prefetch is a number of batches, got {prefetch!r}")
     if prefetch < 0:
         raise ValueError(f"prefetch is a number of batches, 0 or more, got {prefetch}")
     if pin_memory and not torch.accelerator.is_available():
@@ -379,6 +467,11 @@ def _check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> N
 
 
 def _check_generator(generator: torch.Generator | None, prefetch: bool) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator is a torch.Generator, got {generator!r}: pass "
+            "generator=torch.Generator().manual_seed(0)"
+        )
     if generator is None and prefetch:
         raise ValueError(
             "prefetch needs a generator of its own, or the random numbers of others would depend "

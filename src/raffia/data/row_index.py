@@ -44,16 +44,25 @@ def to_index(rows: Any, stop: int, device: torch.device) -> tuple[Index, torch.S
             rows = rows.long()
     if rows.dtype is not torch.int64:
         if rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool:
-            raise IndexError(
-                f"rows are integers, not {rows.dtype}; those where a mask is true are "
-                "mask.nonzero().squeeze(1)"
-            )
+            raise no_integers("rows", rows.dtype)
         rows = rows.long()
     if rows.device != device:
         rows = rows.to(device)
     if rows.dim() == 1:
         return rows, rows.shape
     return (rows.reshape(-1), rows.shape) if rows.dim() else (int(rows), torch.Size())
+
+
+def no_integers(what: str, dtype: torch.dtype) -> IndexError:
+    """The error about an index that is a mask, or has fractions.
+
+    >>> no_integers("rows", torch.bool)
+    IndexError('rows are integers, not torch.bool; those where a mask is true are ...
+    """
+    return IndexError(
+        f"{what} are integers, not {dtype}; those where a mask is true are "
+        "mask.nonzero().squeeze(1)"
+    )
 
 
 def as_rows(index: Index, device: torch.device) -> Tensor:  # int64 [n]

@@ -24,10 +24,10 @@ class Sampler:
     """The contract of a sampler; this base knows the items it is told, and has nothing to keep.
 
     Only `draw` must be written. A sampler that keeps something writes the methods that go with it:
-    `added`, `clear`, `state_dict` and `load_state_dict`; and `mark` and `rewind`, if drawing
-    changes it. A replay buffer calls all of them under its lock, which it leaves in `lock` for
-    what others call. Whatever changes later draws, but for `draw` itself, adds one to `version`, so
-    that no batch drawn ahead is used afterwards.
+    `added`, `follow`, `clear`, `state_dict` and `load_state_dict`; and `mark` and `rewind`, if
+    drawing changes it. A replay buffer calls all of them under its lock, which it leaves in `lock`
+    for what others call. Whatever changes later draws, but for `draw` itself, adds one to
+    `version`, so that no batch drawn ahead is used afterwards.
 
     >>> class Newest(Sampler):
     ...     def draw(self, n, live, generator=None):
@@ -52,6 +52,16 @@ class Sampler:
         """Hear of new items, which may have taken the places of the oldest.
 
         >>> SamplerWithoutReplacement().added(range(4))
+        """
+
+    def follow(self, live: range) -> None:
+        """Hear which items are here, before each draw and addition; mostly as it knows already.
+
+        They are others where a state was loaded that is older than the storage, or where another
+        process writes into it. Raises ValueError, and changes nothing, if there are fewer than it
+        knows of.
+
+        >>> SamplerWithoutReplacement().follow(range(4))
         """
 
     def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
@@ -104,6 +114,34 @@ class Sampler:
         >>> RandomSampler().load_state_dict({})
         """
         self.version += 1
+
+
+def too_few(known: int, live: range) -> ValueError:
+    """The error about a storage that has fewer items than a sampler knows of.
+
+    >>> too_few(7, range(4))
+    ValueError('the sampler knows of 7 items, and the storage has 4: ...
+    """
+    return ValueError(
+        f"the sampler knows of {known} items, and the storage has {live.stop}: its state is of a "
+        "later time, or the storage was cleared behind its back. buffer.sampler.clear() forgets "
+        "them"
+    )
+
+
+def refuse_other_state(of: Sampler, state: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError if a state lacks one of these entries.
+
+    >>> refuse_other_state(SamplerWithoutReplacement(), {}, "order")
+    Traceback (most recent call last):
+    ...
+    ValueError: the state is not of a SamplerWithoutReplacement: it has no order
+    """
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the state is not of a {type(of).__name__}: it has no {', '.join(missing)}"
+        )
 
 
 class RandomSampler(Sampler):
@@ -176,6 +214,7 @@ class SamplerWithoutReplacement(Sampler):
         self.shuffle = shuffle
         self._order = torch.empty(0, dtype=torch.int64)  # left of this epoch; never written to
         self._oldest = 0  # none of them is older
+        self._end = 0  # all of them are below
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if self.drop_last and n > len(live):
@@ -188,28 +227,34 @@ class SamplerWithoutReplacement(Sampler):
         if live.start > self._oldest:
             order = order[order >= live.start]
         if len(order) < least:
-            order = torch.arange(live.start, live.stop)
+            order, self._end = torch.arange(live.start, live.stop), live.stop
             if self.shuffle:
                 order = order[torch.randperm(len(live), generator=generator)]
         self._order, self._oldest = order[n:], live.start
         return Draw(order[:n].clone(), {}, ends_epoch=len(self._order) < least)
 
+    def follow(self, live: range) -> None:
+        if live.stop < self._end:
+            raise too_few(self._end, live)
+
     def clear(self) -> None:
         with self.lock:
-            self._order = self._order[:0]
+            self._order, self._end = self._order[:0], 0
             self.version += 1
 
     def mark(self) -> Any:
-        return self._order, self._oldest, self.version
+        return self._order, self._oldest, self._end, self.version
 
     def rewind(self, mark: Any) -> None:
         if mark[-1] == self.version:
-            self._order, self._oldest, _ = mark
+            self._order, self._oldest, self._end, _ = mark
 
     def state_dict(self) -> dict[str, Any]:
         return {"order": self._order.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        refuse_other_state(self, state, "order")
         with self.lock:
             self._order, self._oldest = state["order"].clone(), 0
+            self._end = int(self._order.max()) + 1 if len(self._order) else 0
             self.version += 1

@@ -6,6 +6,7 @@ Legend: T times, E environments, B windows, L rows in a window, S frames in a st
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,12 +20,21 @@ from raffia.data.folder import read_folder, write_folder
 from raffia.data.prefetch import Prefetcher
 from raffia.data.replay import _check_generator, _check_options
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
-from raffia.data.segment_books import Books
+from raffia.data.segment_books import Books, check_entries
 from raffia.data.segment_rows import StoredRows
 from raffia.data.step_priorities import StepPriorities
-from raffia.data.steps import StepKeys, Steps, in_parts, numbers, several, take_steps
+from raffia.data.steps import (
+    NEXT,
+    StepKeys,
+    Steps,
+    different,
+    in_parts,
+    numbers,
+    several,
+    take_steps,
+)
 from raffia.data.storage import Storage
-from raffia.tensordict.keys import NestedKey, unravel_key
+from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
 KIND, VERSION = "raffia.segments", 1
@@ -39,6 +49,9 @@ class SegmentReplayBuffer:
         are unrolled, and n_step more, from which values are bootstrapped.
     obs_keys: entries of a state, which there are after the last action too: the observation; or the
         legal actions, whose turn it is, a value ...
+    terminated_key, truncated_key: where a step says that it ends its episode. Where these lie under
+        "next", as ("next", "terminated"), everything else that lies there is stored with the step
+        too, as ("next", "reward"), but for the obs_keys.
     frame_stack: S. The newest frame is stored, once; windows have stacks of the S newest. Of
         several obs_keys name those to be stacked, with their numbers: frame_stack={"pixels": 4}.
     absorb: the ends, of "terminated" and "truncated", behind which the state is absorbing: rows
@@ -132,8 +145,7 @@ class SegmentReplayBuffer:
                 "a segment buffer overwrites its oldest steps, so it needs a storage with a "
                 "max_size: TensorStorage(max_size=100_000)"
             )
-        if unroll_steps < 0 or n_step < 0:
-            raise ValueError(f"unroll_steps={unroll_steps} and n_step={n_step} must be at least 0")
+        _check_window(unroll_steps, n_step, storage.max_size)
         _check_options(batch_size, pin_memory, prefetch)
         _check_generator(generator, prefetch=prefetch > 0)
         self.storage = storage
@@ -144,6 +156,11 @@ class SegmentReplayBuffer:
         self._keys = StepKeys(
             tuple([unravel_key(key) for key in obs_keys]), terminated_key, truncated_key
         )
+        if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.obs):
+            raise ValueError(
+                f"obs_keys={list(obs_keys)} name what is seen before an action, so none lies under "
+                f"{NEXT!r}; what is seen after it is found there by itself: obs_keys=['obs']"
+            )
         stacks = frame_stacks(frame_stack, self._keys.obs)
         self._rows = StoredRows(storage, self._keys)
         self._episodes = Episodes(
@@ -171,6 +188,10 @@ class SegmentReplayBuffer:
     def __len__(self) -> int:
         """How many steps can be drawn."""
         return len(self._episodes)
+
+    def __bool__(self) -> bool:
+        """True, also while it is empty: `buffer or other` asks whether there is a buffer."""
+        return True
 
     def __repr__(self) -> str:
         return (
@@ -225,8 +246,8 @@ class SegmentReplayBuffer:
         """Append steps; gives their numbers [T] or [T, E], which count up for ever.
 
         steps: [T], consecutive steps of one environment; or [T, E], of several at the same times.
-        env: which ones, any numbers from 0 on that aren't sparse: one, or E different ones. Without
-            it they are 0 to E - 1. An environment's steps continue those of the call before.
+        env: which ones, any numbers from 0 on: one, or E different ones. Without it they are 0 to
+            E - 1. An environment's steps continue those of the call before.
         priority: [T] or [T, E], of the steps; without it new steps have the largest so far.
         Raises KeyError, ValueError or TypeError, and changes nothing, if the steps are not as they
         should be.
@@ -352,7 +373,7 @@ class SegmentReplayBuffer:
         (1, 2)
         """
         with self._changing():
-            change = self._episodes.cut(several(env, None, self._episodes.num_envs))
+            change = self._episodes.cut(self._episodes.envs if env is None else different(env))
             self._apply(change)
             before = change.item[change.item != change.closing]
             self._rows.close(self._episodes.row(change.closing), self._episodes.row(before))
@@ -572,6 +593,7 @@ class SegmentReplayBuffer:
 
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
+        check_entries(state, ("books", "storage"), "a segment buffer")
         with self._changing():
             self._books.check(state["books"])
             self.storage.load_state_dict(state["storage"])
@@ -631,3 +653,19 @@ class SegmentReplayBuffer:
             self._skip()
             gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
             self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))
+
+
+def _check_window(unroll_steps: int, n_step: int, num_rows: int) -> None:
+    for name, value in (("unroll_steps", unroll_steps), ("n_step", n_step)):
+        try:
+            operator.index(value)
+        except TypeError as error:
+            raise TypeError(f"{name}={value!r} is a number of rows: an int is needed") from error
+    if unroll_steps < 0 or n_step < 0:
+        raise ValueError(f"unroll_steps={unroll_steps} and n_step={n_step} must be at least 0")
+    length = unroll_steps + n_step + 1
+    if length > num_rows:
+        raise ValueError(
+            f"a window of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
+            f"with max_size={num_rows}: make that larger, or the window shorter"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from raffia.data.episodes import Episodes
@@ -40,6 +40,9 @@ class Books:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless `load(state)` is possible."""
+        check_entries(state, ("episodes", "priorities"), "the books")
+        check_entries(state["episodes"], self.episodes.ENTRIES, "the episodes")
+        check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
         self.episodes.check_state(state["episodes"])
         self.priorities.check_state(state["priorities"])
         if ("generator" in state) != (self.maker.generator is not None):
@@ -64,3 +67,19 @@ class Books:
     def read(self, folder: Folder) -> dict[str, Any]:
         """The state in a folder."""
         return TensorDict.load(folder.path(FILE)).to_dict()
+
+
+def check_entries(state: Mapping[str, Any], names: Collection[str], what: str) -> None:
+    """Raise ValueError for a state that lacks any of these.
+
+    >>> check_entries({"storage": 1}, ("books", "storage"), "a segment buffer")
+    Traceback (most recent call last):
+    ...
+    ValueError: the state of a segment buffer lacks ['books'], it has ['storage']: pass what ...
+    """
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the state of {what} lacks {missing}, it has {sorted(state)}: pass what "
+            "buffer.state_dict() gave. Nothing was changed"
+        )

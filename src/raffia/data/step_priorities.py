@@ -207,6 +207,8 @@ class StepPriorities:
             self._tree.set(rows, chances)
         return rows, chances
 
+    ENTRIES = ("chances", "largest")  # of any state
+
     def state(self) -> dict[str, Tensor]:
         """A copy of what it holds, as tensors; beta too, which is usually raised in training.
 

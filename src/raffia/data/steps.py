@@ -24,6 +24,16 @@ class StepKeys(NamedTuple):
     terminated: NestedKey
     truncated: NestedKey
 
+    @property
+    def under_next(self) -> bool:
+        """Whether what a step led to, such as its reward, lies under "next" and is stored there.
+
+        >>> StepKeys(("obs",), ("next", "terminated"), ("next", "truncated")).under_next
+        True
+        """
+        flags = (self.terminated, self.truncated)
+        return any(unravel_key_to_tuple(key)[0] == NEXT for key in flags)
+
 
 class Steps(NamedTuple):
     """Steps as they are stored."""
@@ -54,8 +64,7 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> Steps:
     ends = terminated | truncated
     for key in keys.obs:
         steps[key]  # KeyError if it is missing
-    rows = steps.exclude(NEXT) if NEXT in steps.keys() else steps
-    rows = rows.reshape(-1)
+    rows = _stored(steps, keys).reshape(-1)
     closing = rows[:0]
     if ends.any():
         last = rows[ends.view(-1)]
@@ -63,6 +72,21 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> Steps:
         for key in keys.obs:
             closing.set(key, _after(steps, key)[ends])
     return Steps(rows, closing, terminated, truncated)
+
+
+def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
+    """What is stored of each step: not the observation after it, which is that of the next row."""
+    if NEXT not in steps.keys():
+        return steps
+    rows = steps.exclude(NEXT)
+    if keys.under_next:
+        after = [unravel_key_to_tuple(key) for key in keys.obs]
+        # Entry by entry: no empty container stays where an observation was.
+        for key, value in steps[NEXT].items(True, True):
+            path = unravel_key_to_tuple(key)
+            if not any(path[: len(obs)] == obs for obs in after):
+                rows.set((NEXT, *path), value)
+    return rows
 
 
 def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
@@ -122,28 +146,44 @@ def numbers(index: Any) -> Tensor:
     >>> numbers([[3, 5]])
     tensor([[3, 5]])
     """
-    index = torch.as_tensor(index).cpu()
+    try:
+        index = torch.as_tensor(index).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"numbers are integers of at most 64 bits, got {index!r}") from error
     if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
         if index.numel():
             raise TypeError(f"numbers are integers, got {index.dtype}")
     return index.long()
 
 
-def several(env: int | Sequence[int] | Tensor | None, count: int | None, known: int = 0) -> Tensor:
-    """Numbers of environments, all different: int64 [E].
-
-    count: E, if that is settled. known: how many there are, for env=None if it isn't.
+def several(env: int | Sequence[int] | Tensor | None, count: int) -> Tensor:
+    """Numbers of the environments that E = count steps at a time are of: int64 [E].
 
     >>> several(None, 3), several(7, 1)
     (tensor([0, 1, 2]), tensor([7]))
     """
     if env is None:
-        return torch.arange(known if count is None else count)
-    envs = numbers(env).reshape(-1)
-    if count is not None and len(envs) != count:
+        return torch.arange(count)
+    envs = different(env)
+    if len(envs) != count:
         raise ValueError(
             f"the steps are of {count} environment(s), and env={env} names {len(envs)}"
         )
+    return envs
+
+
+def different(env: int | Sequence[int] | Tensor) -> Tensor:
+    """Numbers of environments, all different: int64 [E].
+
+    >>> different([3, 10**9])
+    tensor([         3, 1000000000])
+    """
+    try:
+        envs = numbers(env).reshape(-1)
+    except TypeError as error:
+        raise TypeError(
+            f"env={env!r}: environments are named by integers, such as env=3 or env=[0, 1]"
+        ) from error
     if len(envs) and (int(envs.min()) < 0 or len(envs.unique()) < len(envs)):
         raise ValueError(f"env={env}: different numbers from 0 on are needed")
     return envs

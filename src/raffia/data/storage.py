@@ -91,6 +91,15 @@ class Storage(ABC):
         """How many rows hold something."""
         return len(self._held)
 
+    def __bool__(self) -> bool:
+        """True, of an empty storage too: `storage or TensorStorage()` shall not throw it away.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> bool(TensorStorage(5)), len(TensorStorage(5)) > 0
+        (True, False)
+        """
+        return True
+
     def __repr__(self) -> str:
         rows = self._structure or "nothing written yet"
         return f"{type(self).__name__}({len(self)} of {self._max_size} rows: {rows})"
@@ -460,7 +469,11 @@ class Storage(ABC):
 
     def read_files(self, folder: Folder, stem: str = "storage") -> None:
         """Replace all by what the files of `files` hold."""
-        self.load_state_dict(TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict())
+        self.load_state_dict(self.state_in(folder, stem))
+
+    def state_in(self, folder: Folder, stem: str = "storage") -> dict[str, Any]:
+        """What the files of `files` hold, for `load_state_dict`."""
+        return TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict()
 
 
 class TensorStorage(Storage):
