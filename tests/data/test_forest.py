@@ -1,6 +1,6 @@
 """MCTSForest and Tree: what a forest knows of the steps that were taken, and what it refuses.
 
-The defects that TorchRL 0.14.1 has here, with their numbers in our list of them, are at the end.
+What TorchRL 0.14.1 gets wrong here, and ours does not, is at the end.
 """
 
 import math

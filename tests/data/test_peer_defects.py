@@ -1,7 +1,7 @@
 """What TorchRL's QueryModule, HashToInt and TensorDictMap get wrong, ours does not.
 
-Each test is named after what must hold, and begins with the number of the defect. TorchRL 0.14.1
-fails each in at least one case.
+Each test is named after what must hold; tests of one matter begin with one number. TorchRL 0.14.1
+fails each in at least one case. Forests, storages and replay have such tests in their own files.
 """
 
 import copy

@@ -108,7 +108,7 @@ KINDS = ["uniform", "distinct", "epochs", "drop last", "prioritized"]
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_the_same_as_without(kind, prefetch):  # defect 23
+def test_batches_are_the_same_as_without(kind, prefetch):
     assert script(make(kind, prefetch)) == script(make(kind, 0))
 
 

@@ -76,7 +76,7 @@ def test_items_by_age_are_copies():
     assert buffer[1:3]["obs"][:, 0].tolist() == [3, 4]
     assert buffer[::-1]["obs"][:, 0].tolist() == [5, 4, 3, 2]
     assert buffer[torch.tensor([[0, -1], [1, 1]])]["obs"][..., 0].tolist() == [[2, 5], [3, 3]]
-    buffer[:]["obs"].zero_()  # defect 26: these were views
+    buffer[:]["obs"].zero_()  # in TorchRL these are views
     buffer[0]["obs"].zero_()
     buffer[torch.tensor([1])]["obs"].zero_()
     buffer.sample(9)["obs"].zero_()
@@ -100,7 +100,7 @@ def test_other_data_than_before_is_refused_and_changes_nothing():
     buffer = by_priority()
     buffer.extend(steps(0, 3))
     for wrong in (
-        steps(3, 2).exclude("obs"),  # defect 26: left rows uninitialised
+        steps(3, 2).exclude("obs"),  # in TorchRL this leaves rows uninitialised
         steps(3, 2).set("more", torch.zeros(2)),
         steps(3, 2).set("obs", torch.zeros(2, A + 1)),
         {"obs": torch.zeros(2, A)},
@@ -472,7 +472,7 @@ print(json.dumps(out))
     assert json.loads(out.stdout) == after
 
 
-def test_a_state_is_of_tensors_and_numbers_only():  # defect 25
+def test_a_state_is_of_tensors_and_numbers_only():
     def leaves(state):
         for value in state.values():
             yield from leaves(value) if isinstance(value, dict) else [value]
@@ -483,7 +483,7 @@ def test_a_state_is_of_tensors_and_numbers_only():  # defect 25
             assert {type(leaf) for leaf in leaves(state)} <= {torch.Tensor, int}
 
 
-def test_a_fresh_buffer_can_be_saved(tmp_path):  # defect 25
+def test_a_fresh_buffer_can_be_saved(tmp_path):
     for kind, make in MAKE.items():
         make().save(tmp_path / kind)
         other = make()
@@ -749,7 +749,7 @@ def test_one_thread_adds_while_others_sample_and_update(make, prefetch):
 # -------------------------------------------------------------- what was wrong with the peer's
 
 
-def test_prioritized_replay_needs_nothing_that_pip_does_not_install():  # defect 22
+def test_prioritized_replay_needs_nothing_that_pip_does_not_install():
     code = """
 import sys, importlib.util
 sys.modules["numba"] = None  # not even a compiler
@@ -768,7 +768,7 @@ assert torch.equal(data, info["index"])
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_prioritized_draws_follow_the_seed(prefetch):  # defect 23
+def test_prioritized_draws_follow_the_seed(prefetch):
     def indices(generator, prefetch):
         buffer = by_priority(generator=generator, prefetch=prefetch, batch_size=4)
         buffer.extend(steps(0, 10))
@@ -780,7 +780,7 @@ def test_prioritized_draws_follow_the_seed(prefetch):  # defect 23
     assert indices(rng(4), prefetch) != by_global
 
 
-def test_no_priority_or_index_poisons_the_buffer():  # defect 24
+def test_no_priority_or_index_poisons_the_buffer():
     buffer = by_priority()
     buffer.extend(steps(0, 10))
     for index, priority in (
