@@ -116,12 +116,7 @@ def read_folder(path: Path, kind: str, version: int) -> Folder:
     root = os.path.abspath(path)
     with locked(root, shared=True):
         record = _manifest(root)
-        found = record.get("kind"), record.get("version")
-        if found != (kind, version):
-            raise ValueError(
-                f"{root} holds {shown(found[0])} of version {shown(found[1])}, and "
-                f"{kind!r} of version {version} is wanted here"
-            )
+        check_kind(root, record, kind, version)
         files, extras = record.get("files"), record.get("extras")
         if type(files) is not dict or type(extras) is not dict:
             raise DamagedFileError(f"{root}/{MANIFEST}", "it lists no files")
@@ -146,6 +141,16 @@ def load_folder(path: Path, kind: str, version: int, read: Callable[[Folder], Lo
         except FileNotFoundError:
             if all(os.path.exists(file) for file in found.files.values()):
                 raise  # it was another file that is not there
+
+
+def check_kind(root: str, record: dict[str, Any], kind: str, version: int) -> None:
+    """Raise ValueError if the record of a folder is of another kind or version."""
+    found = record.get("kind"), record.get("version")
+    if found != (kind, version):
+        raise ValueError(
+            f"{root} holds {shown(found[0])} of version {shown(found[1])}, and {kind!r} of version "
+            f"{version} is wanted here"
+        )
 
 
 def signed(record: dict[str, Any]) -> dict[str, Any]:

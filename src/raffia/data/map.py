@@ -329,23 +329,22 @@ class TensorDictMap(TensorDictModuleBase):
                 return
             hashes, content = hashes.to(self.device), content.to(self.device)
             mark, items, rows = self._inserted(hashes, content)
+            # A function of the user's may ask this map, where the new rows are not yet.
             own_code = self.write_fn is not None or callable(merge)
+            stays = not own_code and (self.max_size is None or len(self) <= self.max_size)
+            if not stays:
+                self._table.rollback(mark)
             try:
-                if own_code:  # it may ask this map, where the new rows are not yet
-                    self._table.rollback(mark)
                 values = self._merged(values, items, rows, merge, accumulate)
                 self.storage.check(values)
-                if not own_code and (self.max_size is None or len(self) <= self.max_size):
+                if stays:
                     self._store(items.distinct, values, items.last)
-                    self._layouts = layouts
-                    return
             except BaseException:
-                if not own_code:
+                if stays:
                     self._table.rollback(mark)
                 raise
-            if not own_code:
-                self._table.rollback(mark)
-            self._write(hashes, content, items, rows, values)
+            if not stays:
+                self._write(hashes, content, items, rows, values)
             self._layouts = layouts
 
     def _merged(
@@ -500,12 +499,14 @@ class TensorDictMap(TensorDictModuleBase):
         tensor([5, 6])
         """
         with self._lock:
-            return self.items()[0]
+            return self._keys_at(self._table.live())
 
     def values(self) -> Any:
         """The values of all rows, in the order of `keys()`: container [len]."""
         with self._lock:
-            return self.items()[1]
+            if self.storage.structure is None:  # nothing was ever written
+                return TensorDict(batch_size=[0])
+            return self.storage.get(self._table.live())
 
     def items(self) -> tuple[TensorDict, Any]:
         """`keys()` and `values()` of the same moment.
@@ -518,10 +519,7 @@ class TensorDictMap(TensorDictModuleBase):
         [(5, 1), (6, 2)]
         """
         with self._lock:
-            live = self._table.live()
-            if self.storage.structure is None:  # nothing was ever written
-                return self._keys_at(live), TensorDict(batch_size=[0])
-            return self._keys_at(live), self.storage.get(live)
+            return self.keys(), self.values()
 
     def at(self, rows: Tensor) -> tuple[TensorDict, Any]:
         """The keys and the values in some rows of the storage, as `rows(query)` gave them.

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.data.folder import read_signed, signed, sync
+from raffia.data.folder import check_kind, read_signed, signed, sync
 from raffia.tensordict.disk import dump, shown, write_atomically
 from raffia.tensordict.memmap import DamagedFileError
 
@@ -136,12 +136,7 @@ def read_header(folder: str) -> dict[str, Any] | None:
             )
         return None
     header = read_signed(path)
-    found = header.get("kind"), header.get("version")
-    if found != (KIND, VERSION):
-        raise ValueError(
-            f"{folder} holds {shown(found[0])} of version {shown(found[1])}, and {KIND!r} of "
-            f"version {VERSION} is wanted here"
-        )
+    check_kind(folder, header, KIND, VERSION)
     return header
 
 

@@ -74,7 +74,7 @@ class PrioritizedSampler(Sampler):
         stratified: bool = False,
     ) -> None:
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
-            _check_exponent(name, value)
+            check_exponent(name, value)
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
         self.max_capacity: int = max_capacity
@@ -100,7 +100,7 @@ class PrioritizedSampler(Sampler):
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        _check_exponent("alpha", alpha)
+        check_exponent("alpha", alpha)
         with self.lock:
             rows = self._rows_of(self._live)
             if self._alpha:
@@ -124,7 +124,7 @@ class PrioritizedSampler(Sampler):
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        _check_exponent("beta", beta)
+        check_exponent("beta", beta)
         with self.lock:
             self._beta = beta
             self.version += 1
@@ -182,7 +182,7 @@ class PrioritizedSampler(Sampler):
         if self.stratified:
             u = u.add_(torch.arange(n)).div_(n).clamp_(max=BELOW_ONE)
         rows, chances = self._tree.draw(u)
-        weight = chances.div_(self._tree.minimum()).pow_(-self._beta).to(torch.float32)
+        weight = importance_weights(chances, self._tree.minimum(), self._beta)
         return Draw(self._items(rows), {"priority_weight": weight})
 
     def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
@@ -340,7 +340,17 @@ class PrioritizedSampler(Sampler):
         return (rows - first) % self.max_capacity + first
 
 
-def _check_exponent(name: str, value: float) -> None:
+def importance_weights(chances: Tensor, least: float, beta: float) -> Tensor:
+    """(P(i) / min_k P(k))^-beta of drawn items: float32 [n]; `chances` float64 [n] is used up.
+
+    >>> importance_weights(torch.tensor([4.0, 1.0], dtype=torch.float64), least=1.0, beta=0.5)
+    tensor([0.5000, 1.0000])
+    """
+    return chances.div_(least).pow_(-beta).to(torch.float32)
+
+
+def check_exponent(name: str, value: float) -> None:
+    """Raise ValueError for what cannot be alpha, beta or eps."""
     if not 0 <= value < INFINITY:
         raise ValueError(f"{name} must be finite and >= 0, got {value}")
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data.buffer import check_is_storage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import ReplayBuffer, check_storage
+from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import Storage
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.tensordict import TensorDict
@@ -55,7 +56,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         prefetch: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_storage(storage)
+        check_is_storage(storage)
         if storage.max_size is None:
             raise ValueError(
                 "priorities need a storage of limited size: TensorStorage(max_size=1_000_000)"

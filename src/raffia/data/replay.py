@@ -1,7 +1,5 @@
 """`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
 
-import contextlib
-import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +10,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raffia.data.batches import Batch, BatchMaker
-from raffia.data.folder import Content, read_folder, write_folder
+from raffia.data.buffer import (
+    Buffer,
+    check_batch_size,
+    check_device,
+    check_generator,
+    check_is_storage,
+    check_options,
+)
+from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.prefetch import Prefetcher
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
@@ -24,7 +30,7 @@ from raffia.tensordict.tensordict import TensorDict
 KIND, VERSION = "raffia.replay", 1
 
 
-class ReplayBuffer:
+class ReplayBuffer(Buffer):
     """Items in, batches of them out, in any order, from any thread.
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
@@ -69,10 +75,10 @@ class ReplayBuffer:
         prefetch: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        _check_options(batch_size, pin_memory, prefetch)
-        _check_generator(generator, prefetch=prefetch > 0)
-        check_storage(storage)
-        _check_device(device)
+        check_options(batch_size, pin_memory, prefetch)
+        check_generator(generator, prefetch=prefetch > 0)
+        check_is_storage(storage)
+        check_device(device)
         sampler = RandomSampler() if sampler is None else sampler
         _check_sampler(sampler)
         if sampler.max_capacity not in (None, storage.max_size):
@@ -101,36 +107,11 @@ class ReplayBuffer:
         """What chooses among them."""
         return self._maker.sampler
 
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Where random numbers come from; set another one to seed anew.
-
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = ReplayBuffer(storage=TensorStorage(9))
-        >>> buffer.generator = torch.Generator().manual_seed(3)
-        """
-        return self._maker.generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        _check_generator(generator, prefetch=self._ahead is not None)
-        with self._changing():
-            self._maker.generator = generator
-
     # -- items
 
     def __len__(self) -> int:
         """How many items are here."""
         return len(self.storage)
-
-    def __bool__(self) -> bool:
-        """True, of an empty buffer too: `buffer or make_buffer()` shall not throw it away.
-
-        >>> from raffia.data.storage import TensorStorage
-        >>> bool(ReplayBuffer(storage=TensorStorage(9)))
-        True
-        """
-        return True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, {type(self.sampler).__name__})"
@@ -246,7 +227,7 @@ class ReplayBuffer:
             batch_size = self.batch_size or room
         if batch_size is None:
             raise _no_size()
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         if room is not None and room != batch_size:
             raise ValueError(f"out has room for a batch of {room}, and {batch_size} are asked for")
         batch = self._next(batch_size, out)
@@ -289,14 +270,6 @@ class ReplayBuffer:
         if self.transform is None:
             return batch
         return batch._replace(data=self.transform(batch.data))
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead.drop()
-            yield
 
     # -- state
 
@@ -356,10 +329,13 @@ class ReplayBuffer:
         Raises DamagedFileError or ValueError, and changes nothing, if the folder does not hold what
         was saved, or not of such a buffer.
         """
-        found = read_folder(folder, KIND, VERSION)
-        state = TensorDict.load(found.path("sampling.safetensors")).to_dict()
+        state = load_folder(folder, KIND, VERSION, self._state_in)
         with self._changing():
-            self._load({**state, "storage": self.storage.state_in(found)})
+            self._load(state)
+
+    def _state_in(self, found: Folder) -> dict[str, Any]:
+        state = TensorDict.load(found.path("sampling.safetensors")).to_dict()
+        return {**state, "storage": self.storage.state_in(found)}
 
     def _sampling_state(self) -> dict[str, Any]:
         live = self._maker.follow()
@@ -412,76 +388,11 @@ class ReplayBuffer:
             )
 
 
-def check_storage(storage: Any) -> None:
-    """Raise TypeError for what is no storage.
-
-    >>> check_storage(100)
-    Traceback (most recent call last):
-    ...
-    TypeError: storage is a Storage, such as TensorStorage(100), got 100
-    """
-    if not isinstance(storage, Storage):
-        size = storage if isinstance(storage, int) else 1_000_000
-        raise TypeError(f"storage is a Storage, such as TensorStorage({size}), got {storage!r}")
-
-
 def _check_sampler(sampler: Any) -> None:
     if isinstance(sampler, type) and issubclass(sampler, Sampler):
         raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler is a Sampler, such as RandomSampler(), got {sampler!r}")
-
-
-def _check_device(device: Any) -> None:
-    if device is None:
-        return
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA
-        raise ValueError(f"there is no device {str(device)!r} here: {error}") from None
-
-
-def _check_batch_size(batch_size: Any) -> None:
-    try:
-        operator.index(batch_size)
-    except TypeError:
-        raise TypeError(f"batch_size is a number of items, got {batch_size!r}") from None
-    if isinstance(batch_size, bool):
-        raise TypeError(f"batch_size is a number of items, got {batch_size!r}")
-    if batch_size < 1:
-        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
-
-
-def _check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
-    if batch_size is not None:
-        _check_batch_size(batch_size)
-    if not isinstance(prefetch, int):
-        raise TypeError(f"prefetch is a number of batches, got {prefetch!r}")
-    if prefetch < 0:
-        raise ValueError(f"prefetch is a number of batches, 0 or more, got {prefetch}")
-    if pin_memory and not torch.accelerator.is_available():
-        raise ValueError(
-            "pin_memory=True needs a GPU, and there is none here: pass "
-            "pin_memory=torch.cuda.is_available()"
-        )
-
-
-def _check_generator(generator: torch.Generator | None, prefetch: bool) -> None:
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(
-            f"generator is a torch.Generator, got {generator!r}: pass "
-            "generator=torch.Generator().manual_seed(0)"
-        )
-    if generator is None and prefetch:
-        raise ValueError(
-            "prefetch needs a generator of its own, or the random numbers of others would depend "
-            "on how far it is ahead: pass generator=torch.Generator().manual_seed(0)"
-        )
-    if generator is not None and generator.device.type != "cpu":
-        raise ValueError(
-            f"items are drawn on the CPU, and the generator is on {generator.device}: pass "
-            "generator=torch.Generator().manual_seed(0)"
-        )
 
 
 def _no_size() -> ValueError:

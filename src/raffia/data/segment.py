@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data.buffer import Buffer, check_generator, check_options
 from raffia.data.episodes import CLOSED_TERMINATED, Change, Episodes
-from raffia.data.folder import read_folder, write_folder
+from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.prefetch import Prefetcher
-from raffia.data.replay import _check_generator, _check_options
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
 from raffia.data.segment_books import Books, check_entries
 from raffia.data.segment_rows import StoredRows
@@ -40,7 +40,7 @@ from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 KIND, VERSION = "raffia.segments", 1
 
 
-class SegmentReplayBuffer:
+class SegmentReplayBuffer(Buffer):
     """Windows of consecutive steps of one episode, drawn alike or by the priority of their start.
 
     storage: a `TensorStorage` or `MemmapStorage` with a `max_size`, which belongs to this buffer. A
@@ -146,8 +146,8 @@ class SegmentReplayBuffer:
                 "max_size: TensorStorage(max_size=100_000)"
             )
         _check_window(unroll_steps, n_step, storage.max_size)
-        _check_options(batch_size, pin_memory, prefetch)
-        _check_generator(generator, prefetch=prefetch > 0)
+        check_options(batch_size, pin_memory, prefetch)
+        check_generator(generator, prefetch=prefetch > 0)
         self.storage = storage
         self.unroll_steps, self.n_step = unroll_steps, n_step
         self.length = unroll_steps + n_step + 1
@@ -189,10 +189,6 @@ class SegmentReplayBuffer:
         """How many steps can be drawn."""
         return len(self._episodes)
 
-    def __bool__(self) -> bool:
-        """True, also while it is empty: `buffer or other` asks whether there is a buffer."""
-        return True
-
     def __repr__(self) -> str:
         return (
             f"SegmentReplayBuffer({len(self)} steps to draw from {self.num_episodes} episodes, "
@@ -214,23 +210,9 @@ class SegmentReplayBuffer:
         with self._changing():
             self._priorities.raise_beta(beta)
 
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Where random numbers come from; set another one to seed anew."""
-        return self._maker.generator
-
-    @generator.setter
-    def generator(self, generator: torch.Generator | None) -> None:
-        _check_generator(generator, prefetch=self._ahead is not None)
-        with self._changing():
-            self._maker.generator = generator
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead.drop()
+        with super()._changing():
             self._maker.num_changes += 1
             yield
 
@@ -637,7 +619,9 @@ class SegmentReplayBuffer:
         Raises DamagedFileError or ValueError, and changes nothing, if the folder does not hold what
         was saved, or not of a buffer made like this one.
         """
-        found = read_folder(folder, KIND, VERSION)
+        load_folder(folder, KIND, VERSION, self._load)
+
+    def _load(self, found: Folder) -> None:
         books = self._books.read(found)
         with self._changing():
             self._books.check(books)
@@ -645,7 +629,7 @@ class SegmentReplayBuffer:
                 self.storage.read_files(found)
             elif self.storage.total < int(books["episodes"]["total"]):
                 raise ValueError(
-                    f"{folder} was saved without the rows of {int(books['episodes']['total'])} "
+                    f"{found.root} was saved without the rows of {int(books['episodes']['total'])} "
                     f"items, and to this storage {self.storage.total} were appended: it should be "
                     "the same one, opened again"
                 )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from raffia.data.groups import groups
+from raffia.data.prioritized import INFINITY, check_exponent, importance_weights
 from raffia.data.sum_tree import SumTree
 
-INFINITY = float("inf")
 TOO_LARGE = 1e290  # for a chance: sums of all of them stay finite
 BY_DEFAULT = -1.0  # in place of a chance that a step was given
 
@@ -191,7 +191,7 @@ class StepPriorities:
             rows, chances = self._draw_different(n, generator)
         if self.beta is None:
             return rows, torch.ones(n)
-        return rows, chances.div_(least).pow_(-self.beta).to(torch.float32)
+        return rows, importance_weights(chances, least, self.beta)
 
     def _draw_different(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         # To pass over what was drawn before is to draw from what is left, in proportion.
@@ -261,6 +261,5 @@ def _uniform(n: int, generator: torch.Generator | None) -> Tensor:
 
 
 def _exponent(name: str, value: float) -> float:
-    if not 0 <= value < INFINITY:
-        raise ValueError(f"{name} must be finite and >= 0, got {value}")
+    check_exponent(name, value)
     return float(value)

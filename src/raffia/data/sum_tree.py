@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from raffia import jit
+from raffia.data.groups import tensor_groups
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")
@@ -244,7 +245,7 @@ class SumTree:
         least, most = torch.aminmax(values)
         if low < 0 or high >= self.capacity or not (least >= 0 and most <= self.limit):
             return False
-        keep = last_of_each(leaves)
+        keep = tensor_groups(leaves).last
         nodes = leaves[keep]
         self._sums[nodes] = values[keep] if len(values) > 1 else values
         offsets = torch.arange(FAN_OUT, device=self.device)
@@ -317,15 +318,3 @@ def pairwise_sum(block: Tensor) -> Tensor:
     while block.shape[-1] > 1:
         block = block[..., 0::2] + block[..., 1::2]
     return block[..., 0]
-
-
-def last_of_each(index: Tensor) -> Tensor:
-    """The positions [m] at which each different number of index [n] stands for the last time.
-
-    >>> last_of_each(torch.tensor([7, 5, 7, 6]))
-    tensor([1, 3, 2])
-    """
-    ordered, order = torch.sort(index, stable=True)
-    last = torch.ones_like(ordered, dtype=torch.bool)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    return order[last]

@@ -38,15 +38,18 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     if index is None or not hasattr(index, "_source_stamp"):
         # a numba that we do not know: rather compile in each process
         return numba.njit(nogil=True)(function)
-    index._source_stamp = (index._source_stamp, _stamp(pathlib.Path(inspect.getfile(function))))
+    index._source_stamp = (
+        index._source_stamp,
+        _stamp(pathlib.Path(inspect.getfile(function)).parent),
+    )
     return compiled
 
 
 @functools.cache
-def _stamp(path: pathlib.Path) -> str:
-    """A digest of this folder and of all files beside a kernel's."""
+def _stamp(kernels: pathlib.Path) -> str:
+    """A digest of the files in this folder and in a kernel's."""
     digest = hashlib.sha256()
-    for folder in dict.fromkeys([pathlib.Path(__file__).parent, path.parent]):
+    for folder in dict.fromkeys([pathlib.Path(__file__).parent, kernels]):
         for file in sorted(folder.glob("*.py")):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()

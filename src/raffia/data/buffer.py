@@ -1,0 +1,131 @@
+"""`Buffer`: what all replay buffers have in common, and the checks of their options."""
+
+import contextlib
+import operator
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from raffia.data.prefetch import Prefetcher
+from raffia.data.storage import Storage
+
+
+class Buffer:
+    """One lock, one generator, and perhaps batches drawn ahead; a subclass sets what is named here.
+
+    >>> from raffia.data.replay import ReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> isinstance(ReplayBuffer(storage=TensorStorage(9)), Buffer)
+    True
+    """
+
+    _maker: Any  # makes the batches; has the generator
+    _lock: threading.RLock
+    _ahead: Prefetcher | None
+
+    def __bool__(self) -> bool:
+        """True, of an empty buffer too: `buffer or make_buffer()` shall not throw it away.
+
+        >>> from raffia.data.replay import ReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> bool(ReplayBuffer(storage=TensorStorage(9)))
+        True
+        """
+        return True
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Where random numbers come from; set another one to seed anew.
+
+        >>> from raffia.data.replay import ReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9))
+        >>> buffer.generator = torch.Generator().manual_seed(3)
+        """
+        generator: torch.Generator | None = self._maker.generator
+        return generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        check_generator(generator, prefetch=self._ahead is not None)
+        with self._changing():
+            self._maker.generator = generator
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
+        with self._lock:
+            if self._ahead is not None:
+                self._ahead.drop()
+            yield
+
+
+def check_is_storage(storage: Any) -> None:
+    """Raise TypeError for what is no storage.
+
+    >>> check_is_storage(100)
+    Traceback (most recent call last):
+    ...
+    TypeError: storage is a Storage, such as TensorStorage(100), got 100
+    """
+    if not isinstance(storage, Storage):
+        size = storage if isinstance(storage, int) else 1_000_000
+        raise TypeError(f"storage is a Storage, such as TensorStorage({size}), got {storage!r}")
+
+
+def check_device(device: Any) -> None:
+    """Raise ValueError for a device that is not here."""
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA
+        raise ValueError(f"there is no device {str(device)!r} here: {error}") from None
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Raise TypeError or ValueError for what is no number of items."""
+    try:
+        operator.index(batch_size)
+    except TypeError:
+        raise TypeError(f"batch_size is a number of items, got {batch_size!r}") from None
+    if isinstance(batch_size, bool):
+        raise TypeError(f"batch_size is a number of items, got {batch_size!r}")
+    if batch_size < 1:
+        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+
+
+def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
+    """Raise TypeError or ValueError for options of a buffer that cannot be."""
+    if batch_size is not None:
+        check_batch_size(batch_size)
+    if not isinstance(prefetch, int):
+        raise TypeError(f"prefetch is a number of batches, got {prefetch!r}")
+    if prefetch < 0:
+        raise ValueError(f"prefetch is a number of batches, 0 or more, got {prefetch}")
+    if pin_memory and not torch.accelerator.is_available():
+        raise ValueError(
+            "pin_memory=True needs a GPU, and there is none here: pass "
+            "pin_memory=torch.cuda.is_available()"
+        )
+
+
+def check_generator(generator: torch.Generator | None, prefetch: bool) -> None:
+    """Raise TypeError or ValueError for a generator that items cannot be drawn with."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator is a torch.Generator, got {generator!r}: pass "
+            "generator=torch.Generator().manual_seed(0)"
+        )
+    if generator is None and prefetch:
+        raise ValueError(
+            "prefetch needs a generator of its own, or the random numbers of others would depend "
+            "on how far it is ahead: pass generator=torch.Generator().manual_seed(0)"
+        )
+    if generator is not None and generator.device.type != "cpu":
+        raise ValueError(
+            f"items are drawn on the CPU, and the generator is on {generator.device}: pass "
+            "generator=torch.Generator().manual_seed(0)"
+        )
