@@ -139,8 +139,8 @@ class EpochsAgainst(Against):
         assert len(index) == min(n, len((self.known - self.seen) & set(self.live)))
         self.seen |= set(index)
 
-    def on_empty(self):
-        self.seen = set()
+    def on_empty(self):  # numbers start anew, and with them an epoch
+        self.seen, self.known = set(), set()
 
 
 class PrioritiesAgainst(Against):
