@@ -26,7 +26,7 @@ TABLE = {
     "prototype": ["nn"],
     "data": [*LAYER_0, "nn"],
     "envs": LAYER_0,
-    "search": LAYER_0,
+    "search": [*LAYER_0, "nn", "data"],
     "algorithms": LAYER_0 + LAYER_1,
     "evolution": [*LAYER_0, "learner"],
     "distributed": [*LAYER_0, "learner"],
@@ -45,7 +45,7 @@ FORBIDDEN_CALLS = {
     *("yaml.full_load", "yaml.full_load_all"),
 }
 FORBIDDEN_OPTIONS = {"allow_pickle": True, "weights_only": False}  # as numpy and torch have them
-PEERS = {"tensordict", "torchrl"}
+PEERS = {"tensordict", "torchrl", "lzero", "ding", "mctx", "jax", "agilerl"}
 
 
 def source_files(source: Path) -> list[Path]:

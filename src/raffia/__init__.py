@@ -5,6 +5,8 @@ The map of the package:
 - `raffia.tensordict`: the container, whose names are also exported here.
 - `raffia.nn`: keyed modules: they read entries of a container by name, and write entries.
 - `raffia.data`: storage that is asked by content, and replay.
+- `raffia.search`: planning: batched tree search with a model.
+- `raffia.algorithms.efficientzero`: the networks of EfficientZero.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -145,8 +147,8 @@ def __getattr__(name: str) -> Any:
     """Import a room, and torch, when first asked for: `raffia --help` answers at once."""
     from importlib import import_module
 
-    if name == "data":
-        return import_module("raffia.data")
+    if name in ("data", "search", "algorithms", "functional"):
+        return import_module(f"raffia.{name}")
     if name == "nn" or name in _OF_NN:
         modules = import_module("raffia.nn")
         return modules if name == "nn" else getattr(modules, name)

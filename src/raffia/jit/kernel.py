@@ -27,17 +27,17 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     3
     """
     try:
-        compiled = numba.njit(cache=True, nogil=True)(function)
+        compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError as error:  # nowhere to keep the code: a read-only installation, a prompt
         if "cannot cache" not in str(error):
             raise
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, error_model="numpy")(function)
     # numba compares the stamp of the kernel's own file only, and would go on with code that holds
     # old versions of what the kernel calls in other files: the stamp covers these as well.
     index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if index is None or not hasattr(index, "_source_stamp"):
         # a numba that we do not know: rather compile in each process
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, error_model="numpy")(function)
     index._source_stamp = (
         index._source_stamp,
         _stamp(pathlib.Path(inspect.getfile(function)).parent),
@@ -55,17 +55,17 @@ def _stamp(kernels: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _pointer(builder: Any, address: Any, bits: int, real: bool = False) -> Any:
-    content = ir.DoubleType() if real else ir.IntType(bits)
-    return builder.inttoptr(address, content.as_pointer())
+_REAL = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+
+
+def _pointer(builder: Any, address: Any, bits: int, number: Any = None) -> Any:
+    return builder.inttoptr(address, _REAL.get(number, ir.IntType(bits)).as_pointer())
 
 
 def _load(name: str, number: Any, bits: int) -> Any:
     def typed(typing_context: Any, address: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load(
-                _pointer(builder, arguments[0], bits, number == types.float64), align=1
-            )
+            return builder.load(_pointer(builder, arguments[0], bits, number), align=1)
 
         return number(types.int64), code
 
@@ -76,11 +76,7 @@ def _load(name: str, number: Any, bits: int) -> Any:
 def _store(name: str, number: Any, bits: int) -> Any:
     def typed(typing_context: Any, address: Any, value: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(
-                arguments[1],
-                _pointer(builder, arguments[0], bits, number == types.float64),
-                align=1,
-            )
+            builder.store(arguments[1], _pointer(builder, arguments[0], bits, number), align=1)
             return context.get_dummy_value()
 
         return types.void(types.int64, number), code
@@ -94,12 +90,14 @@ load_u16 = _load("load_u16", types.uint16, 16)
 load_u32 = _load("load_u32", types.uint32, 32)
 load_u64 = _load("load_u64", types.uint64, 64)
 load_i64 = _load("load_i64", types.int64, 64)
+load_f32 = _load("load_f32", types.float32, 32)
 load_f64 = _load("load_f64", types.float64, 64)
 store_u8 = _store("store_u8", types.uint8, 8)
 store_u16 = _store("store_u16", types.uint16, 16)
 store_u32 = _store("store_u32", types.uint32, 32)
 store_u64 = _store("store_u64", types.uint64, 64)
 store_i64 = _store("store_i64", types.int64, 64)
+store_f32 = _store("store_f32", types.float32, 32)
 store_f64 = _store("store_f64", types.float64, 64)
 
 

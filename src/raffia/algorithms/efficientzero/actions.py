@@ -1,0 +1,90 @@
+"""What the dynamics network gets to know of an action."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+
+class DiscreteActions(nn.Module):
+    """Each of `size` actions as a row of numbers.
+
+    encoding: "one_hot" gives `size` numbers, "not_one_hot" the one number action / size.
+
+    >>> DiscreteActions(3)(torch.tensor([2, 0]))
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    >>> DiscreteActions(4, "not_one_hot")(torch.tensor([2, 0]))
+    tensor([[0.5000],
+            [0.0000]])
+    """
+
+    codes: Tensor  # [size, dim]
+
+    def __init__(self, size: int, encoding: str = "one_hot") -> None:
+        super().__init__()
+        if encoding not in ("one_hot", "not_one_hot"):
+            raise ValueError(
+                f"discrete_action_encoding_type={encoding!r}: it is 'one_hot' or 'not_one_hot'"
+            )
+        codes = torch.eye(size) if encoding == "one_hot" else torch.arange(size)[:, None] / size
+        self.register_buffer("codes", codes, persistent=False)  # no part of a checkpoint
+        self.size, self.encoding, self.dim = size, encoding, codes.shape[1]
+
+    def forward(self, action: Tensor) -> Tensor:
+        """action: integers [B] or [B, 1] -> [B, dim]."""
+        if action.is_floating_point() or action.dtype is torch.bool:
+            raise TypeError(
+                f"one of {self.size} actions is an integer, got {action.dtype}: pass "
+                "action.long(), or build the model with continuous_action_space=True"
+            )
+        flat = action.squeeze(-1) if action.dim() == 2 and action.shape[1] == 1 else action
+        if flat.dim() != 1:
+            raise ValueError(f"actions are integers of shape [B], got {list(action.shape)}")
+        try:
+            return embedding(flat.long(), self.codes)
+        except IndexError as error:  # found by the lookup itself, on the CPU
+            low, high = int(action.min()), int(action.max())
+            raise ValueError(
+                f"actions run from 0 to {self.size - 1}, got some from {low} to {high}; "
+                "action_space_size is the number of actions"
+            ) from error
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, {self.encoding!r}"
+
+
+class ContinuousActions(nn.Module):
+    """Actions that are rows of `size` numbers stand for themselves.
+
+    >>> ContinuousActions(2)(torch.tensor([[0.5, -1.0]]))
+    tensor([[ 0.5000, -1.0000]])
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = self.dim = size
+
+    def forward(self, action: Tensor) -> Tensor:
+        """action: floats [B, size] -> the same."""
+        if action.dim() != 2 or action.shape[1] != self.size or not action.is_floating_point():
+            raise ValueError(
+                f"actions are floats of shape [B, {self.size}], got {action.dtype} of shape "
+                f"{list(action.shape)}"
+            )
+        return action
+
+    def extra_repr(self) -> str:
+        return f"{self.size}"
+
+
+def action_encoding(
+    size: int, continuous: bool = False, encoding: str = "one_hot"
+) -> DiscreteActions | ContinuousActions:
+    """The encoding of `size` actions, or of continuous actions of `size` numbers.
+
+    >>> action_encoding(3, encoding="not_one_hot")
+    DiscreteActions(3, 'not_one_hot')
+    """
+    return ContinuousActions(size) if continuous else DiscreteActions(size, encoding)

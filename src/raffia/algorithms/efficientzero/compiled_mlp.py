@@ -1,0 +1,228 @@
+"""A folded `EfficientZeroModelMLP` in compiled calls: one for the roots, one a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from raffia.algorithms.efficientzero.actions import DiscreteActions
+from raffia.algorithms.efficientzero.compiled_layers import (
+    CompiledLayers,
+    Heads,
+    Layer,
+    all_layers,
+    is_float32_here,
+)
+from raffia.algorithms.efficientzero.folding import JointLSTM
+from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.model_mlp import (
+    DynamicsNetworkMLP,
+    PredictionNetworkMLP,
+    RepresentationNetworkMLP,
+)
+from raffia.functional.transforms import Support
+from raffia.search.outputs import SearchMemory
+from raffia.tensordict.tensordict import TensorDict
+
+
+def compiled_recurrent(model: LatentModel) -> CompiledRecurrent | None:
+    """The folded model's step, None where it has a layer that there is no compiled form of.
+
+    >>> from raffia.algorithms.efficientzero.folding import Folding
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+    >>> compiled_recurrent(Folding(EfficientZeroModelMLP(4, 2)).model) is not None
+    True
+    >>> compiled_recurrent(Folding(EfficientZeroModel((1, 3, 3), 2)).model) is None
+    True
+    """
+    dynamics, heads = _dynamics(model), _heads(model)
+    if dynamics is None or heads is None or not _is_plain(model):
+        return None
+    if not isinstance(model.action_encoding, DiscreteActions):
+        return None
+    return CompiledRecurrent(model.action_encoding.codes, dynamics, heads)
+
+
+def compiled_root(model: LatentModel) -> CompiledRoot | None:
+    """The folded model's representation and prediction, None as in `compiled_recurrent`."""
+    network, heads = model.representation_network, _heads(model)
+    if type(network) is not RepresentationNetworkMLP or heads is None or not _is_plain(model):
+        return None
+    read = all_layers([network.fc_representation])
+    norm = network.norm
+    if read is None or type(norm) is not nn.LayerNorm or norm.bias is None:
+        return None
+    last = read[0][-1]
+    if last.norm is not None or last.activation is not None:
+        return None
+    return CompiledRoot(read[0], norm, heads)
+
+
+class CompiledRecurrent:
+    """One simulation's step, in the memory of a search.
+
+    >>> from raffia.algorithms.efficientzero.inference import fold
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> from raffia.search.outputs import SearchMemory
+    >>> folded = fold(EfficientZeroModelMLP(4, 2))
+    >>> memory = SearchMemory(
+    ...     embeddings=folded.root(torch.zeros(6, 4)).embedding,
+    ...     parent_row=torch.tensor([0, 3]), node_row=torch.tensor([1, 4]),
+    ...     action=torch.tensor([1, 0]), reset=torch.tensor([False, True]),
+    ...     reward=torch.empty(2), value=torch.empty(2), prior_logits=torch.empty(2, 2))
+    >>> step = folded.recurrent_fn.bind(memory)
+    >>> step(2)
+    >>> memory.value
+    tensor([0., 0.])
+    """
+
+    def __init__(self, codes: Tensor, dynamics: _Dynamics, heads: Heads) -> None:
+        self._codes = codes  # [A, E], of the actions
+        self._first = dynamics.latent[0].linear
+        # what the first layer makes of each action, with its bias
+        self._of_action = torch.empty(self._first.out_features, len(self._codes))
+        self._latent_size = dynamics.latent[-1].linear.out_features
+        self._hidden_size = dynamics.lstm.hidden_size
+        self._layers = CompiledLayers()
+        self._write(dynamics, heads)
+        self.load()
+
+    def _write(self, dynamics: _Dynamics, heads: Heads) -> None:
+        layers, program = self._layers, self._layers.program
+        size, hidden = self._latent_size, self._hidden_size
+        latent = program.read("latent", size, index="parent_row")
+        features, h, both = program.neighbours(size, hidden)
+        program.read("h", hidden, index="parent_row", out=h)
+        c = program.read("c", hidden, index="parent_row")
+
+        width, num_actions = self._of_action.shape
+        layers.parameters.append(self._of_action)
+        start = program.look_up(num_actions, width, index="action")
+        if dynamics.features:
+            new = layers.mlp(dynamics.latent, latent, onto=start, added=latent)
+            layers.mlp(dynamics.features, new, out=features)
+        else:
+            new = layers.mlp(dynamics.latent, latent, onto=start, out=features)
+        program.write(new, "latent", index="node_row")
+
+        layers.parameters += [*dynamics.lstm.weight.split([size, hidden], 1), dynamics.lstm.bias]
+        output = program.lstm(features, h, both, c)
+        program.write(output, "h", index="node_row", zero="reset")
+        program.write(c, "c", index="node_row", zero="reset")
+        layers.scalar(dynamics.reward, output, "reward", dynamics.support)
+        layers.heads(heads, new)
+
+    def load(self) -> None:
+        """Take the parameters as they are now."""
+        bias, of_action = self._first.bias, self._first.weight[:, self._latent_size :]
+        torch.addmm(bias.unsqueeze(1), of_action, self._codes.t(), out=self._of_action)
+        self._layers.load()
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        """See `FoldedRecurrentFn.bind`."""
+        if not isinstance(memory.embeddings, TensorDict):
+            return None
+        keys: list[str | tuple[str, str]] = [
+            "latent_state",
+            ("reward_hidden_state", "h"),
+            ("reward_hidden_state", "c"),
+        ]
+        found = [memory.embeddings.get(key, None) for key in keys]
+        widths = self._latent_size, self._hidden_size, self._hidden_size
+        for array, width in zip(found, widths, strict=True):
+            if array is None or not is_float32_here(array) or array.shape[1:] != (width,):
+                return None
+        named = dict(zip(["latent", "h", "c"], found, strict=True))
+        return self._layers.program.bind(named | vars(memory))
+
+
+class CompiledRoot:
+    """From observations to latent states, values and policies.
+
+    >>> from raffia.algorithms.efficientzero.folding import Folding
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> root = compiled_root(Folding(EfficientZeroModelMLP(4, 2, latent_state_dim=8)).model)
+    >>> latent, value, prior_logits = root(torch.zeros(3, 4))
+    >>> latent.shape, value, prior_logits.shape
+    (torch.Size([3, 8]), tensor([0., 0., 0.]), torch.Size([3, 2]))
+    """
+
+    def __init__(self, representation: list[Layer], norm: nn.LayerNorm, heads: Heads) -> None:
+        self._size = representation[0].linear.in_features
+        self._latent_size = representation[-1].linear.out_features
+        self._num_actions = heads.policy[-1].linear.out_features
+        self._layers = layers = CompiledLayers()
+        last = representation[-1]._replace(norm=norm)
+        obs = layers.program.read("obs", self._size)
+        latent = layers.mlp([*representation[:-1], last], obs)
+        layers.program.write(latent, "latent")
+        layers.heads(heads, latent)
+        self.load()
+
+    def load(self) -> None:
+        """Take the parameters as they are now."""
+        self._layers.load()
+
+    def __call__(
+        self,
+        obs: Tensor,  # float32 [B, observation_size], on the CPU
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """latent state [B, D], value [B], policy logits [B, A]; None for other observations."""
+        if obs.shape[1:] != (self._size,) or not is_float32_here(obs):
+            return None
+        rows = len(obs)
+        latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
+        prior_logits = torch.empty(rows, self._num_actions)
+        arrays = {
+            "obs": obs.contiguous(),
+            "latent": latent,
+            "value": value,
+            "prior_logits": prior_logits,
+        }
+        self._layers.program.bind(arrays)(rows)
+        return latent, value, prior_logits
+
+
+class _Dynamics(NamedTuple):
+    """The layers of a simulation up to the value prefix."""
+
+    latent: list[Layer]  # from a latent state, with the action, to the next
+    features: list[Layer]  # from there to what the LSTM reads; empty: the same
+    lstm: JointLSTM
+    reward: list[Layer]
+    support: Support | None
+
+
+def _dynamics(model: LatentModel) -> _Dynamics | None:
+    network = model.dynamics_network
+    if type(network) is not DynamicsNetworkMLP:
+        return None
+    if network.res_connection:
+        networks = [network.fc_dynamics_1, network.fc_dynamics_2, network.fc_reward_head]
+    else:
+        networks = [network.fc_dynamics, nn.Sequential(), network.fc_reward_head]
+    read, lstm = all_layers(networks), cast(nn.Module, network.lstm)
+    if read is None or len(read[0]) < 2 or not isinstance(lstm, JointLSTM):
+        return None
+    latent, features, reward = read
+    return _Dynamics(latent, features, lstm, reward, model.reward_support)
+
+
+def _heads(model: LatentModel) -> Heads | None:
+    network = model.prediction_network
+    if type(network) is not PredictionNetworkMLP:
+        return None
+    names = ["fc_prediction_common", "fc_value_head", "fc_policy_head"]
+    read = all_layers([getattr(network, name) for name in names])
+    if read is None:
+        return None
+    common, value, policy = read
+    return Heads(common, value, policy, model.value_support)
+
+
+def _is_plain(model: LatentModel) -> bool:
+    tensors = [*model.parameters(), *model.buffers()]
+    return not model.state_norm and all(map(is_float32_here, tensors))

@@ -1,0 +1,167 @@
+"""A model's snapshot for planning: decoded values, and the search's memory read and written.
+
+`fold` copies a model once; `FoldedModel.refresh` takes new weights over into the copy. Between them
+the copy stays as it is, so a search never sees half of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raffia import jit
+from raffia.algorithms.efficientzero.actions import DiscreteActions
+from raffia.algorithms.efficientzero.folding import Folding
+from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from raffia.algorithms.efficientzero.compiled_mlp import CompiledRecurrent, CompiledRoot
+
+
+def fold(model: LatentModel) -> FoldedModel:
+    """A copy of the model for planning, as it is now and as if in eval mode.
+
+    BatchNorm lies within the weights before it, which changes outputs by rounding only.
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6)
+    >>> folded = fold(model)
+    >>> root = folded.root(torch.zeros(3, 4))
+    >>> output, embedding = folded.recurrent_fn(root.embedding, torch.tensor([0, 1, 1]))
+    >>> output.value.shape, embedding["latent_state"].shape
+    (torch.Size([3]), torch.Size([3, 8]))
+    """
+    return FoldedModel(model)
+
+
+class FoldedModel:
+    """What a search asks of a model: `root`, and `recurrent_fn`; see `fold`.
+
+    An embedding is a TensorDict with "latent_state" [B, ...] and ("reward_hidden_state", "h") and
+    (..., "c"), each [B, L].
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> folded = FoldedModel(EfficientZeroModelMLP(4, 2))
+    >>> folded.root(torch.zeros(1, 4)).value
+    tensor([0.])
+    """
+
+    def __init__(self, model: LatentModel) -> None:
+        if not isinstance(model.action_encoding, DiscreteActions):
+            raise ValueError(
+                "fold gives a search one prior logit for each of a number of actions, and the "
+                "policy of this model is a Gaussian over continuous ones: draw actions from "
+                "model.recurrent_inference(...).policy_logits in a recurrent function of your own"
+            )
+        self._folding = Folding(model)
+        self.recurrent_fn = FoldedRecurrentFn(self._folding.model)
+
+    @torch.no_grad()
+    def root(
+        self,
+        obs: Tensor,  # [B, *observation_shape]
+        mask: Tensor | None = None,  # [B, A] bool, True where the action is legal
+        to_play: Tensor | None = None,  # [B] int
+    ) -> RootOutput:
+        """What the model says of observations, with h and c of zeros."""
+        model = self._folding.model
+        found = None if self._compiled is None else self._compiled(obs)
+        if found is not None:
+            latent, value, prior_logits = found
+            zeros = latent.new_zeros(1, len(latent), model.lstm_hidden_size)
+            embedding = _embedding(latent, zeros, zeros.clone())
+            return RootOutput(prior_logits, value, embedding, mask, to_play)
+        output = model.initial_inference(obs)
+        embedding = _embedding(output.latent_state, *output.reward_hidden_state)
+        value = model.decode_value(output.value)
+        return RootOutput(output.policy_logits, value, embedding, mask, to_play)
+
+    def refresh(self, model: LatentModel) -> None:
+        """Take the present weights and statistics of a model with the same layers, in place."""
+        self._folding.refresh(model)
+        self.recurrent_fn.refresh()
+        _reload(self)
+
+    @cached_property
+    def _compiled(self) -> CompiledRoot | None:
+        if not jit.available():
+            return None
+        from raffia.algorithms.efficientzero.compiled_mlp import compiled_root
+
+        return compiled_root(self._folding.model)
+
+
+class FoldedRecurrentFn:
+    """A folded model's recurrent function, also for the memory of a search.
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> folded = fold(EfficientZeroModelMLP(4, 2))
+    >>> type(folded.recurrent_fn).__name__
+    'FoldedRecurrentFn'
+    """
+
+    def __init__(self, model: LatentModel) -> None:
+        self._model = model
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        embedding: Any,  # see `FoldedModel`
+        action: Tensor,  # int64 [B]
+    ) -> tuple[RecurrentOutput, TensorDict]:
+        """What the model says of the states that actions lead to, and their embeddings."""
+        h = embedding["reward_hidden_state", "h"]
+        c = embedding["reward_hidden_state", "c"]
+        output = self._model.recurrent_inference(
+            embedding["latent_state"], (h.unsqueeze(0), c.unsqueeze(0)), action
+        )
+        decoded = RecurrentOutput(
+            reward=self._model.decode_reward(output.value_prefix),
+            value=self._model.decode_value(output.value),
+            prior_logits=output.policy_logits,
+        )
+        return decoded, _embedding(output.latent_state, *output.reward_hidden_state)
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        """One compiled call for each simulation, or None where there is none for this model.
+
+        There is one for `EfficientZeroModelMLP` in float32 on the CPU, with "BN" or "LN", ReLU, and
+        no `state_norm`. Its results are those of the ordinary call but for rounding; a row's are
+        the same to the bit in any batch. Rows of `node_row` must not be among `parent_row`.
+        """
+        return None if self._compiled is None else self._compiled.bind(memory)
+
+    def refresh(self) -> None:
+        """The model's weights have changed."""
+        _reload(self)
+
+    @cached_property
+    def _compiled(self) -> CompiledRecurrent | None:
+        if not jit.available():
+            return None
+        from raffia.algorithms.efficientzero.compiled_mlp import compiled_recurrent
+
+        return compiled_recurrent(self._model)
+
+
+def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
+    """Pack the weights anew, if they were before."""
+    compiled = vars(owner).get("_compiled")
+    if compiled is not None:
+        compiled.load()
+
+
+def _embedding(
+    latent_state: Tensor,
+    h: Tensor,  # [1, B, L]
+    c: Tensor,
+) -> TensorDict:
+    size = [len(latent_state)]
+    state = TensorDict({"h": h.squeeze(0), "c": c.squeeze(0)}, size)
+    return TensorDict({"latent_state": latent_state, "reward_hidden_state": state}, size)

@@ -1,0 +1,98 @@
+"""Reading the weights of LightZero's EfficientZero models, whose names are ours, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+# LightZero's networks of norm_type "LN" have BatchNorm in these places all the same.
+_BATCH_NORM_ALWAYS = (
+    "dynamics_network.resblocks.",
+    "dynamics_network.norm_value_prefix",
+    "projection.",
+    "prediction_head.",
+)
+
+
+def read_lightzero(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Load `state_dict` into a model, or raise ValueError that names what does not fit.
+
+    Two things differ in networks with LayerNorm. Some of their places have BatchNorm in LightZero:
+    the model gets BatchNorm there, as the weights were trained with it. And LightZero's residual
+    blocks normalise with one weight a channel, ours with one for each number of the image:
+    the channel's is repeated, which computes the same.
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> model, other = EfficientZeroModelMLP(4, 2), EfficientZeroModelMLP(4, 2)
+    >>> read_lightzero(model, other.state_dict())
+    >>> read_lightzero(model, EfficientZeroModelMLP(4, 3).state_dict())
+    Traceback (most recent call last):
+    ...
+    ValueError: these weights do not fit EfficientZeroModelMLP:
+    ...
+    """
+    _check_kind(state_dict)
+    swapped = {
+        path: _batch_norm(module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.LayerNorm)
+        and path.startswith(_BATCH_NORM_ALWAYS)
+        and f"{path}.running_mean" in state_dict
+    }
+    ours: dict[str, Tensor] = {
+        name: value
+        for name, value in model.state_dict().items()
+        if name.rpartition(".")[0] not in swapped
+    }
+    for path, norm in swapped.items():
+        ours |= {f"{path}.{name}": value for name, value in norm.state_dict().items()}
+    theirs = {
+        name: _per_pixel(value, ours[name]) if name in ours else value
+        for name, value in state_dict.items()
+    }
+    _check_fit(type(model).__name__, ours, theirs)
+    for path, norm in swapped.items():
+        model.set_submodule(path, norm)
+    model.load_state_dict(theirs)
+
+
+def _check_kind(state_dict: Any) -> None:
+    for name in ("model", "target_model"):
+        if isinstance(state_dict, Mapping) and isinstance(state_dict.get(name), Mapping):
+            raise ValueError(
+                f"this is a whole checkpoint, with entries {sorted(map(str, state_dict))}: pass "
+                f"the model's, load_lightzero(checkpoint[{name!r}])"
+            )
+
+
+def _batch_norm(norm: nn.LayerNorm) -> nn.Module:
+    """BatchNorm in the place of a LayerNorm, on its device and of its type."""
+    kind = nn.BatchNorm1d if len(norm.normalized_shape) == 1 else nn.BatchNorm2d
+    batch_norm = kind(norm.normalized_shape[0]).to(norm.weight.device, norm.weight.dtype)
+    return batch_norm.train(norm.training)
+
+
+def _per_pixel(value: Tensor, ours: Tensor) -> Tensor:
+    """[C] as [C, H, W] where ours is such, else as it is."""
+    if value.dim() == 1 and ours.dim() == 3 and len(value) == len(ours):
+        return value[:, None, None].expand(ours.shape)
+    return value
+
+
+def _check_fit(model: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    faults = [f"  {name} is missing" for name in ours if name not in theirs] + [
+        f"  {name} is unknown" for name in theirs if name not in ours
+    ]
+    for name in ours.keys() & theirs.keys():
+        if ours[name].shape != theirs[name].shape:
+            faults.append(
+                f"  {name} has shape {list(theirs[name].shape)} where the model has "
+                f"{list(ours[name].shape)}"
+            )
+    if faults:
+        raise ValueError(
+            "\n".join([f"these weights do not fit {model}:", *faults])
+            + "\nbuild the model with the options that the weights were trained with"
+        )

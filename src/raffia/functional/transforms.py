@@ -1,0 +1,157 @@
+"""Values on a compressed scale, and as distributions over a fixed grid of numbers."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def signed_hyperbolic(
+    x: Tensor,  # [*]
+    eps: float = 1e-3,
+) -> Tensor:  # [*]
+    """Compress values of any size, so that a network need not fit large numbers.
+
+        h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x
+
+    `eps` keeps the inverse Lipschitz. Source: Pohlen et al. (2018), proposition A.2.
+
+    >>> signed_hyperbolic(torch.tensor([-3.0, 0.0, 8.0]))
+    tensor([-1.0030,  0.0000,  2.0080])
+    """
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x
+
+
+def signed_parabolic(
+    v: Tensor,  # [*]
+    eps: float = 1e-3,
+) -> Tensor:  # [*]
+    """The inverse of `signed_hyperbolic`.
+
+        h^-1(v) = sign(v) (t^2 - 1),  t = (sqrt(1 + 4 eps (|v| + 1 + eps)) - 1) / (2 eps)
+
+    Here t is reckoned as 2 (|v| + 1 + eps) / (sqrt(1 + 4 eps (|v| + 1 + eps)) + 1): the difference
+    above cancels in float32 (h^-1(0) would be -2.6e-5). NaN stays NaN.
+
+    >>> signed_parabolic(torch.tensor([-1.0030, 0.0000, 2.0080]))
+    tensor([-3.0000,  0.0000,  8.0000])
+    """
+    shifted = v.abs() + (1 + eps)
+    t = 2 * shifted / ((1 + 4 * eps * shifted).sqrt() + 1)
+    return v.sign() * (t * t - 1)
+
+
+@dataclass(frozen=True)
+class Support:
+    """An even grid of numbers that a categorical distribution stands on: start, ..., before stop.
+
+    start, stop, step: as in `range`, `stop` is left out; on the scale of `signed_hyperbolic` where
+        values are compressed.
+
+    >>> support = Support(-2, 3)
+    >>> support.size, support.values()
+    (5, tensor([-2., -1.,  0.,  1.,  2.]))
+    """
+
+    start: float
+    stop: float
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.start, self.stop, self.step))) or not (
+            self.step > 0 and self.start < self.stop
+        ):
+            raise ValueError(
+                f"{self} has no numbers: start must be below stop, and step positive, as in "
+                "Support(-300, 301, 1), which is -300, -299, ..., 300"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        # a step such as 0.1 is not exact: without the margin, 0 .. 0.3 would have 4 numbers
+        return max(1, math.ceil((self.stop - self.start) / self.step - 1e-6))
+
+    @property
+    def last(self) -> float:
+        """The largest number."""
+        return self.start + (self.size - 1) * self.step
+
+    def values(
+        self, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> Tensor:  # [size]
+        """The numbers themselves."""
+        return torch.arange(self.size, dtype=dtype, device=device) * self.step + self.start
+
+
+def two_hot(
+    x: Tensor,  # [*], already on the scale of the support
+    support: Support,
+) -> Tensor:  # [*, size], sums to 1
+    """The distribution on the two neighbours of each number whose expectation is that number.
+
+    Numbers beyond the support become its first or last. A NaN gives a row of NaN.
+
+    >>> two_hot(torch.tensor([0.25, 9.0]), Support(-1, 3))
+    tensor([[0.0000, 0.7500, 0.2500, 0.0000],
+            [0.0000, 0.0000, 0.0000, 1.0000]])
+    """
+    position = (x.clamp(support.start, support.last) - support.start) / support.step
+    # the mass on i falls off linearly with the distance to it, which leaves two neighbours
+    grid = torch.arange(support.size, dtype=position.dtype, device=position.device)
+    return (1 - (position.unsqueeze(-1) - grid).abs()).clamp_min(0)
+
+
+def expected_value(
+    logits: Tensor,  # [*, size]
+    support: Support,
+) -> Tensor:  # [*]
+    """The mean of the distribution that the logits give.
+
+    Reckoned from the middle of the support outwards, so equal logits give exactly the middle; and
+    in float32 or better, as half precision would be too coarse for values.
+
+    >>> expected_value(torch.tensor([0.0, 0.0, 0.0]), Support(0, 3))
+    tensor(1.)
+    """
+    if logits.shape[-1] != support.size:
+        raise ValueError(
+            f"logits over {support} have {support.size} entries in their last dimension, got shape "
+            f"{list(logits.shape)}"
+        )
+    half = support.size // 2
+    if not half:
+        return torch.full_like(logits[..., 0], support.start)  # of one number
+    mass = logits.softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+    middle = (support.start + support.last) / 2
+    upward = support.values(mass.dtype, mass.device)[-half:] - middle
+    # no matrix product, which autocast would bring back to half precision
+    return ((mass[..., -half:] - mass[..., :half].flip(-1)) * upward).sum(-1) + middle
+
+
+def scalar_to_categorical(
+    x: Tensor,  # [*], raw values
+    support: Support,
+    eps: float = 1e-3,
+) -> Tensor:  # [*, size]
+    """The distribution that a network learns to give for a value: `two_hot(h(x))`.
+
+    >>> scalar_to_categorical(torch.tensor([3.0]), Support(0, 3), eps=0.0)
+    tensor([[0., 1., 0.]])
+    """
+    return two_hot(signed_hyperbolic(x, eps), support)
+
+
+def categorical_to_scalar(
+    logits: Tensor,  # [*, size]
+    support: Support,
+    eps: float = 1e-3,
+) -> Tensor:  # [*], raw values
+    """The value that logits stand for: `h^-1` of their expected value.
+
+    >>> target = scalar_to_categorical(torch.tensor([-2.5, 40.0]), Support(-300, 301))
+    >>> categorical_to_scalar(target.log(), Support(-300, 301)).round(decimals=2)
+    tensor([-2.5000, 40.0000])
+    """
+    return signed_parabolic(expected_value(logits, support), eps)

@@ -1,0 +1,376 @@
+"""Small networks in float32 as tables that one compiled call works through, row by row.
+
+A `DenseProgram` is told the layers once, with their sizes; `load` copies weights in, as often as
+they change; what `bind` returns reads the caller's arrays, computes, and writes the caller's
+arrays. A call costs a microsecond and the arithmetic, and a row's result is the same to the bit in
+every batch.
+
+>>> from raffia.jit.dense_program import DenseProgram
+>>> program = DenseProgram()
+>>> hidden = program.dense(program.read("x", 3), 5, relu=True)
+>>> program.write(program.dense(hidden, 2), "y")
+>>> program.load([torch.ones(5, 3), torch.zeros(5), torch.ones(2, 5), torch.ones(2)])
+>>> x, y = torch.ones(4, 3), torch.empty(4, 2)
+>>> step = program.bind({"x": x, "y": y})
+>>> step(4)
+>>> y[0]
+tensor([16., 16.])
+"""
+
+import math
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.jit import dense, packing
+from raffia.jit.tiles import PANEL
+from raffia.jit.vectors import WIDTH
+
+BLOCK = 48  # rows at once: what a layer reads stays near, and weights are fetched seldom
+_NONE = -1
+
+_local = threading.local()
+
+
+class Buffer(NamedTuple):
+    """Columns of the rows that a program works on, in its own memory."""
+
+    start: int  # of its memory: columns before it, which all have rows of their own
+    first: int  # column in its memory
+    width: int
+    stride: int  # from a row to the next, in columns
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The bytes before the first row, and from a row to the next."""
+        return 4 * (BLOCK * self.start + self.first), 4 * self.stride
+
+
+class _Place(NamedTuple):
+    """Where a parameter's columns go, see `raffia.jit.packing.pack`."""
+
+    start: int  # float32 before the first panel
+    shape: tuple[int, ...]  # [columns, depth] or [columns]
+    depth: int  # of the panels
+    first: int = 0
+    chunk: int = PANEL
+    spacing: int = PANEL
+    gates: int = 1  # parts of the columns, which alternate by chunks
+
+    def pieces(self, parameter: Tensor) -> list[tuple[int, ...]]:
+        """How to copy this parameter, see `raffia.jit.packing.pack`."""
+        if (
+            parameter.shape != self.shape
+            or parameter.dtype != torch.float32
+            or parameter.device.type != "cpu"
+        ):
+            raise ValueError(
+                f"this parameter is float32 of shape {list(self.shape)} on the CPU, got "
+                f"{parameter.dtype} of shape {list(parameter.shape)} on {parameter.device}"
+            )
+        columns, depth = self.shape[0] // self.gates, (*self.shape, 1)[1]
+        column_step, depth_step = (4 * step for step in (*parameter.stride(), 0)[:2])
+        source = parameter.data_ptr()
+        out = 4 * (self.start + self.first * PANEL)
+        return [
+            (
+                source + gate * columns * column_step,
+                columns,
+                column_step,
+                depth,
+                depth_step,
+                out,
+                self.depth,
+                gate * self.chunk,
+                self.chunk,
+                self.spacing,
+            )
+            for gate in range(self.gates)
+        ]
+
+
+class _Slot(NamedTuple):
+    """An array of the caller's."""
+
+    number: int
+    dtype: torch.dtype
+    width: int  # 0: one number a row
+    chosen: bool  # its rows are chosen by an index
+
+    def check(self, name: str, array: Tensor) -> None:
+        shape = f"[rows, {self.width}]" if self.width else "[rows]"
+        fits = array.shape[1:] == ((self.width,) if self.width else ()) and array.dim() > 0
+        on_cpu = array.device.type == "cpu" and array.is_contiguous()
+        if not fits or not on_cpu or array.dtype != self.dtype:
+            raise ValueError(
+                f"{name!r} is a contiguous {self.dtype} array {shape} on the CPU, got {array.dtype}"
+                f" of shape {list(array.shape)}, strides {array.stride()}, on {array.device}"
+            )
+
+
+class DenseProgram:
+    """Layers that are done in the order in which they are named here.
+
+    The methods' texts say which parameters a layer takes of those that `load` is given. Names of
+    arrays are free; `bind` takes arrays under these names: float32 rows of the layer's width, or
+    where rows are chosen or named, int64 numbers of rows.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, _Slot] = {}
+        self._records: list[bytes] = []
+        self._places: list[_Place] = []
+        self._fills: list[tuple[int, int, float]] = []
+        self._free: list[Buffer] = []
+        self._size = self._columns = 0
+        self._parameters: list[Tensor] = []
+        self._table = self._weights = self._pieces = torch.empty(0)
+
+    def buffer(self, width: int) -> Buffer:
+        """Room for rows; a layer that is given nothing to write to makes its own."""
+        for buffer in self._free:
+            if buffer.stride == _up(width):
+                self._free.remove(buffer)
+                return buffer._replace(width=width)
+        return self.neighbours(width)[0]
+
+    def reuse(self, buffer: Buffer) -> None:
+        """Say that what is in a buffer of its own is no longer needed."""
+        self._free.append(buffer)
+
+    def neighbours(self, *widths: int) -> tuple[Buffer, ...]:
+        """Room for rows side by side, then the same as one; columns of zeros may lie between."""
+        padded = [_up(width) for width in widths]
+        starts = [sum(padded[:i]) for i in range(len(widths))]
+        start, stride = self._columns, sum(padded)
+        self._columns += stride
+        apart = (Buffer(start, at, width, stride) for at, width in zip(starts, widths, strict=True))
+        return *apart, Buffer(start, 0, starts[-1] + widths[-1], stride)
+
+    def read(
+        self, array: str, width: int, *, index: str | None = None, out: Buffer | None = None
+    ) -> Buffer:
+        """Copy rows of an array; `index` names an array that tells which."""
+        out = out or self.buffer(width)
+        slot, rows = self._slot(array, width=width, chosen=index is not None), self._index(index)
+        self._add(dense.READ, slot, rows, width, _up(width), *out.place)
+        return out
+
+    def look_up(self, rows: int, width: int, *, index: str) -> Buffer:
+        """Columns of a parameter, the weight [width, rows] of a layer with a one-hot input."""
+        out = self.buffer(width)
+        weights = self._parameter((width, rows), rows)
+        panels = _up(width) // PANEL
+        self._add(dense.LOOK_UP, weights, self._index(index), rows, panels, *out.place)
+        return out
+
+    def dense(
+        self,
+        inputs: Buffer,
+        width: int,
+        *,
+        relu: bool = False,
+        onto: Buffer | None = None,
+        added: Buffer | None = None,
+        out: Buffer | None = None,
+        behind: float = 0.0,
+    ) -> Buffer:
+        """out = max(0, inputs @ weight.T + bias) + added. Parameters: weight, bias.
+
+        onto: what the product is added to in place of a bias, and where the result is written.
+        behind: what stands in the buffer behind the last column.
+        """
+        out = onto or out or self.buffer(width)
+        panels = _up(width) // PANEL
+        weights = self._parameter((width, inputs.width), inputs.width)
+        bias = _NONE if onto else self._parameter((width,), behind=behind)
+        self._add(
+            dense.DENSE,
+            *inputs.place,
+            inputs.width,
+            panels,
+            weights,
+            bias,
+            0.0 if relu else -math.inf,
+            *(added.place if added else (_NONE, 0)),
+            *out.place,
+        )
+        return out
+
+    def lstm(self, features: Buffer, h: Buffer, both: Buffer, c: Buffer) -> Buffer:
+        """A step of an LSTM: overwrites c and returns the next h. `both`: features, h side by side.
+
+        Parameters, as of `torch.nn.LSTM`: weight_ih, weight_hh, the two biases' sum.
+        """
+        out, gates = self.buffer(h.width), self.buffer(4 * PANEL)
+        groups = -(-h.width // WIDTH)
+        depth = both.width
+        columns = 4 * h.width
+        weights = self._parameter((columns, features.width), depth, gates=4)
+        # the second weight's place is behind the first one's in the same panels
+        gates_of_h = self._places[-1]._replace(shape=(columns, h.width), first=h.first)
+        self._places.append(gates_of_h)
+        bias = self._parameter((columns,), gates=4)
+        self._add(
+            dense.LSTM,
+            *both.place,
+            depth,
+            groups,
+            weights,
+            bias,
+            *c.place,
+            *out.place,
+            gates.place[0],
+        )
+        return out
+
+    def norm(
+        self, values: Buffer, eps: float, *, relu: bool = False, added: Buffer | None = None
+    ) -> None:
+        """Layer normalisation in place, as in `dense` floored and added to. Parameters: weight,
+        bias."""
+        gain, bias = (self._parameter((values.width,)) for _ in range(2))
+        self._add(
+            dense.NORM,
+            *values.place,
+            values.width,
+            gain,
+            bias,
+            eps,
+            0.0 if relu else -math.inf,
+            *(added.place if added else (_NONE, 0)),
+        )
+
+    def gelu(self, values: Buffer) -> None:
+        """GELU in place, as approximated by tanh."""
+        self._add(dense.GELU, *values.place, values.width)
+
+    def decode(self, logits: Buffer, array: str, *, eps: float = 1e-3) -> None:
+        """Write the value that logits stand for, see `categorical_to_scalar`.
+
+        Parameter: the support's values, where there is more than one logit; the layer before must
+        leave minus infinity behind the last.
+        """
+        padded, support = 0, 0
+        if logits.width > 1:
+            padded = _up(logits.width)
+            support = self._parameter((logits.width,))
+        slot = self._slot(array)
+        self._add(dense.DECODE, *logits.place, 4 * padded, support, eps, slot)
+
+    def write(
+        self, values: Buffer, array: str, *, index: str | None = None, zero: str | None = None
+    ) -> None:
+        """Copy rows to an array, zeros where the array named by `zero` (bool) is true."""
+        slot = self._slot(array, width=values.width, chosen=index is not None)
+        rows, zeros = self._index(index), self._index(zero, torch.bool)
+        self._add(dense.WRITE, slot, rows, values.width, *values.place, zeros)
+
+    def load(self, parameters: Sequence[Tensor]) -> None:
+        """Copy parameters in; what is bound already goes on with them."""
+        if len(parameters) != len(self._places):
+            raise ValueError(
+                f"this program takes {len(self._places)} parameters, got {len(parameters)}"
+            )
+        pieces = [
+            piece
+            for place, parameter in zip(self._places, parameters, strict=True)
+            for piece in place.pieces(parameter)
+        ]
+        if not len(self._weights):
+            self._weights = torch.zeros(self._size)
+            for start, stop, behind in self._fills:
+                self._weights[start:stop] = behind
+            self._table = torch.frombuffer(bytearray(b"".join(self._records)), dtype=torch.int64)
+        self._parameters = list(parameters)  # whose addresses the pieces hold
+        self._pieces = torch.tensor(pieces, dtype=torch.int64)
+        self.reload()
+
+    def reload(self) -> None:
+        """Copy the same tensors as before, which were changed in place: much faster."""
+        packing.pack(self._pieces.data_ptr(), len(self._pieces), self._weights.data_ptr())
+
+    def bind(self, arrays: Mapping[str, Tensor]) -> Callable[[int], None]:
+        """What works on the first `rows` rows of these arrays, at every call.
+
+        Numbers of rows in arrays that choose are not checked. Rows are worked on in blocks: a row
+        that is written where another is read may be written before.
+        """
+        for name, slot in self._slots.items():
+            slot.check(name, arrays[name])
+        kept = [arrays[name] for name in self._slots]
+        room = [len(arrays[name]) for name, slot in self._slots.items() if not slot.chosen]
+        addresses = torch.tensor([array.data_ptr() for array in kept])
+        return _Bound(self, kept, addresses, min(room, default=0))
+
+    def _slot(
+        self,
+        name: str,
+        dtype: torch.dtype = torch.float32,
+        *,
+        width: int = 0,
+        chosen: bool = False,
+    ) -> int:
+        slot = self._slots.setdefault(name, _Slot(len(self._slots), dtype, width, chosen))
+        if (slot.dtype, slot.width) != (dtype, width):
+            raise ValueError(f"the array {name!r} has a width of {slot.width}, and of {width}")
+        self._slots[name] = slot._replace(chosen=slot.chosen and chosen)
+        return slot.number
+
+    def _index(self, name: str | None, dtype: torch.dtype = torch.int64) -> int:
+        return _NONE if name is None else self._slot(name, dtype)
+
+    def _parameter(
+        self, shape: tuple[int, ...], depth: int = 1, *, gates: int = 1, behind: float = 0.0
+    ) -> int:
+        """Room for a parameter in panels; returns the bytes before it."""
+        start = self._size
+        if gates == 1:
+            place, columns = _Place(start, shape, depth), _up(shape[0])
+        else:
+            place = _Place(start, shape, depth, 0, WIDTH, gates * WIDTH, gates)
+            columns = -(-shape[0] // (gates * WIDTH)) * gates * WIDTH
+        self._size += columns * depth
+        self._places.append(place)
+        if behind:
+            self._fills.append((start, self._size, behind))
+        return 4 * start
+
+    def _add(self, kind: int, *fields: float) -> None:
+        words = [struct.pack("d" if isinstance(x, float) else "q", x) for x in (kind, *fields)]
+        self._records.append(b"".join(words).ljust(8 * dense.FIELDS, b"\0"))
+
+
+class _Bound:
+    """A program with the arrays that it works on."""
+
+    def __init__(
+        self, program: DenseProgram, arrays: list[Tensor], addresses: Tensor, room: int
+    ) -> None:
+        self._kept = program, arrays, addresses  # alive as long as their addresses are used
+        self._room = room
+        self._size = BLOCK * program._columns
+        table, weights = program._table.data_ptr(), program._weights.data_ptr()
+        self._fixed = table, len(program._records), weights
+        self._slots = addresses.data_ptr()
+
+    def __call__(self, rows: int) -> None:
+        if not 0 <= rows <= self._room:
+            raise ValueError(f"{rows} rows, where the arrays have {self._room}")
+        dense.run(*self._fixed, _scratch(self._size), self._slots, rows, BLOCK)
+
+
+def _up(width: int) -> int:
+    return -(-width // PANEL) * PANEL
+
+
+def _scratch(size: int) -> int:
+    """The address of memory that belongs to this thread; nothing is kept there between calls."""
+    kept: Tensor | None = getattr(_local, "scratch", None)
+    if kept is None or len(kept) < size:
+        kept = _local.scratch = torch.zeros(size)
+    return kept.data_ptr()

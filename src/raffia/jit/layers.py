@@ -1,0 +1,215 @@
+"""The layers of small networks, each over a block of rows.
+
+Rows are float32, so many bytes apart, and as wide as whole panels of `raffia.jit.tiles`: behind a
+row's end stand zeros, unless it is said otherwise.
+"""
+
+import math
+
+from raffia.jit.kernel import kernel, load_f32, store_f32
+from raffia.jit.tiles import MOST_ROWS, PANEL, tile, tile_of_4_panels
+from raffia.jit.vectors import (
+    WIDTH,
+    at_least,
+    exp,
+    gated,
+    gated_tanh,
+    greatest,
+    load_floats,
+    multiply_add,
+    spread,
+    store_floats,
+    total,
+)
+
+PANEL_BYTES = 4 * PANEL
+VECTOR_BYTES = 4 * WIDTH
+
+
+@kernel
+def dense(
+    rows: int,
+    inputs: int,  # float32 rows, `input_step` bytes apart
+    input_step: int,
+    depth: int,
+    panels: int,
+    weights: int,  # float32 [panels, depth, PANEL]
+    start: int,
+    start_step: int,  # 0: all rows have the same start
+    floor: float,
+    added: int,  # 0: nothing is added, and its step is 0
+    added_step: int,
+    out: int,
+    out_step: int,
+) -> None:
+    """See `raffia.jit.tiles`; here over all columns and rows."""
+    step = PANEL_BYTES * depth
+    panel = 0
+    while panel < panels:
+        at, b, c, o = weights + panel * step, start, added, out
+        done = 4 if rows == 1 and panel + 4 <= panels else 1
+        if done == 4:
+            tile_of_4_panels(1, inputs, 0, at, step, depth, b, 0, floor, c, 0, o, 0)
+        else:
+            a, left = inputs, rows
+            while left > 0:
+                # 8 rows are 4 and 4, and 7 are 4 and 3: one or two alone take as long as 4
+                count = MOST_ROWS if left > 8 else (4 if left > MOST_ROWS else left)
+                tile(
+                    count, a, input_step, at, step, depth, b, start_step, floor, c, added_step, o,
+                    out_step,
+                )  # fmt: skip
+                left -= count
+                a += count * input_step
+                b += count * start_step
+                c += count * added_step
+                o += count * out_step
+        panel += done
+        start += done * PANEL_BYTES
+        out += done * PANEL_BYTES
+        if added:
+            added += done * PANEL_BYTES
+
+
+@kernel
+def lstm(
+    rows: int,
+    inputs: int,  # rows of the input followed by h
+    input_step: int,
+    depth: int,
+    groups: int,  # of WIDTH units
+    weights: int,  # panels, of each group the four gates i, f, g, o of its units side by side
+    bias: int,
+    c: int,  # rows, overwritten
+    c_step: int,
+    h: int,  # rows to write, apart from the inputs
+    h_step: int,
+    gates: int,  # room for rows of 4 * PANEL float32
+) -> None:
+    """h and c one step later."""
+    gates_step = 4 * PANEL_BYTES
+    group = 0
+    while group < groups:
+        count = min(2, groups - group)
+        panels = 2 * count
+        dense(
+            rows,
+            inputs,
+            input_step,
+            depth,
+            panels,
+            weights,
+            bias,
+            0,
+            -math.inf,
+            0,
+            0,
+            gates,
+            gates_step,
+        )
+        for row in range(rows):
+            for k in range(count):
+                at = gates + row * gates_step + k * 2 * PANEL_BYTES
+                to = (group + k) * VECTOR_BYTES
+                i, f = load_floats(at), load_floats(at + VECTOR_BYTES)
+                g, o = load_floats(at + 2 * VECTOR_BYTES), load_floats(at + 3 * VECTOR_BYTES)
+                old = load_floats(c + row * c_step + to)
+                new = gated(f, old) + gated_tanh(i, g)
+                store_floats(c + row * c_step + to, new)
+                store_floats(h + row * h_step + to, gated_tanh(o, new))
+        group += count
+        weights += panels * PANEL_BYTES * depth
+        bias += panels * PANEL_BYTES
+
+
+@kernel
+def norm(
+    rows: int,
+    values: int,  # rows, overwritten; zeros behind `width`
+    step: int,
+    width: int,
+    gain: int,  # zeros behind `width`
+    bias: int,
+    eps: float,
+    floor: float,
+    added: int,  # rows; 0: nothing is added
+    added_step: int,
+) -> None:
+    """Layer normalisation: mean 0 and variance 1 over the row, times gain plus bias, floored."""
+    for row in range(rows):
+        at = values + row * step
+        sums = spread(0.0)
+        for k in range(0, 4 * width, VECTOR_BYTES):
+            sums = sums + load_floats(at + k)
+        mean = total(sums) / width
+        mean_vector = spread(mean)
+        # What stands behind the row's end deviates by nothing then.
+        for k in range(4 * width, -(-width // WIDTH) * VECTOR_BYTES, 4):
+            store_f32(at + k, mean)
+        squares = spread(0.0)
+        for k in range(0, 4 * width, VECTOR_BYTES):
+            deviation = load_floats(at + k) - mean_vector
+            squares = multiply_add(deviation, deviation, squares)
+        variance = total(squares) / width
+        scale = spread(1.0 / math.sqrt(variance + eps))
+        for k in range(0, 4 * width, VECTOR_BYTES):
+            deviation = (load_floats(at + k) - mean_vector) * scale
+            result = multiply_add(deviation, load_floats(gain + k), load_floats(bias + k))
+            result = at_least(result, spread(floor))
+            if added:
+                result = result + load_floats(added + row * added_step + k)
+            store_floats(at + k, result)
+
+
+@kernel
+def gelu(
+    rows: int,
+    values: int,  # rows, overwritten
+    step: int,
+    width: int,
+) -> None:
+    """x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+
+    Source: Hendrycks & Gimpel (2016), arXiv 1606.08415, section 2.
+    """
+    twice = spread(2.0 * math.sqrt(2.0 / math.pi))
+    cubic = spread(2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
+    for row in range(rows):
+        at = values + row * step
+        for k in range(0, 4 * width, VECTOR_BYTES):
+            x = load_floats(at + k)
+            store_floats(at + k, gated(x * multiply_add(x * x, cubic, twice), x))
+
+
+@kernel
+def decode(
+    rows: int,
+    logits: int,  # rows, -inf behind the last logit
+    step: int,
+    padded: int,  # bytes; 0: the one number that stands there is the value itself
+    support: int,  # the transformed value of each logit, zeros behind
+    eps: float,
+    out: int,  # address of float32 [rows]
+) -> None:
+    """The inverse signed-hyperbolic transform of the softmax expectation.
+
+    Source: Pohlen et al. (2018), arXiv 1805.11593, proposition A.2.
+    """
+    for row in range(rows):
+        at = logits + row * step
+        v = float(load_f32(at))
+        if padded > 0:
+            largest = load_floats(at)
+            for k in range(VECTOR_BYTES, padded, VECTOR_BYTES):
+                largest = at_least(largest, load_floats(at + k))
+            top = spread(greatest(largest))
+            sums, products = spread(0.0), spread(0.0)
+            for k in range(0, padded, VECTOR_BYTES):
+                weight = exp(load_floats(at + k) - top)
+                sums = sums + weight
+                products = multiply_add(weight, load_floats(support + k), products)
+            v = total(products) / total(sums)
+        size = abs(v) + 1.0 + eps
+        # not (sqrt(..) - 1) / (2 eps), which loses all digits near 0
+        root = 2.0 * size / (math.sqrt(1.0 + 4.0 * eps * size) + 1.0)
+        store_f32(out + 4 * row, math.copysign(root * root - 1.0, v) if v != 0.0 else 0.0)

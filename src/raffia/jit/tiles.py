@@ -1,0 +1,141 @@
+"""Products of a few rows with packed columns of weights, held in registers from first to last.
+
+    out[r, n] = max(floor, start[r, n] + sum_k inputs[r, k] weights[k, n]) + added[r, n]
+
+A *panel* is `PANEL` columns of the weights side by side, for each k one after another, so that the
+inner loop reads it like a tape. A *tile* is what is computed in one go, rows by panels; on a
+processor with 16 registers of 8 float32 six rows of one panel are 12 sums, two registers of weights
+and one input: 12 multiply-adds for 8 loads. Each sum begins with `start` and goes through k in
+order, in every tile the same way: a row's result does not depend on the rows beside it.
+"""
+
+# llvmlite and numba give their builders no types, so little of this file has any.
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from raffia.jit.lanes import intrinsic
+from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
+
+PANEL = 2 * WIDTH
+UNROLLED = 4  # steps of k in a round of the inner loop
+
+_WORD = ir.IntType(64)
+
+
+def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
+    """An intrinsic for tiles of several sizes, of which it is told the number of rows."""
+
+    def typed(
+        typing_context: Any,
+        rows: Any,
+        inputs: Any,  # address of the first row, `input_step` bytes before the next
+        input_step: Any,
+        weights: Any,  # address of the first panel, `panel_step` bytes before the next
+        panel_step: Any,
+        depth: Any,  # the number of k
+        start: Any,
+        start_step: Any,
+        floor: Any,
+        added: Any,  # 0: nothing is added
+        added_step: Any,
+        out: Any,  # may be where `start` or `added` is
+        out_step: Any,
+    ) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            count, *arguments = arguments
+            arguments[7] = builder.fptrunc(arguments[7], FLOAT)
+            after = builder.append_basic_block()
+            switch = builder.switch(count, after)
+            for rows, panels in rows_and_panels:
+                block = builder.append_basic_block()
+                switch.add_case(_WORD(rows), block)
+                builder.position_at_end(block)
+                builder.call(_function(builder.module, rows, panels, arguments), arguments)
+                builder.branch(after)
+            builder.position_at_end(after)
+            return context.get_dummy_value()
+
+        word, real = types.int64, types.float64
+        return types.void(*[word] * 8, real, *[word] * 4), code
+
+    typed.__name__ = typed.__qualname__ = name
+    return intrinsic(typed)
+
+
+def _function(module: Any, rows: int, panels: int, arguments: list[Any]) -> Any:
+    """The LLVM function for a tile of this size, made once in a module."""
+    name = f"tile_{rows}x{panels}"
+    function = module.globals.get(name)
+    if function is None:
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
+        function = ir.Function(module, kind, name)
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        _body(function, rows, panels)
+    return function
+
+
+def _body(function: Any, rows: int, panels: int) -> None:
+    """What a tile does, its sums in variables that LLVM keeps in registers."""
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    inputs, input_step, weights, panel_step, depth, start, start_step, floor = function.args[:8]
+    added, added_step, out, out_step = function.args[8:]
+    places = [(row, part) for row in range(rows) for part in range(2 * panels)]
+    sums = {place: cgutils.alloca_once(builder, VECTOR) for place in places}
+
+    def after(address: Any, step: Any, count: int = 1) -> Any:
+        return builder.add(address, builder.mul(step, _WORD(count)))
+
+    def pointer(address: Any, kind: Any, offset: int = 0) -> Any:
+        return builder.inttoptr(builder.add(address, _WORD(offset)), kind.as_pointer())
+
+    def element(address: Any, step: Any, place: tuple[int, int]) -> Any:
+        row, part = place
+        return pointer(after(address, step, row), VECTOR, 4 * WIDTH * part)
+
+    def multiply(first: Any, steps: int) -> None:
+        """Add the products of some successive k to the sums."""
+        at = after(weights, first, 4 * PANEL)
+        columns = [after(at, panel_step, panel) for panel in range(panels)]
+        factors = [after(after(inputs, input_step, row), first, 4) for row in range(rows)]
+        for k in range(steps):
+            ws = [
+                builder.load(pointer(column, VECTOR, 4 * (k * PANEL + half * WIDTH)), align=4)
+                for column in columns
+                for half in range(2)
+            ]
+            for row in range(rows):
+                x = splat(builder, builder.load(pointer(factors[row], FLOAT, 4 * k), align=4))
+                for part, w in enumerate(ws):
+                    kept = sums[row, part]
+                    builder.store(fused(builder, x, w, builder.load(kept)), kept)
+
+    for place, kept in sums.items():
+        builder.store(builder.load(element(start, start_step, place), align=4), kept)
+    rounds = builder.udiv(depth, _WORD(UNROLLED))
+    with cgutils.for_range(builder, rounds) as loop:
+        multiply(builder.mul(loop.index, _WORD(UNROLLED)), UNROLLED)
+    rest = builder.mul(rounds, _WORD(UNROLLED))
+    with cgutils.for_range(builder, builder.sub(depth, rest)) as loop:
+        multiply(builder.add(rest, loop.index), 1)
+    limit = splat(builder, floor)
+    for kept in sums.values():
+        value = builder.load(kept)
+        below = builder.fcmp_ordered("<", value, limit)  # not so what is no number
+        builder.store(builder.select(below, limit, value), kept)
+    with builder.if_then(builder.icmp_signed("!=", added, _WORD(0))):
+        for place, kept in sums.items():
+            addend = builder.load(element(added, added_step, place), align=4)
+            builder.store(builder.fadd(builder.load(kept), addend), kept)
+    for place, kept in sums.items():
+        builder.store(builder.load(kept), element(out, out_step, place), align=4)
+    builder.ret_void()
+
+
+MOST_ROWS = 6
+tile = _tile("tile", [(rows, 1) for rows in range(1, MOST_ROWS + 1)])
+# With one panel, a single row's two sums would wait for each other.
+tile_of_4_panels = _tile("tile_of_4_panels", [(1, 4)])

@@ -1,0 +1,88 @@
+"""Whether what a search is given fits together; errors say what was seen and what is needed."""
+
+import torch
+from torch import Tensor
+
+from raffia.search.outputs import RootOutput
+
+
+def check_root(root: RootOutput) -> None:
+    """Whether the root's parts fit together."""
+    logits = root.prior_logits
+    if logits.ndim != 2 or 0 in logits.shape:
+        raise ValueError(
+            f"root.prior_logits has shape {list(logits.shape)}; it must be [roots, actions], with "
+            "at least one of each: for a single state pass prior_logits.unsqueeze(0)"
+        )
+    batch, actions = logits.shape
+    _check_shape("root.value", root.value, (batch,))
+    if root.mask is not None:
+        _check_mask(root.mask, (batch, actions))
+        if not bool(root.mask.any(-1).all()):
+            without = (~root.mask.any(-1)).nonzero().flatten().tolist()
+            raise ValueError(
+                f"no legal action at roots {without}: their rows of root.mask are all False; leave "
+                "states where the game has ended out of the search"
+            )
+    if root.to_play is not None:
+        _check_shape("root.to_play", root.to_play, (batch,))
+    if root.actions is not None and root.actions.shape[:2] != (batch, actions):
+        raise ValueError(
+            f"root.actions has shape {list(root.actions.shape)}; it must begin with [roots, "
+            f"actions] = {[batch, actions]}"
+        )
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, int]) -> None:
+    _check_shape("root.mask", mask, shape)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"root.mask is {mask.dtype}; it must be bool: pass mask.bool()")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {list(tensor.shape)}; root.prior_logits says that it must be "
+            f"{list(shape)}"
+        )
+
+
+def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
+    """Simulations of each root."""
+    if isinstance(num_simulations, int) and not isinstance(num_simulations, bool):
+        _check_least(num_simulations, num_simulations)
+        return [num_simulations] * batch
+    budget = torch.as_tensor(num_simulations)
+    if budget.is_floating_point() or budget.dtype == torch.bool:
+        raise TypeError(f"num_simulations is {budget.dtype}; it must be a whole number")
+    if budget.shape not in ((), (batch,)):
+        raise ValueError(
+            f"num_simulations has shape {list(budget.shape)}; it must be one number or one for "
+            f"each of the {batch} roots"
+        )
+    _check_least(int(budget.min()), num_simulations)
+    return [int(num) for num in budget.expand(batch).tolist()]
+
+
+def _check_least(least: int, given: object) -> None:
+    if least < 1:
+        raise ValueError(
+            f"num_simulations={given} leaves a root without any; each needs at least 1"
+        )
+
+
+def check_discount(discount: float | Tensor, batch: int) -> Tensor:
+    """Discount of each root, float32 [B]."""
+    if isinstance(discount, float | int):
+        if not 0 <= discount <= 1:
+            raise ValueError(f"discount={discount} must lie in 0..1")
+        return torch.full((batch,), float(discount))
+    gamma = discount.to(torch.float32)
+    if gamma.shape not in ((), (batch,)):
+        raise ValueError(
+            f"discount has shape {list(gamma.shape)}; it must be one number or one for each of the "
+            f"{batch} roots"
+        )
+    if not bool(((gamma >= 0) & (gamma <= 1)).all()):
+        raise ValueError(f"discount={discount} must lie in 0..1")
+    return gamma.expand(batch).contiguous()

@@ -1,0 +1,162 @@
+"""The two halves of a simulation by compiled kernels on the CPU; results as in reference.py."""
+
+import functools
+from array import array
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import raffia.jit
+from raffia.search.errors import unfit, unfit_root
+from raffia.search.gumbel import Gumbel
+from raffia.search.kernels.layout import (
+    ENTRIES,
+    FIELDS,
+    GUMBEL,
+    REALS,
+    RUNNING,
+    SIBLINGS,
+    TREE,
+    WORDS,
+)
+from raffia.search.kernels.layout import PUCT as PUCT_KIND
+from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.puct import PUCT
+from raffia.search.state import SearchState
+
+_RANGES = {"running": RUNNING, "tree": TREE, "siblings": SIBLINGS}
+_COUNTED = {"exclude": 0, "include": 1, "zero": 2}
+_KINDS = {PUCT: PUCT_KIND, Gumbel: GUMBEL}
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled steps, imported when first needed."""
+    import raffia.search.kernels.steps as module
+
+    return module
+
+
+def possible(select: Any, device: torch.device) -> bool:
+    """Whether there are kernels for this selection here.
+
+    >>> possible(PUCT(), torch.device("cpu")) == raffia.jit.available()
+    True
+    >>> possible(lambda nodes, carry: None, torch.device("cpu"))
+    False
+    """
+    return type(select) in _KINDS and device.type == "cpu" and raffia.jit.available()
+
+
+class CompiledSteps:
+    """`walk` and `backup` of raffia.search.mcts: one kernel call each."""
+
+    def __init__(self, state: SearchState) -> None:
+        self.state = state
+        module = kernels()
+        self._walk, self._backup = module.walk, module.backup
+        self._words = array("q", [0] * len(WORDS))
+        self._reals = array("d", [0.0] * len(REALS))
+        self._kept: list[Any] = []  # what only an address would else refer to
+        self._has_mask = "mask" in state.entries
+        self._write()
+        self._addresses = self._words.buffer_info()[0], self._reals.buffer_info()[0]
+
+    def _write(self) -> None:
+        """Fill the blocks that say to the kernels where everything lies."""
+        state, select = self.state, self.state.select
+        _, rows, actions = state.shape
+        table = select.exploration(rows - 1) if type(select) is PUCT else None
+        prefix = state.settings.value_prefix
+        addresses = {name: state.entries.get(name) for name in ENTRIES} | {
+            "order": state.order,
+            "path_node": state.path_node,
+            "path_action": state.path_action,
+            "path_length": state.path_length,
+            "leaf": state.leaf,
+            "stamp": state.stamp,
+            "scratch": torch.empty(actions),
+            "parent_row": state.parent_row,
+            "node_row": state.node_row,
+            "move": state.move,
+            "reset": state.reset,
+            "table": table,
+            "tie_seed": _contiguous(getattr(select, "tie_seed", None), torch.int64),
+            "root_gumbel": getattr(select, "root_gumbel", None),
+            "considered": _contiguous(getattr(select, "considered", None), torch.int32),
+            "gamma": state.gamma,
+        }
+        self._kept = list(addresses.values())
+        numbers = {
+            "rows": rows,
+            "actions": actions,
+            "kind": _KINDS[type(select)],
+            "normalize": _RANGES[select.normalize],
+            "root_in_range": int(select.root_in_range),
+            "horizon": 0 if prefix is None else prefix.horizon,
+            "max_depth": state.settings.max_depth,
+            "table_width": rows - 1,
+            "players": state.players,
+        }
+        for name, tensor in addresses.items():
+            self._words[WORDS[name]] = 0 if tensor is None else tensor.data_ptr()
+        for name, number in numbers.items():
+            self._words[WORDS[name]] = number
+        for name, place in REALS.items():
+            self._reals[place] = getattr(select, name, 0.0)
+
+    def plant(self, root: RootOutput) -> None:
+        """Set the values of trees that hold their roots only."""
+        given = (
+            _contiguous(root.value, torch.float32),
+            _contiguous(root.prior_logits, torch.float32),
+            _contiguous(root.mask, torch.bool),
+            _contiguous(root.to_play, torch.int32),
+        )
+        unfit_at = kernels().plant(
+            self._addresses[0],
+            self.state.shape[0],
+            *(0 if tensor is None else tensor.data_ptr() for tensor in given),
+            _COUNTED[self.state.settings.root_value],
+        )
+        if unfit_at >= 0:
+            raise unfit_root(FIELDS[unfit_at % 8], unfit_at // 8)
+
+    def finish(self) -> None:
+        """Clear what was not used."""
+        kernels().finish(self._addresses[0], self.state.shape[0])
+
+    def walk(self, simulation: int, num_roots: int) -> int | None:
+        """From each root down to an untried action or a node that ends the walk."""
+        words, reals = self._addresses
+        resets: int = self._walk(words, reals, simulation, num_roots)
+        return resets
+
+    def backup(
+        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
+    ) -> None:
+        """Write the new nodes and add their values along the paths."""
+        if not self._has_mask and "mask" in self.state.entries:
+            self._has_mask = True
+            self._write()
+        reward, value, logits, discount, mask, to_play, _ = output
+        unfit_at = self._backup(
+            self._addresses[0],
+            simulation,
+            num_roots,
+            reward.data_ptr(),
+            value.data_ptr(),
+            logits.data_ptr(),
+            0 if discount is None else discount.data_ptr(),
+            0 if mask is None else mask.data_ptr(),
+            0 if to_play is None else to_play.data_ptr(),
+            0 if key is None else key.data_ptr(),
+        )
+        if unfit_at >= 0:
+            raise unfit(FIELDS[unfit_at % 8], int(self.state.order[unfit_at // 8]), simulation)
+
+
+def _contiguous(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to("cpu", dtype).contiguous()

@@ -1,0 +1,189 @@
+"""The embeddings of all nodes: rows of any container, gathered for the model, stored after it."""
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raffia.search.memory import new_memory
+from raffia.search.row_moves import row_moves
+from raffia.search.settings import ValuePrefix
+from raffia.tensordict.keys import unravel_key_to_tuple
+from raffia.tensordict.tensordict import TensorCollection
+
+
+class Embeddings:
+    """The rows of a root's embedding container, for N nodes of each of B roots.
+
+    A container is a TensorDict, a tensor, or any pytree of tensors (dict, tuple, ...).
+    """
+
+    def __init__(
+        self, embedding: Any, batch: int, rows: int, prefix: ValuePrefix | None, *, compiled: bool
+    ) -> None:
+        self._template = embedding
+        self._keys = _leaf_keys(embedding)
+        self._spec: Any = None if self._keys is not None else pytree.tree_structure(embedding)
+        self._batch, self._rows = batch, rows
+        leaves = self._leaves(embedding)
+        for name, leaf in zip(self._names(), leaves, strict=True):
+            _check_leaf(name, leaf, batch)
+        # new memory, not zeros: rows are written before they are read
+        self.memory = [
+            new_memory((batch * rows, *leaf.shape[1:]), leaf.dtype, leaf.device) for leaf in leaves
+        ]
+        for kept, leaf in zip(self.memory, leaves, strict=True):
+            kept[::rows] = leaf
+        zeroed = [] if prefix is None else self.reset_leaves(prefix)
+        self._new_moves = partial(row_moves, self.memory, zeroed, compiled=compiled)
+        self._moves = self._new_moves()
+        self._num = -1  # rows that the next three are for
+        self._gathered: list[Tensor] = []
+        self._container_of_gathered: Any = None
+        self._layouts: list[tuple[torch.Size, torch.dtype]] = []
+
+    def beside(self) -> "Embeddings":
+        """The same memory with buffers of its own, for another thread."""
+        other = copy(self)
+        other._moves, other._num = self._new_moves(), -1
+        return other
+
+    def _names(self) -> list[str]:
+        if self._keys is not None:
+            return [repr(key[0] if len(key) == 1 else key) for key in self._keys]
+        if isinstance(self._template, Tensor):
+            return ["the embedding"]
+        paths, _ = pytree.tree_flatten_with_path(self._template)
+        return [f"embedding{pytree.keystr(path)}" for path, _ in paths]
+
+    def _leaves(self, container: Any) -> list[Tensor]:
+        """The container's tensors in the order of the root's; a clear error if it is another."""
+        if isinstance(container, Tensor) and isinstance(self._template, Tensor):
+            return [container]
+        if self._keys is not None and isinstance(container, TensorCollection):
+            found = [container.get(key, None) for key in self._keys]
+            missing = [key for key, leaf in zip(self._keys, found, strict=True) if leaf is None]
+            if missing:
+                raise ValueError(
+                    f"the model's embedding lacks {missing}, which the root's has; its entries are "
+                    f"{sorted(map(str, container.keys(True, True)))}"
+                )
+            return found
+        if self._spec is not None and not isinstance(container, Tensor):
+            leaves, spec = pytree.tree_flatten(container)
+            if spec == self._spec:
+                return leaves
+        raise ValueError(
+            f"the model's embedding is a {type(container).__name__} and the root's a "
+            f"{type(self._template).__name__}, or they hold other parts: recurrent_fn must return "
+            "the same kind of container as root.embedding"
+        )
+
+    def _container(self, leaves: Sequence[Tensor], batch_size: list[int]) -> Any:
+        """The leaves in the kind of container that the root's embedding is."""
+        if isinstance(self._template, Tensor):
+            return leaves[0]
+        if self._keys is None:
+            return pytree.tree_unflatten(leaves, self._spec)
+        container: Any = self._template.empty()
+        container.batch_size = torch.Size([])
+        for key, leaf in zip(self._keys, leaves, strict=True):
+            container.set(key, leaf)
+        container.batch_size = torch.Size(batch_size)
+        for parent in {key[:-1] for key in self._keys if len(key) > 1}:
+            for depth in range(1, len(parent) + 1):
+                container.get(parent[:depth]).batch_size = torch.Size(batch_size)
+        return container
+
+    def all_rows(self) -> Any:
+        """The container with batch [B * N], over the memory itself."""
+        return self._container(self.memory, [self._batch * self._rows])
+
+    def by_node(self) -> Any:
+        """The container with batch [B, N], over the memory itself."""
+        leaves = [leaf.unflatten(0, (self._batch, self._rows)) for leaf in self.memory]
+        return self._container(leaves, [self._batch, self._rows])
+
+    def gather(self, rows: Tensor) -> Any:
+        """The rows [M] in a container of their own, which the next call writes over."""
+        num = rows.size(0)
+        if num != self._num:
+            self._num = num
+            self._gathered = [kept.new_empty((num, *kept.shape[1:])) for kept in self.memory]
+            self._layouts = [(leaf.shape, leaf.dtype) for leaf in self._gathered]
+            self._container_of_gathered = self._container(self._gathered, [num])
+        self._moves.gather(rows, self._gathered)
+        return self._container_of_gathered
+
+    def store(self, rows: Tensor, container: Any, reset: Tensor | None) -> None:
+        """Write rows [M], as many as were gathered; zeros where `reset` in what a reset zeroes."""
+        leaves = self._leaves(container)
+        for leaf, (shape, dtype) in zip(leaves, self._layouts, strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise ValueError(self._misfit(leaves))
+        self._moves.store(rows, leaves, reset)
+
+    def _misfit(self, leaves: list[Tensor]) -> str:
+        wrong = [
+            f"{name} of shape {list(leaf.shape)}, {leaf.dtype} (needed {list(shape)}, {dtype})"
+            for name, leaf, (shape, dtype) in zip(self._names(), leaves, self._layouts, strict=True)
+            if leaf.shape != shape or leaf.dtype != dtype
+        ]
+        return (
+            f"the model was given {self._num} rows; its embedding has {', '.join(wrong)}: rows "
+            "must have the shape and dtype of root.embedding's"
+        )
+
+    def reset_leaves(self, prefix: ValuePrefix) -> list[int]:
+        """Which leaves the reset of a value prefix zeroes."""
+        found: list[int] = []
+        for key in prefix.reset_keys:
+            path = unravel_key_to_tuple(key) if self._keys is not None else (key,)
+            paths = self._keys if self._keys is not None else _first_keys(self._template)
+            chosen = [i for i, leaf in enumerate(paths) if leaf[: len(path)] == path]
+            if not chosen:
+                raise KeyError(
+                    f"value_prefix resets {key!r}, which the root's embedding does not hold; it "
+                    f"holds {self._names()}. Pass ValuePrefix(reset_keys=...) with its own names"
+                )
+            found += chosen
+        return found
+
+    def clear(self, unused: Tensor) -> None:
+        """Zero the rows of nodes that were not made [B, N] bool."""
+        for leaf in self.memory:
+            leaf[unused.flatten()] = 0
+
+
+def _leaf_keys(embedding: Any) -> list[tuple[str, ...]] | None:
+    """The nested keys of a TensorDict's tensors; None for other containers."""
+    if not isinstance(embedding, TensorCollection):
+        return None
+    keys = embedding.keys(True, True)
+    return sorted(unravel_key_to_tuple(key) for key in keys)
+
+
+def _first_keys(container: Any) -> list[tuple[Any, ...]]:
+    paths, _ = pytree.tree_flatten_with_path(container)
+    return [
+        tuple(
+            getattr(step, "key", getattr(step, "idx", getattr(step, "name", None))) for step in path
+        )
+        for path, _ in paths
+    ]
+
+
+def _check_leaf(name: str, leaf: Any, batch: int) -> None:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(
+            f"{name} of root.embedding is a {type(leaf).__name__}; an embedding holds tensors only"
+        )
+    if leaf.ndim == 0 or len(leaf) != batch:
+        raise ValueError(
+            f"{name} of root.embedding has shape {list(leaf.shape)}; its first dimension must be "
+            f"the {batch} roots"
+        )

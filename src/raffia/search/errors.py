@@ -1,0 +1,26 @@
+"""The error of a model that gives what cannot be searched with."""
+
+
+class UnfitOutputError(ValueError):
+    """The model gave NaN or infinity.
+
+    >>> from raffia.search import RootOutput, search
+    >>> search(RootOutput(torch.zeros(1, 2), torch.tensor([torch.nan]), torch.zeros(1)), None,
+    ...        num_simulations=1)
+    Traceback (most recent call last):
+    ...
+    raffia.search.errors.UnfitOutputError: root.value is NaN or infinite for root 0 (counted from 0)
+    """
+
+
+def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
+    """The error that says where a model gave what cannot be searched with."""
+    return UnfitOutputError(
+        f"the model's {field} is NaN or infinite for root {root} in simulation {simulation} "
+        "(both counted from 0): look at recurrent_fn's inputs there, or at its weights"
+    )
+
+
+def unfit_root(field: str, root: int) -> UnfitOutputError:
+    """The same for what is planned from."""
+    return UnfitOutputError(f"root.{field} is NaN or infinite for root {root} (counted from 0)")

@@ -1,0 +1,299 @@
+"""A searched tree as data: its nodes and edges in plain records, without a tensor in them."""
+
+import heapq
+import json
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from raffia.search.labels import count, figures
+from raffia.search.tree import Tree
+
+
+@dataclass(frozen=True)
+class TreeNode:
+    """A state that the search came upon.
+
+    >>> node = TreeNode(row=0, depth=0, visits=9, value=0.5, raw_value=0.0, ended=False,
+    ...                 num_untried=1, untried_prior=0.2)
+    >>> node.to_play is None
+    True
+    """
+
+    row: int  # in the tree's arrays, 0: the root
+    depth: int  # edges from the root on the way that found it
+    visits: int
+    value: float  # mean of what was backed up, from the view of the node's own player
+    raw_value: float  # what the model says
+    ended: bool  # the game is over here
+    num_untried: int  # legal actions that were not tried
+    untried_prior: float  # the prior of those together
+    to_play: int | None = None  # who is to move; None: one player
+    value_prefix: float | None = None  # the model's sum of rewards, where a search uses it
+    key: int | None = None  # what transpositions are told by
+
+
+@dataclass(frozen=True)
+class TreeEdge:
+    """An action that was tried. Its figures are from the view of the source's player.
+
+    >>> edge = TreeEdge(source=0, target=1, action=2, name="left", visits=3, share=0.5, q=1.0,
+    ...                 prior=0.25, reward=1.0, discount=0.9)
+    >>> edge.choice is None
+    True
+    """
+
+    source: int  # rows of nodes
+    target: int
+    action: int
+    name: str  # of the action
+    visits: int
+    share: float  # visits, of all actions of the source
+    q: float  # reward + discount * value of the target
+    prior: float
+    reward: float
+    discount: float  # negative where the player changes
+    choice: Any = None  # what the action stands for, as nested lists (sampled actions)
+
+
+@dataclass(frozen=True)
+class TreeGraph:
+    """One root's tree, as data.
+
+    Nodes stand in the order in which they were found, each edge with its source, the lowest action
+    first. With transpositions several edges may lead to one node, also back to an earlier one.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, search
+    >>> def bandit(embedding, action):  # the second of two arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput(reward=(action == 1).float(), value=torch.zeros(rows),
+    ...                            prior_logits=torch.zeros(rows, 2)), embedding
+    >>> root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+    >>> graph = search(root, bandit, num_simulations=9, discount=0.5).to_graph(
+    ...     action_names=["left", "right"])
+    >>> graph
+    TreeGraph(root 0: 10 nodes, 9 edges, 9 simulations, depth 5)
+    >>> [edge.name for edge in graph.best_path]
+    ['right', 'right', 'right', 'right', 'left']
+    >>> graph.node(0).visits, graph.edges[0].q
+    (9, 0.0)
+    """
+
+    root: int  # which of the tree's roots
+    nodes: tuple[TreeNode, ...]
+    edges: tuple[TreeEdge, ...]
+
+    @property
+    def num_simulations(self) -> int:
+        """How many simulations this root had."""
+        return sum([edge.visits for edge in self.edges_from(0)])
+
+    @property
+    def depth(self) -> int:
+        """Edges from the root to the deepest node."""
+        return max([node.depth for node in self.nodes])
+
+    @cached_property
+    def best_path(self) -> tuple[TreeEdge, ...]:
+        """The most visited edges from the root down, the lowest action among equals."""
+        path: list[TreeEdge] = []
+        seen, row = set[int](), 0
+        while row not in seen and self.edges_from(row):
+            seen.add(row)
+            path.append(max(self.edges_from(row), key=lambda edge: edge.visits))
+            row = path[-1].target
+        return tuple(path)
+
+    def node(self, row: int) -> TreeNode:
+        """The node of a row of the tree's arrays."""
+        return self._by_row[row]
+
+    def edges_from(self, row: int) -> tuple[TreeEdge, ...]:
+        """The tried actions of a node."""
+        return self._from.get(row, ())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Dictionaries, lists, numbers and strings only.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).to_dict()["nodes"][0]["value"]
+        0.5
+        """
+        return {
+            "root": self.root,
+            "nodes": [asdict(node) for node in self.nodes],
+            "edges": [asdict(edge) for edge in self.edges],
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).to_json()[:31]
+        '{"root": 0, "nodes": [{"row": 0'
+        """
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def most_visited(self, max_nodes: int) -> list[int]:
+        """Rows of the most visited part that hangs together, in the order of importance.
+
+        From the root on, the most visited edge that leads to something new is taken next; among
+        equals one of the best path, then the one found first.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).most_visited(5)
+        [0]
+        """
+        if max_nodes < 1:
+            raise ValueError(f"max_nodes={max_nodes} shows nothing; it must be at least 1")
+        best = {(edge.source, edge.action) for edge in self.best_path}
+        chosen: dict[int, None] = {}  # a set that keeps its order
+        waiting = [(0, False, 0)]
+        while waiting and len(chosen) < max_nodes:
+            row = heapq.heappop(waiting)[2]
+            if row in chosen:
+                continue
+            chosen[row] = None
+            for edge in self.edges_from(row):
+                off_path = (edge.source, edge.action) not in best
+                heapq.heappush(waiting, (-edge.visits, off_path, edge.target))
+        return list(chosen)
+
+    def left_out(self, row: int, shown: Collection[int]) -> list[TreeEdge]:
+        """A node's edges to nodes that are not among `shown`.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).left_out(0, shown={0})
+        []
+        """
+        return [edge for edge in self.edges_from(row) if edge.target not in shown]
+
+    def shared(self, shown: Collection[int]) -> set[int]:
+        """Those of the shown nodes that several edges lead to, or one back to the root.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).shared([0])
+        set()
+        """
+        visible = [edge for row in shown for edge in self.edges_from(row)]
+        meets = Counter([0, *[edge.target for edge in visible if edge.target in shown]])
+        return {row for row, number in meets.items() if number > 1}
+
+    def headline(self, num_shown: int, write: Callable[[float], str]) -> str:
+        """Its first figures in one line.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).headline(1, "{:.1f}".format)
+        'root 0: value 0.5, 0 simulations, depth 0, 1 node'
+        """
+        says = (
+            f"root {self.root}: value {write(self.node(0).value)}, "
+            f"{count(self.num_simulations, 'simulation')}, depth {self.depth}, "
+            f"{count(len(self.nodes), 'node')}"
+        )
+        return says if num_shown == len(self.nodes) else f"{says} ({num_shown} shown)"
+
+    @cached_property
+    def _by_row(self) -> dict[int, TreeNode]:
+        return {node.row: node for node in self.nodes}
+
+    @cached_property
+    def _from(self) -> dict[int, tuple[TreeEdge, ...]]:
+        found: dict[int, list[TreeEdge]] = {}
+        for edge in self.edges:
+            found.setdefault(edge.source, []).append(edge)
+        return {row: tuple(edges) for row, edges in found.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"TreeGraph(root {self.root}: {len(self.nodes)} nodes, {len(self.edges)} edges, "
+            f"{self.num_simulations} simulations, depth {self.depth})"
+        )
+
+
+def to_graph(tree: Tree, root: int = 0, action_names: Sequence[str] | None = None) -> TreeGraph:
+    """The tree of one root as data; of nodes that share their statistics, the one that counts."""
+    root = operator.index(root)
+    if not 0 <= root < len(tree):
+        raise IndexError(
+            f"root={root}: this tree has {len(tree)} roots, so root must lie in 0..{len(tree) - 1}"
+        )
+    if action_names is not None and len(action_names) != tree.num_actions:
+        raise ValueError(
+            f"action_names has {len(action_names)} names and the tree {tree.num_actions} actions; "
+            "give one name for each, in the order of the actions' numbers"
+        )
+    one = Tree(tree.data[root : root + 1]).to("cpu")
+    lists = {name: entry[0].tolist() for name, entry in one.data.items()}
+    lists["value"] = one.node_values()[0].tolist()
+    lists.setdefault("canonical", range(len(lists["parent"])))
+    rows = [
+        row
+        for row, parent in enumerate(lists["parent"])
+        if (parent >= 0 or row == 0) and lists["canonical"][row] == row
+    ]
+    edges = [edge for row in rows for edge in _edges(lists, row, action_names)]
+    return TreeGraph(root, tuple([_node(lists, row) for row in rows]), tuple(edges))
+
+
+def _node(lists: dict[str, Any], row: int) -> TreeNode:
+    prior = lists["prior"][row]
+    legal = lists["mask"][row] if "mask" in lists else [True] * len(prior)
+    tried = lists["children"][row]
+    untried = [a for a, child in enumerate(tried) if child < 0 and legal[a]]
+    optional = {
+        name: lists[name][row] for name in ("to_play", "value_prefix", "key") if name in lists
+    }
+    return TreeNode(
+        row=row,
+        depth=lists["depth"][row],
+        visits=lists["visits"][row],
+        value=lists["value"][row],
+        raw_value=lists["raw_value"][row],
+        ended=lists["ended"][row],
+        num_untried=len(untried),
+        untried_prior=sum([prior[a] for a in untried]),
+        **optional,
+    )
+
+
+def _edges(lists: dict[str, Any], row: int, names: Sequence[str] | None) -> list[TreeEdge]:
+    visits = lists["children_visits"][row]
+    total = max(sum(visits), 1)
+    edges = []
+    for action, child in enumerate(lists["children"][row]):
+        if child < 0:
+            continue
+        choice = lists["actions"][row][action] if "actions" in lists else None
+        edges.append(
+            TreeEdge(
+                source=row,
+                target=lists["canonical"][child],
+                action=action,
+                name=_name(action, choice) if names is None else str(names[action]),
+                visits=visits[action],
+                share=visits[action] / total,
+                q=lists["children_q"][row][action],
+                prior=lists["prior"][row][action],
+                reward=lists["reward"][child],
+                discount=lists["discount"][child],
+                choice=choice,
+            )
+        )
+    return edges
+
+
+def _name(action: int, choice: Any) -> str:
+    """The action's number, or what a sampled one stands for."""
+    if choice is None:
+        return str(action)
+    numbers = choice if isinstance(choice, list) else [choice]
+    if any([isinstance(number, list) for number in numbers]):
+        return str(action)  # a matrix does not fit on a line
+    if all([isinstance(number, int) for number in numbers]):
+        return ", ".join([str(number) for number in numbers])
+    write = figures(numbers)
+    return ", ".join([write(number) for number in numbers])

@@ -1,0 +1,248 @@
+"""`KeyedSearch`: a planner as one keyed module, which reads an observation and writes an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
+from raffia.nn.dispatch import dispatch, set_skip_existing
+from raffia.nn.generators import Source
+from raffia.search.outputs import RecurrentFn, RootOutput
+from raffia.search.policies import PolicyOutput
+from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest_key, unravel_key
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+WRITTEN = ("action", "action_weights", "root_value", "prior", "visits")
+Policy = Callable[..., PolicyOutput]  # (root, recurrent_fn, **what policy_keys name)
+
+
+class PlanningModel(Protocol):
+    """What a planner asks of a model: what it says of observations, and where actions lead.
+
+    `root` gets the entries of `in_keys` by position, rows first, and `mask=` and `to_play=` by
+    keyword where the planner reads them.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
+    >>> from raffia.search.keyed import KeyedSearch
+    >>> class Walk:  # on the whole numbers: the right step pays 1, the left one nothing
+    ...     def root(self, observation, mask=None, to_play=None):
+    ...         rows = len(observation)
+    ...         return RootOutput(torch.zeros(rows, 2), torch.zeros(rows), observation, mask)
+    ...     def recurrent_fn(self, embedding, action):
+    ...         rows = len(action)
+    ...         output = RecurrentOutput(action.float(), torch.zeros(rows), torch.zeros(rows, 2))
+    ...         return output, embedding + 2 * action - 1
+    >>> def policy(root, recurrent_fn):
+    ...     return muzero_policy(root, recurrent_fn, 20, dirichlet_fraction=0.0, temperature=0.0)
+    >>> KeyedSearch(Walk(), policy, in_keys=["place"])(place=torch.tensor([3, 5]))[0]
+    tensor([1, 1])
+    """
+
+    @property
+    def root(self) -> Callable[..., RootOutput]:
+        """Called as root(observation, mask=None, to_play=None)."""
+
+    @property
+    def recurrent_fn(self) -> RecurrentFn:
+        """Called as recurrent_fn(embedding, action)."""
+
+
+@dataclass(frozen=True)
+class FunctionModel:
+    """Two functions of one's own as the model of a planner.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, gumbel_policy
+    >>> from raffia.search.keyed import FunctionModel, KeyedSearch
+    >>> def look(observation):
+    ...     return RootOutput(torch.zeros(len(observation), 3), observation, observation)
+    >>> def go(embedding, action):  # the third of three arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput((action == 2).float(), torch.zeros(rows), torch.zeros(rows, 3)
+    ...                            ), embedding
+    >>> def policy(root, recurrent_fn):
+    ...     return gumbel_policy(root, recurrent_fn, num_simulations=16)
+    >>> plan = KeyedSearch(FunctionModel(look, go), policy)
+    >>> plan(TensorDict(observation=torch.zeros(2, 1), batch_size=[2, 1]))["visits"].shape
+    torch.Size([2, 1, 3])
+    """
+
+    root: Callable[..., RootOutput]  # (observation, ...) -> RootOutput
+    recurrent_fn: RecurrentFn  # (embedding, action) -> (RecurrentOutput, embedding)
+
+
+class _Rows(dispatch):
+    """In a call by tensors, the first dimension of each counts the rows."""
+
+    def _container(self, given: dict[Any, Any]) -> TensorDict:
+        container = super()._container(given)
+        container.auto_batch_size_(batch_dims=1)
+        return container
+
+
+class KeyedSearch(TensorDictModuleBase):
+    """Plan from the observations of a container, and write what was found.
+
+    Batch dimensions of any number are joined for the search and restored after it. In a call by
+    tensors the first dimension of each is the batch. Nothing that is written carries a gradient.
+
+    model: what the observations mean and where actions lead, see `PlanningModel`; two functions
+        make one, see `FunctionModel`. An `nn.Module` becomes a part of this module.
+    policy: `(root, recurrent_fn) -> PolicyOutput`, for example
+        `functools.partial(muzero_policy, num_simulations=50)`.
+    in_keys: the entries that `model.root` gets, in order.
+    out_keys: where the action taken, the policy's target, the value of the root, its prior as it
+        was searched with (noise included) and its visits go; `"_"` drops one.
+    mask_key: the entry [*batch, A] bool of legal actions, given to `model.root` as `mask=`.
+    to_play_key: the entry [*batch] int of who is to move, given to `model.root` as `to_play=`.
+    policy_keys: {keyword: key}: further entries [*batch, ...], given to the policy by keyword:
+        noise (`dirichlet`, `action_gumbel`, `root_gumbel`, `seed`), so that the same noise gives
+        the same result, or what differs between rows (`num_simulations`, `temperature`).
+    generator: where the policy's other draws come from: a `torch.Generator`, a seed, or the key of
+        an entry with one of these; a seed in an entry is replaced by a fresh one at each call.
+        None: torch's own.
+    actions_key: where the actions [*batch, A, ...] go that the A choices stand for, with a policy
+        that samples them.
+    tree_key: where the searched trees go, as `Tree.data`; `Tree(td[key].reshape(-1))` reads them.
+
+    >>> import functools
+    >>> from raffia.nn import TensorDictModule, TensorDictSequential
+    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
+    >>> from raffia.search.keyed import FunctionModel, KeyedSearch
+    >>> def look(observation, mask):
+    ...     rows = len(observation)
+    ...     return RootOutput(torch.zeros(rows, 3), torch.zeros(rows), observation, mask)
+    >>> def go(embedding, action):  # the higher the action the better
+    ...     rows = len(action)
+    ...     return RecurrentOutput(action.float(), torch.zeros(rows), torch.zeros(rows, 3)
+    ...                            ), embedding
+    >>> policy = functools.partial(muzero_policy, num_simulations=30, temperature=0.0)
+    >>> plan = KeyedSearch(FunctionModel(look, go), policy, mask_key="action_mask", generator=0)
+    >>> act = TensorDictSequential(
+    ...     TensorDictModule(lambda pixels: pixels / 255, ["pixels"], ["observation"]), plan)
+    >>> act.in_keys
+    ['pixels', 'action_mask']
+    >>> states = TensorDict(pixels=torch.zeros(2, 5, 4), batch_size=[2, 5],
+    ...                     action_mask=torch.tensor([True, True, False]).expand(2, 5, 3))
+    >>> act(states)["action"].unique(), states["visits"].shape
+    (tensor([1]), torch.Size([2, 5, 3]))
+    """
+
+    def __init__(
+        self,
+        model: PlanningModel,
+        policy: Policy,
+        *,
+        in_keys: NestedKey | Sequence[NestedKey] = ("observation",),
+        out_keys: Sequence[NestedKey] = WRITTEN,
+        mask_key: NestedKey | None = None,
+        to_play_key: NestedKey | None = None,
+        policy_keys: Mapping[str, NestedKey] | None = None,
+        generator: torch.Generator | int | NestedKey | None = None,
+        actions_key: NestedKey | None = None,
+        tree_key: NestedKey | None = None,
+    ) -> None:
+        super().__init__()
+        _check_model(model)
+        if not callable(policy):
+            raise TypeError(
+                f"policy is a {type(policy).__name__}; it is called as policy(root, recurrent_fn): "
+                "pass for example functools.partial(muzero_policy, num_simulations=50)"
+            )
+        self.model, self.policy = model, policy
+        self._observations = listed(one_or_more(in_keys), "in_keys")
+        self._to_root = _named(mask=mask_key, to_play=to_play_key)
+        self._to_policy = {name: unravel_key(key) for name, key in (policy_keys or {}).items()}
+        self._source = None if generator is None else Source(generator)
+        self._found = listed([out_keys] if isinstance(out_keys, str) else [*out_keys], "out_keys")
+        if len(self._found) != len(WRITTEN):
+            raise ValueError(
+                f"out_keys={self._found} are {len(self._found)} keys; there is one for each of "
+                f"{list(WRITTEN)}, in this order, and '_' drops one"
+            )
+        self._more = _named(actions=actions_key, tree=tree_key)
+        read = [*self._observations, *self._to_root.values(), *self._to_policy.values()]
+        self.in_keys = list(dict.fromkeys(read))
+        self.out_keys = [*self._found, *self._more.values()]
+
+    @_Rows()
+    @set_skip_existing(None)
+    def forward(self, tensordict: Any) -> Any:
+        """Plan from each row, and write what was found into the container."""
+        found = self._plan(tensordict)
+        batch = tensordict.batch_size
+        for key, entry in found.items():
+            if key != "_":
+                tensordict.set(key, _unflat(entry, batch))
+        return tensordict
+
+    @torch.no_grad()
+    def _plan(self, tensordict: Any) -> dict[NestedKey, Any]:
+        """What goes under which key, with all batch dimensions in one."""
+        observations = [self._rows(tensordict, key) for key in self._observations]
+        whose = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
+        given = {name: self._rows(tensordict, key) for name, key in self._to_policy.items()}
+        root = self.model.root(*observations, **whose)
+        device = root.prior_logits.device
+        with nullcontext() if self._source is None else self._source.numbers(tensordict, device):
+            plan = self.policy(root, self.model.recurrent_fn, **given)
+        data = plan.tree.data
+        found = (
+            *(plan.action, plan.action_weights, plan.root_value),
+            *(data["prior"][:, 0], plan.tree.visits_of_root()),
+        )
+        written = dict(zip(self._found, found, strict=True))
+        if "actions" in self._more:
+            if "actions" not in data.keys():
+                raise ValueError(
+                    f"actions_key={self._more['actions']!r} asks for sampled actions and the "
+                    "policy samples none: leave it out, or pass a policy such as "
+                    "functools.partial(sampled_policy, sampler=..., policy=...)"
+                )
+            written[self._more["actions"]] = data["actions"][:, 0]
+        if "tree" in self._more:
+            written[self._more["tree"]] = data
+        return written
+
+    def _rows(self, tensordict: Any, key: NestedKey) -> Any:
+        """An entry with all batch dimensions in one."""
+        entry = tensordict.get(key, None)
+        if entry is None:
+            there = list(tensordict.keys(True))
+            raise MissingKeyError(
+                f"{type(self).__name__} reads {key!r}, which is not there"
+                f"{nearest_key(key, there)}. The entries are {there}"
+            )
+        batch = tensordict.batch_size
+        if isinstance(entry, Node):
+            entry = entry.copy()
+            entry.batch_size = batch
+            return entry.reshape(batch.numel())
+        return entry.reshape(batch.numel(), *entry.shape[len(batch) :])
+
+    def __repr__(self) -> str:
+        return shown(self, [f"model={self.model!r}", f"policy={self.policy!r}"])
+
+
+def _named(**keys: NestedKey | None) -> dict[str, NestedKey]:
+    return {name: unravel_key(key) for name, key in keys.items() if key is not None}
+
+
+def _unflat(entry: Any, batch: torch.Size) -> Any:
+    rest = () if isinstance(entry, Node) else entry.shape[1:]
+    return entry.reshape((*batch, *rest))
+
+
+def _check_model(model: Any) -> None:
+    lacks = [name for name in ("root", "recurrent_fn") if not hasattr(model, name)]
+    if lacks:
+        raise TypeError(
+            f"{type(model).__name__} has no {' and no '.join(lacks)}: a model to plan with has "
+            "root(observation, mask=None, to_play=None) and recurrent_fn(embedding, action); pass "
+            "two functions as FunctionModel(root, recurrent_fn)"
+        )

@@ -1,0 +1,102 @@
+"""Nodes: one node of each of M trees, as a selection sees them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Nodes:
+    """What may be asked of M nodes; each answer is a tensor with first dimension M.
+
+    A selection is a function `select(nodes, carry) -> (action [M], carry)`; the carry is whatever
+    it wants to take from a node to the child it chose, None at the root. It must not choose an
+    action where `mask` is false.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, search
+    >>> def least_tried(nodes, carry):  # breadth first
+    ...     return nodes.visits.argmin(-1), carry
+    >>> def model(embedding, action):
+    ...     rows = len(action)
+    ...     return RecurrentOutput(torch.zeros(rows), torch.zeros(rows), torch.zeros(rows, 3)
+    ...                            ), embedding
+    >>> root = RootOutput(torch.zeros(1, 3), torch.zeros(1), torch.zeros(1, 1))
+    >>> search(root, model, num_simulations=12, select=least_tried).data["depth"][0].tolist()
+    [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+
+    def __init__(
+        self, entries: dict[str, Any], root: Tensor, row: Tensor, depth: int, simulation: int
+    ) -> None:
+        self._entries = entries
+        self.root = root  # int64 [M]
+        self.row = row  # int64 [M]
+        self.depth = depth  # the same for all
+        self.simulation = simulation  # counted from 0
+
+    def _of_rows(self, name: str) -> Any:
+        return self._entries[name][self.root, self.row]
+
+    @property
+    def visits(self) -> Tensor:
+        """How often each action was taken [M, A] int32."""
+        return self._of_rows("children_visits")
+
+    @property
+    def q(self) -> Tensor:
+        """Q of each action [M, A] float32, 0 where not tried."""
+        return self._of_rows("children_q")
+
+    @property
+    def prior(self) -> Tensor:
+        """Prior of each action [M, A] float32."""
+        return self._of_rows("prior")
+
+    @property
+    def prior_logits(self) -> Tensor:
+        """The model's logits [M, A] float32, -inf where illegal."""
+        return self._of_rows("prior_logits")
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Legal actions [M, A] bool; None where all are."""
+        return self._of_rows("mask") if "mask" in self._entries else None
+
+    @property
+    def value(self) -> Tensor:
+        """Mean of what was backed up [M] float32; the model's value where nothing was."""
+        visits = self._of_rows("visits")
+        mean = (self._of_rows("value_sum") / visits.clamp_min(1)).float()
+        return torch.where(visits > 0, mean, self.raw_value)
+
+    @property
+    def raw_value(self) -> Tensor:
+        """The model's value [M] float32."""
+        return self._of_rows("raw_value")
+
+    @property
+    def num_tried(self) -> Tensor:
+        """How many actions were tried [M] int32."""
+        return self._of_rows("num_tried")
+
+    @property
+    def q_sum(self) -> Tensor:
+        """Sum of the tried actions' Q [M] float64."""
+        return self._of_rows("q_sum")
+
+    @property
+    def q_range(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest Q of the whole tree, each [M] float32; (inf, -inf): none yet."""
+        return self._entries["q_min"][self.root], self._entries["q_max"][self.root]
+
+
+def best(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The action of the highest score [M], the lowest number among equals; illegal ones never.
+
+    >>> best(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([[True, False, True]]))
+    tensor([2])
+    """
+    if mask is not None:
+        # also where all legal scores are -inf a legal action must win
+        scores = torch.where(mask, scores.clamp_min(torch.finfo(scores.dtype).min), -torch.inf)
+    return scores.argmax(-1)

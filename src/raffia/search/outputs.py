@@ -1,0 +1,107 @@
+"""What a search is given and gives: the root, the model's answer to an action, the policy.
+
+Shapes: B roots, A actions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class RootOutput(NamedTuple):
+    """What the model says of the states to plan from.
+
+    >>> root = RootOutput(prior_logits=torch.zeros(2, 3), value=torch.zeros(2),
+    ...                   embedding=torch.zeros(2, 8))
+    >>> root.mask is None
+    True
+    """
+
+    prior_logits: Tensor  # [B, A], need not be normalised
+    value: Tensor  # [B], from the view of who is to move
+    embedding: Any  # any container with batch B: TensorDict, tensor, (nested) dict or tuple
+    mask: Tensor | None = None  # [B, A] bool: the action is legal; None: all are
+    to_play: Tensor | None = None  # [B] int, 1 or 2 (or 0 or 1): who moves; None: one player
+    actions: Tensor | None = None  # [B, A, ...]: what the A choices stand for (sampled actions)
+
+
+class RecurrentOutput(NamedTuple):
+    """What the model says of the states that actions lead to.
+
+    `recurrent_fn(embedding, action) -> (RecurrentOutput, embedding)` gives it for M rows at once,
+    M <= B; action is int64 [M], or [M, ...] where the root gave `actions`.
+
+    >>> def stand_still(embedding, action):
+    ...     rows = embedding.shape[0]
+    ...     output = RecurrentOutput(reward=torch.zeros(rows), value=torch.zeros(rows),
+    ...                              prior_logits=torch.zeros(rows, 3))
+    ...     return output, embedding
+    """
+
+    reward: Tensor  # [M]; in a search over value prefixes the sum since the last reset
+    value: Tensor  # [M], from the view of who is to move in the new state
+    prior_logits: Tensor  # [M, A]
+    discount: Tensor | None = None  # [M], in place of the search's own; not negative
+    mask: Tensor | None = None  # [M, A] bool; no legal action at all: the game has ended here
+    to_play: Tensor | None = None  # [M] int; None where the root gave it: players take turns
+    actions: Tensor | None = None  # [M, A, ...]; given if and only if the root gave it
+
+
+RecurrentFn = Callable[[Any, Tensor], tuple[RecurrentOutput, Any]]
+
+
+@dataclass(frozen=True)
+class SearchMemory:
+    """The memory that a search shares with a model that reads and writes it in place.
+
+    In a simulation the model reads embedding row `parent_row[i]` and `action[i]`, and writes
+    embedding row `node_row[i]`, `reward[i]`, `value[i]` and `prior_logits[i]`, for i < m.
+
+    >>> memory = SearchMemory(
+    ...     embeddings=torch.zeros(6, 8), parent_row=torch.tensor([0, 3]),
+    ...     node_row=torch.tensor([1, 4]), action=torch.tensor([1, 0]),
+    ...     reset=torch.tensor([False, False]), reward=torch.zeros(2), value=torch.zeros(2),
+    ...     prior_logits=torch.zeros(2, 2))
+    >>> memory.embeddings[memory.node_row] = memory.embeddings[memory.parent_row] + 1  # a model
+    """
+
+    embeddings: Any  # the root's container with batch [R]: one row for each node of each root
+    parent_row: Tensor  # int64 [B]
+    node_row: Tensor  # int64 [B]
+    action: Tensor  # int64 [B]
+    reset: Tensor  # bool [B]: zero what the value prefix restarts from
+    reward: Tensor  # float32 [B]
+    value: Tensor  # float32 [B]
+    prior_logits: Tensor  # float32 [B, A]
+
+
+class BoundModel(Protocol):
+    """A recurrent function that can also work in the search's memory, without copies.
+
+    `bind` is called once for each search and answers with what does m rows of a simulation, or
+    with None where it cannot (other device or dtype): then the search calls the model as usual.
+
+    >>> class Counter:  # embeddings count the steps; the first of two actions pays 1
+    ...     def __call__(self, embedding, action):
+    ...         rows = len(action)
+    ...         return RecurrentOutput(1.0 - action.float(), torch.zeros(rows),
+    ...                                torch.zeros(rows, 2)), embedding + 1
+    ...
+    ...     def bind(self, memory):
+    ...         def step(m):
+    ...             parents, rows = memory.parent_row[:m], memory.node_row[:m]
+    ...             memory.embeddings[rows] = memory.embeddings[parents] + 1
+    ...             memory.reward[:m] = 1.0 - memory.action[:m].float()
+    ...         return step
+    >>> from raffia.search import RootOutput, search
+    >>> root = RootOutput(torch.zeros(2, 2), torch.zeros(2), torch.zeros(2, 1))
+    >>> tree = search(root, Counter(), num_simulations=9, keep_embeddings=True)
+    >>> tree.embeddings.squeeze(-1).equal(tree.data["depth"].float())
+    True
+    """
+
+    def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]: ...
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None: ...

@@ -1,0 +1,244 @@
+"""A picture of a searched tree's most visited part.
+
+Edges are ribbons, as wide as they were often taken and coloured by Q, from blue for the best to
+orange for the worst; the most visited path has a rim.
+"""
+
+from collections.abc import Sequence
+
+from raffia.search.colours import QScale
+from raffia.search.drawing import Drawing, Outline, Steps, Text, rounded, text_width
+from raffia.search.graph import TreeEdge, TreeGraph, to_graph
+from raffia.search.labels import count, figures, percent, shown_name
+from raffia.search.legend import Legend
+from raffia.search.placement import MARGIN, Place, placed
+from raffia.search.tree import Tree
+
+_THIN, _THICK, _RIM = 1.4, 10.0, 3.5  # edges, and what is added for the rim, in pixels
+_LINE = 16  # height of a line in a box
+_HEADER = 34
+_NAME = 28  # characters of an action's name; the tip has all of it
+_LEAST_WIDTH = 560  # so that header and legend have room
+
+
+def picture(
+    tree: Tree,
+    root: int = 0,
+    *,
+    max_nodes: int = 40,
+    action_names: Sequence[str] | None = None,  # [A]
+) -> Drawing:
+    """A drawing of a root's tree that can be had as SVG or be saved.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, search
+    >>> def bandit(embedding, action):  # the second of two arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput(reward=(action == 1).float(), value=torch.zeros(rows),
+    ...                            prior_logits=torch.zeros(rows, 2)), embedding
+    >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+    >>> tree = search(start, bandit, num_simulations=9, discount=0.5)
+    >>> picture(tree, action_names=["left", "right"]).title
+    'root 0: value +1.36, 9 simulations, depth 5, 10 nodes'
+    """
+    return drawn(to_graph(tree, root, action_names), max_nodes)
+
+
+def drawn(graph: TreeGraph, max_nodes: int = 40) -> Drawing:
+    """The same of a tree that is data already.
+
+    >>> from raffia.search.graph import TreeNode
+    >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+    >>> drawn(TreeGraph(0, (node,), ())).title
+    'root 0: value +0.500, 0 simulations, depth 0, 1 node'
+    """
+    painter = _Painter(graph, graph.most_visited(max_nodes))
+    painter.header()
+    painter.edges()
+    painter.boxes()
+    painter.legend()
+    return painter.drawing
+
+
+class _Painter:
+    """What the parts of the picture have in common: placement, scale of colours, drawing."""
+
+    def __init__(self, graph: TreeGraph, shown: Sequence[int]) -> None:
+        self.graph, self.shown = graph, set(shown)
+        self.visible = [e for row in shown for e in graph.edges_from(row) if e.target in self.shown]
+        numbers = [number for e in self.visible for number in (e.q, graph.node(e.target).value)]
+        self.write = figures([graph.node(0).value, *numbers])
+        self.scale = QScale.of([edge.q for edge in self.visible])
+        self.most = max([edge.visits for edge in self.visible], default=1)
+        self.best = {(edge.source, edge.action) for edge in graph.best_path}
+        self.on_path = {0} | {edge.target for edge in graph.best_path}
+        self.shared = graph.shared(self.shown)
+        self.placement = placed(graph, shown, self._box_size, self._label_width)
+        for place in self.placement.places:
+            place.y += _HEADER
+        self.nodes = self.placement.nodes()
+        says = graph.headline(len(shown), self.write)
+        width = max(self.placement.width, _LEAST_WIDTH, text_width(says, 14) + 2 * MARGIN)
+        self.drawing = Drawing(says, width, self.placement.height + _HEADER)
+
+    # ------------------------------------------------------------------------ what it says
+
+    def _box_lines(self, row: int, is_mark: bool) -> list[str]:
+        """Visits first, then what else there is to say of a node."""
+        if is_mark:
+            return [f"↩ #{row}"]
+        node = self.graph.node(row)
+        lines = [f"N {node.visits}", f"V {self.write(node.value)}"]
+        if row in self.shared:
+            lines[0] += f"  #{row}"
+        if node.to_play is not None:
+            lines.append("ended" if node.ended else f"player {node.to_play}")
+        elif node.ended:
+            lines.append("ended")
+        if hidden := len(self.graph.left_out(row, self.shown)):
+            lines.append(f"+{hidden} hidden")
+        return lines
+
+    def _box_size(self, row: int, is_mark: bool) -> tuple[float, float]:
+        lines = self._box_lines(row, is_mark)
+        return max([text_width(text, 12) for text in lines]) + 20, _LINE * len(lines) + 12
+
+    def _edge_lines(self, edge: TreeEdge) -> tuple[str, str]:
+        """Above and below the line."""
+        figures = f"P {percent(edge.prior)}  Q {self.write(edge.q)}"
+        if edge.target in self.shared:
+            figures = f"N {edge.visits}  {figures}"
+        return shown_name(edge.name, _NAME), figures
+
+    def _label_width(self, edge: TreeEdge) -> float:
+        above, below = self._edge_lines(edge)
+        return max(text_width(above, 12), text_width(below, 10.5))
+
+    # ------------------------------------------------------------------------ how it is drawn
+
+    def header(self) -> None:
+        """The title."""
+        title = Text(MARGIN, MARGIN + 8, self.drawing.title, 14, bold=True)
+        self.drawing.texts.append(title)
+
+    def edges(self) -> None:
+        """Ribbons with their labels; the most visited on top."""
+        ports = self._ports()
+        lanes = [(place, edge) for place in self.placement.places for edge in place.lanes]
+        lanes.sort(key=lambda lane: ((lane[1].source, lane[1].action) in self.best, lane[1].visits))
+        for place, edge in lanes:
+            width = self._ribbon_width(edge)
+            path = self._ribbon(place, edge, ports[edge.source, edge.action])
+            if (edge.source, edge.action) in self.best:
+                self.drawing.outlines.append(Outline(path, stroke="ink", width=width + _RIM))
+            colour = self.scale.colour(edge.q)
+            self.drawing.outlines.append(
+                Outline(path, stroke=colour, width=width, tip=self._edge_tip(edge))
+            )
+            self._label(place, edge, width)
+
+    def _label(self, place: Place, edge: TreeEdge, width: float) -> None:
+        x, y = self.placement.label_x[place.column], place.lane_y(edge)
+        above, below = self._edge_lines(edge)
+        is_best = (edge.source, edge.action) in self.best
+        away = width / 2 + 3.5 + (_RIM / 2 if is_best else 0)
+        self.drawing.texts += [
+            Text(x, y - away, above, bold=is_best),
+            Text(x, y + away + 7.5, below, 10.5, tone="faint"),
+        ]
+
+    def _ribbon_width(self, edge: TreeEdge) -> float:
+        return _THIN + (_THICK - _THIN) * edge.visits / self.most
+
+    def _ports(self) -> dict[tuple[int, int], float]:
+        """Where each edge leaves its node: one below the other, as wide as they are."""
+        leaving: dict[int, list[tuple[float, TreeEdge]]] = {}
+        for place in self.placement.places:
+            for edge in place.lanes:
+                leaving.setdefault(edge.source, []).append((place.lane_y(edge), edge))
+        ports = {}
+        for row, ends in leaving.items():
+            source = self.nodes[row]
+            widths = [self._ribbon_width(edge) + 1.5 for _, edge in ends]
+            tightness = min(1.0, (source.height - 14) / sum(widths))
+            y = source.y - sum(widths) * tightness / 2
+            for _, edge in sorted(ends, key=lambda end: end[0]):
+                half = (self._ribbon_width(edge) + 1.5) * tightness / 2
+                ports[row, edge.action] = y + half
+                y += 2 * half
+        return ports
+
+    def _ribbon(self, place: Place, edge: TreeEdge, start_y: float) -> Steps:
+        """A curve through the gap between columns, then straight along the label."""
+        placement, source = self.placement, self.nodes[edge.source]
+        start = source.x + placement.box_width[source.column]
+        bend = placement.label_x[place.column] - 4
+        middle, y = (start + bend) / 2, place.lane_y(edge)
+        curve = ((middle, start_y), (middle, y), (bend, y))
+        return (("M", ((start, start_y),)), ("C", curve), ("L", ((place.x, y),)))
+
+    def boxes(self) -> None:
+        """Nodes and marks."""
+        for place in self.placement.places:
+            width = self.placement.box_width[place.column]
+            on_path = place.row in self.on_path and not place.is_mark
+            top = place.y - place.height / 2
+            self.drawing.outlines.append(
+                Outline(
+                    rounded(place.x, top, width, place.height, 8),
+                    fill="card" if place.is_mark else "box",
+                    stroke="ink" if on_path else "rim",
+                    width=2.0 if on_path else 1.0,
+                    dashed=place.is_mark,
+                    tip=self._node_tip(place.row),
+                )
+            )
+            lines = self._box_lines(place.row, place.is_mark)
+            y = place.y - _LINE * len(lines) / 2 + 12
+            for i, text in enumerate(lines):
+                strong = i == 0 and not place.is_mark
+                middle = place.x + width / 2
+                tone = "ink" if strong else "faint"
+                self.drawing.texts.append(
+                    Text(middle, y + _LINE * i, text, anchor="middle", tone=tone, bold=strong)
+                )
+
+    def legend(self) -> None:
+        """What the signs mean, under the tree; and the card under everything."""
+        drawing = self.drawing
+        legend = Legend(drawing, MARGIN, drawing.width - MARGIN, drawing.height + 6)
+        if self.visible:
+            legend.widths(_THIN, _THICK, self.most)
+            legend.colours(self.scale, self.write)
+            legend.best_path(5, _RIM)
+            legend.words("N visits   V value   P prior   Q reward + discount × V")
+        else:
+            legend.words("N visits   V value")
+        if self.graph.nodes[0].to_play is not None:
+            legend.words("V and Q: for who is to move")
+        if any([place.is_mark for place in self.placement.places]):
+            legend.words("↩ the node of this number")
+        drawing.height = legend.y + MARGIN
+        card = rounded(0, 0, drawing.width, drawing.height, 10)
+        drawing.outlines.insert(0, Outline(card, fill="card"))
+
+    # ------------------------------------------------------------------------ tips
+
+    def _edge_tip(self, edge: TreeEdge) -> str:
+        return (
+            f"{shown_name(edge.name, 200)}: {count(edge.visits, 'visit')} ({percent(edge.share)})\n"
+            f"Q {edge.q:+.4g}, prior {edge.prior:.4g}\n"
+            f"reward {edge.reward:+.4g}, discount {edge.discount:+.4g}"
+        )
+
+    def _node_tip(self, row: int) -> str:
+        node = self.graph.node(row)
+        tip = (
+            f"node {row}: {count(node.visits, 'visit')}, value {node.value:+.4g}, "
+            f"raw value {node.raw_value:+.4g}"
+        )
+        if hidden := self.graph.left_out(row, self.shown):
+            visits = count(sum([edge.visits for edge in hidden]), "visit")
+            tip += f"\n{count(len(hidden), 'action')} not shown, {visits}"
+        if node.num_untried:
+            tip += f"\n{node.num_untried} not tried, prior {percent(node.untried_prior)}"
+        return tip

@@ -1,0 +1,250 @@
+"""Policies: a search, and the action and the target that are made of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raffia.search.draws import dirichlet_noise, gumbel_noise
+from raffia.search.gumbel import Gumbel
+from raffia.search.mcts import search
+from raffia.search.nodes import Nodes, best
+from raffia.search.outputs import RecurrentFn, RootOutput
+from raffia.search.selection import SelectFn, Selection
+from raffia.search.settings import Backend, RootValue, StateKey, ValuePrefix
+from raffia.search.softmax import softmax
+from raffia.search.tree import Tree
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What a planner says of B states.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
+    >>> def model(embedding, action):
+    ...     rows = len(action)
+    ...     return RecurrentOutput(action.float(), torch.zeros(rows), torch.zeros(rows, 2)
+    ...                            ), embedding
+    >>> root = RootOutput(torch.zeros(3, 2), torch.zeros(3), torch.zeros(3))
+    >>> muzero_policy(root, model, 20, discount=0.0, dirichlet_fraction=0.0, temperature=0.0).action
+    tensor([1, 1, 1])
+    """
+
+    action: Tensor  # int64 [B]: the choice to take; [B, ...] where the root gave `actions`
+    action_weights: Tensor  # float32 [B, A]: the target for the policy, sums to 1
+    root_value: Tensor  # float32 [B]
+    tree: Tree
+
+
+def muzero_policy(
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+    num_simulations: int | Tensor,  # for all roots, or int64 [B]
+    *,
+    discount: float | Tensor = 0.997,  # for all roots, or [B]
+    value_prefix: ValuePrefix | None = None,
+    dirichlet_fraction: float = 0.25,  # share of the noise in the root's prior; evaluation: 0
+    dirichlet_alpha: float = 0.3,
+    dirichlet: Tensor | None = None,  # [B, A], the noise itself (rows sum to 1)
+    temperature: float | Tensor = 1.0,  # action ~ visits^(1/T); 0: the most visited; or [B]
+    action_gumbel: Tensor | None = None,  # [B, A], the draw of the action itself
+    generator: torch.Generator | None = None,  # for the draws that are not given; None: torch's own
+    select: Selection | SelectFn | None = None,  # PUCT() if None
+    root_value: RootValue = "exclude",
+    max_depth: int | None = None,
+    transpositions: StateKey | None = None,
+    keep_embeddings: bool = False,
+    num_threads: int = 1,
+    backend: Backend = "auto",
+) -> PolicyOutput:
+    """Plan as MuZero and EfficientZero do: PUCT below a noisy root, actions by visits.
+
+    `action_weights` are the visits divided by their sum. Each draw can be given instead, so that
+    the same noise gives the same tree.
+    Source: Schrittwieser et al. (2020), appendix B; Ye et al. (2021).
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
+    >>> def model(embedding, action):  # the first of two arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput(1.0 - action.float(), torch.zeros(rows), torch.zeros(rows, 2)
+    ...                            ), embedding
+    >>> root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+    >>> plan = muzero_policy(root, model, 20, discount=0.0, dirichlet_fraction=0.0, temperature=0.0)
+    >>> plan.action, plan.action_weights
+    (tensor([0]), tensor([[0.9000, 0.1000]]))
+    """
+    _check_noise(root, dirichlet_fraction, dirichlet, action_gumbel, temperature)
+    if dirichlet_fraction > 0:
+        if dirichlet is None:
+            dirichlet = dirichlet_noise(_legal(root), dirichlet_alpha, generator)
+        root = with_noise(root, dirichlet, dirichlet_fraction)
+    tree = search(
+        root,
+        recurrent_fn,
+        num_simulations=num_simulations,
+        select=select,
+        discount=discount,
+        value_prefix=value_prefix,
+        root_value=root_value,
+        max_depth=max_depth,
+        transpositions=transpositions,
+        keep_embeddings=keep_embeddings,
+        num_threads=num_threads,
+        backend=backend,
+    )
+    visits = tree.visits_of_root()
+    if action_gumbel is None and _samples(temperature):
+        shape = tuple(root.prior_logits.shape)
+        action_gumbel = gumbel_noise(shape, generator, root.prior_logits.device)
+    chosen = sample_visits(visits, temperature, action_gumbel)
+    return PolicyOutput(
+        _taken(root, chosen), visits / visits.sum(-1, keepdim=True), tree.value(), tree
+    )
+
+
+def gumbel_policy(
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+    num_simulations: int | Tensor,  # for all roots, or int64 [B]
+    *,
+    discount: float | Tensor = 0.997,  # for all roots, or [B]
+    value_prefix: ValuePrefix | None = None,
+    max_considered: int = 16,  # actions that the root tries
+    value_scale: float = 0.1,
+    maxvisit_init: float = 50.0,
+    gumbel_scale: float = 1.0,  # of the noise drawn here; evaluation: 0
+    root_gumbel: Tensor | None = None,  # [B, A], the noise itself, scaled already
+    generator: torch.Generator | None = None,  # for the noise if not given; None: torch's own
+    root_value: RootValue = "include",
+    max_depth: int | None = None,
+    transpositions: StateKey | None = None,
+    keep_embeddings: bool = False,
+    num_threads: int = 1,
+    backend: Backend = "auto",
+) -> PolicyOutput:
+    """Plan as Gumbel MuZero does: sequential halving at the root, the improved policy as target.
+
+        action_weights = softmax(logits + sigma(completed Q))
+
+    The action is the best among the most visited ones.
+    Source: Danihelka et al. (2022), "Policy improvement by planning with Gumbel", ICLR.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, gumbel_policy
+    >>> def model(embedding, action):  # the first of two arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput(1.0 - action.float(), torch.zeros(rows), torch.zeros(rows, 2)
+    ...                            ), embedding
+    >>> root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+    >>> plan = gumbel_policy(root, model, 8, discount=0.0, gumbel_scale=0.0)
+    >>> plan.action, plan.action_weights.round(decimals=3)
+    (tensor([0]), tensor([[0.9960, 0.0040]]))
+    """
+    if root_gumbel is None:
+        shape = tuple(root.prior_logits.shape)
+        root_gumbel = gumbel_scale * gumbel_noise(shape, generator, root.prior_logits.device)
+    select = Gumbel(
+        root_gumbel=root_gumbel,
+        max_considered=max_considered,
+        value_scale=value_scale,
+        maxvisit_init=maxvisit_init,
+    )
+    tree = search(
+        root,
+        recurrent_fn,
+        num_simulations=num_simulations,
+        select=select,
+        discount=discount,
+        value_prefix=value_prefix,
+        root_value=root_value,
+        max_depth=max_depth,
+        transpositions=transpositions,
+        keep_embeddings=keep_embeddings,
+        num_threads=num_threads,
+        backend=backend,
+    )
+    entries = {name: tree.data[name] for name in tree.data.keys()}
+    batch = len(tree)
+    rows = torch.arange(batch, device=root_gumbel.device)
+    nodes = Nodes(entries, rows, torch.zeros_like(rows), 0, 0)
+    sigma, visits = select.sigma(nodes), nodes.visits
+    gumbel = root_gumbel.to(visits.device, torch.float32)
+    turn = visits.amax(-1)
+    chosen = best(select.root_scores(gumbel, nodes.prior_logits, sigma, visits, turn), nodes.mask)
+    weights = softmax(nodes.prior_logits + sigma, nodes.mask)
+    return PolicyOutput(_taken(root, chosen), weights, tree.value(), tree)
+
+
+def with_noise(root: RootOutput, noise: Tensor, fraction: float) -> RootOutput:
+    """The root with prior (1 - fraction) P + fraction noise, over the legal actions.
+
+    >>> root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
+    >>> with_noise(root, torch.tensor([[1.0, 0.0]]), 0.5).prior_logits.exp()
+    tensor([[0.7500, 0.2500]])
+    """
+    logits = root.prior_logits.double().masked_fill(~_legal(root), -torch.inf)
+    prior = (1 - fraction) * logits.softmax(-1) + fraction * noise.double()
+    return root._replace(prior_logits=prior.log().float())
+
+
+def sample_visits(
+    visits: Tensor,  # [B, A], with a visit in each row
+    temperature: float | Tensor = 1.0,  # or [B]
+    gumbel: Tensor | None = None,  # [B, A], draws from Gumbel(0, 1); not needed at temperature 0
+) -> Tensor:
+    """Actions drawn from visits^(1/T) / sum, int64 [B]; at T = 0 the most visited, lowest first.
+
+    >>> sample_visits(torch.tensor([[3, 5, 5]]), temperature=0.0)
+    tensor([1])
+    """
+    most = visits.argmax(-1)
+    if not _samples(temperature):
+        return most
+    if gumbel is None:
+        raise ValueError("a temperature above 0 draws the action: pass gumbel=gumbel_noise(shape)")
+    heat = torch.as_tensor(temperature, dtype=torch.float64, device=visits.device)
+    heat = heat.expand(len(visits)).unsqueeze(-1)
+    # Gumbel-max; visits relative to the most, so that a small temperature does not overflow
+    log_share = (visits.double() / visits.amax(-1, keepdim=True)).log()
+    scores = log_share / heat.clamp_min(1e-12) + gumbel.to(visits.device)
+    return torch.where(heat.squeeze(-1) > 0, scores.argmax(-1), most)
+
+
+def _samples(temperature: float | Tensor) -> bool:
+    return bool((torch.as_tensor(temperature) > 0).any())
+
+
+def _legal(root: RootOutput) -> Tensor:
+    if root.mask is not None:
+        return root.mask
+    return torch.ones_like(root.prior_logits, dtype=torch.bool)
+
+
+def _taken(root: RootOutput, chosen: Tensor) -> Tensor:
+    """The chosen actions themselves, where the choices stand for sampled ones."""
+    if root.actions is None:
+        return chosen
+    return root.actions[torch.arange(len(chosen), device=chosen.device), chosen]
+
+
+def _check_noise(
+    root: RootOutput,
+    fraction: float,
+    dirichlet: Tensor | None,
+    action_gumbel: Tensor | None,
+    temperature: float | Tensor,
+) -> None:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
+    if fraction == 0 and dirichlet is not None:
+        raise ValueError(
+            "dirichlet is given and dirichlet_fraction=0 leaves it out: pass for example "
+            "dirichlet_fraction=0.25"
+        )
+    for name, noise in (("dirichlet", dirichlet), ("action_gumbel", action_gumbel)):
+        if noise is not None and noise.shape != root.prior_logits.shape:
+            raise ValueError(
+                f"{name} has shape {list(noise.shape)}; it must be [roots, actions] = "
+                f"{list(root.prior_logits.shape)}"
+            )
+    if bool((torch.as_tensor(temperature) < 0).any()):
+        raise ValueError(f"temperature={temperature} must not be negative")

@@ -1,0 +1,278 @@
+"""The two halves of a simulation in plain tensor operations: any device, the kernels' oracle."""
+
+import torch
+from torch import Tensor
+
+from raffia.search.errors import unfit, unfit_root
+from raffia.search.kernels.layout import FIELDS
+from raffia.search.nodes import Nodes
+from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.softmax import in_order, softmax
+from raffia.search.state import SearchState
+
+_EMPTY = {
+    **{"parent": -1, "action": -1, "children": -1, "canonical": -1, "mask": True},
+    **{"q_min": torch.inf, "q_max": -torch.inf},
+}
+
+
+class ReferenceSteps:
+    """`walk` and `backup` of raffia.search.mcts in tensor operations over all roots at once."""
+
+    def __init__(self, state: SearchState) -> None:
+        self.state = state
+
+    def plant(self, root: RootOutput) -> None:
+        """Set the values of trees that hold their roots only."""
+        entries, settings = self.state.entries, self.state.settings
+        for name, entry in entries.items():
+            entry.fill_(_EMPTY.get(name, 0))
+        if self.state.stamp is not None:
+            self.state.stamp.fill_(-1)
+            entries["canonical"][:, 0] = 0
+        legal = root.prior_logits.float()
+        if root.mask is not None:
+            legal = legal.masked_fill(~root.mask, -torch.inf)
+            entries["mask"][:, 0] = root.mask
+        for name, field in (("value", root.value), ("prior_logits", legal)):
+            bad = ~torch.isfinite(
+                field.masked_fill(field == -torch.inf, 0.0) if field is legal else field
+            )
+            if bool(bad.any()):
+                raise unfit_root(name, int(bad.reshape(len(bad), -1).any(-1).nonzero()[0]))
+        entries["raw_value"][:, 0] = root.value
+        entries["prior"][:, 0] = softmax(legal)
+        if "prior_logits" in entries:
+            entries["prior_logits"][:, 0] = legal
+        if settings.root_value != "exclude":
+            entries["visits"][:, 0] = 1
+        if settings.root_value == "include":
+            entries["value_sum"][:, 0] = entries["raw_value"][:, 0].double()
+        if root.to_play is not None:
+            entries["to_play"][:, 0] = root.to_play
+
+    def finish(self) -> None:
+        """Nothing: what is not used was set when planted."""
+
+    def walk(self, simulation: int, num_roots: int) -> int | None:
+        """From each root down to an untried action or a node that ends the walk."""
+        state, entries = self.state, self.state.entries
+        root = state.order[:num_roots]
+        node, leaf = torch.zeros_like(root), torch.full_like(root, -1)
+        action, length = torch.zeros_like(root), torch.zeros_like(root)
+        last, carry, walking = node, None, torch.ones_like(root, dtype=torch.bool)
+        depth = 0
+        while bool(walking.any()):
+            self._meet(root, node, walking, simulation)
+            chosen, carry = state.select(Nodes(entries, root, node, depth, simulation), carry)
+            action = torch.where(walking, chosen, action)
+            last = torch.where(walking, node, last)
+            state.path_node[root, depth] = node.int()
+            state.path_action[root, depth] = chosen.int()
+            depth += 1
+            length = torch.where(walking, depth, length)
+            child = entries["children"][root, node, chosen].long()
+            found = self._canonical(root, child.clamp_min(0))
+            ends = entries["ended"][root, found]
+            if state.stamp is not None:
+                ends = ends | (state.stamp[root, found] == simulation)
+            if depth >= state.settings.max_depth:
+                ends = torch.ones_like(ends)
+            known = walking & (child >= 0)
+            leaf = torch.where(known & ends, found, leaf)
+            walking = known & ~ends
+            node = torch.where(walking, found, node)
+        return self._found(simulation, root, last, action, length, leaf)
+
+    def _found(
+        self,
+        simulation: int,
+        root: Tensor,  # [M] and so the others
+        last: Tensor,
+        action: Tensor,
+        length: Tensor,
+        leaf: Tensor,
+    ) -> int | None:
+        """Say which rows the model is to work on."""
+        state, (_, rows, _) = self.state, self.state.shape
+        num = len(root)
+        state.parent_row[:num] = root * rows + last
+        state.node_row[:num] = root * rows + simulation + 1
+        state.move[:num] = action
+        state.path_length[root] = length.int()
+        state.leaf[root] = leaf.int()
+        if state.settings.value_prefix is None:
+            state.reset[:num] = False
+            return 0
+        state.reset[:num] = length % state.settings.value_prefix.horizon == 0
+        return None  # not known without waiting for the device
+
+    def _canonical(self, root: Tensor, node: Tensor) -> Tensor:
+        if "canonical" not in self.state.entries:
+            return node
+        found: Tensor = self.state.entries["canonical"][root, node].long()
+        return found
+
+    def _meet(self, root: Tensor, node: Tensor, walking: Tensor, simulation: int) -> None:
+        """With transpositions: mark the node as met, and work out its Q anew."""
+        state, entries = self.state, self.state.entries
+        if state.stamp is None:
+            return
+        root, node = root[walking], node[walking]
+        state.stamp[root, node] = simulation
+        child = entries["children"][root, node].long()
+        known = child >= 0
+        q = self._q(root.unsqueeze(-1), child.clamp_min(0))
+        q = torch.where(known, q, entries["children_q"][root, node])
+        entries["children_q"][root, node] = q
+        entries["q_sum"][root, node] = in_order(torch.where(known, q, 0.0))
+
+    def _q(self, root: Tensor, child: Tensor) -> Tensor:
+        """reward + discount * value of children that were visited, float32."""
+        entries, source = self.state.entries, self._canonical(root, child)
+        mean = entries["value_sum"][root, source] / entries["visits"][root, source]
+        reward, discount = entries["reward"][root, child], entries["discount"][root, child]
+        q: Tensor = (reward.double() + discount.double() * mean).float()
+        return q
+
+    def _value(self, root: Tensor, node: Tensor) -> Tensor:
+        visits = self.state.entries["visits"][root, node]
+        mean = (self.state.entries["value_sum"][root, node] / visits.clamp_min(1)).float()
+        return torch.where(visits > 0, mean, self.state.entries["raw_value"][root, node])
+
+    def backup(
+        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
+    ) -> None:
+        """Write the new nodes and add their values along the paths."""
+        state, entries = self.state, self.state.entries
+        root = state.order[:num_roots]
+        leaf = state.leaf[root].long()
+        new = leaf < 0
+        fresh = torch.full_like(leaf, simulation + 1)
+        self._check(simulation, root, new, output)
+        self._expand(simulation, root[new], new, output)
+        if key is not None:
+            fresh[new] = self._same_state(simulation, root[new], key[new])
+        raw = entries["raw_value"][root, torch.where(new, simulation + 1, leaf)]
+        known = fresh != simulation + 1  # the new edge leads to an old state
+        if state.stamp is not None:
+            known = known | (~new & ~entries["ended"][root, leaf.clamp_min(0)])
+        leaf = torch.where(new, fresh, leaf)
+        gain = torch.where(known, self._value(root, leaf), raw).double()
+        self._backward(root, leaf, gain)
+        if state.select.normalize == "tree":
+            self._whole_range(root)
+        if state.select.root_in_range:
+            self._widen(root, state.gamma[root] * self._value(root, torch.zeros_like(root)))
+
+    def _check(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
+        """Refuse NaN and infinity; -inf is allowed in logits."""
+        logits = output.prior_logits.masked_fill(output.prior_logits == -torch.inf, 0.0)
+        fields = (output.reward, output.value, logits, output.discount)
+        bad = torch.stack(
+            [
+                torch.zeros_like(new)
+                if field is None
+                else new & ~torch.isfinite(field.reshape(len(new), -1)).all(-1)
+                for field in fields
+            ],
+            -1,
+        )
+        if bool(bad.any()):
+            first = int(bad.any(-1).nonzero()[0])
+            raise unfit(FIELDS[int(bad[first].nonzero()[0])], int(root[first]), simulation)
+
+    def _expand(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
+        """Write the new nodes of some roots; `new` says which rows of the output they are."""
+        state, entries, row = self.state, self.state.entries, simulation + 1
+        last = state.path_length[root].long() - 1
+        parent = state.path_node[root, last].long()
+        action = state.path_action[root, last].long()
+        logits = output.prior_logits[new]
+        mask = None if output.mask is None else output.mask[new]
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+            entries["ended"][root, row] = ~mask.any(-1)
+        if "mask" in entries:
+            entries["mask"][root, row] = True if mask is None else mask
+        if "prior_logits" in entries:
+            entries["prior_logits"][root, row] = logits
+        entries["prior"][root, row] = softmax(logits)
+        entries["children"][root, row] = -1
+        entries["children_visits"][root, row] = 0
+        entries["children_q"][root, row] = 0.0
+        depth = entries["depth"][root, parent]
+        reward = output.reward[new]
+        if "value_prefix" in entries:
+            assert state.settings.value_prefix is not None
+            horizon = state.settings.value_prefix.horizon
+            entries["value_prefix"][root, row] = reward
+            goes_on = (depth == 0) | (depth % horizon != 0)
+            before = entries["value_prefix"][root, parent]
+            reward = torch.where(goes_on, reward - before, reward)
+        gamma = state.gamma[root] if output.discount is None else output.discount[new]
+        if "to_play" in entries:
+            before = entries["to_play"][root, parent]
+            player = state.players - before if output.to_play is None else output.to_play[new]
+            entries["to_play"][root, row] = player
+            gamma = torch.where(player == before, gamma, -gamma)
+        entries["raw_value"][root, row] = output.value[new]
+        entries["reward"][root, row] = reward
+        entries["discount"][root, row] = gamma
+        entries["parent"][root, row] = parent.int()
+        entries["action"][root, row] = action.int()
+        entries["depth"][root, row] = depth + 1
+        entries["children"][root, parent, action] = row
+
+    def _same_state(self, simulation: int, root: Tensor, key: Tensor) -> Tensor:
+        """The earliest node of each root with this key, else the new one."""
+        entries, row = self.state.entries, simulation + 1
+        entries["key"][root, row] = key
+        entries["canonical"][root, row] = row
+        rows = torch.arange(row + 1, device=root.device)
+        same = entries["key"][root, : row + 1] == key.unsqueeze(-1)
+        same &= entries["canonical"][root, : row + 1] == rows
+        found = same.int().argmax(-1)  # the first; the new row is always among them
+        entries["canonical"][root, row] = found.int()
+        return found
+
+    def _backward(self, root: Tensor, leaf: Tensor, gain: Tensor) -> None:
+        """Add what was found to the nodes of the paths, from the leaves to the roots."""
+        state, entries = self.state, self.state.entries
+        entries["visits"][root, leaf] += 1
+        entries["value_sum"][root, leaf] += gain
+        length = state.path_length[root].long()
+        running = state.select.normalize == "running"
+        for d in range(int(length.max()) - 1, -1, -1):
+            on = (length > d).nonzero().squeeze(-1)
+            b = root[on]
+            node, action = state.path_node[b, d].long(), state.path_action[b, d].long()
+            child = entries["children"][b, node, action].long()
+            reward, discount = entries["reward"][b, child], entries["discount"][b, child]
+            gain[on] = reward.double() + discount.double() * gain[on]
+            q = self._q(b, child)
+            first = entries["children_visits"][b, node, action] == 0
+            entries["num_tried"][b, node] += first.int()
+            entries["children_visits"][b, node, action] += 1
+            old = entries["children_q"][b, node, action]
+            entries["q_sum"][b, node] += q.double() - old.double()
+            entries["children_q"][b, node, action] = q
+            if running:
+                self._widen(b, q)
+            entries["visits"][b, node] += 1
+            entries["value_sum"][b, node] += gain[on]
+
+    def _widen(self, root: Tensor, q: Tensor) -> None:
+        entries = self.state.entries
+        entries["q_min"][root] = torch.minimum(entries["q_min"][root], q)
+        entries["q_max"][root] = torch.maximum(entries["q_max"][root], q)
+
+    def _whole_range(self, root: Tensor) -> None:
+        """The range of the Q of now."""
+        entries = self.state.entries
+        is_node = entries["parent"][root] >= 0
+        is_node[:, 0] = True
+        tried = (entries["children_visits"][root] > 0) & is_node.unsqueeze(-1)
+        q = entries["children_q"][root]
+        entries["q_min"][root] = torch.where(tried, q, torch.inf).amin((-1, -2))
+        entries["q_max"][root] = torch.where(tried, q, -torch.inf).amax((-1, -2))

@@ -1,0 +1,95 @@
+"""Moving rows of several tensors at once: by one kernel call, or by tensor operations."""
+
+import functools
+from array import array
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+import raffia.jit
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled loops, imported when first needed."""
+    import raffia.search.kernels.rows as module
+
+    return module
+
+
+class RowMoves(Protocol):
+    """Rows of tensors `memory` [R, ...] gathered to, and stored from, tensors [M, ...] beside."""
+
+    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
+        """memory[rows] -> beside, which is contiguous."""
+
+    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
+        """beside -> memory[rows], zeros where `reset` in the tensors that were named."""
+
+
+def row_moves(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool) -> RowMoves:
+    """The moves for these tensors; `zeroed` are the numbers of those that a reset zeroes.
+
+    >>> memory = [torch.zeros(3, 2)]
+    >>> moves = row_moves(memory, [0], compiled=False)
+    >>> moves.store(torch.tensor([2, 0]), [torch.ones(2, 2)], torch.tensor([True, False]))
+    >>> memory[0]
+    tensor([[1., 1.],
+            [0., 0.],
+            [0., 0.]])
+    """
+    if compiled and raffia.jit.available() and 0 < len(memory) <= 62:
+        return _KernelMoves(memory, zeroed)
+    return _TensorMoves(memory, zeroed)
+
+
+class _TensorMoves:
+    def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
+        self._memory, self._zeroed = memory, frozenset(zeroed)
+
+    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
+        for kept, buffer in zip(self._memory, beside, strict=True):
+            torch.index_select(kept, 0, rows, out=buffer)
+
+    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
+        for number, (kept, leaf) in enumerate(zip(self._memory, beside, strict=True)):
+            if reset is not None and number in self._zeroed:
+                leaf = leaf.masked_fill(reset.view(-1, *[1] * (leaf.ndim - 1)), 0)
+            kept.index_copy_(0, rows, leaf)
+
+
+class _KernelMoves:
+    def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
+        self._memory = memory  # kept alive: the table holds addresses
+        self._num = len(memory)
+        self._zeroed = sum(1 << number for number in zeroed)
+        self._table = array("q", [0] * (3 * self._num))
+        self._address = self._table.buffer_info()[0]
+        for number, tensor in enumerate(memory):
+            self._table[3 * number] = tensor.data_ptr()
+            self._table[3 * number + 2] = tensor[0].numel() * tensor.element_size()
+        self._gather, self._store = kernels().gather, kernels().store
+
+    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
+        table, place = self._table, 1
+        for tensor in beside:
+            table[place] = tensor.data_ptr()
+            place += 3
+        self._gather(self._address, self._num, rows.data_ptr(), rows.size(0))
+
+    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
+        table, place = self._table, 1
+        held = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in beside]
+        for tensor in held:
+            table[place] = tensor.data_ptr()
+            place += 3
+        if reset is None:
+            self._store(self._address, self._num, rows.data_ptr(), rows.size(0), 0, 0)
+        else:
+            self._store(
+                *(self._address, self._num, rows.data_ptr(), rows.size(0)),
+                *(reset.data_ptr(), self._zeroed),
+            )

@@ -1,0 +1,188 @@
+"""Planning over sampled actions: continuous and large action spaces, K actions at each node.
+
+What a search calls the prior logits of a state are here the parameters of a policy, from which a
+sampler draws K actions with the noise of the state's seed. A child's seed is made of its parent's
+and of the choice that leads to it, so the same seed gives the same tree, whatever the batch.
+
+Sources: Hubert et al. (2021), "Learning and Planning in Complex Action Spaces" (Sampled MuZero);
+the LightZero project for its combination with EfficientZero.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from raffia.search.draws import child_seed
+from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
+from raffia.search.policies import PolicyOutput
+from raffia.search.samplers import Sampler
+from raffia.tensordict.node import Node
+
+SEED, ACTIONS = "sampling_seed", "sampled_actions"  # what the search's embeddings hold besides
+Prior = Literal["sampling", "uniform", "density"]
+
+
+def sampled_policy(
+    root: RootOutput,  # its prior_logits are parameters of the policy [B, P]
+    recurrent_fn: RecurrentFn,  # takes actions [M, ...] and gives parameters [M, P]
+    *,
+    sampler: Sampler,
+    policy: Callable[[RootOutput, RecurrentFn], PolicyOutput],  # muzero_policy or gumbel_policy
+    seed: Tensor | None = None,  # int64 [B]: the draws of a root's whole tree
+    prior: Prior = "sampling",
+    generator: torch.Generator | None = None,  # for the seeds if not given; None: torch's own
+) -> PolicyOutput:
+    """Plan over sampled actions; `action` is the real one, `action_weights` are of the K sampled.
+
+    The K actions of the root are `tree.data["actions"][:, 0]`: with `sampler.log_density` of them
+    and `action_weights` as the target, they make the loss of the policy.
+
+    >>> import functools
+    >>> from raffia.search import RecurrentOutput, RootOutput, gumbel_policy
+    >>> from raffia.search.sampled import sampled_policy
+    >>> from raffia.search.samplers import GaussianSampler
+    >>> def reach(embedding, action):  # the closer to 0.5 the better
+    ...     rows = len(action)
+    ...     reward = 1 - (action[:, 0] - 0.5).abs()
+    ...     policy = torch.tensor([0.0, 1.0]).expand(rows, 2)  # mean, standard deviation
+    ...     return RecurrentOutput(reward, torch.zeros(rows), policy), embedding
+    >>> root = RootOutput(torch.tensor([[0.0, 1.0]] * 3), torch.zeros(3), torch.zeros(3, 1))
+    >>> plan = sampled_policy(
+    ...     root, reach, sampler=GaussianSampler(16), seed=torch.tensor([1, 2, 3]),
+    ...     policy=functools.partial(gumbel_policy, num_simulations=32, gumbel_scale=0.0,
+    ...                              discount=0.0))
+    >>> plan.action.shape, bool(((plan.action - 0.5).abs() < 0.2).all())
+    (torch.Size([3, 1]), True)
+    """
+    if seed is None:
+        batch, device = len(root.prior_logits), root.prior_logits.device
+        whole = torch.iinfo(torch.int64)
+        seed = torch.randint(
+            whole.min, whole.max, (batch,), generator=generator, device=device, dtype=torch.int64
+        )
+    return policy(*with_sampled_actions(root, recurrent_fn, sampler, seed, prior=prior))
+
+
+def with_sampled_actions(
+    root: RootOutput,  # its prior_logits are parameters of the policy [B, P]
+    recurrent_fn: RecurrentFn,  # takes actions [M, ...] and gives parameters [M, P]
+    sampler: Sampler,
+    seed: Tensor,  # int64 [B]
+    *,
+    prior: Prior = "sampling",
+) -> tuple[RootOutput, RecurrentFn]:
+    """The root and the recurrent function of a search over K sampled actions at each node.
+
+    prior: what the search takes for the prior of the K actions. They were drawn from the policy pi,
+        so what is likely stands among them already; to weigh it by pi again would count pi twice.
+        "sampling": the weights with which the K stand for pi: all equal where they were drawn
+        independently of each other; where they were drawn without replacement, pi over the
+        probability to be among them (all of pi where all actions are).
+        "uniform": 1/K. "density": pi, rescaled to the K.
+    Embeddings get two further entries, "sampling_seed" [M] and "sampled_actions" [M, K, ...], which
+    the model does not see.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput
+    >>> from raffia.search.sampled import with_sampled_actions
+    >>> from raffia.search.samplers import CategoricalSampler
+    >>> def model(embedding, action):
+    ...     return RecurrentOutput(0 * action, 0 * action, embedding.expand(-1, 9)), embedding
+    >>> root = RootOutput(torch.zeros(2, 9), torch.zeros(2), torch.zeros(2, 1))
+    >>> few, few_fn = with_sampled_actions(
+    ...     root, model, CategoricalSampler(4), seed=torch.tensor([3, 3]))
+    >>> few.actions
+    tensor([[1, 2, 5, 7],
+            [1, 2, 5, 7]])
+    """
+    if prior not in ("sampling", "uniform", "density"):
+        raise ValueError(f"prior={prior!r} is none of 'sampling', 'uniform', 'density'")
+    if root.actions is not None:
+        raise ValueError(
+            "root.actions is given: the actions of this root are sampled already; pass the root "
+            "of the model, whose prior_logits are the parameters of its policy"
+        )
+    batch = len(root.prior_logits)
+    if seed.shape != (batch,) or seed.dtype != torch.int64:
+        raise ValueError(
+            f"seed is {seed.dtype} {list(seed.shape)}; it must be int64 [{batch}], one for each "
+            f"root: for example torch.arange({batch})"
+        )
+    seed = seed.to(root.prior_logits.device)
+    actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
+    put, take = _carriers(root.embedding)
+
+    def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
+        own, seed, known = take(embedding)
+        output, child = recurrent_fn(own, action)
+        seed = child_seed(seed, _which(known, action))
+        actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
+        output = output._replace(prior_logits=logits, mask=mask, actions=actions)
+        return output, put(child, seed, actions)
+
+    embedding = put(root.embedding, seed, actions)
+    over_samples = root._replace(
+        prior_logits=logits, mask=mask, actions=actions, embedding=embedding
+    )
+    return over_samples, recurrent_over_samples
+
+
+def _draw(
+    sampler: Sampler, parameters: Tensor, seed: Tensor, mask: Tensor | None, prior: Prior
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """K actions of each row, their prior logits, and which of them are legal."""
+    samples = sampler.sample(parameters, seed, mask)
+    if prior == "density":
+        logits = sampler.log_density(parameters, samples.actions)
+    elif prior == "sampling":
+        logits = samples.log_weight
+    else:
+        logits = torch.zeros_like(samples.log_weight)
+    return samples.actions, logits, samples.mask
+
+
+def _which(
+    known: Tensor,  # [M, K, ...]
+    action: Tensor,  # [M, ...]
+) -> Tensor:
+    """The number of the taken action among the K [M]; the first of equal ones.
+
+    Seeds are made of it and not of the action's bits, so that a last bit changes no draw.
+    """
+    same = known == action.unsqueeze(1)
+    return same.flatten(2).all(-1).int().argmax(-1) if same.ndim > 2 else same.int().argmax(-1)
+
+
+def _carriers(embedding: Any) -> tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]:
+    """How seeds and actions are put into a container beside the model's own, and taken out."""
+    if isinstance(embedding, Node):
+        return _put_into_container, _take_from_container
+    if isinstance(embedding, dict):
+        return _put_into_dict, _take_from_dict
+    return _put_beside, _take_beside
+
+
+def _put_into_container(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
+    return embedding.copy().update({SEED: seed, ACTIONS: actions})
+
+
+def _take_from_container(carried: Any) -> tuple[Any, ...]:
+    return carried.exclude(SEED, ACTIONS), carried[SEED], carried[ACTIONS]
+
+
+def _put_into_dict(embedding: dict[str, Any], seed: Tensor, actions: Tensor) -> dict[str, Any]:
+    return {**embedding, SEED: seed, ACTIONS: actions}
+
+
+def _take_from_dict(carried: dict[str, Any]) -> tuple[Any, ...]:
+    own = {name: entry for name, entry in carried.items() if name not in (SEED, ACTIONS)}
+    return own, carried[SEED], carried[ACTIONS]
+
+
+def _put_beside(embedding: Any, seed: Tensor, actions: Tensor) -> tuple[Any, ...]:
+    return embedding, seed, actions
+
+
+def _take_beside(carried: tuple[Any, ...]) -> tuple[Any, ...]:
+    return carried

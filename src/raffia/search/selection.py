@@ -1,0 +1,79 @@
+"""What a selection is to a search, and plain functions as one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from raffia.search.nodes import Nodes
+from raffia.search.puct import PUCT, Normalize
+
+SelectFn = Callable[[Nodes, Any], tuple[Tensor, Any]]  # (nodes, carry) -> (action [M], carry)
+
+
+class Selection(Protocol):
+    """How a search chooses an action at each node, and what it must keep for that.
+
+    >>> from raffia.search import PUCT, Gumbel
+    >>> [selection.needs_logits for selection in (PUCT(), Gumbel(root_gumbel=torch.zeros(1, 2)))]
+    [False, True]
+    """
+
+    @property
+    def needs_logits(self) -> bool: ...  # nodes.prior_logits
+    @property
+    def normalize(self) -> Normalize: ...  # which range of Q is kept: nodes.q_range
+    @property
+    def root_in_range(self) -> bool: ...
+
+    def prepare(
+        self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
+    ) -> Self:
+        """The same for one search; num_legal, budget: one number for each root."""
+
+    def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
+        """The actions [M], and what to take to the children."""
+
+
+@dataclass(frozen=True)
+class FunctionSelection:
+    """A plain function `select(nodes, carry) -> (action, carry)` as a selection.
+
+    >>> FunctionSelection(lambda nodes, carry: (nodes.visits.argmin(-1), carry)).needs_logits
+    True
+    """
+
+    function: SelectFn
+    needs_logits: bool = True
+    normalize: Normalize = "running"
+    root_in_range: bool = False
+
+    def prepare(
+        self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
+    ) -> "FunctionSelection":
+        """Itself: a function needs nothing."""
+        return self
+
+    def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
+        """What the function says."""
+        return self.function(nodes, carry)
+
+
+def as_selection(select: Selection | SelectFn | None) -> Any:
+    """PUCT() for None, a function wrapped, a selection itself.
+
+    >>> as_selection(None).c_init
+    1.25
+    """
+    if select is None:
+        return PUCT()
+    if hasattr(select, "prepare"):
+        return select
+    if not callable(select):
+        raise TypeError(
+            f"select is a {type(select).__name__}; it must be PUCT(), Gumbel(...) or a function "
+            "select(nodes, carry) -> (action, carry)"
+        )
+    return FunctionSelection(select)

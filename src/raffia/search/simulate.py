@@ -1,0 +1,180 @@
+"""The loop of a search: walk to a leaf, ask the model, back up its answer; again and again."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from raffia.search import compiled
+from raffia.search.answers import Answers
+from raffia.search.embeddings import Embeddings
+from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.reference import ReferenceSteps
+from raffia.search.settings import Backend, ValuePrefix
+from raffia.search.state import SearchState
+
+
+class Steps(Protocol):
+    """The parts of a search that there are two versions of, with the same results."""
+
+    def plant(self, root: RootOutput) -> None:
+        """Set the values of trees that hold their roots only."""
+
+    def walk(self, simulation: int, num_roots: int) -> int | None:
+        """From each root down to an untried action or to a node that ends the walk.
+
+        How many of the new nodes are resets; None: unknown.
+        """
+
+    def backup(
+        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
+    ) -> None:
+        """Write the new nodes and add their values along the paths."""
+
+    def finish(self) -> None:
+        """Clear what was not used."""
+
+
+def make_steps(state: SearchState, backend: Backend, device: torch.device) -> Steps:
+    """The kernels where they are possible, else the tensor operations."""
+    if backend not in ("auto", "compiled", "reference"):
+        raise ValueError(f"backend={backend!r} is none of 'auto', 'compiled', 'reference'")
+    if backend == "reference":
+        return ReferenceSteps(state)
+    if compiled.possible(state.select, device):
+        return compiled.CompiledSteps(state)
+    if backend == "compiled":
+        raise ValueError(
+            f"backend='compiled' needs numba, tensors on the CPU (here {device}) and select=PUCT() "
+            "or Gumbel(...); backend='auto' takes the reference where there are no kernels"
+        )
+    return ReferenceSteps(state)
+
+
+def simulate(
+    state: SearchState,
+    steps: Steps,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+) -> None:
+    """All simulations of the state's roots, with the model called or working in their memory."""
+    run = _bound(state, steps, embeddings, root, recurrent_fn)
+    if run is None:
+        run = _called(state, steps, embeddings, root, recurrent_fn)
+    for simulation, num_roots in enumerate(state.num_searched()):
+        run(simulation, num_roots)
+
+
+def in_threads(
+    num_threads: int,
+    state: SearchState,
+    backend: Backend,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+) -> None:
+    """The same with the roots divided among threads, which share the arrays."""
+    if num_threads < 1:
+        raise ValueError(f"num_threads={num_threads} must be at least 1")
+
+    @torch.no_grad()  # a setting of each thread
+    def run(part: SearchState) -> None:
+        steps = make_steps(part, backend, state.gamma.device)
+        simulate(part, steps, embeddings.beside(), root, recurrent_fn)
+
+    parts = state.divided(num_threads)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for done in [pool.submit(run, part) for part in parts]:
+            done.result()
+
+
+def _called(
+    state: SearchState,
+    steps: Steps,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+) -> Callable[[int, int], None]:
+    """One simulation with a model that is called on embeddings."""
+    state_key, answers = state.settings.transpositions, Answers(state, root)
+    actions = state.entries["actions"].flatten(0, 1) if root.actions is not None else None
+    searched = _Searched(state)
+
+    def run(simulation: int, num_roots: int) -> None:
+        resets = steps.walk(simulation, num_roots)
+        rows, new_rows, move, reset = searched(num_roots)
+        if actions is not None:
+            move = actions[rows, move]
+        answer, embedding = recurrent_fn(embeddings.gather(rows), move)
+        output = answers.fitting(answer, num_roots)
+        embeddings.store(new_rows, embedding, None if resets == 0 else reset)
+        if actions is not None:
+            actions[new_rows] = output.actions
+        key = None if state_key is None else state_key(embedding)
+        steps.backup(simulation, num_roots, output, key)
+
+    return run
+
+
+class _Searched:
+    """What the roots that are still searched have in common memory: views, made when m changes."""
+
+    def __init__(self, state: SearchState) -> None:
+        self._state, self._num = state, -1
+        self._views: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    def __call__(self, num: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows of the parents, of the new nodes, the actions and the resets, each [m]."""
+        if num != self._num:
+            state, self._num = self._state, num
+            self._views = (
+                *(state.parent_row[:num], state.node_row[:num]),
+                *(state.move[:num], state.reset[:num]),
+            )
+        return self._views
+
+
+def _bound(
+    state: SearchState,
+    steps: Steps,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: Any,
+) -> Callable[[int, int], None] | None:
+    """One simulation with a model that works in the search's memory; None if it cannot."""
+    bind, prefix = getattr(recurrent_fn, "bind", None), state.settings.value_prefix
+    if bind is None or root.actions is not None or state.stamp is not None:
+        return None  # it writes neither sampled actions nor keys
+    if prefix is not None and tuple(prefix.reset_keys) != ValuePrefix().reset_keys:
+        return None  # it zeroes its own memory of rewards, not other entries
+    batch, _, actions = state.shape
+    device = state.gamma.device
+    reward, value = torch.zeros(batch, device=device), torch.zeros(batch, device=device)
+    logits = torch.zeros(batch, actions, device=device)
+    memory = SearchMemory(
+        embeddings=embeddings.all_rows(),
+        parent_row=state.parent_row,
+        node_row=state.node_row,
+        action=state.move,
+        reset=state.reset,
+        reward=reward,
+        value=value,
+        prior_logits=logits,
+    )
+    step = bind(memory)
+    if step is None:
+        return None
+    output = RecurrentOutput(reward, value, logits)
+
+    def run(simulation: int, num_roots: int) -> None:
+        nonlocal output
+        steps.walk(simulation, num_roots)
+        step(num_roots)
+        if output.value.shape[0] != num_roots:
+            output = RecurrentOutput(reward[:num_roots], value[:num_roots], logits[:num_roots])
+        steps.backup(simulation, num_roots, output, None)
+
+    return run

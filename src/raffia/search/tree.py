@@ -1,0 +1,252 @@
+"""Tree: what a search has found, as one record of arrays.
+
+Shapes: B roots, N = 1 + the largest number of simulations, A actions. Row 0 of the N is the root,
+row i the state that simulation i came upon (unused where it came upon none: `visits` is 0).
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from raffia.search.graph import TreeGraph
+
+
+class Tree:
+    """The searched trees of B roots: a TensorDict of arrays, `tree.data`, and questions to it.
+
+    | entry | shape | what |
+    |---|---|---|
+    | `visits` | [B, N] int32 | how often the node was reached; 0: there is no such node |
+    | `value_sum` | [B, N] float64 | what was backed up, from the view of the node's own player |
+    | `raw_value` | [B, N] float32 | what the model says of the state |
+    | `reward` | [B, N] float32 | on the edge that leads here, from the parent's player's view |
+    | `discount` | [B, N] float32 | on that edge; negative where the player changes |
+    | `parent`, `action` | [B, N] int32 | that edge; -1 at the root and where there is no node |
+    | `depth` | [B, N] int32 | edges from the root |
+    | `ended` | [B, N] bool | no legal action: the game is over here |
+    | `children` | [B, N, A] int32 | row of the child, -1 where the action was not yet tried |
+    | `children_visits` | [B, N, A] int32 | how often the action was taken |
+    | `children_q` | [B, N, A] float32 | reward + discount * value(child); 0 where not visited |
+    | `prior` | [B, N, A] float32 | softmax of the model's logits over the legal actions |
+    | `num_tried`, `q_sum` | [B, N] int32, float64 | how many actions were tried, sum of their Q |
+    | `q_min`, `q_max` | [B] float32 | the range of Q that normalises (inf, -inf: none yet) |
+
+    and where a search uses them: `mask` [B, N, A] bool (legal actions), `prior_logits` [B, N, A]
+    float32, `to_play` [B, N] int32, `value_prefix` [B, N] float32, `actions` [B, N, A, ...],
+    `key` [B, N] int64 and `canonical` [B, N] int32 (transpositions: the row whose statistics
+    count for this one).
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, search
+    >>> def bandit(embedding, action):  # the second of three arms pays 1
+    ...     rows = len(action)
+    ...     return RecurrentOutput(reward=(action == 1).float(), value=torch.zeros(rows),
+    ...                            prior_logits=torch.zeros(rows, 3)), embedding
+    >>> root = RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, 1))
+    >>> tree = search(root, bandit, num_simulations=16, discount=0.5)
+    >>> tree.batch_size, tree.num_actions, tree.num_simulations
+    (torch.Size([2]), 3, 16)
+    >>> tree.visits_of_root()[0].argmax()
+    tensor(1)
+    >>> tree[:1].data["children"].shape
+    torch.Size([1, 17, 3])
+    """
+
+    def __init__(self, data: TensorDict, embeddings: Any = None) -> None:
+        self.data = data
+        self.embeddings = embeddings
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The number of roots, [B]."""
+        return self.data.batch_size
+
+    @property
+    def num_actions(self) -> int:
+        """The number of actions, A."""
+        return int(self.data["children"].shape[-1])
+
+    @property
+    def num_simulations(self) -> int:
+        """The largest number of simulations of a root: N - 1."""
+        return int(self.data["visits"].shape[-1]) - 1
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> "Tree":
+        """The trees of some roots: slices, masks and lists of them; one number keeps its batch."""
+        if isinstance(index, int):
+            index = slice(index, index + 1) if index != -1 else slice(index, None)
+        embeddings = self.embeddings
+        if embeddings is not None:
+            embeddings = torch.utils._pytree.tree_map(lambda leaf: leaf[index], embeddings)
+        return Tree(self.data[index], embeddings)
+
+    def __repr__(self) -> str:
+        return (
+            f"Tree({len(self)} roots, {self.num_simulations} simulations, "
+            f"{self.num_actions} actions, deepest node {int(self.data['depth'].max())})"
+        )
+
+    def to(self, device: Any) -> "Tree":
+        """The same on another device.
+
+        >>> Tree(TensorDict(visits=torch.ones(1, 2), batch_size=[1])).to("cpu").data["visits"]
+        tensor([[1., 1.]])
+        """
+        embeddings = self.embeddings
+        if embeddings is not None:
+            embeddings = torch.utils._pytree.tree_map(lambda leaf: leaf.to(device), embeddings)
+        return Tree(self.data.to(device), embeddings)
+
+    def node_values(self) -> Tensor:
+        """Mean of what was backed up [B, N] float32; the model's value where nothing was yet."""
+        visits = self.data["visits"]
+        mean = (self.data["value_sum"] / visits.clamp_min(1)).float()
+        return torch.where(visits > 0, mean, self.data["raw_value"])
+
+    def value(self) -> Tensor:
+        """Value of the roots [B] float32; what the model's own value counts, `search` was told."""
+        return self.node_values()[:, 0]
+
+    def visits_of_root(self) -> Tensor:
+        """How often each action was taken at the root [B, A] int32; sums to the simulations."""
+        visits: Tensor = self.data["children_visits"][:, 0]
+        return visits
+
+    def qvalues(self) -> Tensor:
+        """Q of the root's actions [B, A] float32; 0 where an action was not tried."""
+        q: Tensor = self.data["children_q"][:, 0]
+        return q
+
+    def path_to(self, root: int, node: int) -> list[int]:
+        """The actions that lead from a root to one of its nodes.
+
+        >>> record = TensorDict(parent=torch.tensor([[-1, 0, 1]]),
+        ...                     action=torch.tensor([[-1, 2, 5]]), batch_size=[1])
+        >>> Tree(record).path_to(0, 2)
+        [2, 5]
+        """
+        actions: list[int] = []
+        while (parent := int(self.data["parent"][root, node])) >= 0:
+            actions.append(int(self.data["action"][root, node]))
+            node = parent
+        return actions[::-1]
+
+    def best_path(self, root: int = 0) -> list[int]:
+        """The most visited actions from the root down, the lowest number among equals."""
+        node, actions = 0, list[int]()
+        canonical = self.data["canonical"][root] if "canonical" in self.data else None
+        seen: set[int] = set()
+        while node not in seen and int(self.data["children_visits"][root, node].max()) > 0:
+            seen.add(node)
+            actions.append(int(self.data["children_visits"][root, node].argmax()))
+            node = int(self.data["children"][root, node, actions[-1]])
+            node = node if canonical is None else int(canonical[node])
+        return actions
+
+    def summary(
+        self,
+        root: int = 0,
+        *,
+        max_nodes: int = 24,
+        action_names: Sequence[str] | None = None,  # [A]
+    ) -> str:
+        """A root's tree as text: visits, Q, prior and reward of its most visited part.
+
+        A node stands below its parent, the most visited first. `share` is that of the parent's
+        visits; Q and reward are from the view of the parent's player.
+
+        >>> from raffia.search import RecurrentOutput, RootOutput, search
+        >>> def model(embedding, action):  # every action pays 1
+        ...     one = torch.ones(len(action))
+        ...     return RecurrentOutput(one, one, torch.zeros(len(action), 2)), embedding
+        >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+        >>> tree = search(start, model, num_simulations=3, discount=0.5)
+        >>> print(tree.summary(action_names=["left", "right"]))
+        root 0: value +1.58, 3 simulations, depth 2, 4 nodes
+        best path: left · left
+        action      visits  share      Q  prior  reward  raw value
+        root             3                                   +0.00
+        ├─ left          2    67%  +1.62    50%   +1.00      +1.00
+        │  ├─ left       1   100%  +1.50    50%   +1.00      +1.00
+        │  └─ … 1 not tried, prior 50%
+        └─ right         1    33%  +1.50    50%   +1.00      +1.00
+        """
+        from raffia.search.summary import summary
+
+        return summary(self, root, max_nodes=max_nodes, action_names=action_names)
+
+    def to_graph(self, root: int = 0, *, action_names: Sequence[str] | None = None) -> "TreeGraph":
+        """A root's tree as data: nodes and edges.
+
+        >>> from raffia.search import RecurrentOutput, RootOutput, search
+        >>> def model(embedding, action):  # every action pays 1
+        ...     one = torch.ones(len(action))
+        ...     return RecurrentOutput(one, one, torch.zeros(len(action), 2)), embedding
+        >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+        >>> tree = search(start, model, num_simulations=3, discount=0.5)
+        >>> graph = tree.to_graph(action_names=["left", "right"])
+        >>> graph.edges[0].name, graph.edges[0].q
+        ('left', 1.625)
+        """
+        from raffia.search.graph import to_graph
+
+        return to_graph(self, root, action_names=action_names)
+
+    def to_svg(
+        self,
+        root: int = 0,
+        *,
+        max_nodes: int = 40,
+        action_names: Sequence[str] | None = None,  # [A]
+    ) -> str:
+        """A picture of the most visited part of a root's tree, as the text of an SVG file.
+
+        Edges are as wide as they were often taken and coloured by Q: blue the best, orange the
+        worst. Light, or dark for readers who prefer that; the mouse shows the other figures.
+
+        >>> from raffia.search import RecurrentOutput, RootOutput, search
+        >>> def model(embedding, action):  # every action pays 1
+        ...     one = torch.ones(len(action))
+        ...     return RecurrentOutput(one, one, torch.zeros(len(action), 2)), embedding
+        >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+        >>> tree = search(start, model, num_simulations=3, discount=0.5)
+        >>> tree.to_svg().startswith("<svg xmlns=")
+        True
+        """
+        from raffia.search.picture import picture
+
+        return picture(self, root, max_nodes=max_nodes, action_names=action_names).svg()
+
+    def save_picture(
+        self,
+        path: str | os.PathLike[str],  # ends in .svg or .png
+        *,
+        root: int = 0,
+        max_nodes: int = 40,
+        action_names: Sequence[str] | None = None,  # [A]
+    ) -> None:
+        """Write the picture of `to_svg` into a file, as SVG, or as PNG with matplotlib.
+
+        >>> from raffia.search import RecurrentOutput, RootOutput, search
+        >>> def model(embedding, action):  # every action pays 1
+        ...     one = torch.ones(len(action))
+        ...     return RecurrentOutput(one, one, torch.zeros(len(action), 2)), embedding
+        >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
+        >>> tree = search(start, model, num_simulations=3, discount=0.5)
+        >>> import os, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tree.save_picture(os.path.join(folder, "tree.svg"))
+        ...     os.listdir(folder)
+        ['tree.svg']
+        """
+        from raffia.search.picture import picture
+
+        picture(self, root, max_nodes=max_nodes, action_names=action_names).save(path)

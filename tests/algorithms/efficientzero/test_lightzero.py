@@ -1,0 +1,120 @@
+"""Networks with LightZero's weights give LightZero's numbers.
+
+The safetensors files hold what LightZero's networks gave; model.json says which version of it. They
+were recorded by running it, with parameters drawn at random.
+"""
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.model_mlp import DynamicsNetworkMLP
+
+
+def build(name, config):
+    return (EfficientZeroModelMLP if name.startswith("mlp") else EfficientZeroModel)(**config)
+
+
+def outputs(model, obs, actions):
+    out = model.initial_inference(obs)
+    assert torch.equal(out.value_prefix, torch.zeros(len(obs)))
+    seen = {"value0": out.value, "policy0": out.policy_logits, "latent0": out.latent_state}
+    for i in (1, 2):
+        out = model.recurrent_inference(
+            out.latent_state, out.reward_hidden_state, actions[:, i - 1]
+        )
+        seen |= {
+            f"value{i}": out.value,
+            f"policy{i}": out.policy_logits,
+            f"value_prefix{i}": out.value_prefix,
+            f"latent{i}": out.latent_state,
+            f"h{i}": out.reward_hidden_state[0],
+            f"c{i}": out.reward_hidden_state[1],
+        }
+    seen["project_grad"] = model.project(out.latent_state, with_grad=True)
+    seen["project_nograd"] = model.project(out.latent_state, with_grad=False)
+    return seen
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_outputs_equal_lightzero_s(oracle, mode):
+    name, config, weights, tensors = oracle
+    model = build(name, config).load_lightzero(weights).train(mode == "train")
+    for key, got in outputs(model, tensors["obs"], tensors["actions"]).items():
+        want = tensors[f"{mode}/{key}"]
+        assert got.shape == want.shape
+        torch.testing.assert_close(
+            got, want, rtol=1e-5, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}"
+        )
+    after = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
+    for key, want in after.items() if mode == "train" else ():
+        torch.testing.assert_close(model.state_dict()[key], want, rtol=1e-5, atol=1e-5)
+
+
+def test_another_weight_gives_other_numbers(oracle):
+    name, config, weights, tensors = oracle
+    key = next(k for k in weights if k.startswith("dynamics_network.") and k.endswith("weight"))
+    model = build(name, config).load_lightzero(weights | {key: weights[key].flip(0)}).eval()
+    got = outputs(model, tensors["obs"], tensors["actions"])["latent1"]
+    assert not torch.allclose(got, tensors["eval/latent1"], rtol=1e-5, atol=1e-5)
+
+
+def test_names_are_lightzero_s(oracle):
+    name, config, weights, _ = oracle
+    model = build(name, config)
+    if config.get("norm_type") != "LN":
+        assert list(model.state_dict()) == list(weights) or set(model.state_dict()) == set(weights)
+        model.load_state_dict(weights)
+    assert set(model.load_lightzero(weights).state_dict()) == set(weights)
+
+
+def small(**options):
+    return EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6, **options)
+
+
+def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
+    model = small()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    weights = small().state_dict()
+    weights["dynamics_network.lstm.weight_ih_l1"] = weights.pop(
+        "dynamics_network.lstm.weight_ih_l0"
+    )
+    weights["projection.0.bias"] = torch.zeros(7)
+    with pytest.raises(ValueError, match="do not fit EfficientZeroModelMLP") as error:
+        model.load_lightzero(weights)
+    assert str(error.value).splitlines()[1:-1] == [
+        "  dynamics_network.lstm.weight_ih_l0 is missing",
+        "  dynamics_network.lstm.weight_ih_l1 is unknown",
+        "  projection.0.bias has shape [7] where the model has [1024]",
+    ]
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_whole_checkpoint_is_pointed_at_its_model():
+    checkpoint = {"model": small().state_dict(), "target_model": {}, "last_iter": 7}
+    with pytest.raises(
+        ValueError, match=r"whole checkpoint.*load_lightzero\(checkpoint\['model'\]"
+    ):
+        small().load_lightzero(checkpoint)
+
+
+def test_weights_of_another_normalisation_are_refused():
+    with pytest.raises(ValueError, match="fc_dynamics.1.running_mean is unknown"):
+        small(norm_type="LN").load_lightzero(small().state_dict())
+    with pytest.raises(ValueError, match="fc_dynamics.1.running_mean is missing"):
+        small().load_lightzero(small(norm_type="LN").state_dict())
+
+
+def test_our_own_weights_are_read_as_they_are():
+    ours, other = (small(norm_type="LN", state_norm=True).eval() for _ in range(2))
+    other.load_lightzero(ours.state_dict())
+    assert set(other.state_dict()) == set(ours.state_dict())
+    obs = torch.randn(2, 4)
+    assert torch.equal(
+        other.initial_inference(obs).latent_state, ours.initial_inference(obs).latent_state
+    )
+
+
+def test_the_mlp_dynamics_without_residual_feeds_the_lstm_with_the_next_latent():
+    plain = DynamicsNetworkMLP(11, 3, lstm_hidden_size=6)
+    assert {n for n, _ in plain.named_children()} == {"fc_dynamics", "lstm", "fc_reward_head"}

@@ -1,0 +1,246 @@
+"""Problems whose answers are known are solved: bandits, needles in deep trees, TicTacToe."""
+
+import functools
+
+import pytest
+import torch
+
+from raffia.search import (
+    PUCT,
+    RecurrentOutput,
+    RootOutput,
+    gumbel_policy,
+    muzero_policy,
+    search,
+)
+
+from . import tictactoe
+
+BACKENDS = ("reference", "compiled")
+CALM = {"dirichlet_fraction": 0.0, "temperature": 0.0}
+POLICIES = {
+    "muzero": functools.partial(muzero_policy, **CALM),
+    "gumbel": functools.partial(gumbel_policy, gumbel_scale=0.0),
+}
+
+
+# -- bandits
+
+
+def bandit(pays: torch.Tensor, logits: torch.Tensor):
+    """Root and model of one bandit a row: pays [B, A]; nothing follows the one pull."""
+
+    def model(embedding, action):
+        rows = torch.arange(len(action))
+        reward = embedding[rows, action]
+        return RecurrentOutput(reward, 0 * reward, torch.zeros(embedding.shape)), embedding
+
+    return RootOutput(logits, torch.zeros(len(pays)), pays), model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_better_of_two_arms_is_found_whichever_it_is(policy, backend):
+    pays = torch.tensor([[0.4, 0.6], [0.6, 0.4], [-5.0, -5.5], [0.0, 0.001], [100.0, 90.0]])
+    root, model = bandit(pays, torch.zeros(5, 2))
+    plan = POLICIES[policy](root, model, 24, discount=0.0, backend=backend)
+    assert plan.action.tolist() == pays.argmax(-1).tolist()
+    torch.testing.assert_close(plan.tree.qvalues(), pays)
+    assert (plan.action_weights.argmax(-1) == plan.action).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_better_arm_is_found_against_a_wrong_prior(policy):
+    """The prior gives the better arm 12 %."""
+    pays = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    root, model = bandit(pays, torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    plan = POLICIES[policy](root, model, 24, discount=0.0)
+    assert plan.action.tolist() == [1, 0]
+
+
+def test_regret_shrinks_with_the_simulations():
+    draw = torch.Generator().manual_seed(0)
+    pays = torch.rand(50, 10, generator=draw)
+    root, model = bandit(pays, torch.zeros(50, 10))
+    regret = []
+    for num_simulations in (10, 40, 160):
+        plan = muzero_policy(root, model, num_simulations, discount=0.0, **CALM)
+        regret.append(float((pays.amax(-1) - plan.root_value).mean()))
+    assert regret[0] > regret[1] > 2 * regret[2]
+    assert (plan.action == pays.argmax(-1)).all()
+
+
+# -- needles
+
+DEEP = 6
+
+
+def needle(embedding, action):
+    """The one right action in each of 6 steps leads on, any other ends the game; 1 is paid at the
+    end of the way. An embedding is [rows, 1 + 6]: the step, or -1 off the way, and the way."""
+    step, way = embedding[:, 0], embedding[:, 1:]
+    right = way.gather(1, step.clamp(0, DEEP - 1).unsqueeze(-1)).squeeze(-1) == action
+    right &= step >= 0
+    after = torch.where(right, step + 1, -1)
+    rows = len(action)
+    output = RecurrentOutput(
+        reward=(after == DEEP).float(),
+        value=torch.zeros(rows),
+        prior_logits=torch.zeros(rows, 2),
+        mask=((after >= 0) & (after < DEEP)).unsqueeze(-1).expand(rows, 2),
+    )
+    return output, torch.cat([after.unsqueeze(-1), way], -1)
+
+
+def needle_root() -> RootOutput:
+    """All 64 needles."""
+    ways = (torch.arange(2**DEEP).unsqueeze(-1) >> torch.arange(DEEP)) & 1
+    start = torch.cat([torch.zeros(len(ways), 1, dtype=torch.long), ways], -1)
+    return RootOutput(torch.zeros(len(ways), 2), torch.zeros(len(ways)), start)
+
+
+def found(tree) -> list[bool]:
+    ways = needle_root().embedding[:, 1:].tolist()
+    return [tree.best_path(b) == way for b, way in enumerate(ways)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_needle_at_the_end_of_a_deep_tree_is_found(policy):
+    plan = POLICIES[policy](needle_root(), needle, 300, discount=0.9)
+    assert policy == "gumbel" or all(found(plan.tree))  # its root splits visits evenly in the end
+    assert torch.equal(plan.action, needle_root().embedding[:, 1])
+    most = 0.9 ** (DEEP - 1)  # what the right way is worth
+    assert (plan.tree.qvalues().amax(-1) > 0.5 * most).all()
+    assert plan.tree.qvalues().max() <= most + 1e-6
+
+
+def test_few_simulations_do_not_reach_the_needle():
+    assert not any(found(search(needle_root(), needle, num_simulations=20, discount=0.9)))
+
+
+# -- TicTacToe
+
+LOST, DRAWN = -1, 0
+# Simulations after which no losing move is left, by the number of empty squares (from few squares
+# on, a search sees all there is; from the empty board each move draws).
+ENOUGH = {1: 50, 2: 50, 3: 50, 4: 100, 5: 200, 6: 600, 7: 1000, 8: 1600, 9: 200}
+
+
+@functools.cache
+def by_empty_squares() -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    boards, worth = tictactoe.positions()
+    empty = (boards == 0).sum(-1)
+    return {n: (boards[empty == n], worth[empty == n]) for n in range(1, 10)}
+
+
+def mistakes(action, worth) -> tuple[int, int]:
+    """How many moves lose where another does not, and how many gain less than the best."""
+    best, taken = worth.amax(-1), worth.gather(1, action.unsqueeze(-1)).squeeze(-1)
+    assert (taken > -2).all()  # legal
+    return int(((taken == LOST) & (best > LOST)).sum()), int((taken < best).sum())
+
+
+def plan(policy, boards, num_simulations, **settings):
+    root = tictactoe.root_of(boards)
+    return POLICIES[policy](root, tictactoe.rules, num_simulations, discount=1.0, **settings)
+
+
+def test_the_rules_are_those_of_tictactoe():
+    boards, worth = tictactoe.positions()
+    value = tictactoe.solution()
+    assert (len(boards), len(value), value[(0,) * 9]) == (4520, 5478, 0)
+    assert torch.equal(worth > -2, tictactoe.legal(boards))
+    assert len(tictactoe.code(boards).unique()) == len(boards)
+    assert sum(len(boards) for boards, _ in by_empty_squares().values()) == 4520
+    fork = torch.tensor([[1, 0, 0, 0, 2, 0, 0, 0, 1]])  # a corner would lose, an edge draws
+    row = int((boards == fork).all(-1).nonzero())
+    assert worth[row].tolist() == [-2, 0, -1, 0, -2, 0, -1, 0, -2]
+
+
+def test_no_losing_move_is_picked_in_any_position_of_tictactoe():
+    seen = 0
+    for empty, (boards, worth) in by_empty_squares().items():
+        action = plan("muzero", boards, ENOUGH[empty]).action
+        assert mistakes(action, worth) == (0, 0), empty
+        seen += len(boards)
+    assert seen == 4520
+
+
+def test_too_few_simulations_pick_losing_moves():
+    boards, worth = by_empty_squares()[6]
+    losing, _ = mistakes(plan("muzero", boards, 50).action, worth)
+    assert losing > 20
+
+
+def test_one_batch_holds_positions_with_simulations_of_their_own():
+    groups = [by_empty_squares()[n] for n in range(1, 6)]
+    boards, worth = (torch.cat(parts) for parts in zip(*groups, strict=True))
+    order = torch.randperm(len(boards), generator=torch.Generator().manual_seed(0))
+    boards, worth = boards[order][:600], worth[order][:600]
+    empty = (boards == 0).sum(-1)
+    budget = torch.tensor([0, *ENOUGH.values()])[empty]
+    action = plan("muzero", boards, budget).action
+    assert mistakes(action, worth) == (0, 0)
+    for n in (2, 5):  # a root has the plan that it has among its like
+        rows = empty == n
+        assert torch.equal(action[rows], plan("muzero", boards[rows], ENOUGH[n]).action)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tensor_operations_play_as_the_kernels_do(policy):
+    boards, worth = (t[::12] for t in by_empty_squares()[4])
+    plans = [plan(policy, boards, 40, backend=backend) for backend in BACKENDS]
+    assert torch.equal(plans[0].action, plans[1].action)
+    assert torch.equal(plans[0].action_weights, plans[1].action_weights)
+
+
+@pytest.mark.parametrize("empty", [3, 4, 5, pytest.param(7, marks=pytest.mark.slow)])
+def test_gumbel_picks_no_losing_move_either(empty):
+    boards, worth = by_empty_squares()[empty]
+    assert mistakes(plan("gumbel", boards, ENOUGH[empty]).action, worth)[0] == 0
+
+
+@pytest.mark.slow
+def test_gumbel_needs_longer_where_a_refutation_looks_as_good_as_the_rest():
+    """Below the root it follows what leads by a hair (Q is stretched to 0..1 in each node), so that
+    some refutations stay unseen for long; 6 empty squares are the worst."""
+    for empty, most in ((6, 8), (8, 1)):
+        boards, worth = by_empty_squares()[empty]
+        assert mistakes(plan("gumbel", boards, ENOUGH[empty]).action, worth)[0] <= most
+
+
+@pytest.mark.parametrize(
+    "empty", [4, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 7, 8))]
+)
+def test_no_losing_move_is_picked_where_boards_share_statistics(empty):
+    boards, worth = by_empty_squares()[empty]
+    chosen = plan("muzero", boards, ENOUGH[empty], transpositions=tictactoe.code)
+    assert mistakes(chosen.action, worth)[0] == 0
+
+
+def test_boards_that_share_statistics_are_the_same_board():
+    boards = by_empty_squares()[7][0]
+    tree = plan("muzero", boards, 60, transpositions=tictactoe.code, keep_embeddings=True).tree
+    code = tictactoe.code(tree.embeddings.flatten(0, 1)).view(len(boards), -1)
+    made = tree.data["parent"] >= 0
+    made[:, 0] = True
+    canonical = tree.data["canonical"].long()
+    assert torch.equal(code.gather(1, canonical)[made], code[made])
+    assert torch.equal(tree.data["key"][made], code[made])
+    own = canonical == torch.arange(canonical.shape[1])
+    assert (~own & made).any()
+    assert (tree.data["visits"][~own & made] == 0).all()
+    assert (tree.visits_of_root().sum(-1) == 60).all()
+    for b in range(len(boards)):
+        shared = code[b][own[b] & made[b]]
+        assert len(shared.unique()) == len(shared)
+
+
+@pytest.mark.parametrize("select", [PUCT(), PUCT(normalize="tree"), PUCT(first_visit="value")])
+def test_a_win_at_hand_is_taken_and_a_threat_is_met(select):
+    win = [1, 1, 0, 2, 2, 0, 0, 0, 0]  # 2 completes the top row
+    threat = [1, 1, 0, 0, 2, 0, 0, 0, 0]  # the second player must play 2
+    boards = torch.tensor([win, threat])
+    chosen = plan("muzero", boards, 200, select=select)
+    assert chosen.action.tolist() == [2, 2]
+    assert chosen.root_value[0] > 0.8

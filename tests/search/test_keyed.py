@@ -1,0 +1,269 @@
+"""KeyedSearch: a planner that reads and writes entries, as any keyed module does."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from raffia import TensorDict
+from raffia.nn import TensorDictModule, TensorDictSequential, set_skip_existing
+from raffia.search import RecurrentOutput, RootOutput, Tree, gumbel_noise, muzero_policy, search
+from raffia.search.keyed import WRITTEN, FunctionModel, KeyedSearch
+from raffia.search.sampled import sampled_policy
+from raffia.search.samplers import CategoricalSampler
+
+from . import tictactoe
+from .table import random_table
+
+STATES, ACTIONS = 14, 5
+TABLE = random_table(3, states=STATES, actions=ACTIONS)
+QUIET = functools.partial(
+    muzero_policy, num_simulations=12, dirichlet_fraction=0.0, temperature=0.0
+)
+NOISY = functools.partial(muzero_policy, num_simulations=12)
+
+
+def table_root(observation, mask=None, to_play=None):
+    return TABLE.root(observation, mask)._replace(to_play=to_play)
+
+
+MODEL = FunctionModel(table_root, TABLE)
+
+
+def states(*batch):
+    numbers = torch.arange(torch.Size(batch).numel()) % STATES
+    return TensorDict(observation=numbers.reshape(batch), batch_size=batch)
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3), (2, 1, 3)])
+def test_batches_of_any_rank(batch):
+    td = KeyedSearch(MODEL, QUIET)(states(*batch))
+    flat = states(*batch)["observation"].reshape(-1)
+    plan = QUIET(TABLE.root(flat), TABLE)
+    assert td["action"].shape == batch and td["action"].dtype == torch.int64
+    assert td["root_value"].shape == batch
+    for key in ("action_weights", "prior", "visits"):
+        assert td[key].shape == (*batch, ACTIONS)
+    assert td["action"].reshape(-1).equal(plan.action)
+    assert td["action_weights"].reshape(-1, ACTIONS).equal(plan.action_weights)
+    assert td["root_value"].reshape(-1).equal(plan.root_value)
+    assert td["visits"].reshape(-1, ACTIONS).equal(plan.tree.visits_of_root())
+
+
+def test_the_prior_is_the_one_that_was_searched_with():
+    td = states(4)
+    td["noise"] = torch.eye(4, ACTIONS)
+    KeyedSearch(MODEL, NOISY, policy_keys={"dirichlet": "noise"})(td)
+    model = TABLE.logits[:4].softmax(-1)
+    torch.testing.assert_close(td["prior"], 0.75 * model + 0.25 * torch.eye(4, ACTIONS))
+
+
+def test_the_container_that_came_in_is_written():
+    td = states(4)
+    assert KeyedSearch(MODEL, QUIET)(td) is td
+    assert set(td.keys()) == {"observation", *WRITTEN}
+
+
+def test_other_keys_and_dropped_ones():
+    plan = KeyedSearch(
+        MODEL,
+        QUIET,
+        in_keys=[("state", "number")],
+        out_keys=[("agent", "action"), "target", "_", "_", "_"],
+    )
+    assert plan.in_keys == [("state", "number")]
+    td = TensorDict(state=dict(number=torch.arange(3)), batch_size=[3])
+    plan(td)
+    assert td["agent", "action"].shape == (3,) and td["target"].shape == (3, ACTIONS)
+    assert set(td.keys()) == {"state", "agent", "target"}
+
+
+def test_a_tuple_of_in_keys_is_one_nested_key_as_everywhere():
+    plan = KeyedSearch(MODEL, QUIET, in_keys=("state", "number"))
+    assert plan.in_keys == [("state", "number")]
+
+
+def test_several_observations_and_containers_go_to_the_model():
+    def root(number, extra):
+        assert extra.batch_size == (6,)
+        return TABLE.root((number + extra["shift"]) % STATES)
+
+    td = states(2, 3)
+    td["extra"] = TensorDict(shift=torch.ones(2, 3, dtype=torch.int64), batch_size=[2, 3])
+    plan = KeyedSearch(FunctionModel(root, TABLE), QUIET, in_keys=["observation", "extra"])
+    expected = KeyedSearch(MODEL, QUIET)(observation=(states(2, 3)["observation"].reshape(-1) + 1))
+    assert plan(td)["action"].reshape(-1).equal(expected[0])
+
+
+def test_mask_and_player():
+    boards = tictactoe.positions()[0][:: tictactoe.positions()[0].shape[0] // 6][:6]
+    td = TensorDict(
+        observation=boards,
+        action_mask=tictactoe.legal(boards),
+        to_play=tictactoe.player(boards),
+        batch_size=[6],
+    )
+
+    def root(observation, mask, to_play):
+        return tictactoe.root_of(observation)._replace(mask=mask, to_play=to_play)
+
+    plan = KeyedSearch(
+        FunctionModel(root, tictactoe.rules), QUIET, mask_key="action_mask", to_play_key="to_play"
+    )
+    assert plan.in_keys == ["observation", "action_mask", "to_play"]
+    plan(td)
+    direct = QUIET(tictactoe.root_of(boards), tictactoe.rules)
+    assert td["visits"].equal(direct.tree.visits_of_root())
+    assert not td["visits"][~td["action_mask"]].any()
+
+
+def test_an_entry_that_is_not_there_is_named():
+    plan = KeyedSearch(MODEL, QUIET, mask_key="action_mask")
+    with pytest.raises(KeyError, match="KeyedSearch reads 'action_mask'.*Did you mean"):
+        td = states(2)
+        td["action_msk"] = torch.ones(2, ACTIONS, dtype=torch.bool)
+        plan(td)
+
+
+def test_calls_by_tensors():
+    plan = KeyedSearch(MODEL, QUIET, mask_key="action_mask")
+    numbers, mask = torch.arange(3), torch.ones(3, ACTIONS, dtype=torch.bool)
+    by_keyword = plan(observation=numbers, action_mask=mask)
+    by_place = plan(numbers, mask)
+    td = plan(TensorDict(observation=numbers, action_mask=mask, batch_size=[3]))
+    assert len(by_keyword) == len(WRITTEN)
+    for key, first, second in zip(WRITTEN, by_keyword, by_place, strict=True):
+        assert first.equal(second) and first.equal(td[key])
+
+
+def test_existing_outputs_are_kept_where_that_is_asked_for():
+    td = states(3)
+    for key in WRITTEN:
+        td[key] = torch.full((3,), -7)
+    with set_skip_existing(True):
+        KeyedSearch(MODEL, QUIET)(td)
+    assert (td["action"] == -7).all()
+    KeyedSearch(MODEL, QUIET)(td)
+    assert (td["action"] >= 0).all()
+
+
+def test_selected_outputs():
+    plan = KeyedSearch(MODEL, QUIET).select_out_keys("action", "root_value")
+    td = plan(states(3))
+    assert set(td.keys()) == {"observation", "action", "root_value"}
+    assert len(plan(observation=torch.arange(3))) == 2
+
+
+def test_one_module_in_a_sequence():
+    seq = TensorDictSequential(
+        TensorDictModule(lambda pixels: pixels.sum(-1), ["pixels"], ["observation"]),
+        KeyedSearch(MODEL, QUIET),
+        TensorDictModule(lambda action: 2 * action, ["action"], ["wide_action"]),
+    )
+    assert seq.in_keys == ["pixels"] and "visits" in seq.out_keys
+    td = seq(TensorDict(pixels=torch.ones(2, 3, 4, dtype=torch.int64), batch_size=[2, 3]))
+    assert td["wide_action"].equal(2 * td["action"])
+    acting = seq.select_subsequence(out_keys=["wide_action"])
+    assert len(acting) == 3
+
+
+def test_a_seed_gives_the_same_run():
+    def run(generator):
+        plan = KeyedSearch(MODEL, NOISY, generator=generator)
+        return torch.stack([plan(states(5))["action_weights"] for _ in range(2)])
+
+    state = torch.get_rng_state()
+    assert run(3).equal(run(3)) and not run(3).equal(run(4))
+    assert run(torch.Generator().manual_seed(3)).equal(run(3))
+    assert not run(3)[0].equal(run(3)[1])
+    assert torch.get_rng_state().equal(state)
+
+
+def test_a_seed_in_an_entry_is_used_and_replaced():
+    plan = KeyedSearch(MODEL, NOISY, generator="seed")
+    first, second = states(5), states(5)
+    first.set_non_tensor("seed", 11)
+    second.set_non_tensor("seed", 11)
+    plan(first)
+    plan(second)
+    assert first["action_weights"].equal(second["action_weights"])
+    assert first["seed"] == second["seed"] != 11
+
+
+def test_given_noise_gives_the_same_result_alone_and_in_a_batch():
+    keys = {"dirichlet": "dirichlet", "action_gumbel": "gumbel", "num_simulations": "budget"}
+    plan = KeyedSearch(MODEL, NOISY, policy_keys=keys)
+    td = states(2, 3)
+    td["dirichlet"] = torch.rand(2, 3, ACTIONS).softmax(-1)
+    td["gumbel"] = gumbel_noise((2, 3, ACTIONS))
+    td["budget"] = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    together = plan(td.clone())
+    assert together["visits"].sum(-1).equal(td["budget"])
+    alone = plan(td[1, 2].clone())
+    for key in WRITTEN:
+        assert alone[key].equal(together[1, 2][key])
+
+
+def test_the_whole_tree():
+    td = KeyedSearch(MODEL, QUIET, tree_key="tree")(states(2, 3))
+    assert td["tree"].batch_size == (2, 3)
+    tree = Tree(td["tree"].reshape(-1))
+    same = search(TABLE.root(states(6)["observation"]), TABLE, num_simulations=12)
+    assert tree.visits_of_root().equal(same.visits_of_root())
+
+
+def test_sampled_actions():
+    policy = functools.partial(sampled_policy, sampler=CategoricalSampler(3), policy=QUIET)
+    plan = KeyedSearch(MODEL, policy, policy_keys={"seed": "seed"}, actions_key="sampled")
+    td = states(2, 3)
+    td["seed"] = torch.arange(6).reshape(2, 3)
+    plan(td)
+    assert td["sampled"].shape == td["action_weights"].shape == (2, 3, 3)
+    assert (td["sampled"] == td["action"].unsqueeze(-1)).any(-1).all()
+    with pytest.raises(ValueError, match="policy samples none"):
+        KeyedSearch(MODEL, QUIET, actions_key="sampled")(states(2))
+
+
+class LinearModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def root(self, observation):
+        logits = self.layer(observation)
+        return RootOutput(logits, logits.sum(-1), observation)
+
+    def recurrent_fn(self, embedding, action):
+        after = embedding + action.unsqueeze(-1)
+        logits = self.layer(after)
+        return RecurrentOutput(action.float(), logits.sum(-1), logits), after
+
+
+def test_a_module_as_model_is_a_part_and_gives_no_gradients():
+    plan = KeyedSearch(LinearModel(), QUIET)
+    assert set(plan.state_dict()) == {"model.layer.weight", "model.layer.bias"}
+    td = plan(TensorDict(observation=torch.randn(5, 4), batch_size=[5]))
+    assert not any(td[key].requires_grad for key in WRITTEN)
+
+
+def test_a_folded_efficientzero_model():
+    from raffia.algorithms.efficientzero.inference import fold
+    from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    from raffia.search import ValuePrefix
+
+    model = fold(EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6))
+    policy = functools.partial(NOISY, value_prefix=ValuePrefix())
+    plan = KeyedSearch(model, policy, mask_key="mask", generator=0)
+    mask = torch.tensor([True, False, True]).expand(2, 3, 3)
+    td = plan(TensorDict(observation=torch.randn(2, 3, 4), mask=mask, batch_size=[2, 3]))
+    assert (td["visits"].sum(-1) == 12).all() and (td["visits"][..., 1] == 0).all()
+
+
+def test_what_cannot_be_planned_with():
+    with pytest.raises(TypeError, match=r"Linear has no root and no recurrent_fn.*FunctionModel"):
+        KeyedSearch(nn.Linear(3, 4), QUIET)
+    with pytest.raises(TypeError, match=r"policy is a int.*functools.partial"):
+        KeyedSearch(MODEL, 50)
+    with pytest.raises(ValueError, match="2 keys; there is one for each of"):
+        KeyedSearch(MODEL, QUIET, out_keys=["action", "visits"])

@@ -1,0 +1,291 @@
+"""The picture of a searched tree: what is in it, and that nothing stands on anything else."""
+
+import math
+import re
+import struct
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+
+import pytest
+import torch
+
+from raffia.search.colours import QScale
+from raffia.search.picture import drawn, picture
+
+from .made_trees import made_tree, random_tree
+
+SVG = "{http://www.w3.org/2000/svg}"
+SMALL = [(0, 1, 6, 0.5, 0.25), (0, 3, 3, -0.25, 0.0), (1, 0, 4, 0.125, 0.0), (3, 1, 2, 1.0, 0.0)]
+NAMES = ["left", "right", "jump", "wait"]
+
+
+def small_tree(**entries):
+    return made_tree(SMALL, num_actions=4, **entries)
+
+
+def parsed(svg):
+    root = ElementTree.fromstring(svg)
+    assert root.tag == SVG + "svg"
+    return root
+
+
+def words(svg):
+    return [text.text for text in parsed(svg).iter(SVG + "text")]
+
+
+def points_on(outline):
+    """Points along an outline, no more than about 3 pixels apart."""
+    found, here = [], None
+    for _, points in outline.steps:
+        if here is None or not points:
+            here = points[0] if points else here
+            continue
+        curve = [here, *points]
+        length = sum([math.dist(a, b) for a, b in zip(curve, curve[1:], strict=False)])
+        for i in range(int(length / 3) + 2):
+            found.append(bezier(curve, i / (int(length / 3) + 1)))
+        here = points[-1]
+    return found
+
+
+def bezier(points, t):
+    while len(points) > 1:
+        points = [
+            tuple([a + (b - a) * t for a, b in zip(p, q, strict=True)])
+            for p, q in zip(points, points[1:], strict=False)
+        ]
+    return points[0]
+
+
+def bounds(outline):
+    xs, ys = zip(*[point for _, points in outline.steps for point in points], strict=True)
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def overlap(a, b, by=0.0):
+    """Whether two rectangles share more than `by` pixels in both directions."""
+    return (
+        min(a[2], b[2]) - max(a[0], b[0]) > by + 1e-6
+        and min(a[3], b[3]) - max(a[1], b[1]) > by + 1e-6
+    )
+
+
+def inside(a, b):
+    return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
+
+
+def collisions(drawing):
+    """What stands on something else, as text; nothing in a good drawing."""
+    card, *outlines = drawing.outlines
+    boxes = [bounds(outline) for outline in outlines if outline.fill in ("box", "card")]
+    ribbons = [outline for outline in outlines if [s[0] for s in outline.steps] == ["M", "C", "L"]]
+    texts = [(text.text, text.bounds) for text in drawing.texts if text.text]
+    found = [f"{a} on {b}" for (a, at), (b, bt) in combinations(texts, 2) if overlap(at, bt)]
+    found += [f"boxes {a} and {b}" for a, b in combinations(boxes, 2) if overlap(a, b)]
+    for text, at in texts:
+        if not inside(at, bounds(card)):
+            found.append(f"{text} outside")
+        if any([overlap(at, box) and not inside(at, box) for box in boxes]):
+            found.append(f"{text} on the edge of a box")
+    for ribbon in ribbons:
+        half = ribbon.width / 2
+        for x, y in points_on(ribbon):
+            spot = (x - 0.1, y - half, x + 0.1, y + half)
+            if hit := [text for text, at in texts if overlap(spot, at)]:
+                found.append(f"a line through {hit}")
+    return found
+
+
+# ------------------------------------------------------------------------ geometry
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_stands_on_anything_else(seed, shared):
+    graph = random_tree(seed, num_rows=30, num_actions=2 + seed % 7, shared=shared).to_graph()
+    for max_nodes in (3, 40):
+        assert collisions(drawn(graph, max_nodes)) == []
+
+
+def test_equal_lanes_into_one_node_keep_apart():
+    edges = [(0, action, 50, 0.5, 0.0) for action in range(6)]
+    canonical = torch.tensor([0, 1, 1, 1, 1, 5, 5], dtype=torch.int32)
+    graph = made_tree(edges, num_actions=6, canonical=canonical).to_graph()
+    assert collisions(drawn(graph)) == []
+
+
+def test_long_names_and_many_actions_keep_apart():
+    names = ["an action of a name that is too long to be written in full"] * 20
+    edges = [(0, action, 1 + action % 3, action / 7, 0.0) for action in range(20)]
+    edges += [(row, 19, 1, -1.0, 0.0) for row in range(1, 21)]
+    graph = made_tree(edges, num_actions=20).to_graph(action_names=names)
+    assert collisions(drawn(graph, max_nodes=100)) == []
+
+
+def test_the_check_of_collisions_can_fail():
+    drawing = picture(small_tree())
+    label = next(text for text in drawing.texts if text.text.startswith("P "))
+    object.__setattr__(label, "y", label.y - 8)  # onto its line
+    assert any(["a line through" in found for found in collisions(drawing)])
+    object.__setattr__(label, "y", label.y - 8)  # onto the action's name
+    assert any([" on " in found for found in collisions(drawing)])
+
+
+def test_a_node_stands_beside_the_middle_of_its_children():
+    edges = [(0, a, 3 - a, 0.0, 0.0) for a in range(3)]
+    drawing = picture(made_tree(edges, num_actions=3))
+    root, *children = [bounds(o) for o in drawing.outlines if o.fill == "box"]
+    middles = [(box[1] + box[3]) / 2 for box in (root, *children)]
+    assert middles[0] == pytest.approx(middles[2]) == pytest.approx((middles[1] + middles[3]) / 2)
+    assert len({box[0] for box in children}) == 1  # one column
+
+
+def test_a_deep_and_a_large_tree_are_drawn():
+    chain = made_tree([(row, 0, 1500 - row, 0.5, 0.0) for row in range(1499)], num_actions=2)
+    assert words(picture(chain, max_nodes=1500).svg())[0].endswith("1500 nodes")
+    assert picture(random_tree(1, num_rows=600), max_nodes=600).svg().count("N ") > 600
+
+
+# ------------------------------------------------------------------------ what it says
+
+
+def test_figures_of_nodes_and_edges():
+    said = words(small_tree().to_svg(action_names=NAMES))
+    assert said[0] == "root 0: value +0.25, 9 simulations, depth 3, 5 nodes"
+    for text in ("N 9", "V +0.25", "right", "P 25%  Q +0.50", "N 6", "wait", "P 25%  Q -0.25"):
+        assert text in said
+    assert {"1 to 6 visits", "most visited path", "Q -1.00", "+1.00"} <= set(said)
+
+
+def test_what_is_not_shown_is_counted():
+    svg = small_tree().to_svg(max_nodes=2, action_names=NAMES)
+    said = words(svg)
+    assert said[0].endswith("5 nodes (2 shown)") and said.count("+1 hidden") == 2
+    assert "1 action not shown, 3 visits\n2 not tried, prior 50%" in svg
+
+
+def test_the_root_alone():
+    for drawing in (picture(made_tree([], num_actions=2)), picture(small_tree(), max_nodes=1)):
+        assert collisions(drawing) == []
+        assert "N visits   V value" in words(drawing.svg())
+
+
+def test_a_game_says_who_moves_and_where_it_ends():
+    ended = torch.tensor([False, False, True, False, False])
+    tree = small_tree(to_play=torch.tensor([7, 8, 8, 7, 8]), ended=ended)
+    said = words(tree.to_svg())
+    assert said.count("player 7") == 2 and said.count("player 8") == 2
+    assert said.count("ended") == 1 and "V and Q: for who is to move" in said
+
+
+def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
+    edges = [(0, 0, 5, 0.5, 0.0), (0, 1, 4, 0.5, 0.0), (1, 0, 3, 0.5, 0.0), (2, 0, 2, 0.5, 0.0)]
+    edges += [(3, 1, 1, 0.5, 0.0)]
+    canonical = torch.tensor([0, 1, 2, 3, 3, 0], dtype=torch.int32)
+    drawing = picture(made_tree(edges, num_actions=2, canonical=canonical))
+    said = [text.text for text in drawing.texts]
+    assert said.count("N 3  #3") == 1 and said.count("↩ #0") == 1
+    assert "N 2  P 50%  Q +0.500" in said and "↩ the node of this number" in said
+    assert len([o for o in drawing.outlines if o.fill == "box"]) == 4
+    assert len([o for o in drawing.outlines if o.dashed]) == 1
+
+
+def test_the_most_visited_path_has_a_rim():
+    drawing = picture(small_tree())
+    rims = [o for o in drawing.outlines if o.stroke == "ink" and o.steps[1][0] == "C"]
+    assert len([o for o in rims if o.steps[-1][0] == "L"]) == 3  # right, left, right
+    assert len([o for o in drawing.outlines if o.fill == "box" and o.stroke == "ink"]) == 4
+    bold = [text.text for text in picture(small_tree(), action_names=NAMES).texts if text.bold]
+    assert [name for name in NAMES if name in bold] == ["left", "right"]
+
+
+def test_edges_are_as_wide_as_often_taken_and_coloured_by_q():
+    ribbons = [o for o in picture(small_tree()).outlines if o.tip and o.fill == "none"]
+    widths = {o.tip.split(" (")[0]: o.width for o in ribbons}
+    assert widths["1: 6 visits"] > widths["0: 4 visits"] > widths["3: 3 visits"] > 1
+    colours = {o.tip.splitlines()[1].split(",")[0]: o.stroke for o in ribbons}
+    assert colours["Q +1"] == QScale(-1, 1).colour(1.0)
+    assert colours["Q -0.25"] == QScale(-1, 1).colour(-0.25)
+
+
+def test_colours_keep_apart_from_both_backgrounds():
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for i in range(21):
+        shade = luminance(QScale(-1, 1).colour(i / 10 - 1))
+        for background in ("#ffffff", "#0f172a"):
+            bright, dark = sorted([shade, luminance(background)], reverse=True)
+            assert (bright + 0.05) / (dark + 0.05) > 2.5
+
+
+# ------------------------------------------------------------------------ the files
+
+
+def test_svg_is_well_formed_whatever_the_names():
+    names = ["<b>&\"'", "a\x00\x1b\nb", "\ud800\ufffe", "$x_1$ ]]>"]
+    svg = small_tree().to_svg(action_names=names)
+    said = words(svg)
+    assert "a???b" in said and "$x_1$ ]]>" in said
+    svg.encode("utf-8")
+    svg = made_tree([(0, 0, 1, 0.0, 0.0)], 4).to_svg(action_names=names)
+    assert "<b>&\"'" in words(svg)
+
+
+def test_svg_stands_for_itself_and_knows_the_dark():
+    svg = small_tree().to_svg()
+    assert re.findall(r"https?://[^\"\s]+", svg) == ["http://www.w3.org/2000/svg"]
+    assert " id=" not in svg and "@media (prefers-color-scheme:dark)" in svg
+    named = set(re.findall(r"raffia-[\w-]+", svg.split("</style>")[1]))
+    assert named == {name for name in named if f".{name}{{" in svg.split("</style>")[0]}
+    assert {"raffia-card", "raffia-ink", "raffia-ink-line"} <= named
+
+
+def test_the_same_tree_gives_the_same_picture():
+    assert random_tree(3).to_svg() == random_tree(3).to_svg()
+
+
+def test_save_svg(tmp_path):
+    small_tree().save_picture(tmp_path / "tree.SVG", action_names=NAMES)
+    text = (tmp_path / "tree.SVG").read_text(encoding="utf-8")
+    assert text == small_tree().to_svg(action_names=NAMES) + "\n"
+
+
+def test_save_png(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = str(tmp_path / "tree.png")
+    small_tree().save_picture(path, action_names=["$", "a_b^c", "\\x", "→"])
+    with open(path, "rb") as file:
+        start = file.read(24)
+    assert start[:8] == b"\x89PNG\r\n\x1a\n"
+    drawing = picture(small_tree(), action_names=["$", "a_b^c", "\\x", "→"])
+    size = struct.unpack(">II", start[16:])
+    assert size == pytest.approx((2 * drawing.width, 2 * drawing.height), abs=2)
+
+
+def test_a_png_is_never_larger_than_can_be_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    chain = made_tree([(row, 0, 90 - row, 0.5, 0.0) for row in range(89)], num_actions=2)
+    chain.save_picture(tmp_path / "tree.png", max_nodes=90)
+    with open(tmp_path / "tree.png", "rb") as file:
+        width = struct.unpack(">I", file.read(24)[16:20])[0]
+    assert 15_000 < width <= 16_000
+
+
+@pytest.mark.parametrize("name, ending", [("tree.jpg", "'.jpg'"), ("tree", "''")])
+def test_unknown_ending(tmp_path, name, ending):
+    with pytest.raises(ValueError, match=rf"ends in {ending}; .* \.svg or \.png: .*tree\.svg"):
+        small_tree().save_picture(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
+    def import_module(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with pytest.raises(ImportError, match=r"pip install 'raffia\[report\]'; SVG"):
+        small_tree().save_picture(tmp_path / "tree.png")
+    small_tree().save_picture(tmp_path / "tree.svg")

@@ -1,0 +1,507 @@
+"""What holds for any search: conservation of visits, independence of the batch, draws as arguments,
+embeddings in any container."""
+
+import collections
+
+import pytest
+import torch
+
+from raffia.search import (
+    PUCT,
+    Gumbel,
+    Nodes,
+    RecurrentOutput,
+    RootOutput,
+    Tree,
+    ValuePrefix,
+    dirichlet_noise,
+    gumbel_noise,
+    gumbel_policy,
+    muzero_policy,
+    sample_visits,
+    search,
+)
+from raffia.tensordict import TensorDict
+
+from .table import Table, random_table
+
+BACKENDS = ("reference", "compiled")
+GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
+STATES = torch.arange(6)
+
+
+def equal(one: Tree, other: Tree) -> bool:
+    names = set(one.data.keys())
+    return names == set(other.data.keys()) and all(
+        torch.equal(one.data[name], other.data[name]) for name in names
+    )
+
+
+def selections(seed=0, batch=6, actions=4):
+    noise = gumbel_noise((batch, actions), torch.Generator().manual_seed(seed))
+    seeds = torch.arange(batch) * 7919 + seed
+    return {
+        "puct": PUCT(),
+        "ties": PUCT(first_visit="value", ties="random", tie_seed=seeds),
+        "gumbel": Gumbel(root_gumbel=noise, max_considered=3),
+    }
+
+
+def part(select, rows):
+    """A selection for some of its roots."""
+    if isinstance(select, Gumbel):
+        return Gumbel(root_gumbel=select.root_gumbel[rows], max_considered=select.max_considered)
+    if select.tie_seed is not None:
+        return PUCT(first_visit="value", ties="random", tie_seed=select.tie_seed[rows])
+    return select
+
+
+# -- visits and values
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
+def test_visits_of_the_root_sum_to_its_simulations(kind, backend):
+    table, budget = random_table(0, **GAME), torch.tensor([1, 7, 20, 3, 20, 12])
+    select = selections()[kind]
+    tree = search(table.root(STATES), table, num_simulations=budget, select=select, backend=backend)
+    assert tree.visits_of_root().sum(-1).tolist() == budget.tolist()
+    assert tree.num_simulations == 20
+    assert torch.equal(tree.data["visits"][:, 0], budget.int())
+    unused = tree.data["parent"][:, 1:] < 0
+    assert (tree.data["visits"][:, 1:][unused] == 0).all()
+    assert (tree.data["visits"][:, 1:][~unused] > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_visit_of_a_node_is_its_own_or_a_child_s(seed):
+    table = random_table(seed, **GAME)
+    tree = search(table.root(STATES), table, num_simulations=25, root_value="include")
+    visits, over = tree.data["visits"], tree.data["ended"]
+    of_children = tree.data["children_visits"].sum(-1)
+    made = visits > 0
+    assert torch.equal(of_children[made & ~over] + 1, visits[made & ~over])
+    assert (of_children[over] == 0).all()
+    children = tree.data["children"]
+    rows = torch.arange(6).view(-1, 1, 1).expand_as(children)
+    reached = torch.where(children >= 0, visits[rows, children.clamp_min(0)], 0)
+    assert torch.equal(reached, tree.data["children_visits"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
+def test_illegal_actions_are_visited_at_no_depth(kind, backend):
+    for seed in range(3):
+        table = random_table(seed, **GAME)
+        select = selections(seed)[kind]
+        tree = search(table.root(STATES), table, num_simulations=25, select=select, backend=backend)
+        illegal = ~tree.data["mask"]
+        assert illegal.any()
+        assert tree.data["depth"].max() >= 3
+        assert (tree.data["children_visits"][illegal] == 0).all()
+        assert (tree.data["prior"][illegal] == 0).all()
+        priors = tree.data["prior"].sum(-1)
+        alive = (tree.data["visits"] > 0) & ~tree.data["ended"]
+        torch.testing.assert_close(priors[alive], torch.ones(int(alive.sum())))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_values_stay_in_the_range_of_what_was_backed_up(seed):
+    table = random_table(seed)
+    table.reward.clamp_(-1, 1)
+    table.value.clamp_(-1, 1)
+    gamma = 0.5
+    tree = search(table.root(STATES), table, num_simulations=30, discount=gamma)
+    made = tree.data["visits"] > 0
+    most = 1 / (1 - gamma)  # |rewards| <= 1 and |values| <= 1 <= 1 / (1 - gamma)
+    assert tree.node_values()[made].abs().max() <= most
+    tried = tree.data["children_visits"] > 0
+    q = tree.data["children_q"][tried]
+    assert q.abs().max() <= most
+    assert tree.data["q_min"].min() <= q.min()
+    assert tree.data["q_max"].max() >= q.max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_constant_value_is_found_exactly(backend):
+    """Not shrunk by the root's own visit."""
+
+    def model(embedding, action):
+        rows = len(action)
+        return RecurrentOutput(torch.zeros(rows), torch.ones(rows), torch.zeros(rows, 3)), embedding
+
+    root = RootOutput(torch.zeros(2, 3), torch.ones(2), torch.zeros(2, 1))
+    for root_value, value in {"exclude": 1.0, "include": 1.0, "zero": 50 / 51}.items():
+        tree = search(
+            root,
+            model,
+            num_simulations=50,
+            discount=1.0,
+            root_value=root_value,
+            backend=backend,
+        )
+        torch.testing.assert_close(tree.value(), torch.full((2,), value))
+
+
+def test_one_simulation_takes_the_action_of_the_greatest_prior():
+    table = random_table(2)
+    tree = search(table.root(STATES), table, num_simulations=1)
+    assert torch.equal(tree.visits_of_root().argmax(-1), table.logits[STATES].argmax(-1))
+    assert tree.visits_of_root().sum() == 6
+    assert tree.data["children"].shape == (6, 2, 3)
+
+
+@pytest.mark.parametrize("policy", [muzero_policy, gumbel_policy])
+def test_a_single_action_is_a_line(policy):
+    table = random_table(2, actions=1)
+    plan = policy(table.root(STATES), table, 8)
+    assert plan.action.tolist() == [0] * 6
+    assert plan.action_weights.tolist() == [[1.0]] * 6
+    assert plan.tree.data["depth"].tolist() == [list(range(9))] * 6
+
+
+# -- independence of the batch
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
+def test_permuted_roots_give_permuted_trees(kind, backend):
+    table, order = random_table(1, **GAME), torch.tensor([4, 2, 0, 5, 1, 3])
+    select = selections()[kind]
+    settings = {
+        "num_simulations": torch.tensor([5, 15, 9, 15, 1, 12]),
+        "discount": torch.linspace(0.5, 1, 6),
+    }
+    tree = search(table.root(STATES), table, select=select, backend=backend, **settings)
+    settings = {name: value[order] for name, value in settings.items()}
+    select = part(select, order)
+    other = search(table.root(order), table, select=select, backend=backend, **settings)
+    assert equal(tree[order], other)
+    assert not equal(tree, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
+def test_a_root_alone_has_the_tree_that_it_has_in_a_batch(kind, backend):
+    table, select = random_table(1, **GAME), selections()[kind]
+    settings = {"num_simulations": 15, "backend": backend}
+    tree = search(table.root(STATES), table, select=select, **settings)
+    for b in (0, 3, 5):
+        one = torch.tensor([b])
+        alone = search(table.root(one), table, select=part(select, one), **settings)
+        assert equal(tree[b], alone)
+
+
+def test_a_root_does_not_feel_the_longer_search_of_another():
+    table = random_table(1, **GAME)
+    budget = torch.tensor([8, 20, 8, 8, 8, 8])
+    tree = search(table.root(STATES), table, num_simulations=budget)
+    shorter = search(table.root(STATES), table, num_simulations=8)
+    for name, entry in shorter.data.items():
+        longer = tree.data[name]
+        longer = longer[:, :9] if name not in ("q_min", "q_max") else longer
+        assert torch.equal(longer[2:], entry[2:]), name
+
+
+# -- draws
+
+
+def test_the_same_noise_gives_the_same_plan():
+    table = random_table(4, actions=4)
+    draw = torch.Generator().manual_seed(0)
+    noise = {
+        "dirichlet": dirichlet_noise(torch.ones(6, 4, dtype=torch.bool), generator=draw),
+        "action_gumbel": gumbel_noise((6, 4), draw),
+    }
+    plans = [muzero_policy(table.root(STATES), table, 12, **noise) for _ in range(2)]
+    assert torch.equal(plans[0].action, plans[1].action)
+    assert equal(plans[0].tree, plans[1].tree)
+    noise["dirichlet"] = noise["dirichlet"].flip(0)
+    other = muzero_policy(table.root(STATES), table, 12, **noise)
+    assert not equal(plans[0].tree, other.tree)
+
+
+@pytest.mark.parametrize("policy", [muzero_policy, gumbel_policy])
+def test_a_generator_makes_a_plan_repeatable(policy):
+    table = random_table(4, actions=4)
+
+    def plan(seed):
+        return policy(table.root(STATES), table, 12, generator=torch.Generator().manual_seed(seed))
+
+    one, same, other = plan(0), plan(0), plan(1)
+    assert torch.equal(one.action, same.action)
+    assert torch.equal(one.action_weights, same.action_weights)
+    assert equal(one.tree, same.tree)
+    assert not equal(one.tree, other.tree)
+
+
+def test_ties_fall_differently_with_other_seeds_and_never_by_the_clock():
+    """At a fresh root all three actions tie; over many seeds each comes first about as often."""
+    table, num = random_table(4), 300
+    root = table.root(torch.zeros(num, dtype=torch.long))
+
+    def first(backend):
+        select = PUCT(first_visit="value", ties="random", tie_seed=torch.arange(num))
+        return search(root, table, num_simulations=1, select=select, backend=backend)
+
+    tree = first("compiled")
+    assert equal(tree, first("compiled"))
+    assert equal(tree, first("reference"))
+    counts = tree.visits_of_root().sum(0)
+    assert counts.sum() == num
+    assert ((counts - 100).abs() < 35).all()  # 4 standard deviations are 33
+
+
+def test_dirichlet_noise_moves_the_root_s_prior_only_over_legal_actions():
+    table = random_table(4, **GAME)
+    root, fraction = table.root(STATES), 0.25
+    noise = dirichlet_noise(root.mask, 0.3, torch.Generator().manual_seed(0))
+    plan = muzero_policy(root, table, 4, dirichlet=noise, dirichlet_fraction=fraction)
+    plain = search(root, table, num_simulations=4)
+    expected = (1 - fraction) * plain.data["prior"][:, 0] + fraction * noise
+    torch.testing.assert_close(plan.tree.data["prior"][:, 0], expected)
+    assert (noise[~root.mask] == 0).all()
+    torch.testing.assert_close(noise.sum(-1), torch.ones(6))
+    below = plan.tree.data["depth"] > 0
+    both = below & (plan.tree.data["parent"] == plain.data["parent"])
+    both &= (plan.tree.data["action"] == plain.data["action"]) & (plain.data["depth"] == 1)
+    assert both.any()
+    assert torch.equal(plan.tree.data["prior"][both], plain.data["prior"][both])
+
+
+def test_actions_are_drawn_from_the_visits_by_temperature():
+    visits = torch.tensor([[1, 3, 0, 6]]).repeat(4000, 1)
+    noise = gumbel_noise((4000, 4), torch.Generator().manual_seed(0))
+    for temperature in (1.0, 0.5):
+        share = sample_visits(visits, temperature, noise).bincount(minlength=4) / 4000
+        expected = (visits[0] / 10.0) ** (1 / temperature)
+        torch.testing.assert_close(share, expected / expected.sum(), rtol=0, atol=0.03)
+    heat = torch.tensor([0.0, 1e-3]).repeat_interleave(2000)
+    assert (sample_visits(visits, heat, noise) == 3).all()
+
+
+# -- trees as data
+
+
+def test_trees_can_be_indexed_saved_and_moved(tmp_path):
+    table = random_table(4, **GAME)
+    tree = search(table.root(STATES), table, num_simulations=9, keep_embeddings=True)
+    mask = torch.tensor([True, False, True, False, False, True])
+    assert equal(tree[mask], tree[[0, 2, 5]])
+    assert len(tree[mask]) == 3
+    assert torch.equal(tree[mask].embeddings["state"], tree.embeddings["state"][mask])
+    assert equal(tree[1], tree[1:2])
+    assert equal(tree[-1], tree[5:])
+    assert equal(tree.to("cpu"), tree)
+    tree.data.save(tmp_path / "tree.safetensors")
+    loaded = Tree(TensorDict.load(tmp_path / "tree.safetensors"))
+    assert equal(loaded, tree)
+    assert loaded.batch_size == tree.batch_size
+    assert torch.equal(loaded.value(), tree.value())
+
+
+def test_paths_lead_from_the_root_to_the_nodes():
+    table = random_table(4)
+    tree = search(table.root(STATES), table, num_simulations=12, keep_embeddings=True)
+    for b in range(6):
+        for row in range(13):
+            state = b
+            for action in tree.path_to(b, row):
+                state = int(table.next[state, action])
+            assert tree.embeddings["state"][b, row] == state
+            assert len(tree.path_to(b, row)) == tree.data["depth"][b, row]
+        assert tree.best_path(b)[0] == tree.visits_of_root()[b].argmax()
+
+
+# -- embeddings
+
+
+Pair = collections.namedtuple("Pair", "number rest")
+
+
+def wrap_tensordict(number):
+    inner = {"deep": number.double().unsqueeze(-1).repeat(1, 3)}
+    return TensorDict({"number": number, "inner": inner}, batch_size=number.shape)
+
+
+CONTAINERS = {
+    "tensor": (lambda number: number, lambda e: e),
+    "float": (
+        lambda number: number.float().view(-1, 1, 1).repeat(1, 2, 3),
+        lambda e: e[:, 1, 2].long(),
+    ),
+    "tensordict": (wrap_tensordict, lambda e: e["inner", "deep"][:, 1].long()),
+    "dict": (lambda number: {"a": [number], "b": number > 2}, lambda e: e["a"][0]),
+    "tuple": (lambda number: (number.to(torch.int16), (number,)), lambda e: e[0].long()),
+    "namedtuple": (lambda number: Pair(number.to(torch.uint8), {}), lambda e: e.number.long()),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_an_embedding_is_any_container_of_tensors(container, backend):
+    wrap, unwrap = CONTAINERS[container]
+    table = random_table(6)
+    kinds = []
+
+    def model(embedding, action):
+        kinds.append(type(embedding))
+        state = {"state": unwrap(embedding), "prefix": torch.zeros(len(action))}
+        output, after = table(state, action)
+        return output, wrap(after["state"])
+
+    root = table.root(STATES)._replace(embedding=wrap(STATES))
+    budget = torch.tensor([12, 5, 12, 1, 7, 12])
+    settings = {"num_simulations": budget, "backend": backend}
+    tree = search(root, model, keep_embeddings=True, **settings)
+    plain = search(table.root(STATES), table, keep_embeddings=True, **settings)
+    assert equal(tree, plain)
+    assert set(kinds) == {type(root.embedding)}
+    assert type(tree.embeddings) is type(root.embedding)
+    states = plain.embeddings["state"].flatten()
+    flat = torch.utils._pytree.tree_map(lambda leaf: leaf.flatten(0, 1), tree.embeddings)
+    assert torch.equal(unwrap(flat), states)
+
+
+def test_embeddings_are_kept_on_demand_only():
+    table = random_table(6)
+    assert search(table.root(STATES), table, num_simulations=3).embeddings is None
+
+
+def test_a_model_that_writes_into_its_input_does_no_harm():
+    def model(embedding, action):
+        embedding.mul_(3).add_(action + 1).remainder_(101)
+        rows = len(action)
+        value = (embedding % 7).float()
+        output = RecurrentOutput(torch.zeros(rows), value, torch.zeros(rows, 3))
+        return output, embedding
+
+    def polite(embedding, action):
+        return model(embedding.clone(), action)
+
+    start = torch.arange(6)
+    root = RootOutput(torch.zeros(6, 3), torch.zeros(6), start)
+    for backend in BACKENDS:
+        settings = {"num_simulations": 20, "backend": backend, "keep_embeddings": True}
+        rude_tree, tree = search(root, model, **settings), search(root, polite, **settings)
+        assert equal(rude_tree, tree)
+        assert torch.equal(rude_tree.embeddings, tree.embeddings)
+        assert torch.equal(start, torch.arange(6))
+
+
+def test_the_root_s_tensors_are_left_as_they_are():
+    table = random_table(6, **GAME)
+    root = table.root(STATES)
+    before = [t.clone() for t in (root.prior_logits, root.value, root.mask, root.to_play)]
+    muzero_policy(root, table, 9)
+    gumbel_policy(root, table, 9)
+    after = (root.prior_logits, root.value, root.mask, root.to_play)
+    assert all(map(torch.equal, before, after))
+
+
+def test_no_gradient_is_recorded():
+    table = random_table(6)
+    weight = torch.ones((), requires_grad=True)
+
+    def model(embedding, action):
+        output, embedding = table(embedding, action)
+        return output._replace(value=weight * output.value), embedding
+
+    tree = search(table.root(STATES), model, num_simulations=4)
+    assert not tree.value().requires_grad
+
+
+# -- a selection of one's own
+
+
+def least_tried(nodes: Nodes, carry):
+    """Of the actions tried least often the last one; the carry counts the steps down."""
+    steps = torch.zeros_like(nodes.row) if carry is None else carry + 1
+    assert (steps == nodes.depth).all()
+    scores = -nodes.visits.float()
+    if nodes.mask is not None:
+        scores = scores.masked_fill(~nodes.mask, -torch.inf)
+    last = scores.shape[-1] - 1
+    return last - scores.flip(-1).argmax(-1), steps
+
+
+@pytest.mark.parametrize("kind", ["plain", "game"])
+def test_a_function_may_select(kind):
+    table = random_table(3, **(GAME if kind == "game" else {}))
+    tree = search(table.root(STATES), table, num_simulations=20, select=least_tried)
+    visits = tree.visits_of_root()
+    legal = tree.data["mask"][:, 0] if kind == "game" else torch.ones_like(visits, dtype=torch.bool)
+    for row, mask in zip(visits, legal, strict=True):
+        assert row[mask].max() - row[mask].min() <= 1
+        assert row[~mask].sum() == 0
+    assert tree.data["depth"].max() > 1
+
+
+def test_a_selection_sees_what_the_tree_holds():
+    table, seen = random_table(3), []
+
+    def select(nodes: Nodes, carry):
+        rows = len(nodes.root)
+        assert nodes.visits.shape == nodes.q.shape == nodes.prior.shape == (rows, 3)
+        assert nodes.value.shape == nodes.raw_value.shape == (rows,)
+        assert nodes.num_tried.tolist() == (nodes.visits > 0).sum(-1).tolist()
+        torch.testing.assert_close(nodes.q_sum.float(), nodes.q.sum(-1))
+        low, high = nodes.q_range
+        assert low.shape == high.shape == (rows,)
+        assert nodes.mask is None
+        seen.append((nodes.simulation, nodes.depth))
+        return nodes.prior.argmax(-1), None
+
+    search(table.root(STATES), table, num_simulations=3, select=select)
+    assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+
+
+# -- two players
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_players_take_turns_where_the_model_does_not_say_who_moves(backend):
+    """Twice the states, once for each player."""
+    one = random_table(3, illegal=0.3, over=0.2)
+    num = len(one.next)
+    table = Table(
+        next=torch.cat([one.next + num, one.next]),
+        reward=one.reward.repeat(2, 1),
+        value=one.value.repeat(2),
+        logits=one.logits.repeat(2, 1),
+        mask=one.mask.repeat(2, 1),
+        player=torch.arange(2 * num) // num + 1,
+    )
+
+    def silent(embedding, action):
+        output, after = table(embedding, action)
+        return output._replace(to_play=None), after
+
+    roots = torch.tensor([0, 1, num, num + 1])
+    settings = {"num_simulations": 20, "backend": backend}
+    tree = search(table.root(roots), table, **settings)
+    assert equal(tree, search(table.root(roots), silent, **settings))
+    assert tree.visits_of_root()[:2].tolist() == tree.visits_of_root()[2:].tolist()
+    depth, player = tree.data["depth"], tree.data["to_play"]
+    made = tree.data["visits"] > 0
+    expected = (roots // num).unsqueeze(-1).add(depth).remainder(2) + 1
+    assert torch.equal(player[made], expected[made].int())
+
+
+# -- value prefixes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("horizon", [1, 2, 5])
+def test_an_exact_prefix_gives_the_tree_of_the_rewards(horizon, backend):
+    """Rewards of eighths, so that sums and differences of them are exact."""
+    trees = []
+    for prefixed in (True, False):
+        table = random_table(7, prefixed=prefixed)
+        table.reward.mul_(8).round_().div_(8)
+        prefix = ValuePrefix(horizon, ("prefix",)) if prefixed else None
+        settings = {"num_simulations": 20, "value_prefix": prefix, "backend": backend}
+        trees.append(search(table.root(STATES), table, **settings))
+    del trees[0].data["value_prefix"]
+    assert trees[0].data["depth"].max() > 2
+    assert equal(*trees)

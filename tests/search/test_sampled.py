@@ -1,0 +1,406 @@
+"""Search over sampled actions: continuous and large action spaces."""
+
+import functools
+
+import pytest
+import torch
+from torch.distributions import (
+    AffineTransform,
+    Independent,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
+
+from raffia import TensorDict
+from raffia.search import (
+    RecurrentOutput,
+    RootOutput,
+    ValuePrefix,
+    gumbel_policy,
+    muzero_policy,
+    search,
+)
+from raffia.search.sampled import sampled_policy, with_sampled_actions
+from raffia.search.samplers import CategoricalSampler, GaussianSampler
+
+from .table import random_table
+
+QUIET = functools.partial(
+    muzero_policy, num_simulations=24, dirichlet_fraction=0.0, temperature=0.0
+)
+
+
+def bandit(embedding, action):
+    """The closer the action is to the state, the better."""
+    rows = len(action)
+    reward = -(action - embedding).square().sum(-1)
+    return RecurrentOutput(reward, torch.zeros(rows), standard(rows)), embedding
+
+
+def standard(rows):
+    """Mean 0, standard deviation 1."""
+    return torch.tensor([0.0, 1.0]).expand(rows, 2)
+
+
+def bandit_root(optimum):
+    rows = len(optimum)
+    return RootOutput(standard(rows), torch.zeros(rows), optimum)
+
+
+def walk(embedding, action):
+    """A point in the plane that actions move; the nearer to (1, -1) the better. The policy leans
+    towards where the point is."""
+    after = embedding + action
+    away = (after - torch.tensor([1.0, -1.0])).square().sum(-1)
+    parameters = torch.cat([0.1 * after, torch.full_like(after, 0.4)], -1)
+    return RecurrentOutput(-away, -0.5 * away, parameters), after
+
+
+def walk_root(seed, rows=4):
+    start = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
+    return RootOutput(torch.cat([0.1 * start, start * 0 + 0.4], -1), torch.zeros(rows), start)
+
+
+def same_trees(first, second):
+    assert first.data.keys() == second.data.keys()
+    for name in first.data.keys():
+        assert first.data[name].equal(second.data[name]), name
+
+
+# ---------------------------------------------------------------------------- continuous
+
+
+POLICIES = {
+    "gumbel": functools.partial(gumbel_policy, num_simulations=30, gumbel_scale=0.0),
+    # a uniform prior and untried actions that count as the mean: slow to try all of them
+    "muzero": functools.partial(
+        muzero_policy, num_simulations=200, dirichlet_fraction=0.0, temperature=0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_more_samples_come_closer_to_the_optimum(name):
+    root = bandit_root(torch.linspace(-1, 1, 64).unsqueeze(-1))
+    policy = functools.partial(POLICIES[name], discount=0.0)
+
+    def regret(num_samples):
+        sampler, seed = GaussianSampler(num_samples), torch.arange(64)
+        plan = sampled_policy(root, bandit, sampler=sampler, policy=policy, seed=seed)
+        return (plan.action - root.embedding).abs().mean().item()
+
+    one, four, sixteen = regret(1), regret(4), regret(16)
+    assert one > 2 * four and four > 2 * sixteen and sixteen < 0.15
+
+
+def test_the_action_is_the_chosen_sample():
+    sampler = GaussianSampler(6)
+    plan = sampled_policy(walk_root(0), walk, sampler=sampler, policy=QUIET, seed=torch.arange(4))
+    samples = plan.tree.data["actions"]
+    assert plan.action.shape == (4, 2) and samples.shape == (4, 25, 6, 2)
+    best = plan.tree.visits_of_root().argmax(-1)
+    assert plan.action.equal(samples[torch.arange(4), 0, best])
+    assert plan.action_weights.shape == (4, 6)
+
+
+def test_each_node_has_its_own_samples():
+    root, fn = with_sampled_actions(walk_root(0), walk, GaussianSampler(3), torch.arange(4))
+    tree = search(root, fn, num_simulations=20)
+    for data in tree.data:
+        seen = data["actions"][data["visits"] > 0].flatten()
+        assert len(seen.unique()) == len(seen)
+
+
+def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
+    seed = torch.tensor([5, -3, 2**62, 0])
+    plan = functools.partial(sampled_policy, sampler=GaussianSampler(5), policy=QUIET)
+    root = walk_root(1)
+    together = plan(root, walk, seed=seed)
+    for b in range(4):
+        one = RootOutput(*(part[b : b + 1] for part in root[:3]))
+        same_trees(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
+    other = plan(root, walk, seed=seed + 1)
+    assert not other.tree.data["actions"].equal(together.tree.data["actions"])
+
+
+@pytest.mark.parametrize("sampler", [GaussianSampler(5), GaussianSampler(3, low=-0.5, high=0.5)])
+def test_both_back_ends_give_the_same_tree(sampler):
+    root, fn = with_sampled_actions(walk_root(2), walk, sampler, torch.arange(4))
+    compiled = search(root, fn, num_simulations=30, backend="compiled")
+    same_trees(search(root, fn, num_simulations=30, backend="reference"), compiled)
+
+
+def test_seeds_that_are_not_given_are_drawn():
+    plan = functools.partial(sampled_policy, sampler=GaussianSampler(5), policy=QUIET)
+
+    def run(seed):
+        return plan(walk_root(1), walk, generator=torch.Generator().manual_seed(seed)).action
+
+    assert run(0).equal(run(0)) and not run(0).equal(run(1))
+
+
+def test_gaussian_samples_have_the_policy_s_moments():
+    parameters = torch.tensor([[1.0, -2.0, 1.0, 0.4]])
+    actions = GaussianSampler(20000).sample(parameters, torch.tensor([3])).actions[0]
+    torch.testing.assert_close(actions.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0)
+    expected = torch.tensor([1.0, 0.4])
+    torch.testing.assert_close(actions.std(0), expected, atol=0.02, rtol=0.02)
+    fixed = GaussianSampler(20000, std=0.3).sample(parameters[:, :2], torch.tensor([3]))
+    torch.testing.assert_close(fixed.actions[0].std(0), torch.full((2,), 0.3), atol=0.01, rtol=0)
+
+
+def test_density_is_that_of_torch():
+    parameters = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.1
+    mean, std = parameters.requires_grad_().chunk(2, -1)
+    normal = Normal(mean.unsqueeze(1), std.unsqueeze(1))
+    seed = torch.arange(3)
+
+    free = GaussianSampler(5)
+    actions = free.sample(parameters.detach(), seed).actions
+    density = free.log_density(parameters, actions)
+    torch.testing.assert_close(density, Independent(normal, 1).log_prob(actions))
+
+    low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+    bounded = GaussianSampler(5, low=low, high=high)
+    actions = bounded.sample(parameters.detach(), seed).actions
+    assert (actions > low).all() and (actions < high).all()
+    squash = [TanhTransform(), AffineTransform((low + high) / 2, (high - low) / 2)]
+    expected = Independent(TransformedDistribution(normal, squash), 1).log_prob(actions)
+    density = bounded.log_density(parameters, actions)
+    torch.testing.assert_close(density, expected, rtol=1e-4, atol=1e-4)
+    density.sum().backward()
+    assert parameters.grad.isfinite().all() and (parameters.grad != 0).all()
+
+
+def test_density_on_the_bounds_is_finite():
+    sampler = GaussianSampler(2, low=-1.0, high=1.0)
+    actions = torch.tensor([[[-1.0], [1.0]]])
+    assert sampler.log_density(standard(1), actions).isfinite().all()
+
+
+# ------------------------------------------------------------------------------ discrete
+
+
+TABLE = random_table(5, actions=4)
+
+
+def test_with_all_actions_sampled_it_is_the_plain_search():
+    states = torch.arange(7)
+    plain = search(TABLE.root(states), TABLE, num_simulations=30)
+    for prior in ("sampling", "density"):
+        root, fn = with_sampled_actions(
+            TABLE.root(states), TABLE, CategoricalSampler(9), torch.arange(7), prior=prior
+        )
+        tree = search(root, fn, num_simulations=30)
+        assert tree.data["actions"][:, 0].equal(torch.arange(4).expand(7, 4))
+        assert tree.data["children"].equal(plain.data["children"])
+        assert tree.data["children_visits"].equal(plain.data["children_visits"])
+
+
+def test_draws_are_without_replacement_and_follow_the_policy():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    seeds = torch.arange(20000)
+    pairs = CategoricalSampler(2).sample(logits.expand(20000, 3), seeds).actions
+    assert (pairs[:, 0] < pairs[:, 1]).all()
+    left_out = 3 - pairs.sum(-1)
+    # P(c left out) = p_a p_b / (1 - p_a) + p_b p_a / (1 - p_b)
+    expected = torch.tensor([0.3 * 0.2 / 0.7 + 0.2 * 0.3 / 0.8, 0.5 * 0.2 / 0.5 + 0.2 * 0.5 / 0.8])
+    found = left_out.bincount(minlength=3) / 20000
+    torch.testing.assert_close(found[:2], expected, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5])
+def test_weights_make_the_samples_stand_for_the_policy(num):
+    policy = torch.tensor([0.4, 0.3, 0.2, 0.07, 0.03])
+    score = torch.tensor([1.0, -2.0, 3.0, 10.0, -20.0])
+    samples = CategoricalSampler(num).sample(policy.log().expand(40000, 5), torch.arange(40000))
+    estimate = (samples.log_weight.exp() * score[samples.actions]).sum(-1).mean()
+    torch.testing.assert_close(estimate, (policy * score).sum(), atol=0.12, rtol=0)
+
+
+def test_priors():
+    logits = torch.tensor([[3.0, 2.0, 0.0, -1.0]])
+
+    def prior(name, **options):
+        root, _ = with_sampled_actions(
+            RootOutput(logits, torch.zeros(1), torch.zeros(1)),
+            lambda embedding, action: None,
+            CategoricalSampler(2),
+            torch.tensor([0]),
+            prior=name,
+        )
+        return root.actions[0], root.prior_logits.softmax(-1)[0]
+
+    actions, uniform = prior("uniform")
+    assert uniform.tolist() == [0.5, 0.5]
+    torch.testing.assert_close(prior("density")[1], logits[0, actions].softmax(-1))
+    # between the two: what would almost surely be drawn counts by its probability
+    assert 0.5 < prior("sampling")[1][0] < prior("density")[1][0]
+    root, _ = with_sampled_actions(walk_root(0), walk, GaussianSampler(4), torch.arange(4))
+    assert (root.prior_logits == 0).all()
+
+
+def test_illegal_actions_are_not_sampled():
+    logits = torch.zeros(3, 6)
+    mask = torch.tensor([[1, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0], [0] * 6], dtype=torch.bool)
+    samples = CategoricalSampler(2).sample(logits, torch.arange(3), mask)
+    assert (samples.actions[0] % 2 == 0).all()
+    assert samples.mask.sum(-1).tolist() == [2, 1, 0]
+    assert samples.actions[1][samples.mask[1]].tolist() == [1]
+    assert samples.log_weight.exp()[1].equal(samples.mask[1].float())
+    impossible = CategoricalSampler(2).sample(
+        logits[:1].masked_fill(~mask[:1], -torch.inf), mask.new_zeros(1).long()
+    )
+    assert (impossible.actions % 2 == 0).all() and impossible.mask is None
+
+
+def test_games_that_end():
+    table = random_table(4, actions=6, illegal=0.4, over=0.4, players=True)
+    states = torch.arange(7)  # where the game goes on
+    root, fn = with_sampled_actions(table.root(states), table, CategoricalSampler(3), states)
+    tree = search(root, fn, num_simulations=40)
+    assert tree.data["ended"].any()
+    taken = tree.data["actions"].gather(-1, tree.data["children_visits"].argmax(-1, True))
+    assert table.mask[states].gather(1, taken[:, 0]).all()
+    assert tree.data["prior"][~tree.data["mask"]].eq(0).all()
+
+
+def test_continuous_episodes_end_too():
+    def ends(embedding, action):
+        output, after = walk(embedding, action)
+        return output._replace(mask=after.norm(dim=-1, keepdim=True) < 0.8), after
+
+    root, fn = with_sampled_actions(walk_root(1), ends, GaussianSampler(3), torch.arange(4))
+    tree = search(root, fn, num_simulations=30)
+    ended = tree.data["ended"]
+    assert ended.any() and (tree.data["children_visits"][ended] == 0).all()
+    with pytest.raises(ValueError, match=r"shape \[4, 4\].*\[rows, 1\]"):
+        GaussianSampler(3).sample(torch.ones(4, 4), torch.arange(4), torch.ones(4, 4).bool())
+
+
+# ---------------------------------------------------------------------------- containers
+
+
+def test_any_container_of_embeddings():
+    def dressed(dress, bare):
+        def fn(embedding, action):
+            output, after = walk(bare(embedding), action)
+            return output, dress(after)
+
+        base = walk_root(3)
+        return with_sampled_actions(
+            base._replace(embedding=dress(base.embedding)),
+            fn,
+            GaussianSampler(4),
+            torch.arange(4),
+        )
+
+    plain = search(*dressed(lambda x: x, lambda x: x), num_simulations=20)
+    for dress, bare in (
+        (lambda x: {"x": x}, lambda e: e["x"]),
+        (lambda x: (x, {"twice": 2 * x}), lambda e: e[0]),
+        (lambda x: TensorDict(x=x, batch_size=[len(x)]), lambda e: e["x"]),
+    ):
+        same_trees(search(*dressed(dress, bare), num_simulations=20), plain)
+
+
+def test_value_prefixes_reset_by_name():
+    def fn(embedding, action):
+        assert set(embedding.keys()) == {"x", "reward_hidden_state"}
+        output, after = walk(embedding["x"], action)
+        memory = embedding["reward_hidden_state"] + 1.0
+        after = TensorDict(x=after, reward_hidden_state=memory, batch_size=[len(after)])
+        return output._replace(reward=memory.squeeze(-1)), after
+
+    base = walk_root(3)
+    start = TensorDict(x=base.embedding, reward_hidden_state=torch.zeros(4, 1), batch_size=[4])
+    root, fn = with_sampled_actions(
+        base._replace(embedding=start), fn, GaussianSampler(2), torch.arange(4)
+    )
+    tree = search(root, fn, num_simulations=30, value_prefix=ValuePrefix(2))
+    made = tree.data["parent"] >= 0
+    assert tree.data["depth"].max() > 2
+    assert (tree.data["reward"][made] == 1.0).all()
+
+
+# --------------------------------------------------------------------------------- errors
+
+
+def test_what_does_not_fit():
+    root = walk_root(0)
+    with pytest.raises(ValueError, match=r"torch.float32 \[4\]; it must be int64 \[4\]"):
+        with_sampled_actions(root, walk, GaussianSampler(2), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"torch.int64 \[3\]; it must be int64 \[4\]"):
+        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(3))
+    with pytest.raises(ValueError, match="'dense' is none of 'sampling'"):
+        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4), prior="dense")
+    twice, fn = with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4))
+    with pytest.raises(ValueError, match="sampled already"):
+        with_sampled_actions(twice, fn, GaussianSampler(2), torch.arange(4))
+    with pytest.raises(ValueError, match=r"an odd number.*std="):
+        GaussianSampler(2).sample(torch.zeros(4, 3), torch.arange(4))
+    for make in (
+        lambda: GaussianSampler(0),
+        lambda: CategoricalSampler(0),
+        lambda: GaussianSampler(2, low=1.0),
+        lambda: GaussianSampler(2, low=1.0, high=torch.tensor([2.0, 1.0])),
+        lambda: GaussianSampler(2, std=0.0),
+    ):
+        with pytest.raises(ValueError, match="must|pass both"):
+            make()
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, torch.nan])
+def test_deviations_that_are_none(std):
+    root = walk_root(0)
+    root.prior_logits[2, 3] = std
+    with pytest.raises(ValueError, match=r"deviations of row 2 are \[0.4.*must be above 0"):
+        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4))
+
+
+def test_nan_of_the_policy_is_seen():
+    root = walk_root(0)
+    root.prior_logits[2, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinite for root 2 in simulation 0"):
+        sampled_policy(root, walk, sampler=GaussianSampler(2), policy=QUIET, seed=torch.arange(4))
+
+
+# --------------------------------------------------------------------------- EfficientZero
+
+
+def test_sampled_efficientzero():
+    from raffia.algorithms.efficientzero import EfficientZeroModelMLP
+
+    torch.manual_seed(0)
+    model = EfficientZeroModelMLP(
+        5, 2, continuous_action_space=True, latent_state_dim=8, lstm_hidden_size=6
+    ).eval()
+
+    def start(observation):
+        found = model.initial_inference(observation)
+        h, c = found.reward_hidden_state
+        memory = {"latent": found.latent_state, "reward_hidden_state": (h[0], c[0])}
+        return RootOutput(found.policy_logits, model.decode_value(found.value), memory)
+
+    def recurrent_fn(memory, action):
+        h, c = memory["reward_hidden_state"]
+        found = model.recurrent_inference(memory["latent"], (h[None], c[None]), action)
+        h, c = found.reward_hidden_state
+        memory = {"latent": found.latent_state, "reward_hidden_state": (h[0], c[0])}
+        output = RecurrentOutput(
+            model.decode_reward(found.value_prefix),
+            model.decode_value(found.value),
+            found.policy_logits,
+        )
+        return output, memory
+
+    with torch.no_grad():
+        plan = sampled_policy(
+            start(torch.randn(3, 5)),
+            recurrent_fn,
+            sampler=GaussianSampler(4),
+            policy=functools.partial(QUIET, value_prefix=ValuePrefix()),
+            seed=torch.arange(3),
+        )
+    assert plan.action.shape == (3, 2) and plan.root_value.isfinite().all()

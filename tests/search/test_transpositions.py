@@ -1,0 +1,224 @@
+"""Nodes that stand for the same state share statistics."""
+
+import pytest
+import torch
+
+from raffia import TensorDict
+from raffia.data import QueryModule, SipHash
+from raffia.search import RecurrentOutput, RootOutput, search
+from raffia.search.transpositions import state_key
+
+from . import tictactoe
+
+
+def some_positions(num, empty):
+    """Positions with so many empty squares, where moves are not all worth the same."""
+    boards, worth = tictactoe.positions()
+    best = worth.max(-1, keepdim=True).values
+    open_ones = ((boards == 0).sum(-1) == empty) & ((worth < best) & (worth > -2)).any(-1)
+    boards, worth = boards[open_ones], worth[open_ones]
+    chosen = torch.randperm(len(boards), generator=torch.Generator().manual_seed(0))[:num]
+    return boards[chosen], worth[chosen]
+
+
+def plan(boards, key, simulations, backend="auto"):
+    return search(
+        tictactoe.root_of(boards),
+        tictactoe.rules,
+        num_simulations=simulations,
+        discount=1.0,
+        transpositions=key,
+        backend=backend,
+    )
+
+
+@pytest.mark.parametrize("empty", [5, 6])
+def test_best_moves_are_found(empty):
+    boards, worth = some_positions(60, empty)
+    tree = plan(boards, state_key(), 800)
+    move, best = tree.visits_of_root().argmax(-1, keepdim=True), worth.amax(-1)
+    assert worth.gather(1, move).squeeze(-1).equal(best)
+    assert (tree.value() - best).abs().mean() < 0.2
+
+
+STEPS = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]])
+
+
+def field(embedding, action):
+    """A step on a field of 15 x 15; the square (7, 7) holds a treasure."""
+    place = (embedding + STEPS[action]).clamp(0, 14)
+    there, rows = (place == 7).all(-1), len(action)
+    output = RecurrentOutput(
+        reward=there.float(),
+        value=torch.zeros(rows),
+        prior_logits=torch.zeros(rows, 4),
+        mask=~there.unsqueeze(-1).expand(rows, 4),
+    )
+    return output, place
+
+
+def test_what_many_ways_lead_to_is_found_sooner():
+    away = torch.tensor(
+        [[x, y] for x in range(-4, 5) for y in range(-4, 5) if abs(x) + abs(y) == 4]
+    )
+    root = RootOutput(torch.zeros(16, 4), torch.zeros(16), 7 + away)
+
+    def share(key):
+        tree = search(root, field, num_simulations=150, discount=0.95, transpositions=key)
+        after = away + STEPS[tree.visits_of_root().argmax(-1)]
+        return (after.abs().sum(-1) == 3).float().mean().item()
+
+    assert share(state_key()) > share(None) + 0.2
+
+
+def test_statistics_are_of_states_not_of_nodes():
+    tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 400)
+    data = tree.data[0]
+    made = torch.cat([torch.ones(1).bool(), data["parent"][1:] >= 0])
+    num_states, num_nodes = len(data["key"][made].unique()), int(made.sum())
+    counted = made & (data["canonical"] == torch.arange(401))
+    assert num_states < 0.9 * num_nodes and int(counted.sum()) == num_states
+    # each canonical row is the first of its key, and only those gather visits
+    for row in made.nonzero().flatten().tolist():
+        first = int((data["key"][: row + 1] == data["key"][row]).nonzero()[0])
+        assert int(data["canonical"][row]) == first
+    assert not data["visits"][made & ~counted].any()
+
+
+def test_a_state_reached_in_two_ways_has_one_value():
+    tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 600)
+    data, found = tree.data[0], 0
+    for row in (data["canonical"] != torch.arange(601)).nonzero().flatten().tolist():
+        first = int(data["canonical"][row])
+        boards = [played(tree, node) for node in (row, first)]
+        assert boards[0].equal(boards[1])
+        found += 1
+    assert found > 30
+
+
+def played(tree, node):
+    board = torch.zeros(1, 9, dtype=torch.int64)
+    for action in tree.path_to(0, node):
+        board = tictactoe.play(board, torch.tensor([action]))
+    return board
+
+
+@pytest.mark.parametrize("simulations", [40, 200])
+def test_both_back_ends_give_the_same_tree(simulations):
+    boards, _ = some_positions(7, empty=7)
+    first = plan(boards, state_key(), simulations, "reference")
+    second = plan(boards, state_key(), simulations, "compiled")
+    for name in first.data.keys():
+        assert first.data[name].equal(second.data[name]), name
+
+
+def test_a_root_does_not_share_with_other_roots():
+    boards, _ = some_positions(5, empty=6)
+    twice = plan(boards.repeat(2, 1), state_key(), 50)
+    alone = plan(boards, state_key(), 50)
+    for name in alone.data.keys():
+        assert twice.data[name][5:].equal(alone.data[name]), name
+
+
+def ring(embedding, action):
+    """Seven places in a ring; one step to the left or right; place 3 pays 1 on entering."""
+    place = (embedding + 2 * action - 1) % 7
+    rows = len(place)
+    return RecurrentOutput((place == 3).float(), torch.zeros(rows), torch.zeros(rows, 2)), place
+
+
+@pytest.mark.parametrize("backend", ["reference", "compiled"])
+@pytest.mark.parametrize("discount", [0.9, 1.0])
+def test_cycles_end(backend, discount):
+    start = torch.tensor([0, 3, 5])
+    root = RootOutput(torch.zeros(3, 2), torch.zeros(3), start)
+    tree = search(
+        root,
+        ring,
+        num_simulations=120,
+        discount=discount,
+        transpositions=state_key(),
+        backend=backend,
+    )
+    assert (tree.visits_of_root().sum(-1) == 120).all()
+    assert tree.value().isfinite().all()
+    assert (tree.value() <= 120).all()
+    places = [len(row.unique()) for row in tree.data["key"]]
+    assert all(num <= 8 for num in places)  # the seven, and 0 where there is no node
+    assert tree.visits_of_root()[2].argmax() == 0  # from 5 to 3: two steps to the left
+
+
+# ----------------------------------------------------------------------------------- keys
+
+
+def partition(keys):
+    """Which rows are equal, whatever the numbers."""
+    return keys.unsqueeze(0) == keys.unsqueeze(1)
+
+
+def test_every_way_to_name_a_state_finds_the_same_equals():
+    boards = tictactoe.positions()[0][:200].repeat(2, 1)
+    td = TensorDict(
+        board=boards, nested=TensorDict(ply=boards.sum(-1), batch_size=[400]), batch_size=[400]
+    )
+    expected = partition(tictactoe.code(boards))
+    query = QueryModule(in_keys=["board"])
+    for key, embedding in (
+        (state_key(), boards),
+        (state_key(), td),
+        (state_key(), (boards, {"also": boards.float()})),
+        (state_key("board"), td),
+        (state_key("board"), {"board": boards}),
+        (state_key("board", ("nested", "ply")), td),
+        (state_key("board", ("nested", "ply")), {"board": boards, "nested": {"ply": boards[:, 0]}}),
+        (state_key(query), td),
+        (state_key(QueryModule(in_keys=["board"], exact=True)), td),
+    ):
+        keys = key(embedding)
+        assert keys.dtype == torch.int64 and keys.shape == (400,) and keys.is_contiguous()
+        assert partition(keys).equal(expected)
+    assert len(query.hash_to_int) == 0  # only hashes were asked for
+
+
+def test_only_the_named_entries_count():
+    td = TensorDict(board=torch.zeros(2, 9), ply=torch.arange(2), batch_size=[2])
+    assert len(state_key("board")(td).unique()) == 1
+    assert len(state_key()(td).unique()) == 2
+    assert len(state_key("board", "ply")(td).unique()) == 2
+
+
+def test_the_order_of_entries_does_not_matter_where_all_count():
+    a, b = torch.arange(3), torch.ones(3, 2)
+    assert state_key()({"a": a, "b": b}).equal(state_key()({"b": b, "a": a}))
+    first = TensorDict(a=a, b=b, batch_size=[3])
+    assert state_key()(first).equal(state_key()(TensorDict(b=b, a=a, batch_size=[3])))
+
+
+def test_collisions_are_excluded_where_that_is_asked_for():
+    def poor_hash(rows):
+        return torch.zeros(len(rows), dtype=torch.int64)
+
+    td = TensorDict(x=torch.tensor([4, 5, 4]), batch_size=[3])
+    assert len(state_key(QueryModule(["x"], hash_module=poor_hash))(td).unique()) == 1
+    exact = state_key(QueryModule(["x"], hash_module=poor_hash, exact=True))
+    assert exact(td).tolist() == [0, 1, 0] and set(td.keys()) == {"x"}
+    assert state_key(QueryModule(["x"], hash_module=SipHash()))(td).unique().numel() == 2
+
+
+def test_a_search_by_keys_equals_one_by_exact_codes():
+    boards, _ = some_positions(6, empty=7)
+    by_hash = plan(boards, state_key(), 80)
+    by_code = plan(boards, tictactoe.code, 80)
+    for name in by_hash.data.keys():
+        assert name == "key" or by_hash.data[name].equal(by_code.data[name]), name
+
+
+def test_what_names_no_state():
+    with pytest.raises(TypeError, match="state_key takes the names of entries or one QueryModule"):
+        state_key("board", QueryModule(in_keys=["ply"]))
+    with pytest.raises(TypeError, match=r"names an entry.*Tensor.*state_key\(\)"):
+        state_key("board")(torch.zeros(3))
+    with pytest.raises(KeyError, match='key "board" not found'):
+        state_key("board")(TensorDict(bord=torch.zeros(3), batch_size=[3]))
+    with pytest.raises(KeyError, match="holds no entry 'board'; it holds"):
+        state_key("board")({"bord": torch.zeros(3)})
