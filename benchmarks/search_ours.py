@@ -33,6 +33,7 @@ from raffia.search import (
 from raffia.search.outputs import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
+KERNELS = compiled.kernels
 POLICIES = {"muzero": muzero_policy, "gumbel": gumbel_policy}
 
 
@@ -128,7 +129,12 @@ class OurSearch:
             if callable(kernel) and not name.startswith("_")
         }
         with mock.patch.object(compiled, "kernels", lambda: SimpleNamespace(**kernels)):
-            return watch.shares(lambda: self.search(root, recurrent_fn))
+            # Watched, the simulations are a loop in Python; else, with the MLP, a compiled one.
+            return watch.shares(lambda: self.search(root, recurrent_fn), plain=self.plainly)
+
+    def plainly(self) -> Any:
+        with mock.patch.object(compiled, "kernels", KERNELS):
+            return self()
 
 
 def versions() -> dict[str, str]:

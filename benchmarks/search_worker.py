@@ -104,11 +104,15 @@ class Stopwatch:
 
         return run
 
-    def shares(self, call: Call) -> Shares:
+    def shares(self, call: Call, plain: Call | None = None) -> Shares:
+        """Of `call`; the whole is that of `plain` where this does the same with other glue."""
         self.clear()
         whole = clocked(call, 1).cpu
         parts = {n: max(0.0, s - self.readings[n] * self.within) for n, s in self.seconds.items()}
-        glue = whole - sum(self.seconds.values()) - sum(self.readings.values()) * self.around
+        if plain is None:
+            glue = whole - sum(self.seconds.values()) - sum(self.readings.values()) * self.around
+        else:
+            glue = clocked(plain, 1).cpu - sum(parts.values())
         parts["glue"] = max(0.0, glue)
         total = sum(parts.values())
         return {name: x / total for name, x in parts.items()}

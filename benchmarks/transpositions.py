@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raffia.search import RecurrentOutput, RootOutput, search
+from raffia.search import RecurrentOutput, RootOutput, search, state_key
 from raffia.search.outputs import RecurrentFn
 from raffia.search.settings import StateKey
-from raffia.search.transpositions import state_key
 
 
 @dataclass(frozen=True)

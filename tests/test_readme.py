@@ -32,7 +32,7 @@ def run_blocks(text: str) -> int:
     return num_claims
 
 
-PAGES = ["README.md", "docs/data.md", "docs/functional.md", "docs/graph.md"]
+PAGES = ["README.md", "docs/data.md", "docs/functional.md", "docs/graph.md", "docs/search.md"]
 
 
 @pytest.mark.parametrize("name", PAGES)

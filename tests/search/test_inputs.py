@@ -130,3 +130,12 @@ def test_actions_of_several_numbers_reach_the_model():
     plan = gumbel_policy(root, model, 20, gumbel_scale=0.0)
     chosen = gumbel_policy(table.root(STATES), table, 20, gumbel_scale=0.0).action
     assert torch.equal(plan.action, vectors[STATES, chosen])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_of_states_may_be_strided(backend):
+    table = random_table(3)
+    root, settings = table.root(STATES), {"num_simulations": 20, "backend": backend}
+    tree = search(root, table, transpositions=lambda e: e["state"], **settings)
+    other = search(root, table, transpositions=lambda e: strided(e["state"]), **settings)
+    assert_same(other, tree)

@@ -8,10 +8,19 @@ from torch import nn
 
 from raffia import TensorDict
 from raffia.nn import TensorDictModule, TensorDictSequential, set_skip_existing
-from raffia.search import RecurrentOutput, RootOutput, Tree, gumbel_noise, muzero_policy, search
-from raffia.search.keyed import WRITTEN, FunctionModel, KeyedSearch
-from raffia.search.sampled import sampled_policy
-from raffia.search.samplers import CategoricalSampler
+from raffia.search import (
+    CategoricalSampler,
+    FunctionModel,
+    KeyedSearch,
+    RecurrentOutput,
+    RootOutput,
+    Tree,
+    gumbel_noise,
+    muzero_policy,
+    sampled_policy,
+    search,
+)
+from raffia.search.keyed import WRITTEN
 
 from . import tictactoe
 from .table import random_table

@@ -1,7 +1,4 @@
-"""What holds for any search: conservation of visits, independence of the batch, draws as arguments,
-embeddings in any container."""
-
-import collections
+"""What holds for any search: visits add up, batches and threads change nothing, draws repeat."""
 
 import pytest
 import torch
@@ -9,7 +6,6 @@ import torch
 from raffia.search import (
     PUCT,
     Gumbel,
-    Nodes,
     RecurrentOutput,
     RootOutput,
     Tree,
@@ -313,149 +309,6 @@ def test_paths_lead_from_the_root_to_the_nodes():
         assert tree.best_path(b)[0] == tree.visits_of_root()[b].argmax()
 
 
-# -- embeddings
-
-
-Pair = collections.namedtuple("Pair", "number rest")
-
-
-def wrap_tensordict(number):
-    inner = {"deep": number.double().unsqueeze(-1).repeat(1, 3)}
-    return TensorDict({"number": number, "inner": inner}, batch_size=number.shape)
-
-
-CONTAINERS = {
-    "tensor": (lambda number: number, lambda e: e),
-    "float": (
-        lambda number: number.float().view(-1, 1, 1).repeat(1, 2, 3),
-        lambda e: e[:, 1, 2].long(),
-    ),
-    "tensordict": (wrap_tensordict, lambda e: e["inner", "deep"][:, 1].long()),
-    "dict": (lambda number: {"a": [number], "b": number > 2}, lambda e: e["a"][0]),
-    "tuple": (lambda number: (number.to(torch.int16), (number,)), lambda e: e[0].long()),
-    "namedtuple": (lambda number: Pair(number.to(torch.uint8), {}), lambda e: e.number.long()),
-}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("container", CONTAINERS)
-def test_an_embedding_is_any_container_of_tensors(container, backend):
-    wrap, unwrap = CONTAINERS[container]
-    table = random_table(6)
-    kinds = []
-
-    def model(embedding, action):
-        kinds.append(type(embedding))
-        state = {"state": unwrap(embedding), "prefix": torch.zeros(len(action))}
-        output, after = table(state, action)
-        return output, wrap(after["state"])
-
-    root = table.root(STATES)._replace(embedding=wrap(STATES))
-    budget = torch.tensor([12, 5, 12, 1, 7, 12])
-    settings = {"num_simulations": budget, "backend": backend}
-    tree = search(root, model, keep_embeddings=True, **settings)
-    plain = search(table.root(STATES), table, keep_embeddings=True, **settings)
-    assert equal(tree, plain)
-    assert set(kinds) == {type(root.embedding)}
-    assert type(tree.embeddings) is type(root.embedding)
-    states = plain.embeddings["state"].flatten()
-    flat = torch.utils._pytree.tree_map(lambda leaf: leaf.flatten(0, 1), tree.embeddings)
-    assert torch.equal(unwrap(flat), states)
-
-
-def test_embeddings_are_kept_on_demand_only():
-    table = random_table(6)
-    assert search(table.root(STATES), table, num_simulations=3).embeddings is None
-
-
-def test_a_model_that_writes_into_its_input_does_no_harm():
-    def model(embedding, action):
-        embedding.mul_(3).add_(action + 1).remainder_(101)
-        rows = len(action)
-        value = (embedding % 7).float()
-        output = RecurrentOutput(torch.zeros(rows), value, torch.zeros(rows, 3))
-        return output, embedding
-
-    def polite(embedding, action):
-        return model(embedding.clone(), action)
-
-    start = torch.arange(6)
-    root = RootOutput(torch.zeros(6, 3), torch.zeros(6), start)
-    for backend in BACKENDS:
-        settings = {"num_simulations": 20, "backend": backend, "keep_embeddings": True}
-        rude_tree, tree = search(root, model, **settings), search(root, polite, **settings)
-        assert equal(rude_tree, tree)
-        assert torch.equal(rude_tree.embeddings, tree.embeddings)
-        assert torch.equal(start, torch.arange(6))
-
-
-def test_the_root_s_tensors_are_left_as_they_are():
-    table = random_table(6, **GAME)
-    root = table.root(STATES)
-    before = [t.clone() for t in (root.prior_logits, root.value, root.mask, root.to_play)]
-    muzero_policy(root, table, 9)
-    gumbel_policy(root, table, 9)
-    after = (root.prior_logits, root.value, root.mask, root.to_play)
-    assert all(map(torch.equal, before, after))
-
-
-def test_no_gradient_is_recorded():
-    table = random_table(6)
-    weight = torch.ones((), requires_grad=True)
-
-    def model(embedding, action):
-        output, embedding = table(embedding, action)
-        return output._replace(value=weight * output.value), embedding
-
-    tree = search(table.root(STATES), model, num_simulations=4)
-    assert not tree.value().requires_grad
-
-
-# -- a selection of one's own
-
-
-def least_tried(nodes: Nodes, carry):
-    """Of the actions tried least often the last one; the carry counts the steps down."""
-    steps = torch.zeros_like(nodes.row) if carry is None else carry + 1
-    assert (steps == nodes.depth).all()
-    scores = -nodes.visits.float()
-    if nodes.mask is not None:
-        scores = scores.masked_fill(~nodes.mask, -torch.inf)
-    last = scores.shape[-1] - 1
-    return last - scores.flip(-1).argmax(-1), steps
-
-
-@pytest.mark.parametrize("kind", ["plain", "game"])
-def test_a_function_may_select(kind):
-    table = random_table(3, **(GAME if kind == "game" else {}))
-    tree = search(table.root(STATES), table, num_simulations=20, select=least_tried)
-    visits = tree.visits_of_root()
-    legal = tree.data["mask"][:, 0] if kind == "game" else torch.ones_like(visits, dtype=torch.bool)
-    for row, mask in zip(visits, legal, strict=True):
-        assert row[mask].max() - row[mask].min() <= 1
-        assert row[~mask].sum() == 0
-    assert tree.data["depth"].max() > 1
-
-
-def test_a_selection_sees_what_the_tree_holds():
-    table, seen = random_table(3), []
-
-    def select(nodes: Nodes, carry):
-        rows = len(nodes.root)
-        assert nodes.visits.shape == nodes.q.shape == nodes.prior.shape == (rows, 3)
-        assert nodes.value.shape == nodes.raw_value.shape == (rows,)
-        assert nodes.num_tried.tolist() == (nodes.visits > 0).sum(-1).tolist()
-        torch.testing.assert_close(nodes.q_sum.float(), nodes.q.sum(-1))
-        low, high = nodes.q_range
-        assert low.shape == high.shape == (rows,)
-        assert nodes.mask is None
-        seen.append((nodes.simulation, nodes.depth))
-        return nodes.prior.argmax(-1), None
-
-    search(table.root(STATES), table, num_simulations=3, select=select)
-    assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
-
-
 # -- two players
 
 
@@ -505,3 +358,43 @@ def test_an_exact_prefix_gives_the_tree_of_the_rewards(horizon, backend):
     del trees[0].data["value_prefix"]
     assert trees[0].data["depth"].max() > 2
     assert equal(*trees)
+
+
+# -- threads
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 16])
+@pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
+def test_threads_change_nothing(kind, num_threads):
+    table, select = random_table(1, **GAME), selections()[kind]
+    budget = torch.tensor([5, 15, 9, 15, 1, 12])
+    settings = {"num_simulations": budget, "select": select, "keep_embeddings": True}
+    one = search(table.root(STATES), table, **settings)
+    many = search(table.root(STATES), table, num_threads=num_threads, **settings)
+    assert equal(one, many)
+    for name, leaf in one.embeddings.items():
+        assert torch.equal(many.embeddings[name], leaf), name
+
+
+def test_an_error_in_a_thread_is_raised():
+    table = random_table(1)
+    table.value[:] = torch.nan
+    root = table.root(STATES)._replace(value=torch.zeros(6))
+    with pytest.raises(ValueError, match="value is NaN"):
+        search(root, table, num_simulations=4, num_threads=3)
+    with pytest.raises(ValueError, match="num_threads=0 must be at least 1"):
+        search(
+            table.root(STATES)._replace(value=torch.zeros(6)),
+            table,
+            num_simulations=4,
+            num_threads=0,
+        )
+
+
+def test_threads_share_a_mask_that_only_the_model_gives():
+    table = random_table(1, **GAME)
+    root = table.root(STATES)._replace(mask=None)
+    one = search(root, table, num_simulations=15)
+    assert not one.data["mask"].all()
+    for _ in range(5):
+        assert equal(one, search(root, table, num_simulations=15, num_threads=6))

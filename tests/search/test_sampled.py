@@ -14,15 +14,17 @@ from torch.distributions import (
 
 from raffia import TensorDict
 from raffia.search import (
+    CategoricalSampler,
+    GaussianSampler,
     RecurrentOutput,
     RootOutput,
     ValuePrefix,
     gumbel_policy,
     muzero_policy,
+    sampled_policy,
     search,
+    with_sampled_actions,
 )
-from raffia.search.sampled import sampled_policy, with_sampled_actions
-from raffia.search.samplers import CategoricalSampler, GaussianSampler
 
 from .table import random_table
 

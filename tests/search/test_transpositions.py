@@ -5,8 +5,7 @@ import torch
 
 from raffia import TensorDict
 from raffia.data import QueryModule, SipHash
-from raffia.search import RecurrentOutput, RootOutput, search
-from raffia.search.transpositions import state_key
+from raffia.search import RecurrentOutput, RootOutput, search, state_key
 
 from . import tictactoe
 

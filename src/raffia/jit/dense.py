@@ -5,6 +5,9 @@ layers stays in the cache. What a row becomes does not depend, to the last bit, 
 it: every sum is taken in an order that the layer's sizes alone decide.
 """
 
+import functools
+
+from raffia.jit.calls import step
 from raffia.jit.kernel import kernel, load_f64, load_i64
 from raffia.jit.layers import decode, dense, gelu, lstm, norm
 from raffia.jit.packing import look_up, read, write
@@ -128,3 +131,22 @@ def run(
                     load_i64(record + 40),
                     load_i64(slots + 8 * zero) if zero >= 0 else 0,
                 )
+
+
+def _run_from(context: int, rows: int) -> None:
+    """`run` with its other arguments in six words at an address."""
+    run(
+        load_i64(context),
+        load_i64(context + 8),
+        load_i64(context + 16),
+        load_i64(context + 24),
+        load_i64(context + 32),
+        rows,
+        load_i64(context + 40),
+    )
+
+
+@functools.cache
+def step_address() -> int:
+    """The address of `run` as a step: see raffia.jit.calls."""
+    return step(_run_from)

@@ -20,6 +20,7 @@ tensor([16., 16.])
 import math
 import struct
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -102,10 +103,10 @@ class _Slot(NamedTuple):
     chosen: bool  # its rows are chosen by an index
 
     def check(self, name: str, array: Tensor) -> None:
-        shape = f"[rows, {self.width}]" if self.width else "[rows]"
         fits = array.shape[1:] == ((self.width,) if self.width else ()) and array.dim() > 0
-        on_cpu = array.device.type == "cpu" and array.is_contiguous()
+        on_cpu = array.is_cpu and array.is_contiguous()
         if not fits or not on_cpu or array.dtype != self.dtype:
+            shape = f"[rows, {self.width}]" if self.width else "[rows]"
             raise ValueError(
                 f"{name!r} is a contiguous {self.dtype} array {shape} on the CPU, got {array.dtype}"
                 f" of shape {list(array.shape)}, strides {array.stride()}, on {array.device}"
@@ -303,8 +304,8 @@ class DenseProgram:
         for name, slot in self._slots.items():
             slot.check(name, arrays[name])
         kept = [arrays[name] for name in self._slots]
-        room = [len(arrays[name]) for name, slot in self._slots.items() if not slot.chosen]
-        addresses = torch.tensor([array.data_ptr() for array in kept])
+        room = [arrays[name].shape[0] for name, slot in self._slots.items() if not slot.chosen]
+        addresses = array("q", [tensor.data_ptr() for tensor in kept])
         return _Bound(self, kept, addresses, min(room, default=0))
 
     def _slot(
@@ -349,19 +350,29 @@ class _Bound:
     """A program with the arrays that it works on."""
 
     def __init__(
-        self, program: DenseProgram, arrays: list[Tensor], addresses: Tensor, room: int
+        self, program: DenseProgram, arrays: list[Tensor], addresses: "array[int]", room: int
     ) -> None:
         self._kept = program, arrays, addresses  # alive as long as their addresses are used
         self._room = room
         self._size = BLOCK * program._columns
         table, weights = program._table.data_ptr(), program._weights.data_ptr()
         self._fixed = table, len(program._records), weights
-        self._slots = addresses.data_ptr()
+        self._slots = addresses.buffer_info()[0]
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self._room:
             raise ValueError(f"{rows} rows, where the arrays have {self._room}")
         dense.run(*self._fixed, _scratch(self._size), self._slots, rows, BLOCK)
+
+    def native(self) -> tuple[int, int]:
+        """The addresses of a compiled function and of what it is to be called with, and the rows.
+
+        See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
+        are not checked.
+        """
+        words = (*self._fixed, _scratch(self._size), self._slots, BLOCK)
+        self._context = array("q", words)
+        return dense.step_address(), self._context.buffer_info()[0]
 
 
 def _up(width: int) -> int:

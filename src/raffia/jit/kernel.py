@@ -32,17 +32,24 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
         if "cannot cache" not in str(error):
             raise
         return numba.njit(nogil=True, error_model="numpy")(function)
-    # numba compares the stamp of the kernel's own file only, and would go on with code that holds
-    # old versions of what the kernel calls in other files: the stamp covers these as well.
-    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if index is None or not hasattr(index, "_source_stamp"):
+    if not stamped(compiled, function):
         # a numba that we do not know: rather compile in each process
         return numba.njit(nogil=True, error_model="numpy")(function)
-    index._source_stamp = (
-        index._source_stamp,
-        _stamp(pathlib.Path(inspect.getfile(function)).parent),
-    )
     return compiled
+
+
+def stamped(compiled: Any, function: Callable[..., Any]) -> bool:
+    """Have code on disk count as old if any file changed that it may be made of.
+
+    numba compares the stamp of the kernel's own file only, and would go on with code that holds
+    old versions of what the kernel calls in other files. False: this numba keeps it otherwise.
+    """
+    index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if index is None or not hasattr(index, "_source_stamp"):
+        return False
+    folder = pathlib.Path(inspect.getfile(function)).parent
+    index._source_stamp = (index._source_stamp, _stamp(folder))
+    return True
 
 
 @functools.cache

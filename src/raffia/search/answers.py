@@ -56,6 +56,16 @@ class Answers:
         )
 
 
+def fitting_key(key: Tensor, num: int) -> Tensor:
+    """What `transpositions` said of `num` embeddings, once it was found to fit."""
+    if key.shape != (num,) or key.dtype != torch.int64:
+        raise ValueError(
+            f"transpositions gave {list(key.shape)}, {key.dtype} for {num} embeddings; it must "
+            f"give one number for each, [{num}], torch.int64"
+        )
+    return key.contiguous()
+
+
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype == dtype and tensor.is_contiguous():
         return tensor

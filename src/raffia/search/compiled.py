@@ -26,6 +26,7 @@ from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 
+AT_ONCE = 32  # simulations in one call; between calls Ctrl-C is heard
 _RANGES = {"running": RUNNING, "tree": TREE, "siblings": SIBLINGS}
 _COUNTED = {"exclude": 0, "include": 1, "zero": 2}
 _KINDS = {PUCT: PUCT_KIND, Gumbel: GUMBEL}
@@ -67,7 +68,7 @@ class CompiledSteps:
     def _write(self) -> None:
         """Fill the blocks that say to the kernels where everything lies."""
         state, select = self.state, self.state.select
-        _, rows, actions = state.shape
+        roots, rows, actions = state.shape
         table = select.exploration(rows - 1) if type(select) is PUCT else None
         prefix = state.settings.value_prefix
         addresses = {name: state.entries.get(name) for name in ENTRIES} | {
@@ -90,6 +91,7 @@ class CompiledSteps:
         }
         self._kept = list(addresses.values())
         numbers = {
+            "roots": roots,
             "rows": rows,
             "actions": actions,
             "kind": _KINDS[type(select)],
@@ -155,7 +157,29 @@ class CompiledSteps:
             0 if key is None else key.data_ptr(),
         )
         if unfit_at >= 0:
-            raise unfit(FIELDS[unfit_at % 8], int(self.state.order[unfit_at // 8]), simulation)
+            raise self._unfit(unfit_at, simulation)
+
+    def run(self, searched: list[int], model: tuple[int, int], output: RecurrentOutput) -> None:
+        """All simulations, with a model that is a compiled step: see raffia.jit.calls.
+
+        searched: the roots that take part in each simulation. model: its address and context.
+        output: where it writes.
+        """
+        for first in range(0, len(searched), AT_ONCE):
+            some = array("q", searched[first : first + AT_ONCE])
+            unfit_at = kernels().run(
+                *self._addresses,
+                *(first, some.buffer_info()[0], len(some)),
+                *model,
+                output.reward.data_ptr(),
+                output.value.data_ptr(),
+                output.prior_logits.data_ptr(),
+            )
+            if unfit_at >= 0:
+                raise self._unfit(unfit_at % 2**40, unfit_at // 2**40)
+
+    def _unfit(self, at: int, simulation: int) -> ValueError:
+        return unfit(FIELDS[at % 8], int(self.state.order[at // 8]), simulation)
 
 
 def _contiguous(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.search.memory import new_memory
-from raffia.search.row_moves import row_moves
+from raffia.search.memory import new_arena
+from raffia.search.row_moves import RowMoves, row_moves
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import unravel_key_to_tuple
-from raffia.tensordict.tensordict import TensorCollection
+from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
 
 class Embeddings:
@@ -33,14 +33,12 @@ class Embeddings:
         for name, leaf in zip(self._names(), leaves, strict=True):
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
-        self.memory = [
-            new_memory((batch * rows, *leaf.shape[1:]), leaf.dtype, leaf.device) for leaf in leaves
-        ]
+        self.memory = new_arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
         for kept, leaf in zip(self.memory, leaves, strict=True):
-            kept[::rows] = leaf
+            kept[:batch] = leaf
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
         self._new_moves = partial(row_moves, self.memory, zeroed, compiled=compiled)
-        self._moves = self._new_moves()
+        self._moves: RowMoves | None = None
         self._num = -1  # rows that the next three are for
         self._gathered: list[Tensor] = []
         self._container_of_gathered: Any = None
@@ -49,7 +47,7 @@ class Embeddings:
     def beside(self) -> "Embeddings":
         """The same memory with buffers of its own, for another thread."""
         other = copy(self)
-        other._moves, other._num = self._new_moves(), -1
+        other._moves, other._num = None, -1
         return other
 
     def _names(self) -> list[str]:
@@ -89,23 +87,22 @@ class Embeddings:
             return leaves[0]
         if self._keys is None:
             return pytree.tree_unflatten(leaves, self._spec)
-        container: Any = self._template.empty()
-        container.batch_size = torch.Size([])
+        nested: dict[str, Any] = {}
         for key, leaf in zip(self._keys, leaves, strict=True):
-            container.set(key, leaf)
-        container.batch_size = torch.Size(batch_size)
-        for parent in {key[:-1] for key in self._keys if len(key) > 1}:
-            for depth in range(1, len(parent) + 1):
-                container.get(parent[:depth]).batch_size = torch.Size(batch_size)
-        return container
+            place = nested
+            for name in key[:-1]:
+                place = place.setdefault(name, {})
+            place[key[-1]] = leaf
+        return TensorDict(nested, batch_size=batch_size)
 
     def all_rows(self) -> Any:
-        """The container with batch [B * N], over the memory itself."""
+        """The container with batch [N * B], over the memory itself."""
         return self._container(self.memory, [self._batch * self._rows])
 
     def by_node(self) -> Any:
-        """The container with batch [B, N], over the memory itself."""
-        leaves = [leaf.unflatten(0, (self._batch, self._rows)) for leaf in self.memory]
+        """The container with batch [B, N]: a copy."""
+        shape = self._rows, self._batch
+        leaves = [leaf.unflatten(0, shape).transpose(0, 1).contiguous() for leaf in self.memory]
         return self._container(leaves, [self._batch, self._rows])
 
     def gather(self, rows: Tensor) -> Any:
@@ -113,9 +110,11 @@ class Embeddings:
         num = rows.size(0)
         if num != self._num:
             self._num = num
+            self._moves = self._moves or self._new_moves()
             self._gathered = [kept.new_empty((num, *kept.shape[1:])) for kept in self.memory]
             self._layouts = [(leaf.shape, leaf.dtype) for leaf in self._gathered]
             self._container_of_gathered = self._container(self._gathered, [num])
+        assert self._moves is not None
         self._moves.gather(rows, self._gathered)
         return self._container_of_gathered
 
@@ -125,6 +124,7 @@ class Embeddings:
         for leaf, (shape, dtype) in zip(leaves, self._layouts, strict=True):
             if leaf.shape != shape or leaf.dtype != dtype:
                 raise ValueError(self._misfit(leaves))
+        assert self._moves is not None  # rows were gathered before
         self._moves.store(rows, leaves, reset)
 
     def _misfit(self, leaves: list[Tensor]) -> str:
@@ -156,7 +156,7 @@ class Embeddings:
     def clear(self, unused: Tensor) -> None:
         """Zero the rows of nodes that were not made [B, N] bool."""
         for leaf in self.memory:
-            leaf[unused.flatten()] = 0
+            leaf[unused.t().flatten()] = 0
 
 
 def _leaf_keys(embedding: Any) -> list[tuple[str, ...]] | None:

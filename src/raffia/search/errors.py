@@ -15,8 +15,9 @@ class UnfitOutputError(ValueError):
 
 def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
     """The error that says where a model gave what cannot be searched with."""
+    wrong = "NaN, infinite or negative" if field == "discount" else "NaN or infinite"
     return UnfitOutputError(
-        f"the model's {field} is NaN or infinite for root {root} in simulation {simulation} "
+        f"the model's {field} is {wrong} for root {root} in simulation {simulation} "
         "(both counted from 0): look at recurrent_fn's inputs there, or at its weights"
     )
 

@@ -44,6 +44,9 @@ class Gumbel:
     def __post_init__(self) -> None:
         if self.max_considered < 1:
             raise ValueError(f"max_considered={self.max_considered} must be at least 1")
+        for name in ("value_scale", "maxvisit_init"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number from 0 on")
 
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device

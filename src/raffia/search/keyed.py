@@ -28,8 +28,7 @@ class PlanningModel(Protocol):
     `root` gets the entries of `in_keys` by position, rows first, and `mask=` and `to_play=` by
     keyword where the planner reads them.
 
-    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
-    >>> from raffia.search.keyed import KeyedSearch
+    >>> from raffia.search import KeyedSearch, RecurrentOutput, RootOutput, muzero_policy
     >>> class Walk:  # on the whole numbers: the right step pays 1, the left one nothing
     ...     def root(self, observation, mask=None, to_play=None):
     ...         rows = len(observation)
@@ -57,8 +56,8 @@ class PlanningModel(Protocol):
 class FunctionModel:
     """Two functions of one's own as the model of a planner.
 
-    >>> from raffia.search import RecurrentOutput, RootOutput, gumbel_policy
-    >>> from raffia.search.keyed import FunctionModel, KeyedSearch
+    >>> from raffia.search import FunctionModel, KeyedSearch, RecurrentOutput, RootOutput
+    >>> from raffia.search import gumbel_policy
     >>> def look(observation):
     ...     return RootOutput(torch.zeros(len(observation), 3), observation, observation)
     >>> def go(embedding, action):  # the third of three arms pays 1
@@ -112,8 +111,8 @@ class KeyedSearch(TensorDictModuleBase):
 
     >>> import functools
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
-    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
-    >>> from raffia.search.keyed import FunctionModel, KeyedSearch
+    >>> from raffia.search import FunctionModel, KeyedSearch, RecurrentOutput, RootOutput
+    >>> from raffia.search import muzero_policy
     >>> def look(observation, mask):
     ...     rows = len(observation)
     ...     return RootOutput(torch.zeros(rows, 3), torch.zeros(rows), observation, mask)

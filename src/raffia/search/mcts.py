@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from raffia.search.answers import fitting_key
 from raffia.search.check import check_budget, check_discount, check_root
 from raffia.search.compiled import CompiledSteps
 from raffia.search.embeddings import Embeddings
@@ -62,7 +63,7 @@ def search(
     steps = make_steps(state, backend, device)
     steps.plant(root)
     if transpositions is not None:
-        state.entries["key"][:, 0] = transpositions(root.embedding)
+        state.entries["key"][:, 0] = fitting_key(transpositions(root.embedding), batch)
     if root.actions is not None:
         state.entries["actions"][:, 0] = root.actions
     embeddings = Embeddings(

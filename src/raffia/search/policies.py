@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raffia.search.check import check_root
 from raffia.search.draws import dirichlet_noise, gumbel_noise
 from raffia.search.gumbel import Gumbel
 from raffia.search.mcts import search
@@ -73,6 +74,7 @@ def muzero_policy(
     >>> plan.action, plan.action_weights
     (tensor([0]), tensor([[0.9000, 0.1000]]))
     """
+    check_root(root)
     _check_noise(root, dirichlet_fraction, dirichlet, action_gumbel, temperature)
     if dirichlet_fraction > 0:
         if dirichlet is None:
@@ -181,7 +183,9 @@ def with_noise(root: RootOutput, noise: Tensor, fraction: float) -> RootOutput:
     >>> with_noise(root, torch.tensor([[1.0, 0.0]]), 0.5).prior_logits.exp()
     tensor([[0.7500, 0.2500]])
     """
-    logits = root.prior_logits.double().masked_fill(~_legal(root), -torch.inf)
+    logits = root.prior_logits.double()
+    if root.mask is not None:
+        logits = logits.masked_fill(~root.mask, -torch.inf)
     prior = (1 - fraction) * logits.softmax(-1) + fraction * noise.double()
     return root._replace(prior_logits=prior.log().float())
 
@@ -201,16 +205,20 @@ def sample_visits(
         return most
     if gumbel is None:
         raise ValueError("a temperature above 0 draws the action: pass gumbel=gumbel_noise(shape)")
-    heat = torch.as_tensor(temperature, dtype=torch.float64, device=visits.device)
-    heat = heat.expand(len(visits)).unsqueeze(-1)
     # Gumbel-max; visits relative to the most, so that a small temperature does not overflow
-    log_share = (visits.double() / visits.amax(-1, keepdim=True)).log()
-    scores = log_share / heat.clamp_min(1e-12) + gumbel.to(visits.device)
-    return torch.where(heat.squeeze(-1) > 0, scores.argmax(-1), most)
+    log_visits, gumbel = visits.double().log(), gumbel.to(visits.device)
+    log_visits -= log_visits.amax(-1, keepdim=True)
+    if not isinstance(temperature, Tensor) or temperature.ndim == 0:
+        return (log_visits / float(temperature) + gumbel).argmax(-1)
+    heat = temperature.to(visits.device, torch.float64)
+    scores = log_visits / heat.clamp_min(1e-12).unsqueeze(-1) + gumbel
+    return torch.where(heat > 0, scores.argmax(-1), most)
 
 
 def _samples(temperature: float | Tensor) -> bool:
-    return bool((torch.as_tensor(temperature) > 0).any())
+    if isinstance(temperature, Tensor):
+        return bool((temperature > 0).any())
+    return temperature > 0
 
 
 def _legal(root: RootOutput) -> Tensor:
@@ -246,5 +254,14 @@ def _check_noise(
                 f"{name} has shape {list(noise.shape)}; it must be [roots, actions] = "
                 f"{list(root.prior_logits.shape)}"
             )
-    if bool((torch.as_tensor(temperature) < 0).any()):
+        if noise is not None and not bool(torch.isfinite(noise).all()):
+            raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
+    shape = tuple(temperature.shape) if isinstance(temperature, Tensor) else ()
+    if shape not in ((), tuple(root.value.shape)):
+        raise ValueError(
+            f"temperature has shape {list(shape)}; it must be one number or one for each of the "
+            f"{len(root.value)} roots"
+        )
+    least = float(temperature.min()) if isinstance(temperature, Tensor) else temperature
+    if not least >= 0:
         raise ValueError(f"temperature={temperature} must not be negative")

@@ -94,15 +94,14 @@ class ReferenceSteps:
         leaf: Tensor,
     ) -> int | None:
         """Say which rows the model is to work on."""
-        state, (_, rows, _) = self.state, self.state.shape
+        state, (roots, _, _) = self.state, self.state.shape
         num = len(root)
-        state.parent_row[:num] = root * rows + last
-        state.node_row[:num] = root * rows + simulation + 1
+        state.parent_row[:num] = last * roots + root
+        state.node_row[:num] = (simulation + 1) * roots + root
         state.move[:num] = action
         state.path_length[root] = length.int()
         state.leaf[root] = leaf.int()
         if state.settings.value_prefix is None:
-            state.reset[:num] = False
             return 0
         state.reset[:num] = length % state.settings.value_prefix.horizon == 0
         return None  # not known without waiting for the device
@@ -168,7 +167,10 @@ class ReferenceSteps:
     def _check(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
         """Refuse NaN and infinity; -inf is allowed in logits."""
         logits = output.prior_logits.masked_fill(output.prior_logits == -torch.inf, 0.0)
-        fields = (output.reward, output.value, logits, output.discount)
+        discount = output.discount
+        if discount is not None:
+            discount = discount.masked_fill(discount < 0, torch.nan)
+        fields = (output.reward, output.value, logits, discount)
         bad = torch.stack(
             [
                 torch.zeros_like(new)

@@ -40,9 +40,8 @@ def sampled_policy(
     and `action_weights` as the target, they make the loss of the policy.
 
     >>> import functools
-    >>> from raffia.search import RecurrentOutput, RootOutput, gumbel_policy
-    >>> from raffia.search.sampled import sampled_policy
-    >>> from raffia.search.samplers import GaussianSampler
+    >>> from raffia.search import GaussianSampler, RecurrentOutput, RootOutput
+    >>> from raffia.search import gumbel_policy, sampled_policy
     >>> def reach(embedding, action):  # the closer to 0.5 the better
     ...     rows = len(action)
     ...     reward = 1 - (action[:, 0] - 0.5).abs()
@@ -84,9 +83,8 @@ def with_sampled_actions(
     Embeddings get two further entries, "sampling_seed" [M] and "sampled_actions" [M, K, ...], which
     the model does not see.
 
-    >>> from raffia.search import RecurrentOutput, RootOutput
-    >>> from raffia.search.sampled import with_sampled_actions
-    >>> from raffia.search.samplers import CategoricalSampler
+    >>> from raffia.search import CategoricalSampler, RecurrentOutput, RootOutput
+    >>> from raffia.search import with_sampled_actions
     >>> def model(embedding, action):
     ...     return RecurrentOutput(0 * action, 0 * action, embedding.expand(-1, 9)), embedding
     >>> root = RootOutput(torch.zeros(2, 9), torch.zeros(2), torch.zeros(2, 1))

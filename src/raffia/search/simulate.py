@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raffia.search import compiled
-from raffia.search.answers import Answers
+from raffia.search.answers import Answers, fitting_key
 from raffia.search.embeddings import Embeddings
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
 from raffia.search.reference import ReferenceSteps
@@ -61,10 +61,15 @@ def simulate(
     recurrent_fn: RecurrentFn,
 ) -> None:
     """All simulations of the state's roots, with the model called or working in their memory."""
-    run = _bound(state, steps, embeddings, root, recurrent_fn)
-    if run is None:
+    searched = state.num_searched()
+    bound = _bound(state, embeddings, root, recurrent_fn)
+    if bound is None:
         run = _called(state, steps, embeddings, root, recurrent_fn)
-    for simulation, num_roots in enumerate(state.num_searched()):
+    elif isinstance(steps, compiled.CompiledSteps) and hasattr(bound[0], "native"):
+        return steps.run(searched, bound[0].native(), bound[1])
+    else:
+        run = _in_place(steps, *bound)
+    for simulation, num_roots in enumerate(searched):
         run(simulation, num_roots)
 
 
@@ -100,20 +105,20 @@ def _called(
 ) -> Callable[[int, int], None]:
     """One simulation with a model that is called on embeddings."""
     state_key, answers = state.settings.transpositions, Answers(state, root)
-    actions = state.entries["actions"].flatten(0, 1) if root.actions is not None else None
-    searched = _Searched(state)
+    actions = None if root.actions is None else state.entries["actions"].transpose(0, 1)
+    searched, batch = _Searched(state), state.shape[0]
 
     def run(simulation: int, num_roots: int) -> None:
         resets = steps.walk(simulation, num_roots)
         rows, new_rows, move, reset = searched(num_roots)
         if actions is not None:
-            move = actions[rows, move]
+            move = actions[rows // batch, rows % batch, move]
         answer, embedding = recurrent_fn(embeddings.gather(rows), move)
         output = answers.fitting(answer, num_roots)
         embeddings.store(new_rows, embedding, None if resets == 0 else reset)
         if actions is not None:
-            actions[new_rows] = output.actions
-        key = None if state_key is None else state_key(embedding)
+            actions[new_rows // batch, new_rows % batch] = output.actions
+        key = None if state_key is None else fitting_key(state_key(embedding), num_roots)
         steps.backup(simulation, num_roots, output, key)
 
     return run
@@ -139,12 +144,11 @@ class _Searched:
 
 def _bound(
     state: SearchState,
-    steps: Steps,
     embeddings: Embeddings,
     root: RootOutput,
     recurrent_fn: Any,
-) -> Callable[[int, int], None] | None:
-    """One simulation with a model that works in the search's memory; None if it cannot."""
+) -> tuple[Any, RecurrentOutput] | None:
+    """The model's step in the search's memory, and where it writes; None if it cannot."""
     bind, prefix = getattr(recurrent_fn, "bind", None), state.settings.value_prefix
     if bind is None or root.actions is not None or state.stamp is not None:
         return None  # it writes neither sampled actions nor keys
@@ -165,16 +169,19 @@ def _bound(
         prior_logits=logits,
     )
     step = bind(memory)
-    if step is None:
-        return None
-    output = RecurrentOutput(reward, value, logits)
+    return None if step is None else (step, RecurrentOutput(reward, value, logits))
+
+
+def _in_place(
+    steps: Steps, model: Callable[[int], None], output: RecurrentOutput
+) -> Callable[[int, int], None]:
+    """One simulation with a model that works in the search's memory."""
+    reward, value, logits = output[:3]
 
     def run(simulation: int, num_roots: int) -> None:
-        nonlocal output
         steps.walk(simulation, num_roots)
-        step(num_roots)
-        if output.value.shape[0] != num_roots:
-            output = RecurrentOutput(reward[:num_roots], value[:num_roots], logits[:num_roots])
-        steps.backup(simulation, num_roots, output, None)
+        model(num_roots)
+        found = RecurrentOutput(reward[:num_roots], value[:num_roots], logits[:num_roots])
+        steps.backup(simulation, num_roots, found, None)
 
     return run

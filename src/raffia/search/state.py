@@ -26,7 +26,7 @@ class SearchState:
     budget: list[int]  # simulations of each root
     order: Tensor  # int64 [M]: roots by falling budget: the first m are those still searched
     gamma: Tensor  # float32 [B]
-    parent_row: Tensor  # int64 [B], rows of all roots' nodes, b * N + node
+    parent_row: Tensor  # int64 [B], rows of embeddings, node * B + root: new ones lie together
     node_row: Tensor  # int64 [B]
     move: Tensor  # int64 [B]: the action
     reset: Tensor  # bool [B]
@@ -49,7 +49,7 @@ class SearchState:
 
     def num_searched(self) -> list[int]:
         """How many roots are searched in each simulation."""
-        budget = sorted((self.budget[root] for root in self.order.tolist()), reverse=True)
+        budget = [self.budget[root] for root in self.order.tolist()]
         if budget[0] == budget[-1]:
             return [len(budget)] * budget[0]
         return [sum(num > simulation for num in budget) for simulation in range(budget[0])]
@@ -72,13 +72,29 @@ class SearchState:
 
     def use_mask(self) -> None:
         """From now on actions may be illegal: those of the nodes so far are all legal."""
-        if "mask" not in self.entries:
-            self.entries["mask"] = torch.ones(
-                self.shape, dtype=torch.bool, device=self.gamma.device
-            )
+        if "mask" not in self.entries:  # threads may come here at once: the first one's mask stays
+            ones = torch.ones(self.shape, dtype=torch.bool, device=self.gamma.device)
+            self.entries.setdefault("mask", ones)
 
 
-UNUSED = {"children": -1, "children_visits": 0, "children_q": 0, "prior": 0, "prior_logits": 0}
+I32, I64, F32, F64, BOOL = torch.int32, torch.int64, torch.float32, torch.float64, torch.bool
+ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are made together
+    ("nodes", I32): (
+        *("visits", "parent", "action", "depth", "num_tried", "to_play", "canonical"),
+        *("path_node", "path_action", "stamp"),
+    ),
+    ("nodes", F32): ("raw_value", "reward", "discount", "value_prefix"),
+    ("nodes", F64): ("value_sum", "q_sum"),
+    ("nodes", I64): ("key",),
+    ("nodes", BOOL): ("ended",),
+    ("edges", I32): ("children", "children_visits"),
+    ("edges", F32): ("children_q", "prior", "prior_logits"),
+    ("edges", BOOL): ("mask",),
+    ("roots", F32): ("q_min", "q_max"),
+    ("roots", I64): ("parent_row", "node_row", "move"),
+    ("roots", I32): ("path_length", "leaf"),
+}
+OWN = ("path_node", "path_action", "stamp", "parent_row", "node_row", "move", "path_length", "leaf")
 
 
 def make_state(
@@ -86,60 +102,35 @@ def make_state(
 ) -> SearchState:
     """The arrays of a search, whose values are not set yet: `plant` of the steps does that."""
     (batch, actions), device = root.prior_logits.shape, root.prior_logits.device
-    num_legal = [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()
-    order = sorted(range(batch), key=lambda root: -budget[root])
-    i32, i64, f32, f64 = torch.int32, torch.int64, torch.float32, torch.float64
-
-    def new(dtype: torch.dtype, *shape: int) -> Tensor:
-        return new_memory(shape, dtype, device)
-
-    nodes, edges = (batch, rows), (batch, rows, actions)
-    entries: dict[str, Any] = {
-        "visits": new(i32, *nodes),
-        "value_sum": new(f64, *nodes),
-        "raw_value": new(f32, *nodes),
-        "reward": new(f32, *nodes),
-        "discount": new(f32, *nodes),
-        "parent": new(i32, *nodes),
-        "action": new(i32, *nodes),
-        "depth": new(i32, *nodes),
-        "ended": new(torch.bool, *nodes),
-        "children": new(i32, *edges),
-        "children_visits": new(i32, *edges),
-        "children_q": new(f32, *edges),
-        "prior": new(f32, *edges),
-        "num_tried": new(i32, *nodes),
-        "q_sum": new(f64, *nodes),
-        "q_min": new(f32, batch),
-        "q_max": new(f32, batch),
+    shared = settings.transpositions is not None
+    unused = {
+        "mask": root.mask is None,
+        "prior_logits": not select.needs_logits,
+        "to_play": root.to_play is None,
+        "value_prefix": settings.value_prefix is None,
+        **dict.fromkeys(("key", "canonical", "stamp"), not shared),
     }
-    if root.mask is not None:
-        entries["mask"] = new(torch.bool, *edges)
-    if select.needs_logits:
-        entries["prior_logits"] = new(f32, *edges)
-    if root.to_play is not None:
-        entries["to_play"] = new(i32, *nodes)
-    if settings.value_prefix is not None:
-        entries["value_prefix"] = new(f32, *nodes)
-    if settings.transpositions is not None:
-        entries |= {"key": new(i64, *nodes), "canonical": new(i32, *nodes)}
+    shapes = {"nodes": (batch, rows), "edges": (batch, rows, actions), "roots": (batch,)}
+    entries: dict[str, Any] = {}
+    for (kind, dtype), names in ARRAYS.items():
+        if used := [name for name in names if not unused.get(name, False)]:
+            parts = new_memory((len(used), *shapes[kind]), dtype, device).unbind()
+            entries.update(zip(used, parts, strict=True))
+    own = {name: entries.pop(name, None) for name in OWN}
     if root.actions is not None:
         entries["actions"] = root.actions.new_zeros((batch, rows, *root.actions.shape[1:]))
+    num_legal = [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()
+    order = torch.arange(batch, device=device)
+    if min(budget) != max(budget):
+        order = torch.tensor(sorted(range(batch), key=lambda root: -budget[root]), device=device)
     return SearchState(
         settings=settings,
         select=select.prepare(num_legal, budget, actions, device),
         entries=entries,
         budget=budget,
-        order=torch.tensor(order, device=device),
+        order=order,
         gamma=gamma.to(device),
-        parent_row=new(i64, batch),
-        node_row=new(i64, batch),
-        move=new(i64, batch),
-        reset=torch.zeros(batch, dtype=torch.bool, device=device),
-        path_node=new(i32, *nodes),
-        path_action=new(i32, *nodes),
-        path_length=new(i32, batch),
-        leaf=new(i32, batch),
+        reset=torch.zeros(batch, dtype=BOOL, device=device),
         players=1 if root.to_play is not None and bool((root.to_play == 0).any()) else 3,
-        stamp=None if settings.transpositions is None else new(i32, *nodes),
+        **own,
     )

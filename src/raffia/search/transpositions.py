@@ -33,7 +33,7 @@ def state_key(*content: NestedKey | QueryModule) -> StateKey:
     probability below n^2 / 2^65, 3e-14 for 1000 nodes. A `QueryModule(..., exact=True)` excludes
     that too: its indices are the keys, and it keeps a copy of each unlike state it has met.
 
-    >>> from raffia.search.transpositions import state_key
+    >>> from raffia.search import state_key
     >>> key = state_key("board")
     >>> boards = TensorDict(board=torch.tensor([[1, 0], [0, 1], [1, 0]]), ply=torch.arange(3),
     ...                     batch_size=[3])

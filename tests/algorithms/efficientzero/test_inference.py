@@ -1,10 +1,19 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
-from raffia.search import SearchMemory, ValuePrefix, muzero_policy
+from raffia.search import (
+    GaussianSampler,
+    SearchMemory,
+    ValuePrefix,
+    gumbel_policy,
+    muzero_policy,
+    sampled_policy,
+)
 from raffia.tensordict.tensordict import TensorDict
 
 SMALL = {"latent_state_dim": 20, "lstm_hidden_size": 12, "self_supervised_learning_loss": False}
@@ -291,10 +300,19 @@ def test_no_compiled_step_for_another_embedding(draw):
     )
 
 
-def test_continuous_actions_are_refused():
-    model = EfficientZeroModelMLP(4, 2, continuous_action_space=True, **SMALL)
-    with pytest.raises(ValueError, match="a Gaussian over continuous ones"):
-        fold(model)
+def test_continuous_actions_are_planned_with_by_sampling_them():
+    model = drawn(EfficientZeroModelMLP(4, 2, continuous_action_space=True, **SMALL)).eval()
+    folded, obs, seed = fold(model), torch.randn(5, 4), torch.arange(5)
+    root = folded.root(obs)
+    torch.testing.assert_close(
+        root.prior_logits, model.initial_inference(obs).policy_logits, rtol=1e-4, atol=1e-4
+    )
+    policy = partial(gumbel_policy, num_simulations=12, value_prefix=ValuePrefix())
+    sampler = GaussianSampler(6, low=-1.0, high=1.0)
+    plan = sampled_policy(root, folded.recurrent_fn, sampler=sampler, policy=policy, seed=seed)
+    assert plan.action.shape == (5, 2) and plan.action_weights.shape == (5, 6)
+    assert bool((plan.action.abs() <= 1).all())
+    assert plan.tree.visits_of_root().sum(-1).tolist() == [12] * 5
 
 
 @pytest.mark.parametrize("batch", [1, 3])

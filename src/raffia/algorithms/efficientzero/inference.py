@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from raffia import jit
-from raffia.algorithms.efficientzero.actions import DiscreteActions
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
@@ -43,6 +42,9 @@ def fold(model: LatentModel) -> FoldedModel:
 class FoldedModel:
     """What a search asks of a model: `root`, and `recurrent_fn`; see `fold`.
 
+    For continuous actions `prior_logits` are the policy's means and deviations, from which
+    `raffia.search.sampled_policy` draws actions.
+
     An embedding is a TensorDict with "latent_state" [B, ...] and ("reward_hidden_state", "h") and
     (..., "c"), each [B, L].
 
@@ -53,12 +55,6 @@ class FoldedModel:
     """
 
     def __init__(self, model: LatentModel) -> None:
-        if not isinstance(model.action_encoding, DiscreteActions):
-            raise ValueError(
-                "fold gives a search one prior logit for each of a number of actions, and the "
-                "policy of this model is a Gaussian over continuous ones: draw actions from "
-                "model.recurrent_inference(...).policy_logits in a recurrent function of your own"
-            )
         self._folding = Folding(model)
         self.recurrent_fn = FoldedRecurrentFn(self._folding.model)
 

@@ -12,7 +12,7 @@ PATHS = ("order", "path_node", "path_action", "path_length", "leaf", "stamp", "s
 MEMORY = ("parent_row", "node_row", "move", "reset")
 SELECTION = ("table", "tie_seed", "root_gumbel", "considered", "gamma")
 NUMBERS = (
-    *("rows", "actions", "kind", "normalize", "root_in_range", "horizon", "max_depth"),
+    *("roots", "rows", "actions", "kind", "normalize", "root_in_range", "horizon", "max_depth"),
     *("table_width", "players"),
 )
 WORDS = {

@@ -1,5 +1,7 @@
 """One simulation's two halves, compiled: `walk` down to a leaf, `backup` of what the model said.
 
+`run` is many of them around a compiled model, with no Python in between.
+
 Each number is found by the operations, in the order and in the precision of the tensor version
 (puct.py, gumbel.py, softmax.py, reference.py): the results are the same bit for bit. Names as in
 raffia.search.tree; `e` is the place of a node's first edge.
@@ -27,6 +29,7 @@ from raffia.jit.arrays import (
     put_u8,
     zero_bytes,
 )
+from raffia.jit.calls import call_step
 from raffia.jit.kernel import kernel
 from raffia.search.draws import GOLDEN
 from raffia.search.gumbel import LEAST_LOGIT, TINY
@@ -64,7 +67,7 @@ ROOT_GUMBEL, CONSIDERED = WORDS["root_gumbel"], WORDS["considered"]
 ROWS, ACTIONS, KIND, NORMALIZE = (WORDS[n] for n in ("rows", "actions", "kind", "normalize"))
 ROOT_IN_RANGE, HORIZON = WORDS["root_in_range"], WORDS["horizon"]
 MAX_DEPTH, TABLE_WIDTH = WORDS["max_depth"], WORDS["table_width"]
-PLAYERS = WORDS["players"]
+PLAYERS, ROOTS = WORDS["players"], WORDS["roots"]
 MIN_RANGE, MAXVISIT_INIT = REALS["min_range"], REALS["maxvisit_init"]
 VALUE_SCALE = REALS["value_scale"]
 
@@ -454,7 +457,7 @@ def walk(block: Any, reals: Any, simulation: Any, num_roots: Any) -> Any:
     rows, num = get_i64(block, ROWS), get_i64(block, ACTIONS)
     children, ended = get_i64(block, CHILDREN), get_i64(block, ENDED)
     stamp, horizon = get_i64(block, STAMP), get_i64(block, HORIZON)
-    max_depth, resets = get_i64(block, MAX_DEPTH), 0
+    max_depth, resets, roots = get_i64(block, MAX_DEPTH), 0, get_i64(block, ROOTS)
     path_node, path_action = get_i64(block, PATH_NODE), get_i64(block, PATH_ACTION)
     for i in range(num_roots):
         b = get_i64(get_i64(block, ORDER), i)
@@ -480,8 +483,8 @@ def walk(block: Any, reals: Any, simulation: Any, num_roots: Any) -> Any:
                 leaf = found
                 break
             node = np.int64(found)
-        put_i64(get_i64(block, PARENT_ROW), i, base + node)
-        put_i64(get_i64(block, NODE_ROW), i, base + simulation + 1)
+        put_i64(get_i64(block, PARENT_ROW), i, node * roots + b)
+        put_i64(get_i64(block, NODE_ROW), i, (simulation + 1) * roots + b)
         put_i64(get_i64(block, MOVE), i, action)
         put_i32(get_i64(block, PATH_LENGTH), b, np.int32(depth))
         put_i32(get_i64(block, LEAF), b, leaf)
@@ -516,7 +519,7 @@ def _expand(
     gamma = get_f32(get_i64(block, GAMMA), b)
     if discount != 0:
         gamma = get_f32(discount, i)
-        if _unfit(gamma):
+        if _unfit(gamma) or gamma < F0:
             return 4
     num_legal = _edges(block, row, logits + 4 * i * num, mask + i * num if mask != 0 else 0)
     if num_legal < 0:
@@ -676,4 +679,31 @@ def backup(
             _whole_range(block, b, simulation)
         if get_i64(block, ROOT_IN_RANGE) != 0:
             _widen(block, b, get_f32(get_i64(block, GAMMA), b) * _value(block, base))
+    return -1
+
+
+@kernel
+def run(
+    block: Any,
+    reals: Any,
+    first: Any,
+    searched: Any,
+    num_simulations: Any,
+    model: Any,
+    context: Any,
+    reward: Any,
+    value: Any,
+    logits: Any,
+) -> Any:
+    """Simulations from `first` on; `searched[i]` roots take part in the i-th of them.
+
+    -1, or what backup answered and 2**40 times the simulation.
+    """
+    for i in range(num_simulations):
+        num_roots = get_i64(searched, i)
+        walk(block, reals, first + i, num_roots)
+        call_step(model, context, num_roots)
+        unfit = backup(block, first + i, num_roots, reward, value, logits, 0, 0, 0, 0)
+        if unfit >= 0:
+            return unfit + (first + i) * 2**40
     return -1

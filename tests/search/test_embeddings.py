@@ -1,0 +1,117 @@
+"""Embeddings are kept in any container, and no one's tensors are written to."""
+
+import collections
+
+import pytest
+import torch
+
+from raffia.search import RecurrentOutput, RootOutput, Tree, gumbel_policy, muzero_policy, search
+from raffia.tensordict import TensorDict
+
+from .table import random_table
+
+BACKENDS = ("reference", "compiled")
+GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
+STATES = torch.arange(6)
+
+
+def equal(one: Tree, other: Tree) -> bool:
+    names = set(one.data.keys())
+    return names == set(other.data.keys()) and all(
+        torch.equal(one.data[name], other.data[name]) for name in names
+    )
+
+
+Pair = collections.namedtuple("Pair", "number rest")
+
+
+def wrap_tensordict(number):
+    inner = {"deep": number.double().unsqueeze(-1).repeat(1, 3)}
+    return TensorDict({"number": number, "inner": inner}, batch_size=number.shape)
+
+
+CONTAINERS = {
+    "tensor": (lambda number: number, lambda e: e),
+    "float": (
+        lambda number: number.float().view(-1, 1, 1).repeat(1, 2, 3),
+        lambda e: e[:, 1, 2].long(),
+    ),
+    "tensordict": (wrap_tensordict, lambda e: e["inner", "deep"][:, 1].long()),
+    "dict": (lambda number: {"a": [number], "b": number > 2}, lambda e: e["a"][0]),
+    "tuple": (lambda number: (number.to(torch.int16), (number,)), lambda e: e[0].long()),
+    "namedtuple": (lambda number: Pair(number.to(torch.uint8), {}), lambda e: e.number.long()),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_an_embedding_is_any_container_of_tensors(container, backend):
+    wrap, unwrap = CONTAINERS[container]
+    table = random_table(6)
+    kinds = []
+
+    def model(embedding, action):
+        kinds.append(type(embedding))
+        state = {"state": unwrap(embedding), "prefix": torch.zeros(len(action))}
+        output, after = table(state, action)
+        return output, wrap(after["state"])
+
+    root = table.root(STATES)._replace(embedding=wrap(STATES))
+    budget = torch.tensor([12, 5, 12, 1, 7, 12])
+    settings = {"num_simulations": budget, "backend": backend}
+    tree = search(root, model, keep_embeddings=True, **settings)
+    plain = search(table.root(STATES), table, keep_embeddings=True, **settings)
+    assert equal(tree, plain)
+    assert set(kinds) == {type(root.embedding)}
+    assert type(tree.embeddings) is type(root.embedding)
+    states = plain.embeddings["state"].flatten()
+    flat = torch.utils._pytree.tree_map(lambda leaf: leaf.flatten(0, 1), tree.embeddings)
+    assert torch.equal(unwrap(flat), states)
+
+
+def test_embeddings_are_kept_on_demand_only():
+    table = random_table(6)
+    assert search(table.root(STATES), table, num_simulations=3).embeddings is None
+
+
+def test_a_model_that_writes_into_its_input_does_no_harm():
+    def model(embedding, action):
+        embedding.mul_(3).add_(action + 1).remainder_(101)
+        rows = len(action)
+        value = (embedding % 7).float()
+        output = RecurrentOutput(torch.zeros(rows), value, torch.zeros(rows, 3))
+        return output, embedding
+
+    def polite(embedding, action):
+        return model(embedding.clone(), action)
+
+    start = torch.arange(6)
+    root = RootOutput(torch.zeros(6, 3), torch.zeros(6), start)
+    for backend in BACKENDS:
+        settings = {"num_simulations": 20, "backend": backend, "keep_embeddings": True}
+        rude_tree, tree = search(root, model, **settings), search(root, polite, **settings)
+        assert equal(rude_tree, tree)
+        assert torch.equal(rude_tree.embeddings, tree.embeddings)
+        assert torch.equal(start, torch.arange(6))
+
+
+def test_the_root_s_tensors_are_left_as_they_are():
+    table = random_table(6, **GAME)
+    root = table.root(STATES)
+    before = [t.clone() for t in (root.prior_logits, root.value, root.mask, root.to_play)]
+    muzero_policy(root, table, 9)
+    gumbel_policy(root, table, 9)
+    after = (root.prior_logits, root.value, root.mask, root.to_play)
+    assert all(map(torch.equal, before, after))
+
+
+def test_no_gradient_is_recorded():
+    table = random_table(6)
+    weight = torch.ones((), requires_grad=True)
+
+    def model(embedding, action):
+        output, embedding = table(embedding, action)
+        return output._replace(value=weight * output.value), embedding
+
+    tree = search(table.root(STATES), model, num_simulations=4)
+    assert not tree.value().requires_grad

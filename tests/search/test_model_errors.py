@@ -1,0 +1,202 @@
+"""A model's answer that does not fit is refused, and where it came from is said."""
+
+import pytest
+import torch
+
+from raffia.search import (
+    Gumbel,
+    RecurrentOutput,
+    RootOutput,
+    search,
+)
+from raffia.tensordict import TensorDict
+
+from .table import random_table
+
+B, A = 4, 3
+STATES = torch.arange(B)
+BACKENDS = ("reference", "compiled")
+
+
+def run(root=None, model=None, **settings):
+    table = random_table(0)
+    settings = {"num_simulations": 6} | settings
+    root = table.root(STATES) if root is None else root
+    return search(root, table if model is None else model, **settings)
+
+
+def root(**fields) -> RootOutput:
+    return random_table(0).root(STATES)._replace(**fields)
+
+
+def spoiled(change, *, at=0, table=None):
+    """A model whose answer is changed from simulation `at` on."""
+    table, calls = random_table(0) if table is None else table, []
+
+    def model(embedding, action):
+        output, after = table(embedding, action)
+        calls.append(len(action))
+        return change(output, after) if len(calls) > at else (output, after)
+
+    return model
+
+
+def with_field(name, tensor):
+    return lambda output, after: (output._replace(**{name: tensor}), after)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        (field, wrong)
+        for field in ("reward", "value", "prior_logits", "discount")
+        for wrong in (torch.nan, torch.inf, -torch.inf)
+        if (field, wrong) != ("prior_logits", -torch.inf)  # an action without prior
+    ],
+)
+def test_nan_or_infinity_of_the_model_is_named_by_root_and_simulation(field, wrong, backend):
+    def change(output, after):
+        tensor = getattr(output, field).clone()
+        tensor.view(B, -1)[2, -1] = wrong
+        return output._replace(**{field: tensor}), after
+
+    table = random_table(0, discounts=True)
+    match = f"the model's {field} is NaN or infinite for root 2 in simulation 3"
+    with pytest.raises(ValueError, match=match):
+        run(model=spoiled(change, at=3, table=table), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_root_named_is_the_caller_s_where_roots_are_searched_in_another_order(backend):
+    def change(output, after):
+        value = torch.full_like(output.value, torch.nan)
+        return output._replace(value=value), after
+
+    with pytest.raises(ValueError, match="for root 2 in simulation 4"):
+        model = spoiled(change, at=4)
+        run(model=model, num_simulations=torch.tensor([2, 1, 6, 3]), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_where_no_answer_is_needed_is_no_matter(backend):
+    """Beyond the end of a game the model is asked, but not heard."""
+
+    def model(embedding, action):
+        rows = len(action)
+        value = torch.where(embedding > 0, torch.nan, 1.0)
+        mask = torch.zeros(rows, A, dtype=torch.bool)
+        return RecurrentOutput(value, value, torch.zeros(rows, A), mask=mask), embedding + 1
+
+    start = RootOutput(torch.zeros(B, A), torch.zeros(B), torch.zeros(B))
+    tree = run(start, model, num_simulations=12, backend=backend)
+    assert tree.visits_of_root().tolist() == [[4, 4, 4]] * B
+    assert not tree.value().isnan().any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("field", "tensor", "match"),
+    [
+        ("reward", torch.zeros(B, 1), r"reward \[4, 1\] \(needed \[4\]\)"),
+        ("reward", torch.zeros(()), r"reward \[\] \(needed \[4\]\)"),
+        ("value", torch.zeros(B + 1), r"value \[5\] \(needed \[4\]\)"),
+        ("prior_logits", torch.zeros(B, A + 1), r"prior_logits \[4, 4\] \(needed \[4, 3\]\)"),
+        ("prior_logits", torch.zeros(A, B), r"prior_logits \[3, 4\] \(needed \[4, 3\]\)"),
+        ("discount", torch.ones(1), r"discount \[1\] \(needed \[4\]\)"),
+        ("mask", torch.ones(1, A).bool(), r"mask \[1, 3\] \(needed \[4, 3\]\)"),
+        ("to_play", torch.ones(B, 1).long(), r"to_play \[4, 1\] \(needed \[4\]\)"),
+        ("actions", torch.ones(B, A + 1).long(), r"actions \[4, 4\].*\(needed \[4, 3\]"),
+        ("actions", torch.ones(1, A).long(), r"actions \[1, 3\].*\(needed \[4, 3\]"),
+        ("actions", torch.ones(B, A), r"actions \[4, 3\], torch.float32 \(needed.*int64"),
+    ],
+)
+def test_an_answer_of_another_shape(field, tensor, match, backend):
+    extra = {"to_play": {"players": True}, "actions": {"labels": True}}.get(field, {})
+    table = random_table(0, **extra)
+    model = spoiled(with_field(field, tensor), at=1, table=table)
+    with pytest.raises(ValueError, match=match):
+        run(table.root(STATES), model, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_of_the_model_that_is_not_bool(backend):
+    model = spoiled(with_field("mask", torch.ones(B, A)))
+    with pytest.raises(TypeError, match=r"mask.*bool"):
+        run(model=model, backend=backend)
+
+
+def test_players_of_the_model_only():
+    table = random_table(0, players=True)
+    with pytest.raises(ValueError, match="the model's answer has to_play and the root has not"):
+        run(table.root(STATES)._replace(to_play=None), table)
+
+
+def test_sampled_actions_in_one_place_only():
+    table = random_table(0, labels=True)
+    model = spoiled(with_field("actions", None), table=table)
+    with pytest.raises(ValueError, match="the root has actions and the model's answer has not"):
+        run(table.root(STATES), model)
+    model = spoiled(with_field("actions", torch.zeros(B, A).long()))
+    with pytest.raises(ValueError, match="the model's answer has actions and the root has not"):
+        run(model=model)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("embedding", "match"),
+    [
+        (torch.zeros(B), "is a Tensor and the root's a dict"),
+        ({"state": torch.zeros(B).long()}, "hold other parts"),
+        ({"prefix": torch.zeros(B), "other": torch.zeros(B)}, "hold other parts"),
+        (
+            {"state": torch.zeros(B), "prefix": torch.zeros(B)},
+            r"given 4 rows.*\['state'\].*torch.float32 \(needed \[4\], torch.int64\)",
+        ),
+        (
+            {"state": torch.zeros(B).long(), "prefix": torch.zeros(B, 2)},
+            r"\['prefix'\] of shape \[4, 2\], torch.float32 \(needed \[4\]",
+        ),
+        (
+            {"state": torch.zeros(1).long(), "prefix": torch.zeros(1)},
+            r"given 4 rows.*\['state'\] of shape \[1\]",
+        ),
+    ],
+)
+def test_an_embedding_of_another_kind(embedding, match, backend):
+    def change(output, after):
+        return output, embedding
+
+    with pytest.raises(ValueError, match=match):
+        run(model=spoiled(change, at=2), backend=backend)
+
+
+def test_a_tensordict_that_lacks_an_entry():
+    here = TensorDict(a=torch.zeros(B), b=torch.zeros(B), batch_size=[B])
+
+    def model(embedding, action):
+        rows = len(action)
+        output = RecurrentOutput(torch.zeros(rows), torch.zeros(rows), torch.zeros(rows, A))
+        return output, embedding.select("a")
+
+    with pytest.raises(ValueError, match=r"lacks \[.*'b'.*\].*entries are.*a"):
+        run(root(embedding=here), model)
+
+
+def test_a_search_that_failed_has_changed_nothing_that_was_given():
+    here = random_table(0).root(STATES)
+    before = [t.clone() for t in (here.prior_logits, here.value, *here.embedding.values())]
+
+    def change(output, after):
+        after["state"].fill_(99)
+        return output._replace(value=torch.full((B,), torch.nan)), after
+
+    select = Gumbel(root_gumbel=torch.zeros(B, A))
+    for backend in BACKENDS:
+        with pytest.raises(ValueError, match="simulation 2"):
+            run(here, spoiled(change, at=2), select=select, backend=backend)
+        after = (here.prior_logits, here.value, *here.embedding.values())
+        assert all(map(torch.equal, before, after))
+        assert select.considered is None
+        tree = run(here, select=select, backend=backend)  # and the same things can be used again
+        assert tree.visits_of_root().sum() == 6 * B

@@ -1,0 +1,53 @@
+"""A plain function may choose the actions."""
+
+import pytest
+import torch
+
+from raffia.search import Nodes, search
+
+from .table import random_table
+
+GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
+STATES = torch.arange(6)
+
+
+def least_tried(nodes: Nodes, carry):
+    """Of the actions tried least often the last one; the carry counts the steps down."""
+    steps = torch.zeros_like(nodes.row) if carry is None else carry + 1
+    assert (steps == nodes.depth).all()
+    scores = -nodes.visits.float()
+    if nodes.mask is not None:
+        scores = scores.masked_fill(~nodes.mask, -torch.inf)
+    last = scores.shape[-1] - 1
+    return last - scores.flip(-1).argmax(-1), steps
+
+
+@pytest.mark.parametrize("kind", ["plain", "game"])
+def test_a_function_may_select(kind):
+    table = random_table(3, **(GAME if kind == "game" else {}))
+    tree = search(table.root(STATES), table, num_simulations=20, select=least_tried)
+    visits = tree.visits_of_root()
+    legal = tree.data["mask"][:, 0] if kind == "game" else torch.ones_like(visits, dtype=torch.bool)
+    for row, mask in zip(visits, legal, strict=True):
+        assert row[mask].max() - row[mask].min() <= 1
+        assert row[~mask].sum() == 0
+    assert tree.data["depth"].max() > 1
+
+
+def test_a_selection_sees_what_the_tree_holds():
+    table, seen = random_table(3), []
+
+    def select(nodes: Nodes, carry):
+        rows = len(nodes.root)
+        assert nodes.visits.shape == nodes.q.shape == nodes.prior.shape == (rows, 3)
+        assert nodes.value.shape == nodes.raw_value.shape == (rows,)
+        assert nodes.num_tried.tolist() == (nodes.visits > 0).sum(-1).tolist()
+        torch.testing.assert_close(nodes.q_sum.float(), nodes.q.sum(-1))
+        low, high = nodes.q_range
+        assert low.shape == high.shape == (rows,)
+        assert nodes.mask is None
+        seen.append((nodes.simulation, nodes.depth))
+        return nodes.prior.argmax(-1), None
+
+    search(table.root(STATES), table, num_simulations=3, select=select)
+    assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
