@@ -53,7 +53,8 @@ def with_field(name, tensor):
         for field in ("reward", "value", "prior_logits", "discount")
         for wrong in (torch.nan, torch.inf, -torch.inf)
         if (field, wrong) != ("prior_logits", -torch.inf)  # an action without prior
-    ],
+    ]
+    + [("discount", -0.5)],
 )
 def test_nan_or_infinity_of_the_model_is_named_by_root_and_simulation(field, wrong, backend):
     def change(output, after):
@@ -62,7 +63,8 @@ def test_nan_or_infinity_of_the_model_is_named_by_root_and_simulation(field, wro
         return output._replace(**{field: tensor}), after
 
     table = random_table(0, discounts=True)
-    match = f"the model's {field} is NaN or infinite for root 2 in simulation 3"
+    is_what = "NaN, infinite or negative" if field == "discount" else "NaN or infinite"
+    match = f"the model's {field} is {is_what} for root 2 in simulation 3"
     with pytest.raises(ValueError, match=match):
         run(model=spoiled(change, at=3, table=table), backend=backend)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.search.memory import new_arena
+from raffia.search.memory import Arena
 from raffia.search.row_moves import RowMoves, row_moves
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import unravel_key_to_tuple
@@ -33,7 +33,8 @@ class Embeddings:
         for name, leaf in zip(self._names(), leaves, strict=True):
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
-        self.memory = new_arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
+        self._arena = Arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
+        self.memory = self._arena.tensors
         for kept, leaf in zip(self.memory, leaves, strict=True):
             kept[:batch] = leaf
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
@@ -43,6 +44,11 @@ class Embeddings:
         self._gathered: list[Tensor] = []
         self._container_of_gathered: Any = None
         self._layouts: list[tuple[torch.Size, torch.dtype]] = []
+
+    def release(self) -> None:
+        """Give the memory back: the end of a search."""
+        self.memory = []
+        self._arena.release()
 
     def beside(self) -> "Embeddings":
         """The same memory with buffers of its own, for another thread."""
@@ -102,7 +108,10 @@ class Embeddings:
     def by_node(self) -> Any:
         """The container with batch [B, N]: a copy."""
         shape = self._rows, self._batch
-        leaves = [leaf.unflatten(0, shape).transpose(0, 1).contiguous() for leaf in self.memory]
+        leaves = [
+            leaf.unflatten(0, shape).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+            for leaf in self.memory
+        ]
         return self._container(leaves, [self._batch, self._rows])
 
     def gather(self, rows: Tensor) -> Any:

@@ -81,4 +81,5 @@ def search(
         unused[:, 0] = False
         embeddings.clear(unused)
         tree.embeddings = embeddings.by_node()
+    embeddings.release()
     return tree

@@ -6,7 +6,9 @@ out of pages, 4 KB at a time. Asking for pages of 2 MB makes that about five tim
 
 import math
 import mmap
+import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes; below, the allocator's memory is warm and pages do not matter
 ALIGNED = 64  # bytes; a cache line
+KEPT = 1 << 26  # bytes that a thread keeps at most; what is larger takes long for other reasons
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") -> Tensor:
@@ -31,27 +34,51 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") 
     return torch.frombuffer(pages, dtype=dtype, count=num).view(shape)
 
 
-def new_arena(like: Sequence[tuple[tuple[int, ...], Tensor]]) -> list[Tensor]:
-    """Tensors whose values are not set, of these shapes and each like another, side by side.
+class Arena:
+    """Tensors side by side whose values are not set, in memory that the thread's next one reuses.
 
-    >>> [x.shape for x in new_arena([((2, 3), torch.zeros(1)), ((4,), torch.zeros(1).int())])]
+    What is handed back by `release` must not be read any more. A thread keeps one arena of at most
+    `KEPT` bytes, and none while it is used: a search within a search gets memory of its own.
+
+    >>> arena = Arena([((2, 3), torch.zeros(1)), ((4,), torch.zeros(1).int())])
+    >>> [tensor.shape for tensor in arena.tensors]
     [torch.Size([2, 3]), torch.Size([4])]
+    >>> arena.release()
     """
-    sizes = [math.prod(shape) * other.element_size() for shape, other in like]
-    rooms = [-(-size // ALIGNED) * ALIGNED for size in sizes]
-    pages = _pages(sum(rooms), like[0][1].device if like else "cpu")
-    if pages is None or any(other.device.type != "cpu" for _, other in like):
-        return [other.new_empty(shape) for shape, other in like]
-    tensors, start = [], 0
-    for (shape, other), room in zip(like, rooms, strict=True):
-        num = math.prod(shape)
-        if num:
-            flat = torch.frombuffer(pages, dtype=other.dtype, count=num, offset=start)
-            tensors.append(flat.view(shape))
-        else:
-            tensors.append(other.new_empty(shape))
-        start += room
-    return tensors
+
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
+        sizes = [math.prod(shape) * other.element_size() for shape, other in like]
+        starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+        on_cpu = all(other.device.type == "cpu" for _, other in like)
+        self._pages = _kept_pages(starts[-1]) if on_cpu else None
+        if self._pages is None:
+            self.tensors = [other.new_empty(shape) for shape, other in like]
+            return
+        self.tensors = [
+            torch.frombuffer(
+                self._pages, dtype=other.dtype, count=math.prod(shape), offset=start
+            ).view(shape)
+            if size
+            else other.new_empty(shape)
+            for (shape, other), size, start in zip(like, sizes, starts[:-1], strict=True)
+        ]
+
+    def release(self) -> None:
+        """Let the thread's next arena have this memory."""
+        if self._pages is not None and len(self._pages) <= KEPT:
+            _thread.pages = self._pages
+        self._pages, self.tensors = None, []
+
+
+_thread = threading.local()
+
+
+def _kept_pages(size: int) -> mmap.mmap | None:
+    kept: mmap.mmap | None = getattr(_thread, "pages", None)
+    if size >= LARGE and kept is not None and size <= len(kept) <= 4 * size:
+        _thread.pages = None
+        return kept
+    return _pages(size, "cpu")
 
 
 def _pages(size: int, device: Any) -> mmap.mmap | None:

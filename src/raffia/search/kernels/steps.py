@@ -105,21 +105,21 @@ def _greatest(numbers: Any, num: Any) -> Any:
 
 
 @kernel
-def _softmax(logits: Any, out: Any, num: Any) -> None:
-    """softmax(logits) -> out, which may be the same."""
-    top = get_f32(logits, _greatest(logits, num))
+def _softmax(numbers: Any, num: Any) -> None:
+    """Logits become their softmax, in place: with a second address loops would not be vectors."""
+    top = get_f32(numbers, _greatest(numbers, num))
     if top == -INFINITY:
         for a in range(num):
-            put_f32(out, a, F0)
+            put_f32(numbers, a, F0)
         return
     for a in range(num):
-        put_f32(out, a, _exp(get_f32(logits, a) - top))
+        put_f32(numbers, a, _exp(get_f32(numbers, a) - top))
     total = 0.0
     for a in range(num):
-        total += np.float64(get_f32(out, a))
+        total += np.float64(get_f32(numbers, a))
     divisor = np.float32(total)
     for a in range(num):
-        put_f32(out, a, get_f32(out, a) / divisor)
+        put_f32(numbers, a, get_f32(numbers, a) / divisor)
 
 
 @kernel
@@ -302,7 +302,7 @@ def _gumbel(block: Any, reals: Any, b: Any, node: Any, at_root: Any) -> Any:
     else:
         for a in range(num):
             put_f32(scores, a, get_f32(logits, a) + get_f32(scores, a))
-        _softmax(scores, scores, num)
+        _softmax(scores, num)
         share = np.float32(np.int32(1) + total)
         for a in range(num):
             put_f32(scores, a, get_f32(scores, a) - np.float32(get_i32(visits, a)) / share)
@@ -381,7 +381,7 @@ def _edges(block: Any, row: Any, given: Any, mask: Any) -> Any:
                 put_u8(tree_mask, e + a, np.uint8(1))
     if get_i64(block, PRIOR_LOGITS) != 0:
         copy_bytes(get_i64(block, PRIOR_LOGITS) + 4 * e, prior, 4 * num)
-    _softmax(prior, prior, num)
+    _softmax(prior, num)
     return num_legal
 
 

@@ -1,0 +1,82 @@
+"""Memory that searches use again: nothing of one is seen in another."""
+
+import threading
+
+import torch
+
+from raffia.search import RecurrentOutput, RootOutput, search
+from raffia.search.memory import KEPT, LARGE, Arena, new_memory
+
+WIDE = LARGE // 4 // 8  # numbers in a row, so that eight rows fill a large page
+
+
+def counted(embedding, action):
+    rows = len(action)
+    output = RecurrentOutput(action.float(), torch.zeros(rows), torch.zeros(rows, 2))
+    return output, embedding + 1
+
+
+def plan(**options):
+    root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, WIDE))
+    return search(root, counted, num_simulations=9, **options)
+
+
+def test_embeddings_that_are_kept_outlive_the_next_search():
+    tree = plan(keep_embeddings=True)
+    before = tree.embeddings.clone()
+    plan()
+    assert torch.equal(tree.embeddings, before)
+    assert torch.equal(before[0, :, 0], tree.data["depth"][0].float())
+
+
+def test_an_arena_is_used_again_when_it_was_released_and_only_then():
+    like = [((8, WIDE), torch.zeros(1)), ((3,), torch.zeros(1, dtype=torch.int64))]
+    first, second = Arena(like), Arena(like)
+    places = [tensor.data_ptr() for tensor in first.tensors]
+    assert places[0] != second.tensors[0].data_ptr()
+    first.release()
+    third = Arena(like)
+    assert [tensor.data_ptr() for tensor in third.tensors] == places
+    assert [tensor.dtype for tensor in third.tensors] == [torch.float32, torch.int64]
+
+
+def test_a_search_within_a_search_has_memory_of_its_own():
+    inner = []
+
+    def nested(embedding, action):
+        inner.append(plan(keep_embeddings=True).embeddings[0, :, 0])
+        return counted(embedding, action)
+
+    root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, WIDE))
+    tree = search(root, nested, num_simulations=5, keep_embeddings=True)
+    assert torch.equal(tree.embeddings[0, :, 0], tree.data["depth"][0].float())
+    assert all(torch.equal(other, inner[0]) for other in inner)
+
+
+def test_each_thread_keeps_its_own():
+    like, places = [((8, WIDE), torch.zeros(1))], []
+
+    def make():
+        arena = Arena(like)
+        places.append(arena.tensors[0].data_ptr())
+        arena.release()
+
+    make()
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    make()
+    assert places[0] == places[2] != places[1]
+
+
+def test_what_is_very_large_is_not_kept():
+    arena = Arena([((KEPT + 1,), torch.zeros(1, dtype=torch.uint8))])
+    arena.release()
+    assert Arena([((LARGE,), torch.zeros(1, dtype=torch.uint8))]).tensors[0].shape == (LARGE,)
+
+
+def test_new_memory_is_as_torch_empty_in_all_but_its_pages():
+    for shape in ((0, 3), (2, 3), (LARGE,)):
+        tensor = new_memory(shape, torch.int32)
+        assert tensor.shape == shape and tensor.dtype == torch.int32
+        assert tensor.fill_(7).eq(7).all()
