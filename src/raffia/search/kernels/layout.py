@@ -23,3 +23,26 @@ REALS = {name: place for place, name in enumerate(("min_range", "maxvisit_init",
 PUCT, GUMBEL = 0, 1  # kind
 RUNNING, TREE, SIBLINGS = 0, 1, 2  # normalize
 FIELDS = ("reward", "value", "prior_logits", "discount")  # what may hold NaN, as backup reports it
+
+# the places by name, as kernels read them
+VISITS, VALUE_SUM, RAW_VALUE = WORDS["visits"], WORDS["value_sum"], WORDS["raw_value"]
+REWARD, DISCOUNT, PARENT = WORDS["reward"], WORDS["discount"], WORDS["parent"]
+ACTION, DEPTH, ENDED = WORDS["action"], WORDS["depth"], WORDS["ended"]
+CHILDREN, CHILDREN_VISITS = WORDS["children"], WORDS["children_visits"]
+CHILDREN_Q, PRIOR = WORDS["children_q"], WORDS["prior"]
+NUM_TRIED, Q_SUM, Q_MIN, Q_MAX = (WORDS[n] for n in ("num_tried", "q_sum", "q_min", "q_max"))
+MASK, PRIOR_LOGITS, TO_PLAY = WORDS["mask"], WORDS["prior_logits"], WORDS["to_play"]
+VALUE_PREFIX, KEY, CANONICAL = WORDS["value_prefix"], WORDS["key"], WORDS["canonical"]
+ORDER, PATH_NODE, PATH_ACTION = WORDS["order"], WORDS["path_node"], WORDS["path_action"]
+PATH_LENGTH, LEAF, STAMP = WORDS["path_length"], WORDS["leaf"], WORDS["stamp"]
+SCRATCH = WORDS["scratch"]
+PARENT_ROW, NODE_ROW, MOVE = WORDS["parent_row"], WORDS["node_row"], WORDS["move"]
+RESET = WORDS["reset"]
+TABLE, TIE_SEED, GAMMA = WORDS["table"], WORDS["tie_seed"], WORDS["gamma"]
+ROOT_GUMBEL, CONSIDERED = WORDS["root_gumbel"], WORDS["considered"]
+ROWS, ACTIONS, KIND, NORMALIZE = (WORDS[n] for n in ("rows", "actions", "kind", "normalize"))
+ROOT_IN_RANGE, HORIZON = WORDS["root_in_range"], WORDS["horizon"]
+MAX_DEPTH, TABLE_WIDTH = WORDS["max_depth"], WORDS["table_width"]
+PLAYERS, ROOTS = WORDS["players"], WORDS["roots"]
+MIN_RANGE, MAXVISIT_INIT = REALS["min_range"], REALS["maxvisit_init"]
+VALUE_SCALE = REALS["value_scale"]

@@ -1,0 +1,86 @@
+"""Compiled arithmetic of scores: what raffia.search.softmax and raffia.search.draws do.
+
+Each number is found by the operations, in the order and in the precision of the tensor version: the
+results are the same bit for bit. Loops keep to what becomes vector code.
+"""
+
+# Everything here is a number to numba: types would only repeat that.
+from typing import Any
+
+import numpy as np
+
+from raffia.jit.arrays import get_f32, nearest, ordered, power_of_two, put_f32
+from raffia.jit.kernel import kernel
+from raffia.search.draws import FIRST, SECOND
+from raffia.search.softmax import COEFFICIENTS, LEAST, LN2_HIGH, LN2_LOW, LOG2_E
+
+F0, F1 = np.float32(0.0), np.float32(1.0)
+INFINITY = np.float32(np.inf)
+GREATEST = np.float32(np.finfo(np.float32).max)
+LEAST_I32 = np.int32(-(2**31))
+_LEAST, _LOG2_E = np.float32(LEAST), np.float32(LOG2_E)
+_LN2_HIGH, _LN2_LOW = np.float32(LN2_HIGH), np.float32(LN2_LOW)
+_C0, _C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in COEFFICIENTS)
+_FIRST, _SECOND = np.uint64(FIRST + 2**64), np.uint64(SECOND + 2**64)
+
+
+@kernel
+def exp(x: Any) -> Any:
+    kept = x if x > _LEAST else _LEAST
+    whole = nearest(kept * _LOG2_E)
+    r = kept - whole * _LN2_HIGH
+    r = r - whole * _LN2_LOW
+    y = _C0
+    y = y * r + _C1
+    y = y * r + _C2
+    y = y * r + _C3
+    y = y * r + _C4
+    y = y * r + _C5
+    y = y * (r * r)
+    y = y + r
+    y = y + F1
+    y = y * power_of_two(np.int32(whole))
+    return y if x >= _LEAST else F0
+
+
+@kernel
+def greatest(numbers: Any, num: Any) -> Any:
+    """The place of the first of the greatest numbers."""
+    top = LEAST_I32
+    for a in range(num):
+        x = ordered(get_f32(numbers, a) + F0)  # -0.0 counts as 0.0
+        top = x if x > top else top
+    for a in range(num):
+        if ordered(get_f32(numbers, a) + F0) == top:
+            return a
+    return 0
+
+
+@kernel
+def softmax(numbers: Any, num: Any) -> None:
+    """Logits become their softmax, in place: with a second address loops would not be vectors."""
+    top = get_f32(numbers, greatest(numbers, num))
+    if top == -INFINITY:
+        for a in range(num):
+            put_f32(numbers, a, F0)
+        return
+    for a in range(num):
+        put_f32(numbers, a, exp(get_f32(numbers, a) - top))
+    total = 0.0
+    for a in range(num):
+        total += np.float64(get_f32(numbers, a))
+    divisor = np.float32(total)
+    for a in range(num):
+        put_f32(numbers, a, get_f32(numbers, a) / divisor)
+
+
+@kernel
+def mix(x: Any) -> Any:
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@kernel
+def unfit(x: Any) -> Any:
+    return not (x <= GREATEST and x >= -GREATEST)
