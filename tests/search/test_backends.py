@@ -110,7 +110,8 @@ def test_trees_of_extreme_numbers_are_equal_bit_for_bit(gumbel):
         table.logits.mul_(50)
         table.logits[torch.rand(table.logits.shape, generator=draw) < 0.2] = -torch.inf
         table.logits[:, 3] = 1e30
-        table.logits[[1, 4]] = -torch.inf  # no prior at all: values decide
+        table.logits[[1, 4], :6] = -torch.inf  # one action has all of the prior
+        table.logits[[1, 4], 6] = 1e-20
         table.value.mul_(10.0 ** torch.arange(-20, 22, 3)[: len(table.value)])
         table.reward[torch.rand(table.reward.shape, generator=draw) < 0.5] = 0.0
         noise = gumbel_noise((4, 7), torch.Generator().manual_seed(seed))

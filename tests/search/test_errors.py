@@ -50,7 +50,7 @@ def test_a_root_without_a_legal_action(policy):
 def test_a_root_of_nan_or_infinity(field, wrong):
     tensor = getattr(root(), field).clone()
     tensor[2] = wrong
-    with pytest.raises(ValueError, match=rf"root\.{field} is NaN or infinite for root 2"):
+    with pytest.raises(ValueError, match=rf"root\.{field} is NaN.* for root 2"):
         run(root(**{field: tensor}))
 
 

@@ -92,9 +92,10 @@ def test_summary_of_a_game_says_who_moves_and_where_it_ends():
     ended[6] = True
     tree = small_tree(to_play=torch.tensor([1, 2, 2, 1, 1, 2, 2, 1]), ended=ended)
     lines = tree.summary(action_names=NAMES).splitlines()
-    assert lines[2].endswith("raw value  to play")
-    assert lines[3].split()[-1] == "1" and lines[4].split()[-1] == "2"
-    assert lines[6].startswith("│  │  ├─ right (ended) ")
+    assert lines[2] == "Q and reward: for who takes the action; raw value: for who is to move then"
+    assert lines[3].endswith("raw value  to play")
+    assert lines[4].split()[-1] == "1" and lines[5].split()[-1] == "2"
+    assert lines[7].startswith("│  │  ├─ right (ended) ") and lines[7].split()[-1] == "2"
 
 
 def test_summary_shows_a_shared_node_once():
@@ -104,6 +105,22 @@ def test_summary_shows_a_shared_node_once():
     assert "│  ├─ left #3 " in text and "│  ├─ wait #3 (above) " in text
     assert "│  ├─ jump #0 (above) " in text
     assert text.count("right") == 2 + 2  # in the best path and in the tree
+    assert "visits: of the action; the root's count all ways that lead back to it" in text
+
+
+def test_visits_of_a_state_with_several_ways_may_exceed_the_simulations():
+    def ring(state, action):  # of three states
+        state = (state + 2 * action - 1) % 3
+        zeros = torch.zeros(len(state), 2)
+        return RecurrentOutput((state == 1).float(), zeros[:, 0], zeros), state
+
+    root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.tensor([0]))
+    tree = search(root, ring, num_simulations=60, discount=0.9, transpositions=state_key())
+    graph = tree.to_graph()
+    assert graph.num_simulations == 60 < graph.node(0).visits
+    assert tree.summary().startswith(f"root 0: value {graph.node(0).value:+.2f}, 60 simulations, ")
+    assert graph.meeting([0]) and "visits: of the action" in tree.summary(max_nodes=1)
+    assert not random_search(3, 7).to_graph().meeting(range(8))
 
 
 @pytest.mark.parametrize("seed", range(6))

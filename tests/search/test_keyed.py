@@ -11,10 +11,12 @@ from raffia.nn import TensorDictModule, TensorDictSequential, set_skip_existing
 from raffia.search import (
     CategoricalSampler,
     FunctionModel,
+    GaussianSampler,
     KeyedSearch,
     RecurrentOutput,
     RootOutput,
     Tree,
+    dirichlet_noise,
     gumbel_noise,
     muzero_policy,
     sampled_policy,
@@ -127,6 +129,117 @@ def test_mask_and_player():
     assert not td["visits"][~td["action_mask"]].any()
 
 
+def test_mask_and_player_hold_where_the_root_passes_neither_on():
+    boards = tictactoe.positions()[0][:: tictactoe.positions()[0].shape[0] // 6][:6]
+    td = TensorDict(
+        observation=boards,
+        action_mask=tictactoe.legal(boards),
+        to_play=tictactoe.player(boards),
+        batch_size=[6],
+    )
+
+    def root(observation, mask, to_play):
+        return tictactoe.root_of(observation)._replace(mask=None, to_play=None)
+
+    plan = KeyedSearch(
+        FunctionModel(root, tictactoe.rules), QUIET, mask_key="action_mask", to_play_key="to_play"
+    )
+    direct = QUIET(tictactoe.root_of(boards), tictactoe.rules)
+    assert plan(td)["visits"].equal(direct.tree.visits_of_root())
+
+
+def test_a_mask_of_the_model_itself_is_kept():
+    def root(observation, mask):
+        return TABLE.root(observation, mask & (torch.arange(ACTIONS) != 2))
+
+    td = states(4)
+    td["mask"] = (torch.arange(ACTIONS) != 0).expand(4, ACTIONS)
+    KeyedSearch(FunctionModel(root, TABLE), QUIET, mask_key="mask")(td)
+    assert (td["visits"].sum(0) > 0).tolist() == [False, True, False, True, True]
+
+
+ENDED = torch.tensor([[False, True, False], [True, False, False]])
+
+
+def with_ended_rows():
+    td = states(2, 3)
+    td["mask"] = ~ENDED.unsqueeze(-1) & (torch.arange(ACTIONS) != 1)
+    td["dirichlet"] = dirichlet_noise(td["mask"])
+    td["gumbel"] = gumbel_noise((2, 3, ACTIONS))
+    td["budget"] = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    return td
+
+
+def test_rows_that_have_ended_are_left_out():
+    seen = []
+
+    def root(observation, mask):
+        seen.append(len(observation))
+        return TABLE.root(observation, mask)
+
+    keys = {"dirichlet": "dirichlet", "action_gumbel": "gumbel", "num_simulations": "budget"}
+    model = FunctionModel(root, TABLE)
+    plan = KeyedSearch(model, NOISY, mask_key="mask", policy_keys=keys, skip_ended=True)
+    td = plan(with_ended_rows().clone())
+    assert seen == [4]
+    for key in WRITTEN:
+        assert (td[key][ENDED] == 0).all() and not td[key].isnan().any()
+    assert td["visits"].sum(-1).equal(td["budget"].masked_fill(ENDED, 0))
+    alone = plan(td.exclude(*WRITTEN)[0, 2].clone())
+    for key in WRITTEN:
+        assert alone[key].equal(td[0, 2][key])
+    with pytest.raises(ValueError, match="no legal action"):
+        KeyedSearch(model, NOISY, mask_key="mask")(with_ended_rows())
+
+
+def test_all_rows_have_ended():
+    def ended(policy):
+        td = states(2, 3)
+        td["mask"] = torch.zeros(2, 3, ACTIONS, dtype=torch.bool)
+        return KeyedSearch(MODEL, policy, mask_key="mask", skip_ended=True)(td)
+
+    td, some = ended(QUIET), KeyedSearch(MODEL, QUIET)(states(2, 3))
+    for key in WRITTEN:
+        assert td[key].equal(torch.zeros_like(some[key])) and td[key].dtype == some[key].dtype
+    with pytest.raises(ValueError, match="all 6 rows have ended, and the shapes of sampled"):
+        ended(functools.partial(sampled_policy, sampler=CategoricalSampler(3), policy=QUIET))
+
+
+def test_sampled_actions_of_rows_that_have_ended():
+    def root(observation, mask):
+        rows = len(observation)
+        return RootOutput(torch.ones(rows, 4), torch.zeros(rows), observation)
+
+    def step(embedding, action):
+        rows = len(action)
+        return RecurrentOutput(action.sum(-1), torch.zeros(rows), torch.ones(rows, 4)), embedding
+
+    policy = functools.partial(sampled_policy, sampler=GaussianSampler(3), policy=QUIET)
+    plan = KeyedSearch(
+        FunctionModel(root, step), policy, mask_key="mask", actions_key="sampled", skip_ended=True
+    )
+    mask = torch.tensor([[True], [False], [True]])
+    td = plan(TensorDict(observation=torch.zeros(3, 1), mask=mask, batch_size=[3]))
+    assert td["action"].shape == (3, 2) and td["sampled"].shape == (3, 3, 2)
+    assert (td["sampled"] != 0).flatten(1).all(-1).tolist() == [True, False, True]
+
+
+def test_what_skipping_does_not_go_with():
+    for options in ({}, {"mask_key": "mask", "tree_key": "tree"}):
+        with pytest.raises(ValueError, match="pass mask_key=..., and no tree_key"):
+            KeyedSearch(MODEL, QUIET, skip_ended=True, **options)
+    plan = KeyedSearch(MODEL, QUIET, mask_key="mask", skip_ended=True)
+    td = states(4)
+    td["mask"] = torch.ones(4, ACTIONS)
+    with pytest.raises(ValueError, match=r"float32 \[4, 5\].*reads a bool one, \[rows, actions\]"):
+        plan(td)
+
+
+def test_no_row_at_all():
+    with pytest.raises(ValueError, match=r"size \[0, 3\] has no row to plan from"):
+        KeyedSearch(MODEL, QUIET)(states(0, 3))
+
+
 def test_an_entry_that_is_not_there_is_named():
     plan = KeyedSearch(MODEL, QUIET, mask_key="action_mask")
     with pytest.raises(KeyError, match="KeyedSearch reads 'action_mask'.*Did you mean"):
@@ -198,6 +311,13 @@ def test_a_seed_in_an_entry_is_used_and_replaced():
     plan(second)
     assert first["action_weights"].equal(second["action_weights"])
     assert first["seed"] == second["seed"] != 11
+
+
+def test_a_seed_that_is_not_there_is_named():
+    plan = KeyedSearch(MODEL, NOISY, generator="rng")
+    assert plan.in_keys == ["observation"]
+    with pytest.raises(KeyError, match="KeyedSearch reads 'rng', which is not there"):
+        plan(states(2))
 
 
 def test_given_noise_gives_the_same_result_alone_and_in_a_batch():
@@ -276,3 +396,30 @@ def test_what_cannot_be_planned_with():
         KeyedSearch(MODEL, 50)
     with pytest.raises(ValueError, match="2 keys; there is one for each of"):
         KeyedSearch(MODEL, QUIET, out_keys=["action", "visits"])
+
+
+def test_a_model_that_is_not_folded_or_not_made():
+    from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+
+    with pytest.raises(TypeError, match=r"EfficientZeroModelMLP is a network.*fold\(model\)"):
+        KeyedSearch(EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6), QUIET)
+    with pytest.raises(TypeError, match=r"model is the class LinearModel; .*LinearModel\(...\)"):
+        KeyedSearch(LinearModel, QUIET)
+
+
+def test_each_entry_has_a_key_of_its_own():
+    with pytest.raises(ValueError, match=r"\['action'\] would be written twice"):
+        KeyedSearch(MODEL, QUIET, out_keys=["action", "action", "_", "_", "_"])
+    with pytest.raises(ValueError, match=r"\['visits'\] would be written twice"):
+        KeyedSearch(MODEL, QUIET, tree_key="visits")
+
+
+def test_a_root_or_a_policy_that_gives_something_else():
+    tensors = FunctionModel(lambda observation: tuple(TABLE.root(observation)), TABLE)
+    with pytest.raises(TypeError, match="root gave a tuple; it must give a RootOutput"):
+        KeyedSearch(tensors, QUIET)(states(2))
+    fewer = FunctionModel(lambda observation: TABLE.root(observation[:2]), TABLE)
+    with pytest.raises(ValueError, match=r"shape \[2, 5\] for 3 rows of observations"):
+        KeyedSearch(fewer, QUIET)(states(3))
+    with pytest.raises(TypeError, match="policy gave a Tree; it must give a PolicyOutput"):
+        KeyedSearch(MODEL, functools.partial(search, num_simulations=3))(states(2))

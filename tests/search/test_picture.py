@@ -174,8 +174,10 @@ def test_a_game_says_who_moves_and_where_it_ends():
     ended = torch.tensor([False, False, True, False, False])
     tree = small_tree(to_play=torch.tensor([7, 8, 8, 7, 8]), ended=ended)
     said = words(tree.to_svg())
-    assert said.count("player 7") == 2 and said.count("player 8") == 2
-    assert said.count("ended") == 1 and "V and Q: for who is to move" in said
+    assert said.count("player 7") == 2 and said.count("player 8") == 3
+    assert said.count("ended") == 1
+    assert "V for the player in the box   Q for who takes the action" in said
+    assert not any(["Q for who" in text for text in words(small_tree().to_svg())])
 
 
 def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
@@ -186,6 +188,8 @@ def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
     said = [text.text for text in drawing.texts]
     assert said.count("N 3  #3") == 1 and said.count("↩ #0") == 1
     assert "N 2  P 50%  Q +0.500" in said and "↩ the node of this number" in said
+    assert "N in a box counts all ways that lead to it" in said
+    assert not any(["all ways" in text for text in words(small_tree().to_svg())])
     assert len([o for o in drawing.outlines if o.fill == "box"]) == 4
     assert len([o for o in drawing.outlines if o.dashed]) == 1
 

@@ -361,11 +361,53 @@ def test_deviations_that_are_none(std):
         with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4))
 
 
-def test_nan_of_the_policy_is_seen():
+@pytest.mark.parametrize("mean", [torch.nan, torch.inf])
+@pytest.mark.parametrize("sampler", [GaussianSampler(2), GaussianSampler(2, low=-1.0, high=1.0)])
+def test_means_that_are_none(mean, sampler):
     root = walk_root(0)
-    root.prior_logits[2, 0] = torch.nan
-    with pytest.raises(ValueError, match="NaN or infinite for root 2 in simulation 0"):
-        sampled_policy(root, walk, sampler=GaussianSampler(2), policy=QUIET, seed=torch.arange(4))
+    root.prior_logits[2, 0] = mean
+    with pytest.raises(ValueError, match=r"means of row 2 are \[(nan|inf), .*must be finite"):
+        sampled_policy(root, walk, sampler=sampler, policy=QUIET, seed=torch.arange(4))
+
+
+def test_a_deviation_for_each_number():
+    parameters, seed = torch.tensor([[1.0, -2.0]]), torch.tensor([3])
+    std = torch.tensor([0.3, 2.0])
+    sampler = GaussianSampler(5, std=std)
+    actions = sampler.sample(parameters, seed).actions
+    both = torch.cat([parameters, std.unsqueeze(0)], -1)
+    assert actions.equal(GaussianSampler(5).sample(both, seed).actions)
+    density = sampler.log_density(parameters, actions)
+    assert density.equal(GaussianSampler(5).log_density(both, actions))
+    with pytest.raises(ValueError, match=r"std has shape \[2\].*has 3 parameters"):
+        sampler.sample(torch.zeros(1, 3), seed)
+    with pytest.raises(ValueError, match="must be above 0"):
+        GaussianSampler(5, std=torch.tensor([1.0, 0.0]))
+
+
+def test_a_sampler_that_is_not_made():
+    for sampler, what in ((GaussianSampler, "the class GaussianSampler"), (20, "20")):
+        with pytest.raises(TypeError, match=f"sampler is {what}; pass an instance"):
+            sampled_policy(walk_root(0), walk, sampler=sampler, policy=QUIET)
+
+
+def test_policies_of_two_dtypes():
+    root = bandit_root(torch.zeros(4, 1))
+    root = root._replace(prior_logits=root.prior_logits.double())
+    with pytest.raises(TypeError, match=r"root.prior_logits.*float64.*recurrent_fn gives.*float32"):
+        sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
+
+
+def test_what_a_model_says_of_its_rewards_is_passed_on():
+    class Prefixes:
+        predicts_prefixes = True
+
+        def __call__(self, embedding, action):
+            return walk(embedding, action)
+
+    for model, says in ((Prefixes(), True), (walk, False)):
+        _, fn = with_sampled_actions(walk_root(0), model, GaussianSampler(2), torch.arange(4))
+        assert fn.predicts_prefixes is says
 
 
 # --------------------------------------------------------------------------- EfficientZero

@@ -22,7 +22,7 @@ import struct
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -307,6 +307,9 @@ class DenseProgram:
         room = [arrays[name].shape[0] for name, slot in self._slots.items() if not slot.chosen]
         addresses = array("q", [tensor.data_ptr() for tensor in kept])
         return _Bound(self, kept, addresses, min(room, default=0))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a DenseProgram holds addresses of this process: make it anew, load again")
 
     def _slot(
         self,

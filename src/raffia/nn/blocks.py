@@ -104,7 +104,7 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = in_shape
-        out = out_channels or channels
+        out = channels if out_channels is None else out_channels
         if stride == 1 and out != channels:
             raise ValueError(
                 f"a block of stride 1 adds its input of {channels} channels, so it can't give "

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.plain import plain
 from raffia.search.state import SearchState
 
 
@@ -12,7 +13,7 @@ class Answers:
 
     def __init__(self, state: SearchState, root: RootOutput) -> None:
         self._state, self._root = state, root
-        self._num_actions = state.shape[2]
+        self._num_actions, self._device = state.shape[2], state.gamma.device
         self._num = -1
         self._row, self._edges = torch.Size(), torch.Size()  # [m] and [m, A]
 
@@ -21,8 +22,15 @@ class Answers:
         if num != self._num:
             self._num = num
             self._row, self._edges = torch.Size([num]), torch.Size([num, self._num_actions])
+        if not isinstance(output, RecurrentOutput):
+            raise TypeError(
+                f"recurrent_fn gave a {type(output).__name__} in place of a RecurrentOutput: "
+                "return RecurrentOutput(reward, value, prior_logits, ...), embedding"
+            )
         reward, value, logits, discount, mask, to_play, actions = output
-        row = self._row
+        row, device = self._row, self._device
+        if not all(map(_is_tensor, output[:3])) or not all(map(_may_be_given, output[3:])):
+            raise TypeError(_not_tensors(output))
         if (
             logits.shape != self._edges
             or value.shape != row
@@ -44,32 +52,28 @@ class Answers:
                     f"the model's mask is {mask.dtype}; it must be bool: pass mask.bool()"
                 )
             self._state.use_mask()
-            mask = mask.contiguous()
+            mask = plain(mask, torch.bool, device)
         return RecurrentOutput(
-            _as(reward, torch.float32),
-            _as(value, torch.float32),
-            _as(logits, torch.float32),
-            None if discount is None else _as(discount, torch.float32),
+            plain(reward, torch.float32, device),
+            plain(value, torch.float32, device),
+            plain(logits, torch.float32, device),
+            None if discount is None else plain(discount, torch.float32, device),
             mask,
-            None if to_play is None else _as(to_play, torch.int32),
+            None if to_play is None else plain(to_play, torch.int32, device),
             actions,
         )
 
 
-def fitting_key(key: Tensor, num: int) -> Tensor:
+def fitting_key(key: Tensor, num: int, device: torch.device) -> Tensor:
     """What `transpositions` said of `num` embeddings, once it was found to fit."""
+    if not isinstance(key, Tensor):
+        raise TypeError(f"transpositions gave a {type(key).__name__}; it must give int64 [{num}]")
     if key.shape != (num,) or key.dtype != torch.int64:
         raise ValueError(
             f"transpositions gave {list(key.shape)}, {key.dtype} for {num} embeddings; it must "
             f"give one number for each, [{num}], torch.int64"
         )
-    return key.contiguous()
-
-
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype == dtype and tensor.is_contiguous():
-        return tensor
-    return tensor.to(dtype).contiguous()
+    return plain(key, torch.int64, device)
 
 
 def _check_actions(actions: Tensor, at_root: Tensor | None, num: int) -> None:
@@ -87,6 +91,23 @@ def _one_sided(name: str, root_has: bool) -> str:
     if not root_has:
         has, lacks = lacks, has
     return f"{has} has {name} and {lacks} has not: give it in both or in neither"
+
+
+def _is_tensor(field: object) -> bool:
+    return isinstance(field, Tensor)
+
+
+def _may_be_given(field: object) -> bool:
+    return field is None or isinstance(field, Tensor)
+
+
+def _not_tensors(output: RecurrentOutput) -> str:
+    wrong = [
+        f"{name} a {type(field).__name__}"
+        for name, field in zip(output._fields, output, strict=True)
+        if not isinstance(field, Tensor) and (field is not None or name in output._fields[:3])
+    ]
+    return f"the model's answer must hold tensors and has {', '.join(wrong)}"
 
 
 def _misfit(output: RecurrentOutput, num: int, num_actions: int) -> str:

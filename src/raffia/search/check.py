@@ -8,6 +8,13 @@ from raffia.search.outputs import RootOutput
 
 def check_root(root: RootOutput) -> None:
     """Whether the root's parts fit together."""
+    if not isinstance(root, RootOutput):
+        raise TypeError(
+            f"root is a {type(root).__name__}; it must be a RootOutput(prior_logits, value, "
+            "embedding)"
+        )
+    for name in ("prior_logits", "value", "mask", "to_play", "actions"):
+        _check_tensor(name, getattr(root, name), root.prior_logits)
     logits = root.prior_logits
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(
@@ -26,10 +33,27 @@ def check_root(root: RootOutput) -> None:
             )
     if root.to_play is not None:
         _check_shape("root.to_play", root.to_play, (batch,))
+        if not bool(((root.to_play >= 0) & (root.to_play <= 2)).all()):
+            raise ValueError(
+                f"root.to_play holds {root.to_play.unique().tolist()}; players are 1 and 2, or 0 "
+                "and 1; for one player pass to_play=None"
+            )
     if root.actions is not None and root.actions.shape[:2] != (batch, actions):
         raise ValueError(
             f"root.actions has shape {list(root.actions.shape)}; it must begin with [roots, "
             f"actions] = {[batch, actions]}"
+        )
+
+
+def _check_tensor(name: str, tensor: object, logits: Tensor) -> None:
+    if tensor is None and name not in ("prior_logits", "value"):
+        return
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"root.{name} is a {type(tensor).__name__}; it must be a tensor")
+    if tensor.device != logits.device:
+        raise ValueError(
+            f"root.{name} lies on {tensor.device} and root.prior_logits on {logits.device}: put "
+            "both on one device (the embedding may lie elsewhere)"
         )
 
 
@@ -77,7 +101,7 @@ def check_discount(discount: float | Tensor, batch: int) -> Tensor:
         if not 0 <= discount <= 1:
             raise ValueError(f"discount={discount} must lie in 0..1")
         return torch.full((batch,), float(discount))
-    gamma = discount.to(torch.float32)
+    gamma = torch.as_tensor(discount).to(torch.float32)
     if gamma.shape not in ((), (batch,)):
         raise ValueError(
             f"discount has shape {list(gamma.shape)}; it must be one number or one for each of the "

@@ -100,7 +100,6 @@ class CompiledSteps:
             "horizon": 0 if prefix is None else prefix.horizon,
             "max_depth": state.settings.max_depth,
             "table_width": rows - 1,
-            "players": state.players,
         }
         for name, tensor in addresses.items():
             self._words[WORDS[name]] = 0 if tensor is None else tensor.data_ptr()

@@ -43,7 +43,12 @@ class Embeddings:
         self._num = -1  # rows that the next three are for
         self._gathered: list[Tensor] = []
         self._container_of_gathered: Any = None
-        self._layouts: list[tuple[torch.Size, torch.dtype]] = []
+        self._layouts: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the embeddings lie; None if there are none."""
+        return self.memory[0].device if self.memory else None
 
     def release(self) -> None:
         """Give the memory back: the end of a search."""
@@ -78,8 +83,11 @@ class Embeddings:
                 )
             return found
         if self._spec is not None and not isinstance(container, Tensor):
-            leaves, spec = pytree.tree_flatten(container)
+            leaves, spec = pytree.tree_flatten(_ordered(container, self._template))
             if spec == self._spec:
+                for name, leaf in zip(self._names(), leaves, strict=True):
+                    if not isinstance(leaf, Tensor):
+                        raise TypeError(f"{name} of the model is a {type(leaf).__name__}")
                 return leaves
         raise ValueError(
             f"the model's embedding is a {type(container).__name__} and the root's a "
@@ -121,7 +129,7 @@ class Embeddings:
             self._num = num
             self._moves = self._moves or self._new_moves()
             self._gathered = [kept.new_empty((num, *kept.shape[1:])) for kept in self.memory]
-            self._layouts = [(leaf.shape, leaf.dtype) for leaf in self._gathered]
+            self._layouts = [(leaf.shape, leaf.dtype, leaf.device) for leaf in self._gathered]
             self._container_of_gathered = self._container(self._gathered, [num])
         assert self._moves is not None
         self._moves.gather(rows, self._gathered)
@@ -130,21 +138,24 @@ class Embeddings:
     def store(self, rows: Tensor, container: Any, reset: Tensor | None) -> None:
         """Write rows [M], as many as were gathered; zeros where `reset` in what a reset zeroes."""
         leaves = self._leaves(container)
-        for leaf, (shape, dtype) in zip(leaves, self._layouts, strict=True):
-            if leaf.shape != shape or leaf.dtype != dtype:
+        for leaf, (shape, dtype, device) in zip(leaves, self._layouts, strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype or leaf.device != device:
                 raise ValueError(self._misfit(leaves))
         assert self._moves is not None  # rows were gathered before
         self._moves.store(rows, leaves, reset)
 
     def _misfit(self, leaves: list[Tensor]) -> str:
         wrong = [
-            f"{name} of shape {list(leaf.shape)}, {leaf.dtype} (needed {list(shape)}, {dtype})"
-            for name, leaf, (shape, dtype) in zip(self._names(), leaves, self._layouts, strict=True)
-            if leaf.shape != shape or leaf.dtype != dtype
+            f"{name} of shape {list(leaf.shape)}, {leaf.dtype}, {leaf.device} "
+            f"(needed {list(shape)}, {dtype}, {device})"
+            for name, leaf, (shape, dtype, device) in zip(
+                self._names(), leaves, self._layouts, strict=True
+            )
+            if (leaf.shape, leaf.dtype, leaf.device) != (shape, dtype, device)
         ]
         return (
             f"the model was given {self._num} rows; its embedding has {', '.join(wrong)}: rows "
-            "must have the shape and dtype of root.embedding's"
+            "must have the shape, dtype and device of root.embedding's"
         )
 
     def reset_leaves(self, prefix: ValuePrefix) -> list[int]:
@@ -168,10 +179,23 @@ class Embeddings:
             leaf[unused.t().flatten()] = 0
 
 
+def _ordered(container: Any, template: Any) -> Any:
+    """A dict with its keys in the order of the template's, where these are the same keys."""
+    if (
+        isinstance(container, dict)
+        and isinstance(template, dict)
+        and set(container) == set(template)
+    ):
+        return type(template)((key, _ordered(container[key], template[key])) for key in template)
+    return container
+
+
 def _leaf_keys(embedding: Any) -> list[tuple[str, ...]] | None:
     """The nested keys of a TensorDict's tensors; None for other containers."""
     if not isinstance(embedding, TensorCollection):
         return None
+    if len(embedding.filter_non_tensor_data()._peek()) != len(embedding._peek()):
+        raise TypeError("root.embedding holds entries that are not tensors; leave them out")
     keys = embedding.keys(True, True)
     return sorted(unravel_key_to_tuple(key) for key in keys)
 

@@ -1,5 +1,10 @@
 """The error of a model that gives what cannot be searched with."""
 
+_WRONG = {
+    "discount": "NaN, infinite or negative (two players: to_play, not a negative discount)",
+    "prior_logits": "NaN, inf or -inf for all legal actions",
+}
+
 
 class UnfitOutputError(ValueError):
     """The model gave NaN or infinity.
@@ -15,7 +20,7 @@ class UnfitOutputError(ValueError):
 
 def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
     """The error that says where a model gave what cannot be searched with."""
-    wrong = "NaN, infinite or negative" if field == "discount" else "NaN or infinite"
+    wrong = _WRONG.get(field, "NaN or infinite")
     return UnfitOutputError(
         f"the model's {field} is {wrong} for root {root} in simulation {simulation} "
         "(both counted from 0): look at recurrent_fn's inputs there, or at its weights"
@@ -24,4 +29,5 @@ def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
 
 def unfit_root(field: str, root: int) -> UnfitOutputError:
     """The same for what is planned from."""
-    return UnfitOutputError(f"root.{field} is NaN or infinite for root {root} (counted from 0)")
+    wrong = _WRONG.get(field, "NaN or infinite")
+    return UnfitOutputError(f"root.{field} is {wrong} for root {root} (counted from 0)")

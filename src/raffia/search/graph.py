@@ -25,7 +25,7 @@ class TreeNode:
 
     row: int  # in the tree's arrays, 0: the root
     depth: int  # edges from the root on the way that found it
-    visits: int
+    visits: int  # over all ways that lead to it; the root may have one more than simulations
     value: float  # mean of what was backed up, from the view of the node's own player
     raw_value: float  # what the model says
     ended: bool  # the game is over here
@@ -182,6 +182,15 @@ class TreeGraph:
         meets = Counter([0, *[edge.target for edge in visible if edge.target in shown]])
         return {row for row, number in meets.items() if number > 1}
 
+    def meeting(self, shown: Collection[int]) -> bool:
+        """Whether several ways lead to one of the shown nodes, all edges of the tree counted.
+
+        >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
+        >>> TreeGraph(0, (node,), ()).meeting([0])
+        False
+        """
+        return not self.shared(self._by_row).isdisjoint(shown)
+
     def headline(self, num_shown: int, write: Callable[[float], str]) -> str:
         """Its first figures in one line.
 
@@ -218,9 +227,8 @@ def to_graph(tree: Tree, root: int = 0, action_names: Sequence[str] | None = Non
     """The tree of one root as data; of nodes that share their statistics, the one that counts."""
     root = operator.index(root)
     if not 0 <= root < len(tree):
-        raise IndexError(
-            f"root={root}: this tree has {len(tree)} roots, so root must lie in 0..{len(tree) - 1}"
-        )
+        there = f", so root must lie in 0..{len(tree) - 1}" if len(tree) else ""
+        raise IndexError(f"root={root}: this tree has {count(len(tree), 'root')}{there}")
     if action_names is not None and len(action_names) != tree.num_actions:
         raise ValueError(
             f"action_names has {len(action_names)} names and the tree {tree.num_actions} actions; "

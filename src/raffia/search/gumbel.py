@@ -63,15 +63,17 @@ class Gumbel:
             )
         if not torch.isfinite(self.root_gumbel).all():
             raise ValueError("root_gumbel holds NaN or infinity; draw it with gumbel_noise(shape)")
-        width = max(budget)
-        rows = [
+        width, kinds = max(budget), sorted(set(zip(num_legal, budget, strict=True)))
+        table = [
             (*considered_visits(min(m, self.max_considered), s), *[0] * (width - s))
-            for m, s in zip(num_legal, budget, strict=True)
+            for m, s in kinds
         ]
+        number = {kind: place for place, kind in enumerate(kinds)}
+        rows = [number[kind] for kind in zip(num_legal, budget, strict=True)]
         return replace(
             self,
             root_gumbel=self.root_gumbel.to(device, torch.float32).contiguous(),
-            considered=torch.tensor(rows, dtype=torch.int32, device=device),
+            considered=torch.tensor(table, dtype=torch.int32)[rows].to(device),
         )
 
     def __call__(self, nodes: Nodes, carry: None) -> tuple[Tensor, None]:
@@ -126,13 +128,11 @@ def considered_visits(num_considered: int, num_simulations: int) -> tuple[int, .
     """
     if num_considered <= 1:
         return tuple(range(num_simulations))
-    rounds = math.ceil(math.log2(num_considered))
+    rounds, left, visits = math.ceil(math.log2(num_considered)), num_considered, 0
     turns: list[int] = []
-    visits = [0] * num_considered
-    left = num_considered
     while len(turns) < num_simulations:
-        for _ in range(max(1, num_simulations // (rounds * left))):
-            turns.extend(visits[:left])
-            visits[:left] = [n + 1 for n in visits[:left]]
-        left = max(2, left // 2)
+        more = max(1, num_simulations // (rounds * left))  # for each of those that are left
+        for n in range(visits, visits + more):
+            turns += [n] * left
+        visits, left = visits + more, max(2, left // 2)
     return tuple(turns[:num_simulations])

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import dispatch, set_skip_existing
 from raffia.nn.generators import Source
+from raffia.search.keyed_checks import (
+    check_model,
+    check_root_output,
+    check_unlike,
+    rows_going_on,
+)
 from raffia.search.outputs import RecurrentFn, RootOutput
 from raffia.search.policies import PolicyOutput
+from raffia.search.sampled import sampled_policy
 from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest_key, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -91,23 +99,33 @@ class KeyedSearch(TensorDictModuleBase):
     tensors the first dimension of each is the batch. Nothing that is written carries a gradient.
 
     model: what the observations mean and where actions lead, see `PlanningModel`; two functions
-        make one, see `FunctionModel`. An `nn.Module` becomes a part of this module.
+        make one, see `FunctionModel`. An `nn.Module` becomes a part of this module. A folded model
+        (`raffia.algorithms.efficientzero.fold`) does not: it is a snapshot without parameters,
+        which `.to(...)` and `load_state_dict` leave as it is; `folded.refresh(model)` takes the
+        model's present weights over.
     policy: `(root, recurrent_fn) -> PolicyOutput`, for example
         `functools.partial(muzero_policy, num_simulations=50)`.
     in_keys: the entries that `model.root` gets, in order.
     out_keys: where the action taken, the policy's target, the value of the root, its prior as it
         was searched with (noise included) and its visits go; `"_"` drops one.
-    mask_key: the entry [*batch, A] bool of legal actions, given to `model.root` as `mask=`.
-    to_play_key: the entry [*batch] int of who is to move, given to `model.root` as `to_play=`.
+    mask_key: the entry [*batch, A] bool of legal actions, given to `model.root` as `mask=`; it
+        holds also where the root that comes back has none.
+    to_play_key: the entry [*batch] int of who is to move, given to `model.root` as `to_play=`; it
+        holds also where the root that comes back has none.
     policy_keys: {keyword: key}: further entries [*batch, ...], given to the policy by keyword:
         noise (`dirichlet`, `action_gumbel`, `root_gumbel`, `seed`), so that the same noise gives
         the same result, or what differs between rows (`num_simulations`, `temperature`).
     generator: where the policy's other draws come from: a `torch.Generator`, a seed, or the key of
         an entry with one of these; a seed in an entry is replaced by a fresh one at each call.
-        None: torch's own.
+        Such an entry must be there, and is not among `in_keys`, as in `raffia.nn`. None: torch's
+        own.
     actions_key: where the actions [*batch, A, ...] go that the A choices stand for, with a policy
         that samples them.
     tree_key: where the searched trees go, as `Tree.data`; `Tree(td[key].reshape(-1))` reads them.
+    skip_ended: leave rows whose mask is all False (the game has ended) out of the search, the
+        model and `policy_keys`; all that is written of them is 0, the action too. Without it such a
+        row is an error. Where all rows have ended, nothing is searched and the mask says how many
+        actions there are; so that is an error with `sampled_policy`, whose shapes it does not say.
 
     >>> import functools
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
@@ -145,9 +163,10 @@ class KeyedSearch(TensorDictModuleBase):
         generator: torch.Generator | int | NestedKey | None = None,
         actions_key: NestedKey | None = None,
         tree_key: NestedKey | None = None,
+        skip_ended: bool = False,
     ) -> None:
         super().__init__()
-        _check_model(model)
+        check_model(model)
         if not callable(policy):
             raise TypeError(
                 f"policy is a {type(policy).__name__}; it is called as policy(root, recurrent_fn): "
@@ -168,6 +187,13 @@ class KeyedSearch(TensorDictModuleBase):
         read = [*self._observations, *self._to_root.values(), *self._to_policy.values()]
         self.in_keys = list(dict.fromkeys(read))
         self.out_keys = [*self._found, *self._more.values()]
+        check_unlike(self.out_keys)
+        if skip_ended and (mask_key is None or tree_key is not None):
+            raise ValueError(
+                "skip_ended=True goes by the mask and leaves rows without a tree: pass "
+                "mask_key=..., and no tree_key"
+            )
+        self._skip_ended = skip_ended
 
     @_Rows()
     @set_skip_existing(None)
@@ -183,13 +209,51 @@ class KeyedSearch(TensorDictModuleBase):
     @torch.no_grad()
     def _plan(self, tensordict: Any) -> dict[NestedKey, Any]:
         """What goes under which key, with all batch dimensions in one."""
+        rows = tensordict.batch_size.numel()
+        if rows == 0:
+            raise ValueError(
+                f"a batch of size {list(tensordict.batch_size)} has no row to plan from, and how "
+                "many actions there are only the model's answer to a row says: leave out the call"
+            )
         observations = [self._rows(tensordict, key) for key in self._observations]
         whose = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
         given = {name: self._rows(tensordict, key) for name, key in self._to_policy.items()}
+        if not self._skip_ended or bool((going_on := rows_going_on(whose["mask"])).all()):
+            return self._searched(tensordict, observations, whose, given)
+        rows_left = going_on.nonzero().flatten().cpu()
+        if not len(rows_left):
+            return self._nothing(whose["mask"])
+        found = self._searched(
+            tensordict,
+            [entry[rows_left] for entry in observations],
+            {name: entry[rows_left] for name, entry in whose.items()},
+            {name: entry[rows_left] for name, entry in given.items()},
+        )
+        return {key: _spread(entry, rows_left, rows) for key, entry in found.items()}
+
+    def _searched(
+        self,
+        tensordict: Any,  # read for a generator only
+        observations: list[Any],
+        whose: dict[str, Any],
+        given: dict[str, Any],
+    ) -> dict[NestedKey, Any]:
+        """What the search finds, by the keys it is written to."""
         root = self.model.root(*observations, **whose)
+        check_root_output(root, len(observations[0]))
         device = root.prior_logits.device
-        with nullcontext() if self._source is None else self._source.numbers(tensordict, device):
+        untold = {
+            name: entry.to(device) for name, entry in whose.items() if getattr(root, name) is None
+        }
+        root = root._replace(**untold)
+        with self._numbers(tensordict, device):
             plan = self.policy(root, self.model.recurrent_fn, **given)
+        if not isinstance(plan, PolicyOutput):
+            raise TypeError(
+                f"the policy gave a {type(plan).__name__}; it must give a PolicyOutput, as "
+                "muzero_policy and gumbel_policy do: functools.partial(muzero_policy, "
+                "num_simulations=50)"
+            )
         data = plan.tree.data
         found = (
             *(plan.action, plan.action_weights, plan.root_value),
@@ -208,8 +272,28 @@ class KeyedSearch(TensorDictModuleBase):
             written[self._more["tree"]] = data
         return written
 
-    def _rows(self, tensordict: Any, key: NestedKey) -> Any:
-        """An entry with all batch dimensions in one."""
+    def _nothing(self, mask: Tensor) -> dict[NestedKey, Any]:
+        """What is written where all rows have ended."""
+        if "actions" in self._more or getattr(self.policy, "func", self.policy) is sampled_policy:
+            raise ValueError(
+                f"all {len(mask)} rows have ended, and the shapes of sampled actions only a search "
+                "says: leave out the call where no row of the mask has a legal action"
+            )
+        value = torch.zeros(len(mask), device=mask.device)
+        visits = torch.zeros_like(mask, dtype=torch.int32)
+        found = (value.long(), visits.float(), value, visits.float(), visits)
+        return dict(zip(self._found, found, strict=True))
+
+    def _numbers(self, tensordict: Any, device: torch.device) -> AbstractContextManager[None]:
+        """Within the block, the policy draws from the source."""
+        if self._source is None:
+            return nullcontext()
+        origin = self._source.origin
+        if not isinstance(origin, int | torch.Generator):
+            self._entry(tensordict, origin)
+        return self._source.numbers(tensordict, device)
+
+    def _entry(self, tensordict: Any, key: NestedKey) -> Any:
         entry = tensordict.get(key, None)
         if entry is None:
             there = list(tensordict.keys(True))
@@ -217,7 +301,11 @@ class KeyedSearch(TensorDictModuleBase):
                 f"{type(self).__name__} reads {key!r}, which is not there"
                 f"{nearest_key(key, there)}. The entries are {there}"
             )
-        batch = tensordict.batch_size
+        return entry
+
+    def _rows(self, tensordict: Any, key: NestedKey) -> Any:
+        """An entry with all batch dimensions in one."""
+        entry, batch = self._entry(tensordict, key), tensordict.batch_size
         if isinstance(entry, Node):
             entry = entry.copy()
             entry.batch_size = batch
@@ -237,11 +325,12 @@ def _unflat(entry: Any, batch: torch.Size) -> Any:
     return entry.reshape((*batch, *rest))
 
 
-def _check_model(model: Any) -> None:
-    lacks = [name for name in ("root", "recurrent_fn") if not hasattr(model, name)]
-    if lacks:
-        raise TypeError(
-            f"{type(model).__name__} has no {' and no '.join(lacks)}: a model to plan with has "
-            "root(observation, mask=None, to_play=None) and recurrent_fn(embedding, action); pass "
-            "two functions as FunctionModel(root, recurrent_fn)"
-        )
+def _spread(
+    entry: Tensor,  # [M, ...]
+    rows: Tensor,  # int64 [M]: where they belong
+    batch: int,
+) -> Tensor:
+    """Zeros [batch, ...] but for these rows."""
+    whole = entry.new_zeros(batch, *entry.shape[1:])
+    whole[rows] = entry
+    return whole

@@ -59,11 +59,16 @@ def search(
     deepest = rows if max_depth is None else max_depth
     settings = Settings(value_prefix, root_value, deepest, transpositions)
     gamma = check_discount(discount, batch)
+    if value_prefix is None and getattr(recurrent_fn, "predicts_prefixes", False):
+        raise ValueError(
+            "this model predicts value prefixes, sums of rewards, in place of rewards: pass "
+            "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
+        )
     state = make_state(root, budget, gamma, rows, settings, selection)
     steps = make_steps(state, backend, device)
     steps.plant(root)
     if transpositions is not None:
-        state.entries["key"][:, 0] = fitting_key(transpositions(root.embedding), batch)
+        state.entries["key"][:, 0] = fitting_key(transpositions(root.embedding), batch, device)
     if root.actions is not None:
         state.entries["actions"][:, 0] = root.actions
     embeddings = Embeddings(

@@ -19,7 +19,7 @@ class RootOutput(NamedTuple):
     True
     """
 
-    prior_logits: Tensor  # [B, A], need not be normalised
+    prior_logits: Tensor  # [B, A], need not be normalised; -inf: no prior, yet legal (see mask)
     value: Tensor  # [B], from the view of who is to move
     embedding: Any  # any container with batch B: TensorDict, tensor, (nested) dict or tuple
     mask: Tensor | None = None  # [B, A] bool: the action is legal; None: all are
@@ -31,7 +31,8 @@ class RecurrentOutput(NamedTuple):
     """What the model says of the states that actions lead to.
 
     `recurrent_fn(embedding, action) -> (RecurrentOutput, embedding)` gives it for M rows at once,
-    M <= B; action is int64 [M], or [M, ...] where the root gave `actions`.
+    M <= B; action is int64 [M], or [M, ...] where the root gave `actions`. The search writes over
+    both in its next simulation: clone what is to be kept.
 
     >>> def stand_still(embedding, action):
     ...     rows = embedding.shape[0]

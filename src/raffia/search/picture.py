@@ -91,8 +91,8 @@ class _Painter:
         if row in self.shared:
             lines[0] += f"  #{row}"
         if node.to_play is not None:
-            lines.append("ended" if node.ended else f"player {node.to_play}")
-        elif node.ended:
+            lines.append(f"player {node.to_play}")
+        if node.ended:
             lines.append("ended")
         if hidden := len(self.graph.left_out(row, self.shown)):
             lines.append(f"+{hidden} hidden")
@@ -214,7 +214,9 @@ class _Painter:
         else:
             legend.words("N visits   V value")
         if self.graph.nodes[0].to_play is not None:
-            legend.words("V and Q: for who is to move")
+            legend.words("V for the player in the box   Q for who takes the action")
+        if self.graph.meeting(self.shown):
+            legend.words("N in a box counts all ways that lead to it")
         if any([place.is_mark for place in self.placement.places]):
             legend.words("↩ the node of this number")
         drawing.height = legend.y + MARGIN

@@ -79,6 +79,8 @@ def muzero_policy(
     if dirichlet_fraction > 0:
         if dirichlet is None:
             dirichlet = dirichlet_noise(_legal(root), dirichlet_alpha, generator)
+        else:
+            _check_dirichlet(dirichlet, _legal(root))
         root = with_noise(root, dirichlet, dirichlet_fraction)
     tree = search(
         root,
@@ -215,6 +217,15 @@ def sample_visits(
     return torch.where(heat > 0, scores.argmax(-1), most)
 
 
+def _check_dirichlet(noise: Tensor, legal: Tensor) -> None:
+    over_legal = noise.masked_fill(~legal, 0.0)
+    if not bool((noise >= 0).all() and ((over_legal.sum(-1) - 1).abs() < 1e-3).all()):
+        raise ValueError(
+            "dirichlet must not be negative, and sum to 1 over the legal actions of each root: "
+            "draw it with dirichlet_noise(mask)"
+        )
+
+
 def _samples(temperature: float | Tensor) -> bool:
     if isinstance(temperature, Tensor):
         return bool((temperature > 0).any())
@@ -231,7 +242,7 @@ def _taken(root: RootOutput, chosen: Tensor) -> Tensor:
     """The chosen actions themselves, where the choices stand for sampled ones."""
     if root.actions is None:
         return chosen
-    return root.actions[torch.arange(len(chosen), device=chosen.device), chosen]
+    return root.actions.detach()[torch.arange(len(chosen), device=chosen.device), chosen]
 
 
 def _check_noise(

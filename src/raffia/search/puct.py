@@ -21,7 +21,8 @@ class PUCT:
 
     with N the visits of all the node's actions, n of this one, P its prior. An action that was not
     tried counts as (mean_q(parent) + sum of tried Q) / (1 + number tried), at the root as the mean
-    of the tried Q. Q is normalised by the range seen in the tree.
+    of the tried Q. Q is normalised by the range seen in the tree. With two players mean_q(parent)
+    is taken as it is, not turned to the child's view, as in the published search.
 
     Sources: Schrittwieser et al. (2020), "Mastering Atari, Go, Chess and Shogi by Planning with a
     Learned Model", appendix B; Ye et al. (2021), "Mastering Atari Games with Limited Data",
@@ -60,6 +61,8 @@ class PUCT:
                 )
         if not (self.c_base > 0 and self.min_range > 0):
             raise ValueError(f"c_base={self.c_base} and min_range={self.min_range} must be above 0")
+        if not 0 <= self.c_init < float("inf"):
+            raise ValueError(f"c_init={self.c_init} must be a number from 0 on")
         if self.root_in_range and self.normalize != "running":
             raise ValueError(
                 "root_in_range=True belongs to the running range: pass normalize='running'"

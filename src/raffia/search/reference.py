@@ -34,12 +34,13 @@ class ReferenceSteps:
         if root.mask is not None:
             legal = legal.masked_fill(~root.mask, -torch.inf)
             entries["mask"][:, 0] = root.mask
-        for name, field in (("value", root.value), ("prior_logits", legal)):
-            bad = ~torch.isfinite(
-                field.masked_fill(field == -torch.inf, 0.0) if field is legal else field
-            )
+        unfit_value = ~torch.isfinite(root.value)
+        for name, bad in (
+            ("value", unfit_value),
+            ("prior_logits", _unfit_logits(legal, root.mask)),
+        ):
             if bool(bad.any()):
-                raise unfit_root(name, int(bad.reshape(len(bad), -1).any(-1).nonzero()[0]))
+                raise unfit_root(name, int(bad.nonzero()[0]))
         entries["raw_value"][:, 0] = root.value
         entries["prior"][:, 0] = softmax(legal)
         if "prior_logits" in entries:
@@ -166,20 +167,15 @@ class ReferenceSteps:
 
     def _check(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
         """Refuse NaN and infinity; -inf is allowed in logits."""
-        logits = output.prior_logits.masked_fill(output.prior_logits == -torch.inf, 0.0)
+        ones = torch.ones_like(new)
         discount = output.discount
-        if discount is not None:
-            discount = discount.masked_fill(discount < 0, torch.nan)
-        fields = (output.reward, output.value, logits, discount)
-        bad = torch.stack(
-            [
-                torch.zeros_like(new)
-                if field is None
-                else new & ~torch.isfinite(field.reshape(len(new), -1)).all(-1)
-                for field in fields
-            ],
-            -1,
+        fits = (
+            torch.isfinite(output.reward),
+            torch.isfinite(output.value),
+            ~_unfit_logits(output.prior_logits, output.mask),
+            ones if discount is None else torch.isfinite(discount) & (discount >= 0),
         )
+        bad = new.unsqueeze(-1) & ~torch.stack(fits, -1)
         if bool(bad.any()):
             first = int(bad.any(-1).nonzero()[0])
             raise unfit(FIELDS[int(bad[first].nonzero()[0])], int(root[first]), simulation)
@@ -215,7 +211,8 @@ class ReferenceSteps:
         gamma = state.gamma[root] if output.discount is None else output.discount[new]
         if "to_play" in entries:
             before = entries["to_play"][root, parent]
-            player = state.players - before if output.to_play is None else output.to_play[new]
+            both = 3 - 2 * (entries["to_play"][root, 0] == 0).int()  # 1 + 2, or 0 + 1
+            player = both - before if output.to_play is None else output.to_play[new]
             entries["to_play"][root, row] = player
             gamma = torch.where(player == before, gamma, -gamma)
         entries["raw_value"][root, row] = output.value[new]
@@ -234,6 +231,9 @@ class ReferenceSteps:
         rows = torch.arange(row + 1, device=root.device)
         same = entries["key"][root, : row + 1] == key.unsqueeze(-1)
         same &= entries["canonical"][root, : row + 1] == rows
+        if "to_play" in entries:
+            players = entries["to_play"][root, : row + 1]
+            same &= players == players[:, -1:]
         found = same.int().argmax(-1)  # the first; the new row is always among them
         entries["canonical"][root, row] = found.int()
         return found
@@ -278,3 +278,11 @@ class ReferenceSteps:
         q = entries["children_q"][root]
         entries["q_min"][root] = torch.where(tried, q, torch.inf).amin((-1, -2))
         entries["q_max"][root] = torch.where(tried, q, -torch.inf).amax((-1, -2))
+
+
+def _unfit_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Where legal logits hold NaN or inf, or are all -inf, [M] bool."""
+    legal = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+    logits = logits.masked_fill(~legal, -torch.inf)
+    nothing = legal.any(-1) & (logits == -torch.inf).all(-1)
+    return nothing | torch.isnan(logits).any(-1) | (logits == torch.inf).any(-1)

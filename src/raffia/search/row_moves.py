@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import raffia.jit
+from raffia.search.plain import in_order, plain
 
 
 @functools.cache
@@ -41,7 +42,8 @@ def row_moves(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool
             [0., 0.],
             [0., 0.]])
     """
-    if compiled and raffia.jit.available() and 0 < len(memory) <= 62:
+    on_cpu = all(tensor.device.type == "cpu" for tensor in memory)
+    if compiled and on_cpu and raffia.jit.available() and 0 < len(memory) <= 62:
         return _KernelMoves(memory, zeroed)
     return _TensorMoves(memory, zeroed)
 
@@ -82,7 +84,10 @@ class _KernelMoves:
 
     def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
         table, place = self._table, 1
-        held = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in beside]
+        held = [
+            tensor if in_order(tensor) else plain(tensor, tensor.dtype, tensor.device)
+            for tensor in beside
+        ]
         for tensor in held:
             table[place] = tensor.data_ptr()
             place += 3

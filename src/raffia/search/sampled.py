@@ -94,6 +94,9 @@ def with_sampled_actions(
     tensor([[1, 2, 5, 7],
             [1, 2, 5, 7]])
     """
+    if isinstance(sampler, type) or not hasattr(sampler, "sample"):
+        what = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
+        raise TypeError(f"sampler is {what}; pass an instance, such as GaussianSampler(20)")
     if prior not in ("sampling", "uniform", "density"):
         raise ValueError(f"prior={prior!r} is none of 'sampling', 'uniform', 'density'")
     if root.actions is not None:
@@ -114,16 +117,30 @@ def with_sampled_actions(
     def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
         own, seed, known = take(embedding)
         output, child = recurrent_fn(own, action)
+        _check_dtype(root.prior_logits, output.prior_logits)
         seed = child_seed(seed, _which(known, action))
         actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
         output = output._replace(prior_logits=logits, mask=mask, actions=actions)
         return output, put(child, seed, actions)
 
+    # What is said of the model holds for it over samples: its rewards are prefixes, or not.
+    vars(recurrent_over_samples).update(
+        predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
+    )
     embedding = put(root.embedding, seed, actions)
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
     return over_samples, recurrent_over_samples
+
+
+def _check_dtype(root: Tensor, node: Tensor) -> None:
+    if root.dtype != node.dtype:
+        raise TypeError(
+            f"root.prior_logits (the policy's parameters) are {root.dtype} and those that "
+            f"recurrent_fn gives are {node.dtype}; they must be the same: pass for example "
+            f"root._replace(prior_logits=root.prior_logits.to({node.dtype}))"
+        )
 
 
 def _draw(

@@ -52,7 +52,7 @@ class GaussianSampler:
         action = mean + std * noise, or low + (high - low) (1 + tanh(mean + std * noise)) / 2
 
     The parameters are means, then standard deviations [M, 2 D], or with a fixed `std` the means
-    [M, D]. A mask is [M, 1]: False where the episode has ended.
+    [M, D]. Both must be finite. A mask is [M, 1]: False where the episode has ended.
 
     >>> sampler = GaussianSampler(3, low=-2.0, high=2.0)
     >>> parameters = torch.tensor([[0.0, 0.0, 1.0, 0.5]])  # two means, two standard deviations
@@ -64,7 +64,7 @@ class GaussianSampler:
     """
 
     num_samples: int  # K
-    std: float | None = None  # in place of the policy's own
+    std: float | Tensor | None = None  # in place of the policy's own: of all D numbers, or [D]
     low: float | Tensor | None = None  # of all D numbers, or [D]
     high: float | Tensor | None = None
 
@@ -77,13 +77,13 @@ class GaussianSampler:
             )
         if self.low is not None and not bool((self._bounds()[1] > 0).all()):
             raise ValueError(f"low={self.low} must lie below high={self.high}")
-        if self.std is not None and not self.std > 0:
+        if self.std is not None and not bool((torch.as_tensor(self.std) > 0).all()):
             raise ValueError(f"std={self.std} must be above 0, or None: it is the policy's own")
 
     def sample(self, parameters: Tensor, seed: Tensor, mask: Tensor | None = None) -> Samples:
         """K actions [M, K, D], all of the same weight."""
         mean, std = self._mean_and_std(parameters)
-        _check_std(std)
+        _check_mean_and_std(mean, std)
         rows, size = mean.shape
         noise = seeded_normal(seed, self.num_samples * size).view(rows, self.num_samples, size)
         actions = mean.unsqueeze(1) + std.unsqueeze(1) * noise
@@ -115,7 +115,14 @@ class GaussianSampler:
 
     def _mean_and_std(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         if self.std is not None:
-            return parameters, torch.full_like(parameters, self.std)
+            std = torch.as_tensor(self.std, dtype=parameters.dtype, device=parameters.device)
+            if std.shape not in ((), parameters.shape[-1:]):
+                raise ValueError(
+                    f"std has shape {list(std.shape)} and the policy has {parameters.shape[-1]} "
+                    "parameters; with a fixed std these are means: std must be one number or "
+                    f"[{parameters.shape[-1]}]"
+                )
+            return parameters, std.expand_as(parameters)
         if parameters.shape[-1] % 2:
             raise ValueError(
                 f"the policy has {parameters.shape[-1]} parameters, an odd number: they are D "
@@ -182,13 +189,20 @@ class CategoricalSampler:
         return parameters.log_softmax(-1).gather(-1, actions)
 
 
-def _check_std(std: Tensor) -> None:
-    unfit = ~(std > 0).all(-1)
+def _check_mean_and_std(mean: Tensor, std: Tensor) -> None:
+    unfit = ~mean.isfinite().all(-1)
     if bool(unfit.any()):
         row = int(unfit.nonzero()[0])
         raise ValueError(
-            f"the standard deviations of row {row} are {std[row].tolist()}; they must be above 0: "
-            "take the exponential or softplus of what a network gives"
+            f"the means of row {row} are {mean[row].tolist()}: the policy's parameters must be "
+            "finite"
+        )
+    unfit = ~((std > 0) & std.isfinite()).all(-1)
+    if bool(unfit.any()):
+        row = int(unfit.nonzero()[0])
+        raise ValueError(
+            f"the standard deviations of row {row} are {std[row].tolist()}; they must be above 0 "
+            "and finite: take the exponential or softplus of what a network gives"
         )
 
 

@@ -57,8 +57,38 @@ class FunctionSelection:
         return self
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
-        """What the function says."""
-        return self.function(nodes, carry)
+        """What the function says, once it was found to be legal."""
+        answer = self.function(nodes, carry)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError(
+                f"select gave a {type(answer).__name__}; it must return (action, carry)"
+            )
+        _check_actions(answer[0], nodes)
+        return answer
+
+
+def _check_actions(action: Any, nodes: Nodes) -> None:
+    visits, mask = nodes.visits, nodes.mask
+    if not isinstance(action, Tensor) or action.dtype != torch.int64:
+        kind = action.dtype if isinstance(action, Tensor) else type(action).__name__
+        raise TypeError(f"select gave {kind} as actions; they must be an int64 tensor")
+    if action.shape != visits.shape[:1]:
+        raise ValueError(
+            f"select gave actions {list(action.shape)} for {visits.shape[0]} nodes; it must give "
+            "one for each"
+        )
+    num_actions = visits.shape[1]
+    if not bool(((action >= 0) & (action < num_actions)).all()):
+        raise ValueError(
+            f"select gave actions {action.tolist()}; they must lie in 0..{num_actions - 1}"
+        )
+    if mask is None:
+        return
+    ends = ~mask.any(-1)  # a node that ended is not walked from, but may be asked about
+    if not bool((mask.gather(1, action.unsqueeze(1)).squeeze(1) | ends).all()):
+        raise ValueError(
+            f"select gave actions {action.tolist()}, some of them illegal: see nodes.mask"
+        )
 
 
 def as_selection(select: Selection | SelectFn | None) -> Any:
@@ -69,6 +99,8 @@ def as_selection(select: Selection | SelectFn | None) -> Any:
     """
     if select is None:
         return PUCT()
+    if isinstance(select, type):
+        raise TypeError(f"select is the class {select.__name__}; pass {select.__name__}(...)")
     if hasattr(select, "prepare"):
         return select
     if not callable(select):

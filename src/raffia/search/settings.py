@@ -47,6 +47,10 @@ class Settings:
     transpositions: StateKey | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.value_prefix, ValuePrefix | None):
+            raise TypeError(
+                f"value_prefix={self.value_prefix!r}: pass ValuePrefix(horizon=...) or None"
+            )
         if self.root_value not in ("exclude", "include", "zero"):
             raise ValueError(
                 f"root_value={self.root_value!r} is none of 'exclude' (the mean of what was "

@@ -107,21 +107,38 @@ def _called(
     state_key, answers = state.settings.transpositions, Answers(state, root)
     actions = None if root.actions is None else state.entries["actions"].transpose(0, 1)
     searched, batch = _Searched(state), state.shape[0]
+    elsewhere = None if embeddings.device == state.gamma.device else embeddings.device
 
     def run(simulation: int, num_roots: int) -> None:
         resets = steps.walk(simulation, num_roots)
         rows, new_rows, move, reset = searched(num_roots)
         if actions is not None:
             move = actions[rows // batch, rows % batch, move]
-        answer, embedding = recurrent_fn(embeddings.gather(rows), move)
+        if elsewhere is not None:  # the trees here, the model there
+            rows, new_rows, move, reset = (x.to(elsewhere) for x in (rows, new_rows, move, reset))
+        answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), move))
         output = answers.fitting(answer, num_roots)
         embeddings.store(new_rows, embedding, None if resets == 0 else reset)
         if actions is not None:
-            actions[new_rows // batch, new_rows % batch] = output.actions
-        key = None if state_key is None else fitting_key(state_key(embedding), num_roots)
+            assert output.actions is not None  # `fitting` saw to that
+            actions[new_rows // batch, new_rows % batch] = output.actions.to(actions.device)
+        key = (
+            None
+            if state_key is None
+            else fitting_key(state_key(embedding), num_roots, state.gamma.device)
+        )
         steps.backup(simulation, num_roots, output, key)
 
     return run
+
+
+def _pair(answer: Any) -> tuple[Any, Any]:
+    if not isinstance(answer, tuple) or isinstance(answer, RecurrentOutput) or len(answer) != 2:
+        raise TypeError(
+            f"recurrent_fn gave a {type(answer).__name__}; it must return two things: "
+            "RecurrentOutput(reward, value, prior_logits, ...), embedding"
+        )
+    return answer
 
 
 class _Searched:

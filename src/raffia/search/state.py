@@ -34,7 +34,6 @@ class SearchState:
     path_action: Tensor  # int32 [B, N]
     path_length: Tensor  # int32 [B]
     leaf: Tensor  # int32 [B]: the known node that ended the walk; -1: a new one
-    players: int  # the sum of the two players' numbers: 1 + 2, or 0 + 1
     stamp: Tensor | None  # int32 [B, N]: the simulation that last met a node (transpositions)
 
     @property
@@ -52,7 +51,8 @@ class SearchState:
         budget = [self.budget[root] for root in self.order.tolist()]
         if budget[0] == budget[-1]:
             return [len(budget)] * budget[0]
-        return [sum(num > simulation for num in budget) for simulation in range(budget[0])]
+        ended = torch.bincount(torch.tensor(budget)).cumsum(0)  # roots with at most so many
+        return (len(budget) - ended[:-1]).tolist()
 
     def divided(self, num_parts: int) -> list["SearchState"]:
         """States of some of the roots each, over the same arrays."""
@@ -131,6 +131,5 @@ def make_state(
         order=order,
         gamma=gamma.to(device),
         reset=torch.zeros(batch, dtype=BOOL, device=device),
-        players=1 if root.to_play is not None and bool((root.to_play == 0).any()) else 3,
         **own,
     )

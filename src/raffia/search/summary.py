@@ -79,7 +79,19 @@ class _Table:
         graph = self.graph
         says = graph.headline(len(self.shown), self.write)
         path = " · ".join([shown_name(edge.name, 24) for edge in graph.best_path])
-        return [says, *textwrap.wrap(f"best path: {path}", _WIDTH, subsequent_indent=" " * 11)]
+        wrapped = textwrap.wrap(f"best path: {path}", _WIDTH, subsequent_indent=" " * 11)
+        return [says, *wrapped, *self._notes()]
+
+    def _notes(self) -> list[str]:
+        """What is not as the reader may expect."""
+        notes = []
+        if self.players:
+            notes.append(
+                "Q and reward: for who takes the action; raw value: for who is to move then"
+            )
+        if self.graph.meeting(self.shown):
+            notes.append("visits: of the action; the root's count all ways that lead back to it")
+        return notes
 
     def _walk(self) -> list[tuple[str, list[str]]]:
         """Label and cells of each line, from the root down; a stack, since trees may be deep."""

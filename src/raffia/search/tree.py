@@ -4,14 +4,16 @@ Shapes: B roots, N = 1 + the largest number of simulations, A actions. Row 0 of 
 row i the state that simulation i came upon (unused where it came upon none: `visits` is 0).
 """
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict.tensordict import TensorDict
+from raffia.search.labels import count
+from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
 if TYPE_CHECKING:
     from raffia.search.graph import TreeGraph
@@ -20,9 +22,15 @@ if TYPE_CHECKING:
 class Tree:
     """The searched trees of B roots: a TensorDict of arrays, `tree.data`, and questions to it.
 
+    data: batch [B], or of any other rank, whose dimensions are joined in order: [T, B] becomes
+        [T * B]. So `Tree(td["tree"])` reads what `KeyedSearch(..., tree_key="tree")` wrote.
+    embeddings: what the model kept of each node, [*batch, N, ...] in any container.
+
+    A loop goes over the roots, each a Tree of one.
+
     | entry | shape | what |
     |---|---|---|
-    | `visits` | [B, N] int32 | how often the node was reached; 0: there is no such node |
+    | `visits` | [B, N] int32 | how often the node was reached (see below); 0: no such node |
     | `value_sum` | [B, N] float64 | what was backed up, from the view of the node's own player |
     | `raw_value` | [B, N] float32 | what the model says of the state |
     | `reward` | [B, N] float32 | on the edge that leads here, from the parent's player's view |
@@ -42,6 +50,10 @@ class Tree:
     `key` [B, N] int64 and `canonical` [B, N] int32 (transpositions: the row whose statistics
     count for this one).
 
+    The root's `visits` are its simulations, and one more with `search(..., root_value="include")`
+    (the model's own value) or `"zero"`. With transpositions those of a state count all ways that
+    lead to it, and may exceed the simulations. `visits_of_root` sums to the simulations.
+
     >>> from raffia.search import RecurrentOutput, RootOutput, search
     >>> def bandit(embedding, action):  # the second of three arms pays 1
     ...     rows = len(action)
@@ -58,6 +70,13 @@ class Tree:
     """
 
     def __init__(self, data: TensorDict, embeddings: Any = None) -> None:
+        batch = data.batch_size
+        if len(batch) != 1:
+            data = data.reshape(batch.numel())
+            embeddings = _mapped(
+                embeddings,
+                lambda leaf: leaf.reshape(batch.numel(), *leaf.shape[len(batch) :]),
+            )
         self.data = data
         self.embeddings = embeddings
 
@@ -81,17 +100,24 @@ class Tree:
 
     def __getitem__(self, index: Any) -> "Tree":
         """The trees of some roots: slices, masks and lists of them; one number keeps its batch."""
-        if isinstance(index, int):
-            index = slice(index, index + 1) if index != -1 else slice(index, None)
-        embeddings = self.embeddings
-        if embeddings is not None:
-            embeddings = torch.utils._pytree.tree_map(lambda leaf: leaf[index], embeddings)
-        return Tree(self.data[index], embeddings)
+        number = _whole_number(index)
+        if number is not None:
+            first = number + len(self) if number < 0 else number
+            if not 0 <= first < len(self):
+                raise IndexError(
+                    f"root {number} is out of range: this tree has {count(len(self), 'root')}"
+                )
+            index = slice(first, first + 1)
+        return Tree(self.data[index], _mapped(self.embeddings, lambda leaf: leaf[index]))
+
+    def __iter__(self) -> Iterator["Tree"]:
+        return (self[root] for root in range(len(self)))
 
     def __repr__(self) -> str:
+        deepest = f", deepest node {int(self.data['depth'].max())}" if len(self) else ""
         return (
-            f"Tree({len(self)} roots, {self.num_simulations} simulations, "
-            f"{self.num_actions} actions, deepest node {int(self.data['depth'].max())})"
+            f"Tree({count(len(self), 'root')}, {count(self.num_simulations, 'simulation')}, "
+            f"{count(self.num_actions, 'action')}{deepest})"
         )
 
     def to(self, device: Any) -> "Tree":
@@ -100,10 +126,57 @@ class Tree:
         >>> Tree(TensorDict(visits=torch.ones(1, 2), batch_size=[1])).to("cpu").data["visits"]
         tensor([[1., 1.]])
         """
-        embeddings = self.embeddings
-        if embeddings is not None:
-            embeddings = torch.utils._pytree.tree_map(lambda leaf: leaf.to(device), embeddings)
-        return Tree(self.data.to(device), embeddings)
+        return Tree(self.data.to(device), _mapped(self.embeddings, lambda leaf: leaf.to(device)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trees and their embeddings to disk, where `Tree.load` finds them.
+
+        path: one file if it ends in `.safetensors`, else a folder, both as `TensorDict.save` has
+            it: complete or not there, never a pickle.
+
+        Raises TypeError for embeddings that are neither a tensor nor a TensorDict.
+
+        >>> import tempfile
+        >>> record = TensorDict(visits=torch.tensor([[3, 2, 1]]), batch_size=[1])
+        >>> tree = Tree(record, embeddings=torch.zeros(1, 3, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tree.save(f"{folder}/tree.safetensors")
+        ...     Tree.load(f"{folder}/tree.safetensors").embeddings.shape
+        torch.Size([1, 3, 8])
+        """
+        record = TensorDict(tree=self.data, batch_size=self.batch_size)
+        if self.embeddings is not None:
+            if not isinstance(self.embeddings, (Tensor, TensorCollection)):
+                raise TypeError(
+                    f"the embeddings are a {type(self.embeddings).__name__}; a tensor or a "
+                    "TensorDict can be saved with the tree. Without embeddings: "
+                    "tree.data.save(path), and Tree(TensorDict.load(path)) to read it"
+                )
+            record["embeddings"] = self.embeddings
+        record.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tree":
+        """Read what `save` wrote, on the CPU; a folder's arrays are mapped into memory.
+
+        Raises FileNotFoundError if there is nothing, DamagedFileError if it is not as it was saved.
+
+        >>> import tempfile
+        >>> tree = Tree(TensorDict(visits=torch.tensor([[3, 2, 1]]), batch_size=[1]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tree.save(folder)
+        ...     Tree.load(folder).data["visits"].tolist()
+        [[3, 2, 1]]
+        """
+        record = TensorDict.load(path)
+        data: Any = record.get("tree", None)
+        is_tree = isinstance(data, TensorCollection)
+        if not is_tree:
+            raise ValueError(
+                f"{os.fspath(path)!r} was not written by Tree.save; what tree.data.save(path) "
+                "wrote is read by Tree(TensorDict.load(path))"
+            )
+        return cls(data, record.get("embeddings", None))
 
     def node_values(self) -> Tensor:
         """Mean of what was backed up [B, N] float32; the model's value where nothing was yet."""
@@ -250,3 +323,20 @@ class Tree:
         from raffia.search.picture import picture
 
         picture(self, root, max_nodes=max_nodes, action_names=action_names).save(path)
+
+
+def _whole_number(index: Any) -> int | None:
+    """An index that stands for one root as an int: Python's, numpy's, a tensor of no dimension."""
+    if getattr(index, "ndim", 0):  # a list of one root or a mask of one element
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
+
+
+def _mapped(embeddings: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A container of embeddings with each of its tensors changed."""
+    if embeddings is None:
+        return None
+    return torch.utils._pytree.tree_map(change, embeddings)

@@ -67,7 +67,7 @@ def test_the_latent_part_of_the_input_is_added_before_the_activation():
 
 
 def test_means_of_magnitudes():
-    network = dynamics()
+    network = dynamics(last_linear_layer_init_zero=False)
     mean = network.get_dynamic_mean()
     counted = [network.conv.weight, *network.resblocks.parameters()]
     assert isinstance(mean, float)
@@ -76,9 +76,10 @@ def test_means_of_magnitudes():
     weights, mean = network.get_reward_mean()
     assert isinstance(weights, np.ndarray) and isinstance(mean, float)
     counted = [network.conv1x1_reward.weight, *network.fc_reward_head.parameters()]
-    assert weights.shape == (sum(p.numel() for p in counted),)
-    assert np.array_equal(weights[:16], counted[0].detach().numpy().ravel())
-    assert mean == pytest.approx(np.abs(weights).mean())
+    assert len(counted) == 1 + 2 * 3  # two layers and the normalisation between them
+    assert np.array_equal(weights, np.concatenate([p.detach().numpy().ravel() for p in counted]))
+    total = sum(p.abs().sum().item() for p in counted) / sum(p.numel() for p in counted)
+    assert mean == pytest.approx(total, rel=1e-5)
 
 
 def test_sizes_of_the_dynamics_network_that_do_not_fit_are_refused():

@@ -1,3 +1,5 @@
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -329,3 +331,50 @@ def test_a_search_is_the_same_with_the_compiled_step_and_with_the_call(batch, dr
     called = plan(lambda embedding, action: folded.recurrent_fn(embedding, action))
     assert bound.tree.data["visits"].equal(called.tree.data["visits"])
     torch.testing.assert_close(bound.root_value, called.root_value, rtol=1e-4, atol=1e-4)
+
+
+def test_a_folded_model_says_that_it_predicts_prefixes():
+    assert fold(mlp()).recurrent_fn.predicts_prefixes
+
+
+def test_what_cannot_be_folded():
+    with pytest.raises(TypeError, match="EfficientZeroModelMLP; got a Linear: pass"):
+        fold(nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="got the class EfficientZeroModel: pass"):
+        fold(EfficientZeroModel)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(mlp, (3, 4)), (lambda: images("board"), (2, 3, 5, 4))]
+)
+def test_observations_of_another_dtype(make, shape):
+    folded = fold(make())
+    with pytest.raises(TypeError, match="float64 and the weights torch.float32: pass"):
+        folded.root(torch.zeros(shape, dtype=torch.float64))
+    with torch.autocast("cpu"):
+        assert folded.root(torch.zeros(shape, dtype=torch.bfloat16)).value.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda folded: pickle.loads(pickle.dumps(folded))]
+)
+def test_a_copy_of_a_used_snapshot_is_a_snapshot_of_its_own(copied):
+    obs, action = torch.randn(3, 4), torch.tensor([0, 1, 1])
+    first, second = (
+        drawn(EfficientZeroModelMLP(4, 2, **SMALL), seed=seed).eval() for seed in (0, 1)
+    )
+    folded = fold(first)
+
+    def plan(model):
+        root = model.root(obs)
+        tree = muzero_policy(
+            root, model.recurrent_fn, 9, value_prefix=ValuePrefix(), dirichlet_fraction=0.0
+        ).tree
+        return tree.data["raw_value"], model.recurrent_fn(root.embedding, action)[0].value
+
+    before = plan(folded)  # compiles
+    other = copied(folded)
+    torch.testing.assert_close(plan(other), before, rtol=0, atol=0)
+    other.refresh(second)
+    torch.testing.assert_close(plan(other), plan(fold(second)), rtol=0, atol=0)
+    torch.testing.assert_close(plan(folded), before, rtol=0, atol=0)

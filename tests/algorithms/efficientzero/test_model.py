@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
+from raffia.algorithms.efficientzero.folding import Folding
+from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import (
     EfficientZeroModel,
     EfficientZeroModelMLP,
@@ -318,6 +320,51 @@ def test_continuous_actions_go_in_as_they_are_and_come_out_as_a_gaussian(build, 
         build(continuous_action_space=True, fixed_sigma_value=0)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(sigma_type="nonsense"), "sigma_type='nonsense': it is 'conditioned' or 'fixed'"),
+        (dict(fixed_sigma_value=-1), "fixed_sigma_value=-1 .* number > 0"),
+        (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
+        (dict(fixed_sigma_value=float("inf")), "fixed_sigma_value=inf .* number > 0"),
+        (
+            dict(continuous_action_space=True, discrete_action_encoding_type="nonsense"),
+            "discrete_action_encoding_type='nonsense': it is 'one_hot' or 'not_one_hot'",
+        ),
+        (
+            dict(categorical_distribution=False, reward_support_range=(5, 1, 1)),
+            "start=5, stop=1, step=1.* start must be below stop",
+        ),
+        (
+            dict(categorical_distribution=False, value_support_range=(1, 5, 0)),
+            "start=1, stop=5, step=0.* step positive",
+        ),
+    ],
+    ids=str,
+)
+def test_options_are_checked_where_they_do_not_count_too(build, shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+@BOTH
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("encoding", ["one_hot", "not_one_hot"])
+def test_there_is_at_least_one_action(build, shape, continuous, encoding):
+    options = dict(continuous_action_space=continuous, discrete_action_encoding_type=encoding)
+    with pytest.raises(ValueError, match="action_space_size=0.* at least 1"):
+        build(actions=0, **options)
+    assert build(actions=1, **options).action_encoding.size == 1
+
+
+def test_an_activation_of_length_zero_is_one():
+    model = vector(activation=nn.Sequential())  # the identity, which is false
+    assert not {type(m).__name__ for m in model.modules()} & {"ReLU", "GELU"}
+    names = {type(m).__name__ for m in vector().representation_network.modules()}
+    assert "GELU" in names and "ReLU" not in names
+
+
 def test_latent_states_may_be_normalised_in_groups():
     latent = vector(latent_norm="SimNorm").initial_inference(torch.rand(2, 4)).latent_state
     torch.testing.assert_close(latent.sum(-1), torch.ones(2))
@@ -405,6 +452,26 @@ def test_another_norm_type_is_refused(build, norm_type):
 def test_an_observation_of_another_shape_is_refused(build, obs, message):
     with pytest.raises(ValueError, match=message):
         build().initial_inference(obs)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(conv, (3, 5, 4)), (lambda: conv(downsample=True), (3, 5, 4)), (vector, (4,))],
+    ids=["conv", "downsample", "mlp"],
+)
+def test_an_observation_of_another_precision_is_refused(build, shape):
+    model, obs = build(), torch.rand(2, *shape)
+    message = r"torch.float64 and the weights torch.float32: pass obs.to\(torch.float32\)"
+    with pytest.raises(TypeError, match=message):
+        model.initial_inference(obs.double())
+    with pytest.raises(TypeError, match=r"torch.float64 and .* pass obs.to\(torch.float32\)"):
+        fold(model).root(obs.double())
+    with pytest.raises(TypeError, match=message):
+        Folding(model).model.initial_inference(obs.double())
+    with pytest.raises(TypeError, match="torch.float32 and the weights torch.float64"):
+        model.double().initial_inference(obs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert build().initial_inference(obs.bfloat16()).value.shape == (2, 601)
 
 
 @BOTH

@@ -24,10 +24,8 @@ class DiscreteActions(nn.Module):
 
     def __init__(self, size: int, encoding: str = "one_hot") -> None:
         super().__init__()
-        if encoding not in ("one_hot", "not_one_hot"):
-            raise ValueError(
-                f"discrete_action_encoding_type={encoding!r}: it is 'one_hot' or 'not_one_hot'"
-            )
+        _check_size(size)
+        _check_encoding(encoding)
         codes = torch.eye(size) if encoding == "one_hot" else torch.arange(size)[:, None] / size
         self.register_buffer("codes", codes, persistent=False)  # no part of a checkpoint
         self.size, self.encoding, self.dim = size, encoding, codes.shape[1]
@@ -64,6 +62,7 @@ class ContinuousActions(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
+        _check_size(size)
         self.size = self.dim = size
 
     def forward(self, action: Tensor) -> Tensor:
@@ -87,4 +86,20 @@ def action_encoding(
     >>> action_encoding(3, encoding="not_one_hot")
     DiscreteActions(3, 'not_one_hot')
     """
+    _check_encoding(encoding)  # a wrong name is a mistake for continuous actions, too
     return ContinuousActions(size) if continuous else DiscreteActions(size, encoding)
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(
+            f"action_space_size={size}: it is the number of actions, or of the numbers of a "
+            "continuous one, so at least 1"
+        )
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding not in ("one_hot", "not_one_hot"):
+        raise ValueError(
+            f"discrete_action_encoding_type={encoding!r}: it is 'one_hot' or 'not_one_hot'"
+        )

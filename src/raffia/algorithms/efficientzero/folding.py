@@ -90,6 +90,7 @@ class Folding:
     """
 
     def __init__(self, model: LatentModel) -> None:
+        self._entries = _entries(model, _modules(model))
         # A search needs no projection; for the copy these two are None already.
         left_out = {id(part): None for part in (model.projection, model.prediction_head)}
         self.model = copy.deepcopy(model, left_out).eval().requires_grad_(False)
@@ -119,8 +120,12 @@ class Folding:
 
     @torch.no_grad()
     def refresh(self, model: LatentModel) -> None:
-        """Take the present parameters and statistics of a model with the same layers."""
+        """Take the present parameters and statistics of a model with the same layers.
+
+        ValueError if it has others; the copy stays as it is then.
+        """
         own, given = self._modules, _modules(model)
+        _check_same(self._entries, _entries(model, given))
         if pairs := self._pairs:
             _fold(
                 [given[pair.linear] for pair in pairs],
@@ -147,6 +152,38 @@ def _modules(model: LatentModel) -> dict[str, nn.Module]:
         for prefix, part in parts.items()
         for name, module in part.named_modules(prefix=prefix)
     }
+
+
+def _entries(model: LatentModel, modules: dict[str, nn.Module]) -> dict[str, object]:
+    """The type of each layer, the shape of each tensor, and how outputs are read."""
+    entries: dict[str, object] = {}
+    for name, part in modules.items():
+        entries[name] = type(part)
+        for tensors in (part._parameters, part._buffers):
+            for key, tensor in tensors.items():
+                entries[f"{name}.{key}"] = None if tensor is None else tensor.shape
+    for name in ("reward_support", "value_support", "state_norm"):
+        entries[name] = getattr(model, name)
+    return entries
+
+
+def _check_same(own: dict[str, object], given: dict[str, object]) -> None:
+    if own == given:
+        return
+    name = next(name for name in own | given if own.get(name, "") != given.get(name, ""))
+    raise ValueError(
+        f"this model is not like the one that was folded: {name} is {_shown(given, name)} here and "
+        f"{_shown(own, name)} there; fold(model) makes a new one"
+    )
+
+
+def _shown(entries: dict[str, object], name: str) -> str:
+    if name not in entries:
+        return "missing"
+    entry = entries[name]
+    if isinstance(entry, torch.Size):
+        return f"of shape {list(entry)}"
+    return entry.__qualname__ if isinstance(entry, type) else str(entry)
 
 
 def _is_step(part: nn.Module) -> bool:

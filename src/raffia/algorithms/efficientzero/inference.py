@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def fold(model: LatentModel) -> FoldedModel:
     """A copy of the model for planning, as it is now and as if in eval mode.
 
-    BatchNorm lies within the weights before it, which changes outputs by rounding only.
+    BatchNorm lies within the weights before it, which changes outputs by rounding only. The copy is
+    no `nn.Module`: as a part of one it stays on the device and in the dtype that the model had,
+    whatever `.to(...)` says; `folded.refresh(model)` takes the model's present weights over.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6)
@@ -35,6 +37,15 @@ def fold(model: LatentModel) -> FoldedModel:
     >>> output, embedding = folded.recurrent_fn(root.embedding, torch.tensor([0, 1, 1]))
     >>> output.value.shape, embedding["latent_state"].shape
     (torch.Size([3]), torch.Size([3, 8]))
+    >>> before = folded.root(torch.ones(1, 4)).embedding["latent_state"]
+    >>> with torch.no_grad():  # an update of the weights
+    ...     for parameter in model.parameters():
+    ...         _ = parameter.add_(0.1)
+    >>> folded.root(torch.ones(1, 4)).embedding["latent_state"].equal(before)
+    True
+    >>> folded.refresh(model)
+    >>> folded.root(torch.ones(1, 4)).embedding["latent_state"].equal(before)
+    False
     """
     return FoldedModel(model)
 
@@ -55,8 +66,18 @@ class FoldedModel:
     """
 
     def __init__(self, model: LatentModel) -> None:
+        if not isinstance(model, LatentModel):
+            kind = type(model).__name__
+            what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
+            raise TypeError(
+                f"fold copies an EfficientZeroModel or an EfficientZeroModelMLP; got {what}: pass "
+                "for example fold(EfficientZeroModelMLP(4, 2))"
+            )
         self._folding = Folding(model)
         self.recurrent_fn = FoldedRecurrentFn(self._folding.model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _without_compiled(self)
 
     @torch.no_grad()
     def root(
@@ -102,8 +123,13 @@ class FoldedRecurrentFn:
     'FoldedRecurrentFn'
     """
 
+    predicts_prefixes = True  # `reward` is a value prefix: a search needs `value_prefix=...`
+
     def __init__(self, model: LatentModel) -> None:
         self._model = model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _without_compiled(self)
 
     @torch.no_grad()
     def __call__(
@@ -161,3 +187,8 @@ def _embedding(
     size = [len(latent_state)]
     state = TensorDict({"h": h.squeeze(0), "c": c.squeeze(0)}, size)
     return TensorDict({"latent_state": latent_state, "reward_hidden_state": state}, size)
+
+
+def _without_compiled(folded: object) -> dict[str, Any]:
+    """What a copy holds: compiled code refers to this process's memory, a copy makes its own."""
+    return {name: held for name, held in vars(folded).items() if name != "_compiled"}

@@ -195,7 +195,8 @@ def supports(
     >>> supports((-5, 6, 1), (-300, 301, 1), categorical=True)[0]
     Support(start=-5, stop=6, step=1)
     """
-    return (Support(*reward), Support(*value)) if categorical else (None, None)
+    found = Support(*reward), Support(*value)  # a wrong range is a mistake without categories, too
+    return found if categorical else (None, None)
 
 
 def _decode(logits: Tensor, support: Support | None) -> Tensor:

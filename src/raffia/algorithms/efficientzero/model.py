@@ -10,6 +10,7 @@ from raffia.algorithms.efficientzero.actions import action_encoding
 from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
 from raffia.algorithms.efficientzero.latent_model import LatentModel, NetworkOutput, supports
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.policy_head import check_sigma
 from raffia.algorithms.efficientzero.prediction import PredictionNetwork
 from raffia.algorithms.efficientzero.representation import (
     RepresentationNetwork,
@@ -97,6 +98,7 @@ class EfficientZeroModel(LatentModel):
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
+        check_sigma(sigma_type, fixed_sigma_value)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
-from raffia.algorithms.efficientzero.policy_head import policy_head
+from raffia.algorithms.efficientzero.policy_head import check_sigma, policy_head
+from raffia.algorithms.efficientzero.representation import check_precision
 from raffia.algorithms.efficientzero.reward_memory import remember
 from raffia.nn.blocks import RELU, LSTMStep, SimNorm, check_norm_type, mlp
 
@@ -55,6 +57,7 @@ class RepresentationNetworkMLP(nn.Module):
                 f"observations are floats of shape [B, {self.observation_size}], got {obs.dtype} "
                 f"of shape {list(obs.shape)}"
             )
+        check_precision(obs, cast(nn.Linear, self.fc_representation[0]).weight)
         return self.norm(self.fc_representation(obs))
 
 
@@ -238,9 +241,11 @@ class EfficientZeroModelMLP(LatentModel):
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
     ) -> None:
+        others = RELU if activation is None else activation
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
+        check_sigma(sigma_type, fixed_sigma_value)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )
@@ -248,7 +253,7 @@ class EfficientZeroModelMLP(LatentModel):
             representation_network=RepresentationNetworkMLP(
                 _vector_size(observation_shape),
                 latent_state_dim,
-                activation or GELU,
+                GELU if activation is None else activation,
                 norm_type,
                 latent_norm,
             ),
@@ -259,7 +264,7 @@ class EfficientZeroModelMLP(LatentModel):
                 reward_support.size if reward_support else 1,
                 lstm_hidden_size,
                 last_linear_layer_init_zero,
-                activation or RELU,
+                others,
                 norm_type,
                 res_connection_in_dynamics,
             ),
@@ -270,7 +275,7 @@ class EfficientZeroModelMLP(LatentModel):
                 policy_head_hidden_channels,
                 value_support.size if value_support else 1,
                 last_linear_layer_init_zero,
-                activation or RELU,
+                others,
                 norm_type,
                 sigma_type if continuous_action_space else None,
                 fixed_sigma_value,
@@ -284,7 +289,7 @@ class EfficientZeroModelMLP(LatentModel):
             sizes_of_projection=(
                 (proj_hid, proj_out, pred_hid, pred_out) if self_supervised_learning_loss else None
             ),
-            activation=activation or RELU,
+            activation=others,
             norm_type=norm_type,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -36,10 +37,7 @@ class GaussianHead(nn.Module):
         zero_last: bool = False,
     ) -> None:
         super().__init__()
-        if sigma_type not in ("conditioned", "fixed"):
-            raise ValueError(f"sigma_type={sigma_type!r}: it is 'conditioned' or 'fixed'")
-        if not fixed_sigma_value > 0:
-            raise ValueError(f"fixed_sigma_value={fixed_sigma_value} is no standard deviation > 0")
+        check_sigma(sigma_type, fixed_sigma_value)
         *sizes, self.action_size = sizes
         self.fixed_sigma = fixed_sigma_value if sigma_type == "fixed" else None
         num_outputs = self.action_size * (1 if sigma_type == "fixed" else 2)
@@ -71,6 +69,7 @@ def policy_head(
     torch.Size([2, 3])
     """
     if sigma_type is None:
+        check_sigma("fixed", fixed_sigma_value)
         return mlp(sizes, norm_type=norm_type, activation=activation, zero_last=zero_last)
     return GaussianHead(
         sizes,
@@ -80,3 +79,19 @@ def policy_head(
         activation=activation,
         zero_last=zero_last,
     )
+
+
+def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
+    """ValueError for options that no `GaussianHead` has, also where none is built.
+
+    >>> check_sigma("free", 0.3)
+    Traceback (most recent call last):
+    ...
+    ValueError: sigma_type='free': it is 'conditioned' or 'fixed'
+    """
+    if sigma_type not in ("conditioned", "fixed"):
+        raise ValueError(f"sigma_type={sigma_type!r}: it is 'conditioned' or 'fixed'")
+    if not 0 < fixed_sigma_value < math.inf:
+        raise ValueError(
+            f"fixed_sigma_value={fixed_sigma_value} is no standard deviation: it is a number > 0"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from raffia.nn.blocks import RELU, ResidualBlock, conv3x3, norm_of_images
@@ -23,6 +24,21 @@ def image_shape(observation_shape: Sequence[int]) -> tuple[int, int, int]:
             "EfficientZeroModelMLP, and of a stack of F frames of C channels C is F * C"
         )
     return (shape[0], shape[1], shape[2])
+
+
+def check_precision(obs: Tensor, weight: Tensor) -> None:
+    """TypeError for observations in another precision than the weights, but under autocast.
+
+    >>> check_precision(torch.zeros(2, dtype=torch.float64), torch.zeros(2))
+    Traceback (most recent call last):
+    ...
+    TypeError: observations are torch.float64 and the weights torch.float32: pass ...
+    """
+    if obs.dtype != weight.dtype and not torch.is_autocast_enabled(obs.device.type):
+        raise TypeError(
+            f"observations are {obs.dtype} and the weights {weight.dtype}: pass "
+            f"obs.to({weight.dtype}), or bring the model to {obs.dtype}"
+        )
 
 
 def latent_size(height: int, width: int, downsample: bool) -> tuple[int, int]:
@@ -142,6 +158,8 @@ class RepresentationNetwork(nn.Module):
                 f"observations are floats of shape {['B', *self.observation_shape]}, got "
                 f"{obs.dtype} of shape {list(obs.shape)}{hint}"
             )
+        first = self.downsample_net.conv1 if self.downsample else self.conv
+        check_precision(obs, first.weight)
         x = self.downsample_net(obs) if self.downsample else self._stem(obs)
         return self.resblocks(x)
 

@@ -13,7 +13,7 @@ MEMORY = ("parent_row", "node_row", "move", "reset")
 SELECTION = ("table", "tie_seed", "root_gumbel", "considered", "gamma")
 NUMBERS = (
     *("roots", "rows", "actions", "kind", "normalize", "root_in_range", "horizon", "max_depth"),
-    *("table_width", "players"),
+    "table_width",
 )
 WORDS = {
     name: place for place, name in enumerate((*ENTRIES, *PATHS, *MEMORY, *SELECTION, *NUMBERS))
@@ -43,6 +43,6 @@ ROOT_GUMBEL, CONSIDERED = WORDS["root_gumbel"], WORDS["considered"]
 ROWS, ACTIONS, KIND, NORMALIZE = (WORDS[n] for n in ("rows", "actions", "kind", "normalize"))
 ROOT_IN_RANGE, HORIZON = WORDS["root_in_range"], WORDS["horizon"]
 MAX_DEPTH, TABLE_WIDTH = WORDS["max_depth"], WORDS["table_width"]
-PLAYERS, ROOTS = WORDS["players"], WORDS["roots"]
+ROOTS = WORDS["roots"]
 MIN_RANGE, MAXVISIT_INIT = REALS["min_range"], REALS["maxvisit_init"]
 VALUE_SCALE = REALS["value_scale"]

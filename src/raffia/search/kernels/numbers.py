@@ -57,13 +57,16 @@ def greatest(numbers: Any, num: Any) -> Any:
 
 
 @kernel
-def softmax(numbers: Any, num: Any) -> None:
-    """Logits become their softmax, in place: with a second address loops would not be vectors."""
+def softmax(numbers: Any, num: Any) -> Any:
+    """Logits become their softmax, in place: with a second address loops would not be vectors.
+
+    False if all are -inf.
+    """
     top = get_f32(numbers, greatest(numbers, num))
     if top == -INFINITY:
         for a in range(num):
             put_f32(numbers, a, F0)
-        return
+        return False
     for a in range(num):
         put_f32(numbers, a, exp(get_f32(numbers, a) - top))
     total = 0.0
@@ -72,6 +75,7 @@ def softmax(numbers: Any, num: Any) -> None:
     divisor = np.float32(total)
     for a in range(num):
         put_f32(numbers, a, get_f32(numbers, a) / divisor)
+    return True
 
 
 @kernel

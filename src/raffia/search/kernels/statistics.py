@@ -96,10 +96,13 @@ def same_state(block: Any, b: Any, simulation: Any, key: Any) -> Any:
     """The earlier node with this key, else the new one."""
     rows, keys = get_i64(block, at.ROWS), get_i64(block, at.KEY)
     base, canonical = b * rows, get_i64(block, at.CANONICAL)
+    players = get_i64(block, at.TO_PLAY)
     put_i64(keys, base + simulation + 1, key)
     found = np.int32(simulation + 1)
     for j in range(simulation + 1):
-        if get_i32(canonical, base + j) == j and get_i64(keys, base + j) == key:
+        if get_i32(canonical, base + j) != j or get_i64(keys, base + j) != key:
+            continue
+        if players == 0 or get_i32(players, base + j) == get_i32(players, base + simulation + 1):
             found = np.int32(j)
             break
     put_i32(canonical, base + simulation + 1, found)

@@ -40,7 +40,7 @@ from raffia.search.kernels.statistics import (
 
 @kernel
 def edges(block: Any, row: Any, given: Any, mask: Any) -> Any:
-    """Write a new node's edges; how many actions are legal, -1 if a legal logit does not fit."""
+    """Write a new node's edges; how many actions are legal, -1 if legal logits do not fit."""
     num = get_i64(block, at.ACTIONS)
     e = row * num
     prior, num_unfit = get_i64(block, at.PRIOR) + 4 * e, 0
@@ -76,8 +76,8 @@ def edges(block: Any, row: Any, given: Any, mask: Any) -> Any:
                 put_u8(tree_mask, e + a, np.uint8(1))
     if get_i64(block, at.PRIOR_LOGITS) != 0:
         copy_bytes(get_i64(block, at.PRIOR_LOGITS) + 4 * e, prior, 4 * num)
-    softmax(prior, num)
-    return num_legal
+    any_prior = softmax(prior, num)
+    return num_legal if any_prior or num_legal == 0 else -1
 
 
 @kernel
@@ -234,7 +234,9 @@ def expand(
     players = get_i64(block, at.TO_PLAY)
     if players != 0:
         before = get_i32(players, parent_row)
-        player = np.int32(get_i64(block, at.PLAYERS)) - before
+        # 1 and 2 take turns, or 0 and 1: which, the root's player says
+        both = np.int32(1) if get_i32(players, b * rows) == 0 else np.int32(3)
+        player = both - before
         if to_play != 0:
             player = get_i32(to_play, i)
         put_i32(players, row, np.int32(player))

@@ -1,0 +1,199 @@
+"""Trees as a sequence of roots, of batches of any rank, and on disk."""
+
+import functools
+from itertools import islice
+
+import numpy
+import pytest
+import torch
+
+from raffia.search import (
+    FunctionModel,
+    KeyedSearch,
+    RecurrentOutput,
+    RootOutput,
+    Tree,
+    gumbel_policy,
+    muzero_policy,
+    search,
+)
+from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict.tensordict import TensorDict
+
+SIMULATIONS, ACTIONS = 7, 5
+
+
+def look(state):
+    """States are whole numbers; the logits depend on them, so that no two roots are alike."""
+    logits = (state[:, None] * torch.arange(1.0, ACTIONS + 1)).sin()
+    return RootOutput(logits, logits.mean(-1), state)
+
+
+def go(state, action):
+    after = 3 * state + action + 1
+    says = look(after)
+    return RecurrentOutput((action == 2).float(), says.value, says.prior_logits), after
+
+
+def grown(num_roots=3, **options):
+    return search(look(torch.arange(num_roots)), go, num_simulations=SIMULATIONS, **options)
+
+
+def grown_with_container():
+    """The embeddings are a TensorDict [B, N]."""
+
+    def step(state, action):
+        output, after = go(state["state"], action)
+        return output, TensorDict(state=after, batch_size=after.shape)
+
+    state = torch.arange(3)
+    root = look(state)._replace(embedding=TensorDict(state=state, batch_size=[3]))
+    return search(root, step, num_simulations=SIMULATIONS, keep_embeddings=True)
+
+
+def same(a, b):
+    """Equal entries, NaNs and infinities included."""
+    assert a.batch_size == b.batch_size and set(a.data.keys()) == set(b.data.keys())
+    for name, entry in a.data.items():
+        torch.testing.assert_close(entry, b.data[name], rtol=0, atol=0, equal_nan=True)
+    return True
+
+
+# ------------------------------------------------------------------------ roots
+
+
+def test_a_loop_goes_over_the_roots_and_ends():
+    tree = grown(keep_embeddings=True)
+    ones = list(islice(tree, 10))
+    assert [len(one) for one in ones] == [1, 1, 1]
+    for root, one in enumerate(ones):
+        assert same(one, tree[root : root + 1])
+        assert one.embeddings.equal(tree.embeddings[root : root + 1])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [int, numpy.int64, numpy.uint8, numpy.asarray, torch.tensor, lambda n: torch.tensor([n])],
+)
+@pytest.mark.parametrize("root", [0, 2])
+def test_any_whole_number_is_one_root(kind, root):
+    assert same(grown()[kind(root)], grown()[root : root + 1])
+
+
+@pytest.mark.parametrize("kind", [int, numpy.int64, torch.tensor])
+def test_negative_numbers_count_from_the_end(kind):
+    tree = grown()
+    assert same(tree[kind(-1)], tree[2:]) and same(tree[kind(-3)], tree[:1])
+
+
+@pytest.mark.parametrize("kind", [int, numpy.int64, numpy.asarray, torch.tensor])
+@pytest.mark.parametrize("root", [3, -4, 100])
+def test_a_number_out_of_range_is_refused(kind, root):
+    with pytest.raises(IndexError, match=f"root {root} is out of range: this tree has 3 roots$"):
+        grown()[kind(root)]
+    with pytest.raises(IndexError, match="this tree has 1 root$"):
+        grown(1)[1]
+
+
+def test_a_mask_of_one_root_is_no_number():
+    tree = grown(1)
+    assert same(tree[torch.tensor([True])], tree) and len(tree[torch.tensor([False])]) == 0
+
+
+def test_an_empty_tree_can_be_shown_and_asked():
+    tree = grown(keep_embeddings=True)[3:]
+    assert repr(tree) == "Tree(0 roots, 7 simulations, 5 actions)"
+    assert tree.value().shape == (0,) and tree.qvalues().shape == (0, 5) and list(tree) == []
+    with pytest.raises(IndexError, match="root 0 is out of range: this tree has 0 roots"):
+        tree[0]
+    with pytest.raises(IndexError, match="root=0: this tree has 0 roots$"):
+        tree.summary()
+    assert repr(grown(1)).startswith("Tree(1 root, 7 simulations, 5 actions, deepest node ")
+
+
+# ------------------------------------------------------------------------ batches of any rank
+
+
+def test_a_batch_of_two_dimensions_is_read_as_its_rows():
+    policy = functools.partial(
+        muzero_policy, num_simulations=SIMULATIONS, dirichlet_fraction=0.0, temperature=0.0
+    )
+    plan = KeyedSearch(FunctionModel(look, go), policy, tree_key="tree")
+    td = plan(TensorDict(observation=torch.arange(6).reshape(2, 3), batch_size=[2, 3]))
+    tree = Tree(td["tree"])
+    assert td["tree"].batch_size == (2, 3) and tree.batch_size == (6,)
+    assert same(tree, Tree(td["tree"].reshape(-1)))
+    assert tree.visits_of_root().equal(td["visits"].reshape(6, ACTIONS))
+    assert tree.value().equal(td["root_value"].reshape(6))
+    assert tree.qvalues().shape == (6, ACTIONS) and tree.node_values().shape == (6, 8)
+    assert tree[4].summary() == Tree(td["tree"][1, 1:2]).summary()
+
+
+@pytest.mark.parametrize("make", [lambda: grown(6, keep_embeddings=True), grown_with_container])
+def test_embeddings_follow_the_batch(make):
+    tree = make()
+    half = len(tree) // 3
+    data, kept = tree.data.reshape(half, 3), tree.embeddings.reshape(half, 3, SIMULATIONS + 1)
+    again = Tree(data, kept)
+    assert same(again, tree) and (again.embeddings == tree.embeddings).all()
+    assert again.embeddings.shape == tree.embeddings.shape
+
+
+def test_one_root_without_a_batch_dimension():
+    tree = grown()
+    assert same(Tree(tree.data[1]), tree[1])
+
+
+# ------------------------------------------------------------------------ simulations
+
+
+def test_simulations_are_those_of_the_root_that_is_shown():
+    root = look(torch.arange(2))
+    gumbel = gumbel_policy(root, go, num_simulations=8).tree
+    assert gumbel.data["visits"][:, 0].tolist() == [9, 9]  # the model's own value is one
+    assert gumbel.visits_of_root().sum(-1).tolist() == [8, 8]
+    assert gumbel.to_graph(1).num_simulations == 8
+    some = search(root, go, num_simulations=torch.tensor([4, 9]))
+    for number, simulations in enumerate([4, 9]):
+        assert f", {simulations} simulations, " in some.summary(number).splitlines()[0]
+        assert f", {simulations} simulations, " in some.to_svg(number)
+
+
+# ------------------------------------------------------------------------ on disk
+
+
+@pytest.mark.parametrize("name", ["tree.safetensors", "folder"])
+@pytest.mark.parametrize("make", [grown, lambda: grown(keep_embeddings=True), grown_with_container])
+def test_what_is_saved_is_loaded(tmp_path, name, make):
+    tree = make()
+    tree.save(tmp_path / name)
+    loaded = Tree.load(tmp_path / name)
+    assert same(loaded, tree) and loaded.summary(2) == tree.summary(2)
+    assert type(loaded.embeddings) is type(tree.embeddings) or name == "folder"
+    if tree.embeddings is None:
+        assert loaded.embeddings is None
+    else:
+        assert (loaded.embeddings == tree.embeddings).all()
+        assert loaded.embeddings.shape == tree.embeddings.shape
+        assert loaded[1:].embeddings.shape == (2, SIMULATIONS + 1)
+    assert not tree.data.is_locked  # what was saved is as it was
+    Tree.load(tmp_path / name)[1].save(tmp_path / "one.safetensors")
+    assert same(Tree.load(tmp_path / "one.safetensors"), tree[1])
+
+
+def test_other_embeddings_are_not_saved(tmp_path):
+    tree = Tree(grown().data, embeddings=(torch.zeros(3, 8),))
+    with pytest.raises(TypeError, match=r"embeddings are a tuple; .* tree\.data\.save\(path\)"):
+        tree.save(tmp_path / "tree.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_saved_tree_is_refused(tmp_path):
+    grown().data.save(tmp_path / "data.safetensors")
+    with pytest.raises(ValueError, match=r"not written by Tree\.save; .* Tree\(TensorDict\.load"):
+        Tree.load(tmp_path / "data.safetensors")
+    with pytest.raises(FileNotFoundError):
+        Tree.load(tmp_path / "nothing")
+    (tmp_path / "broken.safetensors").write_bytes(b"\x08")
+    with pytest.raises(DamagedFileError):
+        Tree.load(tmp_path / "broken.safetensors")
