@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.search import RecurrentOutput, RootOutput
+from raffia.search import RecurrentOutput, RootOutput, search
 
 
 @dataclass(frozen=True)
@@ -119,3 +119,21 @@ def random_table(
         labels=uniform(states, actions).argsort(-1) if labels else None,
         prefixed=prefixed,
     )
+
+
+B, A = 4, 3
+STATES = torch.arange(B)
+BACKENDS = ("reference", "compiled")
+
+
+def run(root=None, model=None, **settings):
+    """A search of the first table from the first states, or with other parts."""
+    table = random_table(0)
+    settings = {"num_simulations": 6} | settings
+    root = table.root(STATES) if root is None else root
+    return search(root, table if model is None else model, **settings)
+
+
+def root(**fields) -> RootOutput:
+    """The root of that search, with other fields."""
+    return random_table(0).root(STATES)._replace(**fields)

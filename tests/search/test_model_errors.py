@@ -7,26 +7,10 @@ from raffia.search import (
     Gumbel,
     RecurrentOutput,
     RootOutput,
-    search,
 )
 from raffia.tensordict import TensorDict
 
-from .table import random_table
-
-B, A = 4, 3
-STATES = torch.arange(B)
-BACKENDS = ("reference", "compiled")
-
-
-def run(root=None, model=None, **settings):
-    table = random_table(0)
-    settings = {"num_simulations": 6} | settings
-    root = table.root(STATES) if root is None else root
-    return search(root, table if model is None else model, **settings)
-
-
-def root(**fields) -> RootOutput:
-    return random_table(0).root(STATES)._replace(**fields)
+from .table import BACKENDS, STATES, A, B, random_table, root, run
 
 
 def spoiled(change, *, at=0, table=None):
