@@ -111,9 +111,10 @@ def _called(
 
     def run(simulation: int, num_roots: int) -> None:
         resets = steps.walk(simulation, num_roots)
-        rows, new_rows, move, reset = searched(num_roots)
+        parents, children, move, reset = searched(num_roots)
+        rows, new_rows = parents, children
         if actions is not None:
-            move = actions[rows // batch, rows % batch, move]
+            move = actions[parents // batch, parents % batch, move]
         if elsewhere is not None:  # the trees here, the model there
             rows, new_rows, move, reset = (x.to(elsewhere) for x in (rows, new_rows, move, reset))
         answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), move))
@@ -121,7 +122,7 @@ def _called(
         embeddings.store(new_rows, embedding, None if resets == 0 else reset)
         if actions is not None:
             assert output.actions is not None  # `fitting` saw to that
-            actions[new_rows // batch, new_rows % batch] = output.actions.to(actions.device)
+            actions[children // batch, children % batch] = output.actions.to(actions.device)
         key = (
             None
             if state_key is None
