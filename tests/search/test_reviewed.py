@@ -69,6 +69,14 @@ def test_signs_and_conjugates_that_are_yet_to_come_are_minded(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sign_that_is_yet_to_come_is_minded_at_the_root(backend):
+    value = torch.complex(torch.zeros(1), torch.full((1,), 2.0)).conj().imag
+    assert value.is_neg()
+    tree = run(root_of(1, value=value), backend=backend, root_value="include")
+    assert tree.data["raw_value"][0, 0] == -2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_player_s_number_does_not_depend_on_the_batch(backend):
     players = torch.tensor([1, 0, 2])
     tree = run(root_of(3, to_play=players), backend=backend)

@@ -23,6 +23,7 @@ from raffia.search.kernels.layout import (
 )
 from raffia.search.kernels.layout import PUCT as PUCT_KIND
 from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.plain import plain
 from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 
@@ -84,9 +85,9 @@ class CompiledSteps:
             "move": state.move,
             "reset": state.reset,
             "table": table,
-            "tie_seed": _contiguous(getattr(select, "tie_seed", None), torch.int64),
+            "tie_seed": getattr(select, "tie_seed", None),
             "root_gumbel": getattr(select, "root_gumbel", None),
-            "considered": _contiguous(getattr(select, "considered", None), torch.int32),
+            "considered": getattr(select, "considered", None),
             "gamma": state.gamma,
         }
         self._kept = list(addresses.values())
@@ -110,12 +111,14 @@ class CompiledSteps:
 
     def plant(self, root: RootOutput) -> None:
         """Set the values of trees that hold their roots only."""
-        given = (
-            _contiguous(root.value, torch.float32),
-            _contiguous(root.prior_logits, torch.float32),
-            _contiguous(root.mask, torch.bool),
-            _contiguous(root.to_play, torch.int32),
-        )
+        device = self.state.gamma.device
+        given = [
+            None if tensor is None else plain(tensor, dtype, device)
+            for tensor, dtype in (
+                *((root.value, torch.float32), (root.prior_logits, torch.float32)),
+                *((root.mask, torch.bool), (root.to_play, torch.int32)),
+            )
+        ]
         unfit_at = kernels().plant(
             self._addresses[0],
             self.state.shape[0],
@@ -179,7 +182,3 @@ class CompiledSteps:
 
     def _unfit(self, at: int, simulation: int) -> ValueError:
         return unfit(FIELDS[at % 8], int(self.state.order[at // 8]), simulation)
-
-
-def _contiguous(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to("cpu", dtype).contiguous()

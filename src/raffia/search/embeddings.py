@@ -34,7 +34,6 @@ class Embeddings:
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
         self._arena = Arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
-        self.memory = self._arena.tensors
         for kept, leaf in zip(self.memory, leaves, strict=True):
             kept[:batch] = leaf
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
@@ -46,13 +45,17 @@ class Embeddings:
         self._layouts: list[tuple[torch.Size, torch.dtype, torch.device]] = []
 
     @property
+    def memory(self) -> list[Tensor]:
+        """The rows of all nodes, [N * B, ...] for each leaf."""
+        return self._arena.tensors
+
+    @property
     def device(self) -> torch.device | None:
         """Where the embeddings lie; None if there are none."""
         return self.memory[0].device if self.memory else None
 
     def release(self) -> None:
         """Give the memory back: the end of a search."""
-        self.memory = []
         self._arena.release()
 
     def beside(self) -> "Embeddings":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raffia.search.nodes import Nodes, best
+from raffia.search.plain import plain
 from raffia.search.softmax import in_order, softmax
 
 LEAST_LOGIT = -1e9
@@ -72,7 +73,7 @@ class Gumbel:
         rows = [number[kind] for kind in zip(num_legal, budget, strict=True)]
         return replace(
             self,
-            root_gumbel=self.root_gumbel.to(device, torch.float32).contiguous(),
+            root_gumbel=plain(self.root_gumbel, torch.float32, device),
             considered=torch.tensor(table, dtype=torch.int32)[rows].to(device),
         )
 
@@ -86,7 +87,7 @@ class Gumbel:
             scores = self.root_scores(self.root_gumbel[nodes.root], logits, sigma, visits, turn)
             return best(scores, nodes.mask), None
         share = visits.float() / (1 + visits.sum(-1, keepdim=True)).float()
-        return best(softmax(logits + sigma, nodes.mask) - share, nodes.mask), None
+        return best(softmax(logits + sigma) - share, nodes.mask), None
 
     def root_scores(
         self,

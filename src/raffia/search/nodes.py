@@ -38,6 +38,11 @@ class Nodes:
         return self._entries[name][self.root, self.row]
 
     @property
+    def num_simulations(self) -> int:
+        """The largest number of simulations of a root."""
+        return int(self._entries["visits"].shape[-1]) - 1
+
+    @property
     def visits(self) -> Tensor:
         """How often each action was taken [M, A] int32."""
         return self._of_rows("children_visits")

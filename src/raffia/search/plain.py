@@ -10,11 +10,11 @@ def plain(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     >>> plain(torch.ones(2, 3).t(), torch.float32, torch.device("cpu")).is_contiguous()
     True
     """
-    if tensor.dtype == dtype and tensor.device == device and in_order(tensor):
+    if tensor.dtype == dtype and tensor.device == device and is_plain(tensor):
         return tensor
     return tensor.to(device, dtype).resolve_conj().resolve_neg().contiguous()
 
 
-def in_order(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether memory holds the values as they are: no strides, no sign or conjugate to come."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()

@@ -174,7 +174,7 @@ def gumbel_policy(
     gumbel = root_gumbel.to(visits.device, torch.float32)
     turn = visits.amax(-1)
     chosen = best(select.root_scores(gumbel, nodes.prior_logits, sigma, visits, turn), nodes.mask)
-    weights = softmax(nodes.prior_logits + sigma, nodes.mask)
+    weights = softmax(nodes.prior_logits + sigma)
     return PolicyOutput(_taken(root, chosen), weights, tree.value(), tree)
 
 

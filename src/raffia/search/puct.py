@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raffia.search.draws import GOLDEN, mix
 from raffia.search.nodes import Nodes, best
+from raffia.search.plain import plain
 
 Normalize = Literal["running", "tree", "siblings"]
 
@@ -96,7 +97,7 @@ class PUCT:
             q = torch.where(tried, nodes.q, mean_q.float().unsqueeze(-1))
             value = self._in_range(q, nodes.q_range)
         total = visits.sum(-1)
-        table = self.exploration(int(nodes._entries["visits"].shape[-1]) - 1)
+        table = self.exploration(nodes.num_simulations)
         scale = table.to(visits.device)[total].unsqueeze(-1)
         scores = value + scale * nodes.prior / (visits + 1).float()
         if self.tie_seed is None:
@@ -140,7 +141,7 @@ class PUCT:
                 f"tie_seed has shape {tuple(self.tie_seed.shape)}, there are {len(budget)} roots: "
                 f"pass an int64 tensor [{len(budget)}]"
             )
-        return replace(self, tie_seed=self.tie_seed.to(device, torch.int64))
+        return replace(self, tie_seed=plain(self.tie_seed, torch.int64, device))
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import raffia.jit
-from raffia.search.plain import in_order, plain
+from raffia.search.plain import is_plain, plain
 
 
 @functools.cache
@@ -85,7 +85,7 @@ class _KernelMoves:
     def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
         table, place = self._table, 1
         held = [
-            tensor if in_order(tensor) else plain(tensor, tensor.dtype, tensor.device)
+            tensor if is_plain(tensor) else plain(tensor, tensor.dtype, tensor.device)
             for tensor in beside
         ]
         for tensor in held:

@@ -47,14 +47,12 @@ def in_order(terms: Tensor) -> Tensor:
     return terms.double().cumsum(-1)[..., -1]
 
 
-def softmax(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """exp(x - max) / sum over the last dimension, 0 where masked and everywhere if all is masked.
+def softmax(logits: Tensor) -> Tensor:
+    """exp(x - max) / sum over the last dimension, 0 where -inf and everywhere if all are.
 
-    >>> softmax(torch.tensor([[1.0, 1.0, 9.0]]), torch.tensor([[True, True, False]]))
+    >>> softmax(torch.tensor([[1.0, 1.0, -torch.inf]]))
     tensor([[0.5000, 0.5000, 0.0000]])
     """
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
     top = logits.amax(-1, keepdim=True)
     weights = exp(logits - top.masked_fill(top == -torch.inf, 0.0))
     total = in_order(weights).to(torch.float32).unsqueeze(-1)
