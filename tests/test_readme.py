@@ -3,9 +3,13 @@
 import ast
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from raffia.cli.commands import GROUPS
+from raffia.recipes.presets import PRESETS, SUMMARIES
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,13 +36,38 @@ def run_blocks(text: str) -> int:
     return num_claims
 
 
-PAGES = ["README.md", "docs/data.md", "docs/functional.md", "docs/graph.md", "docs/search.md"]
+PAGES = [
+    *("README.md", "docs/data.md", "docs/functional.md", "docs/graph.md", "docs/search.md"),
+    "docs/training.md",
+]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_blocks((ROOT / name).read_text()) >= 10
+
+
+def test_the_table_of_presets_is_true():
+    rows = [
+        f"| `{name}` | {run.env.id} | {run.collect.num_env_steps:,} | {run.search.num_simulations} "
+        f"| {SUMMARIES[name]} |"
+        for name, run in PRESETS.items()
+    ]
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page.partition("| preset | world |")[2].partition("\n\n")[0]
+    assert table.splitlines()[2:] == rows, "docs/training.md needs:\n" + "\n".join(rows)
+
+
+def test_the_readme_names_every_command_and_every_extra():
+    page = (ROOT / "README.md").read_text()
+    commands = {name for group in GROUPS.values() for name in group}
+    assert commands - set(re.findall(r"raffia ([a-z-]+)", page)) == set()
+    table = page.partition("| extra | for |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", "".join(line.split(" | ")[0] for line in table.splitlines()))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for_us = {"dev", "bench", "bench-data"}
+    assert set(named) == project["optional-dependencies"].keys() - for_us
 
 
 def test_a_wrong_claim_or_a_broken_block_is_seen():
@@ -59,7 +88,7 @@ def dead_links(page: Path) -> list[str]:
     "name",
     [
         *("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"),
-        *("docs/functional.md", "docs/graph.md", "docs/tensordict.md"),
+        *("docs/functional.md", "docs/graph.md", "docs/tensordict.md", "docs/training.md"),
     ],
 )
 def test_links_lead_somewhere(name):
@@ -73,8 +102,23 @@ def test_a_dead_link_is_seen(tmp_path):
     assert dead_links(tmp_path / "page.md") == ["gone.md"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+TAKE_LONG = ("ensemble", "own_environment", "tabular_q_learning")
+EXAMPLES = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TAKE_LONG))
+    for path in sorted((ROOT / "examples").glob("*.py"))
+]
+
+
+SAYS = {  # what an example must say besides that it says something
+    "ensemble": "read back, equal: True",
+    "own_environment": "mean return 0.9",
+    "transpositions": "the game is a draw",
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
 def test_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")
-    assert capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said and SAYS.get(path.stem, "") in said

@@ -83,7 +83,7 @@ def test_executable(name):
 def test_second_demo_installs_nothing(checkout):
     first = checkout.run("demo", "--seed", "3")
     assert first.returncode == 0, first.stderr
-    assert checkout.installed == ["."]
+    assert checkout.installed == [".[report]"]
     assert "-c constraints.txt" in checkout.asked[1]
     assert first.stdout.endswith("ran raffia demo --seed 3\n")
 
@@ -111,7 +111,7 @@ def test_a_changed_file_installs_again(checkout, name):
     with open(checkout.root / name, "a") as file:
         file.write("# changed\n")
     checkout.run("demo")
-    assert checkout.installed == ["."]
+    assert checkout.installed == [".[report]"]
     checkout.run("demo")
     assert checkout.installed == []
 
@@ -120,7 +120,7 @@ def test_a_moved_checkout_installs_again(checkout):
     checkout.run("demo")
     checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
     checkout.run("demo")
-    assert checkout.installed == ["."]
+    assert checkout.installed == [".[report]"]
 
 
 def test_a_failed_installation_is_done_again(checkout):
@@ -132,7 +132,7 @@ def test_a_failed_installation_is_done_again(checkout):
     assert failed.returncode == 1 and "ran raffia" not in failed.stdout
     constraints.write_text(before)  # the old stamp must not come back to life
     checkout.run("demo")
-    assert checkout.installed == ["."]
+    assert checkout.installed == [".[report]"]
 
 
 def test_test_runs_every_check_and_passes_arguments_to_pytest(checkout):

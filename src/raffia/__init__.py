@@ -6,7 +6,14 @@ The map of the package:
 - `raffia.nn`: keyed modules: they read entries of a container by name, and write entries.
 - `raffia.data`: storage that is asked by content, and replay.
 - `raffia.search`: planning: batched tree search with a model.
-- `raffia.algorithms.efficientzero`: the networks of EfficientZero.
+- `raffia.functional`: returns, transforms, losses, optimisers, seeds.
+- `raffia.learner`: what a learner is.
+- `raffia.envs`: worlds, and the contract between them and who acts in them.
+- `raffia.algorithms.efficientzero`: EfficientZero: networks, targets, loss, learner, planner.
+- `raffia.train`: the loop, streams, checkpoints, settings.
+- `raffia.recipes`: whole runs: `train`, `resume`, `evaluate`, `load_agent`, presets.
+- `raffia.report`: run folders as one page.
+- `raffia.cli`: the command line.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -140,6 +147,10 @@ __all__ = [
 ]
 
 
+_ROOMS = (
+    *("algorithms", "data", "envs", "functional", "learner"),
+    *("recipes", "report", "search", "train"),
+)
 _OF_NN = ("TensorClassModuleBase", "TensorClassModuleWrapper", "as_tensordict_module")
 
 
@@ -147,7 +158,7 @@ def __getattr__(name: str) -> Any:
     """Import a room, and torch, when first asked for: `raffia --help` answers at once."""
     from importlib import import_module
 
-    if name in ("data", "search", "algorithms", "functional"):
+    if name in _ROOMS:
         return import_module(f"raffia.{name}")
     if name == "nn" or name in _OF_NN:
         modules = import_module("raffia.nn")

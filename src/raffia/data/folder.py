@@ -90,7 +90,8 @@ def write_folder(
             sync(root)
             write_atomically(f"{root}/{MANIFEST}", text)
         except BaseException:
-            _remove(root, [file for file in os.listdir(root) if f".raffia-{token}" in file])
+            if not _names(root, token):
+                _remove(root, [file for file in os.listdir(root) if f".raffia-{token}" in file])
             raise
         kept = {entry["file"] for entry in listed.values()}
         strays = [file for file in os.listdir(root) if OURS.fullmatch(file)]
@@ -205,6 +206,14 @@ def _manifest(root: str) -> dict[str, Any]:
         raise FileNotFoundError(
             errno.ENOENT, "nothing was saved in this folder: it has no manifest.json", root
         ) from None
+
+
+def _names(root: str, token: str) -> bool:
+    """Whether the manifest names files of this token: it was replaced before something failed."""
+    if not os.path.lexists(f"{root}/{MANIFEST}"):
+        return False
+    with open(f"{root}/{MANIFEST}", "rb") as file:
+        return f".raffia-{token}".encode() in file.read()
 
 
 def _refuse_others(root: str, kind: str) -> None:

@@ -1,6 +1,13 @@
-"""Functions of tensors that learning is made of: no state, no draws, no modules."""
+"""Functions of tensors that learning is made of: no hidden state, no hidden draws, no modules."""
 
+from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
+from raffia.functional.clipping import clip_by_global_norm, global_norm
+from raffia.functional.gradients import value_and_grad
 from raffia.functional.losses import negative_cosine_similarity, soft_cross_entropy
+from raffia.functional.optim import Optimizer, Update, adamw, sgd
+from raffia.functional.returns import discounted_sum, lambda_return, n_step_return, value_prefix
+from raffia.functional.schedules import cosine_decay, linear, step_decay, warmup
+from raffia.functional.seeds import derive_seed, generator_for
 from raffia.functional.transforms import (
     Support,
     categorical_to_scalar,
@@ -12,13 +19,34 @@ from raffia.functional.transforms import (
 )
 
 __all__ = [
+    "Optimizer",
     "Support",
+    "Update",
+    "adamw",
     "categorical_to_scalar",
+    "clip_by_global_norm",
+    "cosine_decay",
+    "derive_seed",
+    "discounted_sum",
+    "draw_intensity",
+    "draw_shift",
     "expected_value",
+    "generator_for",
+    "global_norm",
+    "intensity",
+    "lambda_return",
+    "linear",
+    "n_step_return",
     "negative_cosine_similarity",
+    "random_shift",
     "scalar_to_categorical",
+    "sgd",
     "signed_hyperbolic",
     "signed_parabolic",
     "soft_cross_entropy",
+    "step_decay",
     "two_hot",
+    "value_and_grad",
+    "value_prefix",
+    "warmup",
 ]

@@ -1,4 +1,12 @@
-"""An ensemble of cart-pole models, trained as one keyed tree of stacked parameters."""
+"""An ensemble of cart-pole models, trained as one keyed tree of stacked parameters.
+
+    python examples/ensemble.py        # ten seconds; writes ensemble.safetensors
+
+Eight networks learn how a cart with a pole moves, each from a resample of the same noisy steps. One
+`torch.vmap` runs them all, one optimiser step moves them, one `save` keeps them. Their mean is
+better than the best of them, and where they disagree they are wrong: that is what an ensemble is
+for when an agent plans with learned models.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict import TensorDict, from_modules
+from raffia import TensorDict, from_modules
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsConfig:
+class EnsembleConfig:
     seed: int = 0
     num_members: int = 8
     num_transitions: int = 512  # to learn from; as many again, free of noise, to test on
@@ -28,10 +36,6 @@ def cart_pole_step(obs: Tensor, force: Tensor) -> Tensor:
 
     obs = (cart position m, cart velocity m/s, pole angle rad, pole velocity rad/s).
     Source: Barto, Sutton & Anderson (1983), without friction; constants of Gymnasium's CartPole.
-
-    >>> upright = torch.zeros(1, 4)
-    >>> bool(cart_pole_step(upright, torch.tensor([10.0]))[0, 2] < 0)  # pushed right, it falls left
-    True
     """
     gravity, cart_mass, pole_mass, half_length, dt = 9.8, 1.0, 0.1, 0.5, 0.02
     mass = cart_mass + pole_mass
@@ -60,7 +64,7 @@ def make_transitions(num: int, noise: float, rng: torch.Generator) -> TensorDict
     )
 
 
-def make_members(config: DynamicsConfig) -> list[nn.Module]:
+def make_members(config: EnsembleConfig) -> list[nn.Module]:
     """Members that differ by their first weights alone."""
     width = config.hidden_size
     with torch.random.fork_rng(devices=[]):
@@ -91,7 +95,7 @@ def fit(
     model: nn.Module,
     params: TensorDict,
     data: TensorDict,
-    config: DynamicsConfig,
+    config: EnsembleConfig,
     rng: torch.Generator,
 ) -> Iterator[Tensor]:
     """Train `params` [M] in place on `data` [N]; yields the members' losses after each update.
@@ -126,9 +130,8 @@ def ensemble_errors(model: nn.Module, params: TensorDict, data: TensorDict) -> d
     return {name: float(error) for name, error in errors.items()}
 
 
-def run(config: DynamicsConfig, out: Path, say: Callable[[str], None]) -> None:
-    """Make data, fit, test, save to `out`, read back; one line to `say` at each step."""
-    out.mkdir(parents=True, exist_ok=True)
+def run(config: EnsembleConfig, out: Path, say: Callable[[str], None]) -> None:
+    """Make data, fit, test, save into `out`, read back; one line to `say` at each step."""
     rng = torch.Generator().manual_seed(config.seed)
     train = make_transitions(config.num_transitions, config.noise, rng)
     test = make_transitions(config.num_transitions, 0.0, rng)
@@ -161,3 +164,7 @@ def run(config: DynamicsConfig, out: Path, say: Callable[[str], None]) -> None:
     same = bool((TensorDict.load(path) == params).all())
     say(f"saved   {path} ({path.stat().st_size / 1e3:,.0f} kB); read back, equal: {same}")
     say(f"params  = {params}")
+
+
+if __name__ == "__main__":
+    run(EnsembleConfig(), Path(), print)

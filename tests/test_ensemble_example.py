@@ -1,25 +1,31 @@
-"""The recipe behind `raffia demo`, and the command line around it."""
+"""The parts of examples/ensemble.py, against what is known of carts, poles and ensembles."""
 
+import importlib.util
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from raffia.cli import main
-from raffia.recipes.dynamics import (
-    DynamicsConfig,
-    cart_pole_step,
-    ensemble_errors,
-    fit,
-    make_members,
-    make_transitions,
-    predict,
-    run,
-)
-from raffia.tensordict import TensorDict, from_modules
+from raffia import TensorDict, from_modules
 
-SMALL = DynamicsConfig(
+EXAMPLE = Path(__file__).parents[1] / "examples" / "ensemble.py"
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("example_ensemble", EXAMPLE)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+example = load_example()
+
+SMALL = example.EnsembleConfig(
     num_members=2, num_transitions=32, hidden_size=7, num_updates=3, batch_size=5
 )
 
@@ -33,7 +39,7 @@ def test_a_resting_cart_pushed_at_the_top():
     push = 1.1 / 1.1
     w_dot = -push / (0.5 * (4 / 3 - 0.1 / 1.1))
     v_dot = push - 0.1 * 0.5 * w_dot / 1.1
-    after = cart_pole_step(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([1.1]))[0]
+    after = example.cart_pole_step(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([1.1]))[0]
     # The first Euler step moves the velocities only; over five, angle stays small: within 2 %.
     assert after[1].item() == pytest.approx(0.1 * v_dot, rel=0.02)
     assert after[3].item() == pytest.approx(0.1 * w_dot, rel=0.02)
@@ -42,29 +48,29 @@ def test_a_resting_cart_pushed_at_the_top():
 
 def test_a_pole_that_hangs_stays():
     hanging = torch.tensor([[0.0, 0.0, math.pi, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(cart_pole_step(hanging, torch.zeros(1)), hanging)
+    torch.testing.assert_close(example.cart_pole_step(hanging, torch.zeros(1)), hanging)
 
 
 def test_stacked_prediction_is_each_members_own():
-    members = make_members(SMALL)
+    members = example.make_members(SMALL)
     params = from_modules(*members)
     shared = torch.randn(3, 5, generator=generator(0))
     own = torch.randn(2, 3, 5, generator=generator(1))
     want = torch.stack([member(shared) for member in members])
-    torch.testing.assert_close(predict(members[0], params, shared), want)
+    torch.testing.assert_close(example.predict(members[0], params, shared), want)
     want = torch.stack([member(x) for member, x in zip(members, own, strict=True)])
-    torch.testing.assert_close(predict(members[0], params, own), want)
+    torch.testing.assert_close(example.predict(members[0], params, own), want)
 
 
 def trained(config, data):
-    members = make_members(config)
+    members = example.make_members(config)
     params = from_modules(*members)
-    return params, list(fit(members[0], params, data, config, generator(5)))
+    return params, list(example.fit(members[0], params, data, config, generator(5)))
 
 
 def test_same_seed_same_run_and_the_loss_falls():
     config = replace(SMALL, num_updates=60, learning_rate=1e-2)
-    data = make_transitions(32, 0.0, generator(0))
+    data = example.make_transitions(32, 0.0, generator(0))
     params, losses = trained(config, data)
     again, _ = trained(config, data)
     assert (params == again).all()
@@ -74,7 +80,7 @@ def test_same_seed_same_run_and_the_loss_falls():
 
 def test_members_do_not_leave_traces_in_the_global_random_state():
     state = torch.get_rng_state()
-    one, two = make_members(SMALL), make_members(SMALL)
+    one, two = example.make_members(SMALL), example.make_members(SMALL)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(one[1][0].weight, two[1][0].weight)
     assert not torch.equal(one[0][0].weight, one[1][0].weight)
@@ -82,37 +88,20 @@ def test_members_do_not_leave_traces_in_the_global_random_state():
 
 def test_run_says_what_it_does_and_leaves_a_file(tmp_path):
     said = []
-    run(SMALL, tmp_path / "out", said.append)
+    example.run(SMALL, tmp_path, said.append)
     assert "update  3/3 | loss" in "\n".join(said)
     assert said[-2].endswith("equal: True")
-    saved = TensorDict.load(tmp_path / "out" / "ensemble.safetensors")
+    saved = TensorDict.load(tmp_path / "ensemble.safetensors")
     assert saved.batch_size == (2,)
     assert saved["0", "weight"].shape == (2, 7, 5)
 
 
 @pytest.mark.slow
 def test_the_mean_of_the_members_beats_the_best_of_them():
-    config = DynamicsConfig()
-    params, _ = trained(config, make_transitions(512, config.noise, generator(0)))
-    error = ensemble_errors(
-        make_members(config)[0], params, make_transitions(512, 0.0, generator(1))
+    config = example.EnsembleConfig()
+    params, _ = trained(config, example.make_transitions(512, config.noise, generator(0)))
+    error = example.ensemble_errors(
+        example.make_members(config)[0], params, example.make_transitions(512, 0.0, generator(1))
     )
     assert error["mean"] < error["best"] < error["one"]
     assert error["agree"] < error["differ"]
-
-
-def test_a_misspelt_option_gets_the_nearest(capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["demo", "--sede=3"])
-    assert exit.value.code == 2
-    assert "demo has no --sede=3; did you mean --seed?" in capsys.readouterr().err
-
-
-def test_a_place_that_cannot_be_written_is_named_before_any_work(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as exit:
-        main(["demo", "--out", str(tmp_path / "file" / "below")])
-    assert exit.value.code == 1
-    captured = capsys.readouterr()
-    assert "raffia demo: " in captured.err and "below" in captured.err
-    assert "update" not in captured.out

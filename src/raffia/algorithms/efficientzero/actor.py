@@ -1,0 +1,103 @@
+"""Acting: what to do in a state, and what of the search is worth remembering."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.efficientzero.planning import Planner, action_sampler
+from raffia.envs.env import Box, EnvSpec
+from raffia.search.policies import PolicyOutput
+from raffia.tensordict.tensordict import TensorDict
+
+
+def act(
+    planner: Planner,
+    state: TensorDict,  # [E]
+    *,
+    temperature: float,
+    noise: bool,
+    generator: torch.Generator | None = None,
+    num_simulations: int | None = None,
+) -> TensorDict:
+    """One search for all states; an action for each, and what replay keeps of it.
+
+    Gives "action", "policy" (the search's, the target of training) [E, A], "value" [E] (of the
+    root), and for continuous actions "sampled_actions" [E, N, D], which the policy is over.
+
+    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> planner = Planner(EfficientZeroModelMLP(4, 2), spec, EfficientZeroConfig())
+    >>> state = TensorDict(observation=torch.zeros(3, 4), batch_size=[3])
+    >>> done = act(planner, state, temperature=0.0, noise=False, num_simulations=8)
+    >>> done["action"], done["policy"].shape
+    (tensor([0, 0, 0]), torch.Size([3, 2]))
+    """
+    plan = planner.plan(
+        state,
+        num_simulations=num_simulations,
+        noise=noise,
+        temperature=temperature,
+        generator=generator,
+    )
+    return kept(plan)
+
+
+def kept(plan: PolicyOutput) -> TensorDict:
+    """What replay keeps of a search.
+
+    >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
+    >>> def model(embedding, action):
+    ...     rows = len(action)
+    ...     return RecurrentOutput(torch.ones(rows), torch.zeros(rows), torch.zeros(rows, 2)
+    ...                            ), embedding
+    >>> root = RootOutput(torch.zeros(3, 2), torch.zeros(3), torch.zeros(3, 1))
+    >>> sorted(kept(muzero_policy(root, model, 4)).keys())
+    ['action', 'policy', 'value']
+    """
+    size = [len(plan.action)]
+    entries: dict[str, Tensor] = {
+        "action": plan.action,
+        "policy": plan.action_weights.float(),
+        "value": plan.root_value.float(),
+    }
+    if "actions" in plan.tree.data.keys():
+        entries["sampled_actions"] = plan.tree.data["actions"][:, 0].clone()
+    return TensorDict(entries, size)
+
+
+def act_at_random(
+    spec: EnvSpec,
+    state: TensorDict,  # [E]
+    *,
+    num_sampled_actions: int = 0,  # of continuous actions
+    generator: torch.Generator | None = None,
+) -> TensorDict:
+    """A legal action for each state, all alike, with what `act` gives besides: a policy of that
+    kind, and value 0.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(3), masked=True)
+    >>> state = TensorDict(observation=torch.zeros(1, 1),
+    ...                    action_mask=torch.tensor([[False, True, True]]), batch_size=[1])
+    >>> act_at_random(spec, state)["policy"]
+    tensor([[0.0000, 0.5000, 0.5000]])
+    """
+    num = len(state)
+    if isinstance(spec.action, Box):
+        size = len(spec.action.low)
+        shape = (num, num_sampled_actions, size)
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        actions = low + (high - low) * torch.rand(shape, generator=generator)
+        policy = torch.full((num, num_sampled_actions), 1 / num_sampled_actions)
+        entries = {"action": actions[:, 0].clone(), "sampled_actions": actions}
+    else:
+        mask = state["action_mask"] if spec.masked else torch.ones(num, spec.action.n)
+        policy = mask.float() / mask.sum(-1, keepdim=True)
+        entries = {"action": torch.multinomial(policy, 1, generator=generator).squeeze(-1)}
+    return TensorDict({**entries, "policy": policy, "value": torch.zeros(num)}, [num])
+
+
+__all__ = ["act", "act_at_random", "action_sampler", "kept"]

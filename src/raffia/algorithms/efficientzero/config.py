@@ -1,0 +1,165 @@
+"""What can be set of EfficientZero, with the paper's numbers. Imports no torch: help comes at once.
+
+MuZero is EfficientZero with a `lstm_horizon` of 1 (each prefix is one reward), no consistency and
+no reanalyse; Gumbel MuZero is that with `search.policy="gumbel"`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "EfficientZeroConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "SearchConfig",
+    "TargetConfig",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The networks: residual convolutions for images, dense layers for vectors."""
+
+    num_channels: int = 64  # of images' latent states
+    num_res_blocks: int = 1  # of images: in each of the networks
+    downsample: bool = True  # images are made 16 times smaller (96x96 -> 6x6); boards are not
+    flatten: bool = False  # images are taken for vectors: boards of a few cells are, best
+    latent_state_dim: int = 256  # of vectors
+    res_connection: bool = True  # of vectors: the next latent is the old one and a change
+    lstm_hidden_size: int = 512  # of the value prefix
+    head_hidden_channels: tuple[int, ...] = (32,)  # of value, policy and value prefix
+    reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # start, stop, step
+    value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # of h(value)
+    norm_type: Literal["BN", "LN"] = "BN"
+    state_norm: bool = False  # latent states are brought to 0..1
+    action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # of discrete actions
+    sigma_type: Literal["conditioned", "fixed"] = "conditioned"  # of continuous actions
+    fixed_sigma: float = 0.3
+    proj_hid: int = 1024  # the projection on which consistency is measured
+    proj_out: int = 1024
+    pred_hid: int = 512
+    pred_out: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is learnt of a window of steps."""
+
+    unroll_steps: int = 5  # K
+    lstm_horizon: int = 5  # L: the value prefix restarts after as many steps
+    policy_weight: float = 1.0
+    value_weight: float = 0.25
+    value_prefix_weight: float = 1.0
+    consistency_weight: float = 2.0
+    entropy_weight: float = 0.0  # a bonus; 0.005 is common for continuous actions
+    gradient_scale: float = 0.5  # of what flows back into each latent of the dynamics; 1: all
+    # Ends behind which value 0 and a constant prefix are trained; behind others nothing is.
+    absorb: tuple[Literal["terminated", "truncated"], ...] = ("terminated",)
+    augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # of images, drawn per sample
+
+    def __post_init__(self) -> None:
+        for name in ("unroll_steps", "lstm_horizon"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.gradient_scale <= 1:
+            raise ValueError(f"gradient_scale={self.gradient_scale} must lie in 0..1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """What the outputs are trained towards."""
+
+    discount: float = 0.997  # per step of the agent
+    n_step: int = 5  # rewards before the value of a later state closes the sum
+    # That value: the target network's, or the root value of the search that was made there.
+    bootstrap: Literal["network", "search"] = "network"
+    target_interval: int = 200  # updates between copies into the target network
+    reanalyse_ratio: float = 0.99  # share of a batch whose policy is searched anew
+    reanalyse_noise: bool = True  # ... with noise at the root, as when acting
+    correct_horizon: bool = (
+        True  # a smaller n_step for old data, whose actions are not ours any more
+    )
+    horizon_share: float = 0.3  # one step less for each such share of training that it is old
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"discount={self.discount} must lie in 0..1, above 0")
+        if not 0 <= self.reanalyse_ratio <= 1:
+            raise ValueError(f"reanalyse_ratio={self.reanalyse_ratio} must lie in 0..1")
+        for name in ("n_step", "target_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How parameters follow their gradients."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.2
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 5.0
+    warmup_share: float = 0.01  # of all updates: the rate rises from 0
+    decay_updates: int = 100_000  # the rate is multiplied by decay_rate after each so many
+    decay_rate: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """How the agent plans."""
+
+    policy: Literal["muzero", "gumbel"] = "muzero"
+    num_simulations: int = 50  # per move
+    dirichlet_alpha: float = 0.3
+    dirichlet_fraction: float = 0.25  # of noise in the root's prior; 0 when evaluating
+    max_considered: int = 16  # gumbel: actions tried at the root
+    num_sampled_actions: int = 20  # of continuous actions, tried at each node
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # action ~ visits^(1/T) ...
+    temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)  # ... from this share of training on
+
+    def __post_init__(self) -> None:
+        if self.num_simulations < 1:
+            raise ValueError(f"num_simulations={self.num_simulations} must be at least 1")
+        starts = self.temperature_from
+        if len(starts) != len(self.temperatures) or not starts or starts[0] != 0:
+            raise ValueError(
+                f"temperatures={self.temperatures} and temperature_from={starts}: each temperature "
+                "needs the share of training from which it holds, the first one 0"
+            )
+        if list(starts) != sorted(starts):
+            raise ValueError(f"temperature_from={starts} must rise")
+
+    def temperature(self, share: float) -> float:
+        """The temperature at this share of training, 0..1.
+
+        >>> [SearchConfig().temperature(share) for share in (0.0, 0.49, 0.5, 1.0)]
+        [1.0, 1.0, 0.5, 0.25]
+        """
+        pairs = zip(self.temperature_from, self.temperatures, strict=True)
+        return [temperature for start, temperature in pairs if start <= share][-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientZeroConfig:
+    """The agent; how long it trains, and in which world, is said by the run.
+
+    >>> EfficientZeroConfig(search=SearchConfig(num_simulations=25)).targets.n_step
+    5
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    targets: TargetConfig = field(default_factory=TargetConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.flatten and self.loss.augmentation:
+            raise ValueError(
+                f"augmentation={self.loss.augmentation} is of images, and model.flatten makes "
+                "vectors of them: leave one of the two out"
+            )

@@ -1,0 +1,188 @@
+"""EfficientZero's learner: gradients of a batch, and an update by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from raffia.algorithms.efficientzero.build import make_model
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
+from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.loss import Loss
+from raffia.algorithms.efficientzero.planning import action_sampler
+from raffia.algorithms.efficientzero.policy_loss import LogDensity
+from raffia.envs.env import Box, EnvSpec
+from raffia.functional.clipping import clip_by_global_norm, global_norm
+from raffia.functional.gradients import value_and_grad
+from raffia.functional.optim import Optimizer, adamw, sgd
+from raffia.functional.schedules import step_decay, warmup
+from raffia.functional.trees import is_traced
+from raffia.tensordict.tensordict import TensorDict
+
+Key = tuple[str, ...]
+ModelFactory = Callable[[], LatentModel]
+
+
+class EfficientZeroLearner:
+    """Learns from the batches that `raffia.algorithms.efficientzero.targets` makes.
+
+    num_updates: of the whole run; the learning rate follows it.
+    model_factory: makes the networks, with fresh weights at each call; None for `make_model`.
+    frame_stack: how many observations the networks see together.
+
+    >>> from raffia.envs.env import Discrete, EnvSpec
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> learner = EfficientZeroLearner(spec, EfficientZeroConfig(), num_updates=1000)
+    >>> state = learner.init(seed=0)
+    >>> sorted(state.keys())
+    ['buffers', 'hyper', 'opt', 'params', 'step', 'target']
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: EfficientZeroConfig,
+        *,
+        num_updates: int,
+        model_factory: ModelFactory | None = None,
+        frame_stack: int = 1,
+    ) -> None:
+        self.spec, self.config, self.num_updates = spec, config, num_updates
+
+        def default() -> LatentModel:
+            with_projection = config.loss.consistency_weight > 0
+            return make_model(
+                spec, config.model, frame_stack=frame_stack, consistency=with_projection
+            )
+
+        self._make = default if model_factory is None else model_factory
+        self._loss = Loss(self.make_model(0), config.loss, _log_density(spec, config)).train()
+        self._optimizer = _optimizer(config.optimizer)
+
+    def make_model(self, seed: int) -> LatentModel:
+        """Networks as this learner trains, with fresh weights; torch's own generator stays."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._make()
+
+    def init(self, seed: int) -> TensorDict:
+        """The state before the first update."""
+        model = self.make_model(seed)
+        weights = TensorDict(
+            params=_nested(model.named_parameters()), buffers=_nested(model.named_buffers())
+        )
+        return TensorDict(
+            params=weights["params"],
+            buffers=weights["buffers"],
+            target=weights.clone(),
+            opt=self._optimizer.init(weights["params"]),
+            hyper=_hyper(self.config),
+            step=torch.tensor(0),
+        )
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The gradients, and BatchNorm's statistics after the batch; and what there is to tell.
+
+        The metrics are means [] of "loss", "policy_loss", "value_loss", "value_prefix_loss",
+        "consistency_loss" (sums over steps), "policy_entropy" (of one step) and "grad_norm"; and
+        "priority" [B], the distance of the first value from its target.
+        """
+
+        def loss(params: TensorDict) -> tuple[Tensor, tuple[dict[str, Tensor], TensorDict]]:
+            buffers = state["buffers"].clone()  # BatchNorm writes into them
+            named = _named(params) | _named(buffers)
+            value, metrics = functional_call(self._loss, named, (batch, state["hyper"]))
+            return value, (metrics, buffers)
+
+        grads, (_, (metrics, buffers)) = value_and_grad(loss, state["params"])
+        metrics["grad_norm"] = global_norm(grads)
+        return TensorDict(grads=grads, buffers=buffers), TensorDict(metrics)
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The state after the update, in the memory of the one before where that is possible."""
+        hyper, step = state["hyper"], state["step"] + 1
+        rate = hyper["learning_rate"] * self._schedule(step)
+        grads, _ = clip_by_global_norm(update["grads"], self.config.optimizer.max_grad_norm)
+        params, opt = self._optimizer.update(
+            state["params"],
+            grads,
+            state["opt"],
+            learning_rate=rate,
+            weight_decay=hyper["weight_decay"],
+        )
+        weights = TensorDict(params=params, buffers=update["buffers"])
+        target = _copied(weights, state["target"], step, self.config.targets.target_interval)
+        entries = {"opt": opt, "target": target, "hyper": hyper, "step": step}
+        return TensorDict({"params": params, "buffers": update["buffers"], **entries})
+
+    def learning_rate(self, step: int) -> float:
+        """Of this update, counted from 1, as the config has it.
+
+        >>> from raffia.envs.env import Discrete, EnvSpec
+        >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+        >>> learner = EfficientZeroLearner(spec, EfficientZeroConfig(), num_updates=1000)
+        >>> round(learner.learning_rate(5), 3), round(learner.learning_rate(500), 3)
+        (0.1, 0.2)
+        """
+        return self.config.optimizer.learning_rate * float(self._schedule(torch.tensor(step)))
+
+    def _schedule(self, step: Tensor) -> Tensor:
+        """What the learning rate is multiplied by in this update, counted from 1."""
+        config = self.config.optimizer
+        decayed = step_decay(step - 1, config.decay_updates, config.decay_rate)
+        return warmup(step, config.warmup_share * self.num_updates) * decayed
+
+
+def _copied(weights: TensorDict, target: TensorDict, step: Tensor, interval: int) -> TensorDict:
+    """The target network: the weights after each `interval` updates, else as it was."""
+    now = step % interval == 0
+    if is_traced():
+        return target.apply(lambda old, new: torch.where(now, new, old), weights)
+    return target.copy_(weights) if bool(now) else target
+
+
+def _log_density(spec: EnvSpec, config: EfficientZeroConfig) -> LogDensity | None:
+    if not isinstance(spec.action, Box):
+        return None
+    return action_sampler(spec.action, config.search.num_sampled_actions).log_density
+
+
+def _hyper(config: EfficientZeroConfig) -> TensorDict:
+    """What a member of a population may have of its own."""
+    loss, optimizer = config.loss, config.optimizer
+    numbers = {
+        "learning_rate": optimizer.learning_rate,
+        "weight_decay": optimizer.weight_decay,
+        "policy_weight": loss.policy_weight,
+        "value_weight": loss.value_weight,
+        "value_prefix_weight": loss.value_prefix_weight,
+        "consistency_weight": loss.consistency_weight,
+        "entropy_weight": loss.entropy_weight,
+    }
+    return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})
+
+
+def _optimizer(config: OptimizerConfig) -> Optimizer:
+    if config.name == "adamw":
+        return adamw()
+    return sgd(momentum=config.momentum)
+
+
+def _nested(named: Iterator[tuple[str, Tensor]]) -> TensorDict:
+    """Tensors of a module by the names of its layers."""
+    nest = TensorDict()
+    for name, tensor in named:
+        nest.set(tuple(name.split(".")), tensor.detach())
+    return nest
+
+
+def _named(nest: TensorDict) -> dict[str, Tensor]:
+    """The other way round, for the module that `Loss` wraps around the networks."""
+    return {".".join(("model", *_key(key))): tensor for key, tensor in nest.items(True, True)}
+
+
+def _key(key: str | Key) -> Key:
+    return (key,) if isinstance(key, str) else key

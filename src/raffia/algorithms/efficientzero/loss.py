@@ -1,0 +1,227 @@
+"""EfficientZero's loss of a batch of windows.
+
+Legend: B windows, K unrolled steps, T = K + 1 latent states of a window, A actions (or N sampled
+ones), F numbers of a support.
+
+    loss = sum_{k=0..K} [w_p CE(pi_k, policy target) + w_v CE(V_k, phi(h(z_k)))]
+         + sum_{k=1..K} [w_r CE(prefix_k, phi(h(prefix target))) + w_c consistency_k]
+
+Source: Ye, Liu, Kurutach, Abbeel & Gao (2021), "Mastering Atari Games with Limited Data", section 4
+and appendix A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raffia.algorithms.efficientzero.config import LossConfig
+from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.observations import as_input
+from raffia.algorithms.efficientzero.policy_loss import (
+    LogDensity,
+    discrete_policy_loss,
+    sampled_policy_loss,
+)
+from raffia.algorithms.efficientzero.step_norm import Steps, step_norms
+from raffia.algorithms.efficientzero.steps import imagine, represent
+from raffia.functional.losses import negative_cosine_similarity
+from raffia.functional.transforms import Support, signed_hyperbolic
+from raffia.tensordict.tensordict import TensorDict
+
+
+class Unrolled(NamedTuple):
+    """What the networks say along the actions of B windows."""
+
+    policy: Tensor  # [B, T, A] logits; of continuous actions [B, T, 2 D], means and deviations
+    value: Tensor  # [B, T, F] logits
+    value_prefix: Tensor  # [B, K, F'] logits
+    latent: Tensor  # [B, K, ...], imagined
+
+
+def unroll(
+    model: LatentModel,
+    observation: Tensor,  # [B, *O]
+    action: Tensor,  # [B, K] or [B, K, D]
+    *,
+    lstm_horizon: int,  # the LSTM's state is zeroed after each so many steps
+    gradient_scale: float = 1.0,  # of what flows back into each imagined latent state
+    steps: Steps | None = None,  # of `step_norms`: predict all steps in one call
+) -> Unrolled:
+    """The networks' predictions from an observation along real actions."""
+    latent = represent(model.representation_network, as_input(observation), model.state_norm)
+    latents, prefixes = [latent], []
+    zeros = latent.new_zeros(1, len(latent), model.lstm_hidden_size)
+    memory = (zeros, zeros)
+    for k, code in enumerate(action.unbind(1)):
+        if k % lstm_horizon == 0:
+            memory = (zeros, zeros)
+        latent, memory, prefix = imagine(
+            model.dynamics_network, latent, model.action_encoding(code), memory, model.state_norm
+        )
+        latent = scale_gradient(latent, gradient_scale)
+        latents.append(latent)
+        prefixes.append(prefix)
+    states = torch.stack(latents, 1)
+    policy, value = _at_each_step(model.prediction_network, states, steps)
+    return Unrolled(policy, value, torch.stack(prefixes, 1), states[:, 1:])
+
+
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """x itself; its gradient, by all that is made of it, is multiplied by `scale`.
+
+    Other than with a scaled copy, what was made of x before this call counts, too: the reward's
+    path within the dynamics network.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> y = 2 * x
+    >>> before = 5 * y
+    >>> torch.autograd.grad(before + scale_gradient(y, 0.5), x)
+    (tensor(6.),)
+    """
+    if scale != 1 and x.requires_grad:
+        x.register_hook(lambda gradient: gradient * scale)
+    return x
+
+
+def consistency(
+    model: LatentModel,
+    latent: Tensor,  # [B, K, ...], imagined
+    next_observation: Tensor,  # [B, K, *O]
+    steps: Steps | None = None,  # of `step_norms`
+) -> Tensor:  # [B, K]
+    """Distance in direction between what was imagined and what was seen.
+
+    -cos(head(projection(latent_k)), stop_gradient(projection(representation(o_{t+k}))))
+    """
+
+    def seen(observation: Tensor) -> tuple[Tensor]:
+        found = represent(model.representation_network, as_input(observation), model.state_norm)
+        return (model.project(found, with_grad=False),)
+
+    with torch.no_grad():
+        [target] = _at_each_step(seen, next_observation, steps)
+    [imagined] = _at_each_step(lambda x: (model.project(x),), latent, steps)
+    return negative_cosine_similarity(imagined, target.detach())
+
+
+def _at_each_step(
+    network: Callable[[Tensor], tuple[Tensor, ...]],
+    x: Tensor,  # [B, T, ...]
+    steps: Steps | None,
+) -> tuple[Tensor, ...]:  # [B, T, ...]
+    """A network's outputs for all steps, as if it was called step by step."""
+    if steps is None:
+        each = [network(step) for step in x.unbind(1)]
+        return tuple(torch.stack(outputs, 1) for outputs in zip(*each, strict=True))
+    with steps.of(x.shape[1]):
+        outputs = network(x.flatten(0, 1))
+    return tuple(output.unflatten(0, x.shape[:2]) for output in outputs)
+
+
+def scalar_loss(
+    output: Tensor,  # [*, F] logits, or [*, 1]
+    target: Tensor,  # [*]
+    support: Support | None,
+) -> Tensor:  # [*]
+    """Cross entropy with the two neighbours of h(target) on the support.
+
+        log sum exp(logits) - (1 - p) logits_i - p logits_{i+1},  i + p = the place of h(target)
+
+    Without a support the squared error in h(target).
+
+    >>> scalar_loss(torch.zeros(1, 5), torch.tensor([1.0]), Support(-2, 3))
+    tensor([1.6094])
+    """
+    scaled = signed_hyperbolic(target)
+    if support is None:
+        return (output.squeeze(-1) - scaled).square()
+    place = (scaled.clamp(support.start, support.last) - support.start) / support.step
+    low = place.floor().clamp_max(support.size - 2 if support.size > 1 else 0)
+    share = place - low
+    index = low.long()
+    both = output.gather(-1, torch.stack([index, index + 1], -1).clamp_max(support.size - 1))
+    expected = torch.lerp(both[..., 0], both[..., 1], share)
+    return output.logsumexp(-1) - expected
+
+
+class Loss(nn.Module):
+    """The loss of a batch, as a module around the networks: `torch.func.functional_call` gives it
+    the parameters.
+
+    model: its BatchNorm layers are replaced by `StepBatchNorm`, of the same names and parameters.
+    log_density: of sampled actions under a policy's parameters; None for discrete actions.
+
+    It is called with a batch [B], as `raffia.algorithms.efficientzero.targets` makes it, and with
+    weights [], "policy_weight", "value_weight", "value_prefix_weight", "entropy_weight" and, where
+    the config has it, "consistency_weight".
+    """
+
+    def __init__(
+        self, model: LatentModel, config: LossConfig, log_density: LogDensity | None = None
+    ) -> None:
+        super().__init__()
+        if config.consistency_weight > 0 and model.projection is None:
+            raise ValueError(
+                f"consistency_weight={config.consistency_weight} needs a model with a projection: "
+                "build it with self_supervised_learning_loss=True, or set consistency_weight=0"
+            )
+        self.model, self.config, self.log_density = model, config, log_density
+        self.steps = step_norms(model)
+
+    def forward(self, batch: TensorDict, weights: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is differentiated, the loss over K; and the metrics."""
+        steps = unroll(
+            self.model,
+            batch["observation"],
+            batch["action"],
+            lstm_horizon=self.config.lstm_horizon,
+            gradient_scale=self.config.gradient_scale,
+            steps=self.steps,
+        )
+        terms, entropy = self._terms(steps, batch)
+        loss = -weights["entropy_weight"] * entropy
+        for name, term in terms.items():
+            loss = loss + weights[f"{name}_weight"] * term
+        loss = (batch["weight"] * loss).mean()
+        with torch.no_grad():
+            metrics = {f"{name}_loss": term.mean() for name, term in terms.items()}
+            num_policies = batch["policy_mask"].sum().clamp_min(1)
+            metrics["policy_entropy"] = entropy.sum() / num_policies
+            value = self.model.decode_value(steps.value[:, 0])
+            metrics["priority"] = (value - batch["target_value"][:, 0]).abs()
+        return loss / batch["action"].shape[1], {"loss": loss.detach(), **metrics}
+
+    def _terms(self, steps: Unrolled, batch: TensorDict) -> tuple[dict[str, Tensor], Tensor]:
+        """The terms of the loss by name, and the entropy of the policies: sums over steps, [B]."""
+        model = self.model
+        policy, entropy = self._policy(steps.policy, batch)
+        value = scalar_loss(steps.value, batch["target_value"], model.value_support)
+        prefix = scalar_loss(steps.value_prefix, batch["target_value_prefix"], model.reward_support)
+        terms = {
+            "policy": _sum(policy, batch["policy_mask"]),
+            "value": _sum(value, batch["value_mask"]),
+            "value_prefix": _sum(prefix, batch["value_prefix_mask"]),
+        }
+        if self.config.consistency_weight > 0:
+            seen = batch["next_observation"]
+            distance = consistency(model, steps.latent, seen, self.steps)
+            terms["consistency"] = _sum(distance, batch["consistency_mask"])
+        return terms, _sum(entropy, batch["policy_mask"])
+
+    def _policy(self, policy: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
+        target = batch["target_policy"]
+        if self.log_density is None:
+            return discrete_policy_loss(policy, target)
+        return sampled_policy_loss(policy, target, batch["sampled_actions"], self.log_density)
+
+
+def _sum(
+    steps: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T]
+) -> Tensor:  # [B]
+    """Over the steps that count."""
+    return (steps * mask).sum(1)

@@ -1,0 +1,230 @@
+"""From windows of the replay to the batch that EfficientZero learns from.
+
+Legend: B windows of L = K + n + 1 rows, K unrolled steps, n rewards before a value closes the sum,
+O the shape of an observation with its frames merged, A actions or N sampled ones of D numbers.
+
+Source: Ye, Liu, Kurutach, Abbeel & Gao (2021), "Mastering Atari Games with Limited Data", section 4
+and appendix A; Schrittwieser et al. (2020), appendix F and G.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.algorithms.efficientzero.observations import as_input
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.reanalyse import distinct, reanalyse, with_fresh
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
+from raffia.functional.returns import n_step_return, value_prefix
+from raffia.tensordict.tensordict import TensorDict
+
+
+def make_batch(
+    windows: TensorDict,  # [B], see `SegmentReplayBuffer`
+    planner: Planner,  # refreshed with the target network
+    *,
+    generator: torch.Generator,  # of noise, of actions behind an end, of augmentation
+    total: int = 0,  # rows that the replay has seen so far
+    correction_interval: int = 0,  # rows of age that cost one step of the horizon; 0: none does
+) -> tuple[TensorDict, TensorDict | None]:
+    """The batch [B] of the learner, and what was searched anew for it [M], or None.
+
+    The windows hold "observation", "action", "reward", "policy", "value", and where the world or
+    its actions need them "action_mask", "to_play" and "sampled_actions". The batch holds
+
+        observation           [B, *O]
+        next_observation      [B, K, *O]   if there is a loss of consistency
+        action                [B, K]       behind an end drawn at random
+        target_policy         [B, K+1, A]  zeros behind an end
+        target_value          [B, K+1]
+        target_value_prefix   [B, K]
+        sampled_actions       [B, K+1, N, D]  which target_policy is over, of continuous actions
+        policy_mask, value_mask [B, K+1], value_prefix_mask, consistency_mask [B, K]  0.0 or 1.0
+        weight, index         [B]
+
+    What was searched anew is "step_index", "policy", "value" (and "sampled_actions"), each step
+    once: `replay.update(fresh["step_index"], fresh.exclude("step_index"))` keeps it.
+
+    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig, TargetConfig
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> from raffia.data.segment import SegmentReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> from raffia.envs.env import Discrete, EnvSpec
+    >>> config = EfficientZeroConfig(targets=TargetConfig(n_step=3, reanalyse_ratio=0.0))
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> replay = SegmentReplayBuffer(
+    ...     TensorStorage(100), unroll_steps=5, n_step=3, obs_keys=["observation"])
+    >>> steps = TensorDict(
+    ...     observation=torch.zeros(20, 4), action=torch.zeros(20, dtype=torch.int64),
+    ...     reward=torch.ones(20), policy=torch.full((20, 2), 0.5), value=torch.zeros(20),
+    ...     terminated=torch.arange(20) == 19, truncated=torch.zeros(20, dtype=torch.bool),
+    ...     next=dict(observation=torch.zeros(20, 4)), batch_size=[20])
+    >>> index = replay.extend(steps)
+    >>> planner = Planner(EfficientZeroModelMLP(4, 2), spec, config)
+    >>> windows = replay.read(torch.tensor([0, 17]))
+    >>> batch, fresh = make_batch(windows, planner, generator=torch.Generator())
+    >>> batch["target_value_prefix"]
+    tensor([[1., 2., 3., 4., 5.],
+            [1., 2., 3., 3., 3.]])
+    >>> batch["target_value"][1]
+    tensor([2.9910, 1.9970, 1.0000, 0.0000, 0.0000, 0.0000])
+    """
+    config, spec = planner.config, planner.spec
+    num_unrolled, n_step = config.loss.unroll_steps, config.targets.n_step
+    _check(windows, num_unrolled + n_step + 1)
+    fresh = reanalyse(windows, planner, generator=generator)
+    if fresh is not None:
+        windows = with_fresh(windows, fresh)
+    n = n_step_of_age(total - windows["index"], n_step, correction_interval)
+    ahead = slice(num_unrolled + 1)  # rows t .. t + K
+    valid, mask = windows["valid_step"][:, ahead], windows["mask"][:, ahead]
+    observation = windows["observation"]
+    batch = TensorDict(
+        observation=planner.merged(observation[:, 0]),
+        action=actions(windows, spec, num_unrolled, generator),
+        target_policy=windows["policy"][:, ahead] * valid.unsqueeze(-1),
+        target_value=value_target(windows, bootstrap_values(windows, n, planner), n, config),
+        target_value_prefix=value_prefix(
+            windows["reward"][:, :num_unrolled], config.loss.lstm_horizon
+        ),
+        policy_mask=valid.float(),
+        value_mask=mask.float(),
+        value_prefix_mask=mask[:, :-1].float(),
+        weight=windows["priority_weight"],
+        index=windows["index"],
+        batch_size=windows.batch_size,
+    )
+    kinds = config.loss.augmentation
+    batch["observation"] = augmented(batch["observation"], kinds, generator)
+    if isinstance(spec.action, Box):
+        batch["sampled_actions"] = windows["sampled_actions"][:, ahead]
+    if config.loss.consistency_weight > 0:
+        seen = observation[:, 1 : num_unrolled + 1]
+        seen = planner.merged(seen)
+        batch["next_observation"] = augmented(seen, kinds, generator)
+        batch["consistency_mask"] = windows["valid"][:, 1 : num_unrolled + 1].float()
+    return batch, fresh
+
+
+def n_step_of_age(
+    age: Tensor,  # int64 [B], rows that came since
+    n_step: int,
+    interval: int,  # rows; 0: age does not count
+) -> Tensor:  # int64 [B], 1..n_step
+    """Fewer rewards for older steps, after which another policy acted than today's would.
+
+        n = clip(n_step - floor(age / interval), 1, n_step)
+
+    Source: Ye et al. (2021), appendix A.4.
+
+    >>> n_step_of_age(torch.tensor([0, 150, 9000]), n_step=5, interval=100)
+    tensor([5, 4, 1])
+    """
+    if not interval:
+        return torch.full_like(age, n_step)
+    return (n_step - age // interval).clamp(1, n_step)
+
+
+def value_target(
+    windows: TensorDict,  # [B]
+    values: Tensor,  # [B, L], of the observations of all rows that a sum may end in
+    n: Tensor,  # int64 [B]
+    config: EfficientZeroConfig,
+) -> Tensor:  # [B, K+1]
+    """n rewards and the value of where they lead, from the view of who is to move.
+
+        z_k = sum_{i<n} g^i r_{t+k+i} + g^n V(o_{t+k+n})
+
+    Rewards of the other player, and values from his view, count negatively. Where the episode ends
+    before, the sum does, with the value of the last observation if it was only cut short; behind
+    the end z is 0.
+    """
+    acted = windows["valid_step"]
+    discount = config.targets.discount * windows["discount"][:, :-1]
+    if "to_play" in windows.keys():
+        turns = windows["to_play"].diff(dim=1) != 0
+        discount = torch.where(turns, -discount, discount)
+    target = n_step_return(windows["reward"][:, :-1], discount, values[:, 1:], n, ~acted[:, 1:])
+    ahead = slice(config.loss.unroll_steps + 1)
+    return torch.where(acted[:, ahead], target[:, ahead], 0.0)
+
+
+def bootstrap_values(
+    windows: TensorDict,  # [B]
+    n: Tensor,  # int64 [B]
+    planner: Planner,
+) -> Tensor:  # [B, L]
+    """Values of the rows t+k+n, or of the last observation where the episode is cut short before;
+    0 in rows that no sum ends in, and behind a termination.
+
+    They are the network's, or those that were found by search; of a last observation, from which
+    nothing was searched, always the network's.
+    """
+    config, discount = planner.config, windows["discount"]
+    k = torch.arange(config.loss.unroll_steps + 1, device=n.device)
+    last = windows["valid"].sum(1, keepdim=True) - 1
+    row = torch.minimum(n.unsqueeze(1) + k, last)  # [B, K+1]
+    acted = windows["valid_step"].gather(1, row)
+    found = torch.zeros(row.shape, device=discount.device)
+    wanted = discount.gather(1, row - 1) > 0  # what follows the step before counts in its value
+    if config.targets.bootstrap == "search":
+        found = torch.where(acted, windows["value"].gather(1, row), found)
+        wanted &= ~acted
+    place = distinct(windows["step_index"].gather(1, row), wanted)
+    if len(place.first):
+        window = place.first // len(k)
+        observation = windows["observation"][window, row.flatten()[place.first]]
+        found[wanted] = planner.values(observation)[place.of_each].to(found)
+    return torch.zeros_like(discount).scatter(1, row, found)
+
+
+def actions(
+    windows: TensorDict, spec: EnvSpec, num: int, generator: torch.Generator
+) -> Tensor:  # [B, num] or [B, num, D]
+    """Those taken; behind an end some at random, as states there are to be absorbing by any."""
+    taken, acted = windows["action"][:, :num], windows["valid_step"][:, :num]
+    device = generator.device
+    if isinstance(spec.action, Discrete):
+        drawn = torch.randint(spec.action.n, taken.shape, generator=generator, device=device)
+        return torch.where(acted, taken, drawn.to(taken.device))
+    low, high = (
+        torch.tensor(bound, device=device) for bound in (spec.action.low, spec.action.high)
+    )
+    drawn = low + (high - low) * torch.rand(taken.shape, generator=generator, device=device)
+    return torch.where(acted.unsqueeze(-1), taken, drawn.to(taken))
+
+
+def augmented(
+    images: Tensor,  # [B, *, C, H, W]
+    kinds: Collection[str],  # of "shift", "intensity"
+    generator: torch.Generator,
+) -> Tensor:
+    """Each sample shifted, made brighter or darker by a draw of its own, which its images share.
+
+    Bytes stay bytes if they are only shifted.
+
+    >>> images = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
+    >>> augmented(images, ["shift"], torch.Generator()).equal(images)
+    True
+    """
+    if "shift" in kinds:
+        shift = draw_shift(len(images), generator=generator)
+        images = random_shift(images, shift.to(images.device))
+    if "intensity" in kinds:
+        factor = draw_intensity(len(images), generator=generator)
+        images = intensity(as_input(images), factor.to(images.device))
+    return images
+
+
+def _check(windows: TensorDict, length: int) -> None:
+    found = windows["reward"].shape[1]
+    if found != length:
+        raise ValueError(
+            f"windows have unroll_steps + n_step + 1 = {length} rows, got {found}: make the replay "
+            "with the unroll_steps and n_step of the config"
+        )

@@ -1,0 +1,216 @@
+"""Which commands there are, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from raffia._version import __version__
+from raffia.cli.errors import UsageError
+
+Command = Callable[[Sequence[str]], int]  # the words after its name -> exit status
+
+GROUPS = {
+    "agents": {
+        "demo": "EfficientZero learns CartPole before your eyes, and writes a report",
+        "train": "train an agent: a folder with checkpoints, metrics and settings",
+        "resume": "go on with a run, as if it had never been stopped; or lengthen it",
+        "evaluate": "play episodes without exploring: mean, spread, recordings",
+        "play": "play TicTacToe or Connect4 against the agent of a run",
+    },
+    "runs": {
+        "report": "one HTML page of one run or several: curves, rates, an episode, a tree",
+        "list": "presets, environments, and the runs below ./runs",
+    },
+    "checks": {
+        "check-env": "whether an environment keeps the contract, point by point",
+        "doctor": "this machine: versions, threads, extras, ROMs, GPU",
+    },
+}
+FIRST_STEPS = {
+    "raffia demo": "from nothing to a trained agent in minutes",
+    "raffia train efficientzero --preset cartpole": "the same, longer, in runs/cartpole-0",
+    "raffia train efficientzero --help": "every setting",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.  argv: the words after `raffia`.
+
+    0: done; 1: it failed; 2: the call cannot be meant; 130: Ctrl-C; 143: SIGTERM.
+
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    raffia ...
+    0
+    """
+    _open_what_is_closed()
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        status = dispatch([word for word in words if word != "--debug"])
+        sys.stdout.flush()  # a reader that has gone is noticed here
+        return status
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return _without_reader()
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("\nstopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as error:
+        if debug or not _for_the_user(error):
+            traceback.print_exc()
+            return 1
+        _tell(error, words)
+        return 2 if _is_usage(error) else 1
+
+
+def dispatch(words: Sequence[str]) -> int:
+    """Run the command that the first word names.
+
+    >>> dispatch(["evalute"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: there is no command 'evalute'; did you mean evaluate?
+    """
+    if not words or words[0] in ("-h", "--help", "help"):
+        if words[1:2] and words[0] == "help":
+            return dispatch([*words[1:], "--help"])
+        print(help_text())
+        return 0 if words else 2
+    if words[0] in ("--version", "-V"):
+        print(f"raffia {__version__}")
+        return 0
+    return _command(words[0])(words[1:])
+
+
+def help_text() -> str:
+    """What `raffia --help` says.
+
+    >>> print(help_text().splitlines()[2])
+    usage: raffia COMMAND ...
+    """
+    from raffia.cli.style import columns, paint
+
+    lines = [
+        f"raffia {__version__}: agents that learn by planning, on keyed tensors",
+        "",
+        "usage: raffia COMMAND ...",
+    ]
+    width = max(len(name) for group in GROUPS.values() for name in group)
+    for title, group in GROUPS.items():
+        rows = [[name.ljust(width), summary] for name, summary in group.items()]
+        lines += ["", paint(title, "bold", sys.stdout), columns(rows)]
+    rows = [
+        ["--help", "after a command: what it does, with examples"],
+        ["--version", "of raffia"],
+        ["--debug", "errors with the place in the code where they arose"],
+    ]
+    steps = [list(step) for step in FIRST_STEPS.items()]
+    lines += ["", paint("options", "bold", sys.stdout), columns(rows)]
+    lines += ["", paint("first steps", "bold", sys.stdout), columns(steps)]
+    return "\n".join(lines)
+
+
+def _command(name: str) -> Command:
+    match name:
+        case "demo":
+            from raffia.cli.demo import demo
+
+            return demo
+        case "train":
+            from raffia.cli.train import train
+
+            return train
+        case "resume":
+            from raffia.cli.resume import resume
+
+            return resume
+        case "evaluate":
+            from raffia.cli.evaluate import evaluate
+
+            return evaluate
+        case "play":
+            from raffia.cli.play_command import play
+
+            return play
+        case "report":
+            from raffia.cli.report import report
+
+            return report
+        case "list":
+            from raffia.cli.list import list_all
+
+            return list_all
+        case "check-env":
+            from raffia.cli.check_env import check_env
+
+            return check_env
+        case "doctor":
+            from raffia.cli.doctor_command import doctor
+
+            return doctor
+    from raffia.cli.parser import nearest
+
+    names = [name for group in GROUPS.values() for name in group]
+    raise UsageError(f"there is no command {name!r}{nearest(name, names)}", "raffia --help")
+
+
+def _is_usage(error: Exception) -> bool:
+    if isinstance(error, UsageError):
+        return True
+    from raffia.train.config import ConfigError
+
+    return isinstance(error, ConfigError)
+
+
+def _for_the_user(error: Exception) -> bool:
+    """Whether the message is meant to be read: the files' trouble, or one that raffia worded.
+
+    Anything else is a fault of the code, where the traceback is what helps.
+    """
+    if isinstance(error, OSError | ImportError) or _is_usage(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    home = Path(__file__).parents[1]
+    worded = isinstance(error, ValueError | RuntimeError | FloatingPointError)
+    return worded and Path(frames[-1].filename).is_relative_to(home)
+
+
+def _tell(error: Exception, words: Sequence[str]) -> None:
+    from raffia.cli.style import paint
+
+    print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
+    if isinstance(error, UsageError):
+        for call in error.calls:
+            print(f"  {paint(call, 'cyan', sys.stderr)}", file=sys.stderr)
+    elif _is_usage(error):
+        command = " ".join(["raffia", *[word for word in words[:2] if word.isidentifier()]])
+        print(f"  {paint(f'{command} --help', 'cyan', sys.stderr)}", file=sys.stderr)
+
+
+def _open_what_is_closed() -> None:
+    """Behind `>&-` what is printed goes nowhere; the next file opened would get it otherwise."""
+    if sys.stdout is not None and sys.stderr is not None:
+        return
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd < 3:
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)
+
+
+def _without_reader() -> int:
+    """What is left to write goes nowhere, or Python would complain of it on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

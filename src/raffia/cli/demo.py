@@ -1,0 +1,72 @@
+"""raffia demo: from nothing to a trained agent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from raffia.cli.parser import Parser
+from raffia.cli.report import write_page
+from raffia.cli.runs import HOME, free_folder, refuse_taken
+from raffia.cli.style import call, paint
+from raffia.cli.train import ENDS, exit_status, tell_next
+from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.presets import PRESETS
+
+TARGET = 200.0  # mean return: the pole stands for 200 steps, the limit of CartPole's first version
+ABOUT = f"""\
+Train EfficientZero on CartPole, live, until the pole stands for {TARGET:.0f} steps in the mean, and
+write a report. It starts from nothing: the agent learns a model of the world, plans with it, and
+learns from what it planned. Ctrl-C saves and leaves.
+
+writes runs/demo (a run like any other) and report.html in it."""
+EXAMPLES = ["raffia demo", "raffia demo --seed 3 --out /tmp/demo"]
+
+
+def demo(words: Sequence[str]) -> int:
+    """`raffia demo`
+
+    >>> demo(["--sede=3"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: raffia demo has no --sede=3; did you mean --seed?
+    """
+    parser = Parser("raffia demo", ABOUT, EXAMPLES)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another run; 0")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="of the run; runs/demo, or runs/demo-2 ..."
+    )
+    args = parser.read(words)
+    folder = free_folder(HOME / "demo") if args.out is None else args.out
+    refuse_taken(folder, "demo", flag="--out")
+
+    from raffia.recipes.efficientzero import train
+
+    result = train(demo_config(args.seed), folder, preset="cartpole")
+    print(f"{folder} {ENDS[result.reason]}")
+    if result.reason == "stopped":
+        tell_next([[call("raffia", "resume", folder), "go on where it was stopped"]])
+        return exit_status(result)
+    print(f"report: {paint(str(write_page([folder]).resolve()), 'cyan', sys.stdout)}")
+    on = ["raffia", "resume", folder, "--evaluate.target_return", "none"]
+    tell_next(
+        [
+            [call(*on), "learn on, to the limit of 500 steps"],
+            [call("raffia", "evaluate", folder, "--record"), "100 episodes, three of them filmed"],
+            ["raffia train efficientzero --preset tictactoe", "another world; raffia list"],
+            ["raffia play runs/tictactoe-0", "... to play against, once it is trained"],
+        ]
+    )
+    return 0
+
+
+def demo_config(seed: int) -> EfficientZeroRun:
+    """The settings of the demo.
+
+    >>> demo_config(3).evaluate.target_return
+    200.0
+    """
+    cartpole = PRESETS["cartpole"]
+    return replace(cartpole, seed=seed, evaluate=replace(cartpole.evaluate, target_return=TARGET))

@@ -1,0 +1,284 @@
+"""What `raffia doctor` looks at: packages, threads, GPU, games, places to write, terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from raffia._version import __version__
+from raffia.cli.style import paint
+
+__all__ = ["Check", "doctor", "print_doctor"]
+
+# Project on PyPI -> its module. As pyproject.toml has them.
+CORE = {
+    "torch": "torch",
+    "gymnasium": "gymnasium",
+    "llvmlite": "llvmlite",
+    "numba": "numba",
+    "numpy": "numpy",
+    "pyyaml": "yaml",
+    "rich": "rich",
+    "safetensors": "safetensors",
+    "tyro": "tyro",
+}
+EXTRAS = {
+    "atari": ({"ale-py": "ale_py"}, "Atari games"),
+    "box2d": ({"box2d": "Box2D"}, "LunarLander, BipedalWalker"),
+    "hdf5": ({"h5py": "h5py"}, "offline episodes from HDF5"),
+    "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
+    "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
+    "video": ({"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL"}, "recorded episodes"),
+}
+LITTLE = 2 * 2**30  # bytes: a run of Atari with its replay on disk takes some
+COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of looking at one thing.
+
+    >>> Check("disk", "note", "0.1 GiB free", "make room").lines()
+    ['note   disk: 0.1 GiB free', '       make room']
+    """
+
+    name: str
+    verdict: str  # "ok"; "note": something is missing or slow; "fails": nothing works without it
+    seen: str
+    mend: str = ""
+
+    def lines(self) -> list[str]:
+        """For a person to read."""
+        mend = [f"{'':7}{self.mend}"] if self.mend else []
+        return [f"{self.verdict:<7}{self.name}: {self.seen}", *mend]
+
+
+def doctor(runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None) -> list[Check]:
+    """Look at this machine.
+
+    runs: where run folders will be.
+    stream: where the live view of a run would be shown; None: stdout.
+
+    >>> [check.name for check in doctor()][:2]
+    ['raffia', 'packages']
+    """
+    return [
+        Check("raffia", "ok", f"{__version__}, Python {platform.python_version()}, {_system()}"),
+        packages(),
+        torch_itself(),
+        other_work(),
+        *extras(),
+        games(),
+        kernel_cache(pathlib.Path(__file__).parents[1]),
+        disk(pathlib.Path(runs)),
+        terminal(sys.stdout if stream is None else stream),
+    ]
+
+
+def print_doctor(stream: TextIO | None = None, look: Callable[[], list[Check]] = doctor) -> int:
+    """Say what was found; the exit status: 0 unless something fails that all needs.
+
+    stream: gets the lines; None: stdout.
+
+    >>> print_doctor(look=lambda: [Check("torch", "fails", "not installed")])
+    fails  torch: not installed
+    1
+    """
+    stream = sys.stdout if stream is None else stream
+    checks = look()
+    for check in checks:
+        first, *rest = check.lines()
+        mark = paint(check.verdict, COLOURS[check.verdict], stream)
+        print("\n".join([mark + first[len(check.verdict) :], *rest]), file=stream)
+    return int(any(check.verdict == "fails" for check in checks))
+
+
+def packages() -> Check:
+    """Whether what raffia always needs is installed.
+
+    >>> packages().verdict
+    'ok'
+    """
+    found = {project: _version(project, module) for project, module in CORE.items()}
+    missing = [project for project, version in found.items() if version is None]
+    if missing:
+        mend = f"pip install {' '.join(missing)}"
+        return Check("packages", "fails", f"not installed: {', '.join(missing)}", mend)
+    return Check("packages", "ok", ", ".join(f"{name} {found[name]}" for name in found))
+
+
+def extras() -> Iterator[Check]:
+    """Which extras are installed, and how to get the others.
+
+    >>> [check.name for check in extras()]
+    ['atari', 'box2d', 'hdf5', 'parquet', 'report', 'video']
+    """
+    for extra, (projects, use) in EXTRAS.items():
+        found = {project: _version(project, module) for project, module in projects.items()}
+        missing = [project for project, version in found.items() if version is None]
+        if missing:
+            mend = f"pip install 'raffia[{extra}]'"
+            yield Check(extra, "note", f"no {' and no '.join(missing)}, for {use}", mend)
+        else:
+            have = ", ".join(f"{name} {version}" for name, version in found.items())
+            yield Check(extra, "ok", f"{have} ({use})")
+
+
+def torch_itself() -> Check:
+    """Whether torch works, with how many threads, and whether it sees a GPU.
+
+    >>> torch_itself().name
+    'torch'
+    """
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        mend = "pip install --force-reinstall torch"
+        return Check("torch", "fails", f"cannot be imported: {error}", mend)
+    threads, cores = torch.get_num_threads(), usable_cores()
+    seen = f"{torch.__version__}, {threads} threads on {cores} usable cores, "
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        seen += f"GPU: {', '.join(names)} (--device cuda)"
+    elif torch.backends.mps.is_available():
+        seen += "GPU: Apple's (--device mps)"
+    elif pathlib.Path("/proc/driver/nvidia/version").exists():
+        why = (
+            "this torch is made for the CPU"
+            if torch.version.cuda is None
+            else "torch cannot use it"
+        )
+        mend = "for a torch that fits the driver see https://pytorch.org/get-started"
+        return Check("torch", "note", f"{seen}an NVIDIA GPU, but {why}", mend)
+    else:
+        seen += "no GPU"
+    if threads > cores:
+        mend = f"more threads than cores wait for each other: export OMP_NUM_THREADS={cores}"
+        return Check("torch", "note", seen, mend)
+    return Check("torch", "ok", seen)
+
+
+def usable_cores() -> int:
+    """How many this process may use: those it is bound to, and no more than its container's share.
+
+    >>> 1 <= usable_cores() <= os.cpu_count()
+    True
+    """
+    bound = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        share, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return bound
+    if share == "max":
+        return bound
+    return max(1, min(bound, int(share) // int(period)))
+
+
+def other_work() -> Check:
+    """Whether others use the processor too.
+
+    >>> other_work().name
+    'load'
+    """
+    cores = usable_cores()
+    if not hasattr(os, "getloadavg"):
+        return Check("load", "ok", "unknown on this system")
+    busy = os.getloadavg()[0]
+    seen = f"{busy:.1f} processes wanted to run in the last minute, {cores} cores"
+    if busy > cores + 0.5:
+        return Check("load", "note", seen, "rates will be lower than this machine can do")
+    return Check("load", "ok", seen)
+
+
+def games() -> Check:
+    """How many Atari cartridges there are.
+
+    >>> games().name
+    'ROMs'
+    """
+    found = importlib.util.find_spec("ale_py")
+    places = found.submodule_search_locations if found else None
+    num = len(list(pathlib.Path(places[0], "roms").glob("*.bin"))) if places else 0
+    if num:
+        return Check("ROMs", "ok", f"{num} of Atari")
+    return Check(
+        "ROMs", "note", "no Atari games; ale-py brings them", "pip install 'raffia[atari]'"
+    )
+
+
+def kernel_cache(package: pathlib.Path) -> Check:
+    """Whether compiled kernels can be kept on disk.
+
+    package: the folder of raffia's code; kernels stay beside it, or in the user's own cache.
+
+    >>> kernel_cache(pathlib.Path("nowhere")).name
+    'kernels'
+    """
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    user = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "numba")
+    places = [pathlib.Path(own)] if own else [package, user]
+    for place in places:
+        if os.access(_existing(place) if place != package else place, os.W_OK):
+            return Check("kernels", "ok", f"compiled ones are kept below {place}")
+    seen = f"no place to keep them: {' and '.join(map(str, places))} cannot be written"
+    mend = "each start compiles anew, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours"
+    return Check("kernels", "note", seen, mend)
+
+
+def disk(runs: pathlib.Path) -> Check:
+    """Whether run folders can be written, and how much room there is.
+
+    >>> disk(pathlib.Path("runs")).name
+    'disk'
+    """
+    place = _existing(runs)
+    free = shutil.disk_usage(place).free
+    seen = f"{free / 2**30:.1f} GiB free in {runs}"
+    if not os.access(place, os.W_OK):
+        return Check("disk", "note", f"{place.resolve()} cannot be written", "train with --out")
+    if free < LITTLE:
+        return Check("disk", "note", seen, "a full disk stops a run at its next checkpoint")
+    return Check("disk", "ok", seen)
+
+
+def terminal(stream: TextIO) -> Check:
+    """Whether a run shows a live view or plain lines.
+
+    >>> import io
+    >>> terminal(io.StringIO()).seen
+    'no terminal: runs say plain lines'
+    """
+    if not stream.isatty():
+        return Check("terminal", "ok", "no terminal: runs say plain lines")
+    columns, lines = shutil.get_terminal_size()
+    return Check("terminal", "ok", f"{columns} x {lines}: runs show a live view")
+
+
+def _version(project: str, module: str) -> str | None:
+    """None where it is not installed; nothing is imported."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(project)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _existing(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.resolve()
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _system() -> str:
+    return f"{platform.system()} {platform.machine()}"

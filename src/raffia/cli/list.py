@@ -1,0 +1,112 @@
+"""raffia list: what there is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from raffia.cli.errors import UsageError
+from raffia.cli.parser import Parser, nearest
+from raffia.cli.runs import HOME
+from raffia.cli.style import call, columns, duration, number, paint
+from raffia.recipes.presets import PRESETS, SUMMARIES
+from raffia.report.folder import find_runs
+from raffia.report.summary import RunSummary, summarise
+
+ABOUT = """\
+List presets, environments, and the runs below a folder with their state and best mean return.
+
+  presets       named settings to train with
+  environments  names for --env.id (asks Gymnasium, which takes a moment)
+  runs          below ./runs, or below the folder that --in names
+
+Without a word it lists presets and runs. It writes nothing."""
+EXAMPLES = [
+    "raffia list",
+    "raffia list environments | grep -i lander",
+    "raffia list runs --in /data/runs",
+]
+KINDS = ("presets", "environments", "runs")
+
+
+def list_all(words: Sequence[str]) -> int:
+    """`raffia list [presets] [environments] [runs]`
+
+    >>> list_all(["preset"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: nothing is called 'preset' here; did you mean presets?
+    """
+    parser = Parser("raffia list", ABOUT, EXAMPLES)
+    parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))
+    parser.add_argument(
+        "--in", dest="home", type=Path, default=HOME, metavar="FOLDER", help="of runs; ./runs"
+    )
+    args = parser.read(words)
+    for kind in args.kinds:
+        if kind not in KINDS:
+            raise UsageError(
+                f"nothing is called {kind!r} here{nearest(kind, KINDS)}",
+                *[call("raffia", "list", known) for known in KINDS],
+            )
+    if args.kinds == ["environments"]:  # bare names, for grep
+        print("\n".join(_environments()))
+        return 0
+    parts = {
+        "presets": lambda: [_title("presets", "--preset NAME"), presets()],
+        "environments": lambda: [_title("environments", "--env.id NAME"), *_environments()],
+        "runs": lambda: [_title("runs", f"below {args.home}"), runs(args.home)],
+    }
+    blocks = ["\n".join(parts[kind]()) for kind in args.kinds or ("presets", "runs")]
+    print("\n\n".join(blocks))
+    return 0
+
+
+def presets() -> str:
+    """One line of each preset.
+
+    >>> print(presets().splitlines()[1])  # doctest: +ELLIPSIS
+      smoke ...
+    """
+    rows = [["", "environment", "steps", ""]]
+    for name, config in PRESETS.items():
+        steps = number(config.collect.num_env_steps, 0)
+        rows.append([name, config.env.id, steps, SUMMARIES[name]])
+    return columns(rows, right=[2])
+
+
+def runs(home: Path) -> str:
+    """One line of each run below a folder.
+
+    >>> print(runs(Path("gone")))
+      none yet; begin with raffia train efficientzero --preset cartpole
+    """
+    found = [summarise(folder) for folder in find_runs(home)]
+    if not found:
+        return "  none yet; begin with raffia train efficientzero --preset cartpole"
+    head = ["", "environment", "seed", "state", "steps", "time", "latest", "best"]
+    return columns([head, *(_row(run) for run in found)], right=[2, 4, 5, 6, 7])
+
+
+def _row(run: RunSummary) -> list[str]:
+    return [
+        str(run.folder),
+        run.env or "?",
+        run.seed or "?",
+        "running, or killed" if run.state == "running" else run.state,
+        number(run.env_step, 0),
+        duration(run.seconds),
+        number(run.last_return),
+        number(run.best_return),
+    ]
+
+
+def _title(title: str, remark: str) -> str:
+    return f"{paint(title, 'bold', sys.stdout)}  {paint(remark, 'dim', sys.stdout)}"
+
+
+def _environments() -> list[str]:
+    from raffia.recipes.worlds import world_names
+
+    return world_names()

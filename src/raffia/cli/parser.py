@@ -1,0 +1,76 @@
+"""argparse with our manners: nearest names, calls that work, help that keeps its lines."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import NoReturn
+
+from raffia.cli.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """The words of one command.
+
+    about: what it does, and what it writes.
+    examples: calls, each with what it does behind two spaces and a #.
+
+    >>> parser = Parser("raffia demo", "Learns.", ["raffia demo  # at once"])
+    >>> _ = parser.add_argument("--num-episodes", type=int, default=10, help="to play")
+    >>> parser.read(["--num_episodes", "3"]).num_episodes
+    3
+    """
+
+    def __init__(self, prog: str, about: str, examples: Sequence[str] = ()) -> None:
+        super().__init__(
+            prog=prog,
+            description=about,
+            epilog="\n  ".join(["examples:", *_aligned(examples)]) if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.add_argument("-h", "--help", action="help", help="show this and leave")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """What the words say; UsageError where they cannot be meant."""
+        args, unknown = self.parse_known_args([_hyphened(word) for word in words])
+        if unknown:
+            raise self._unknown(unknown[0])
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse says of a mistake, in our form."""
+        raise UsageError(message.removeprefix("argument "), f"{self.prog} --help")
+
+    def _unknown(self, word: str) -> UsageError:
+        if not word.startswith("-"):
+            return UsageError(f"{word!r} is one word too many", f"{self.prog} --help")
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return UsageError(f"{self.prog} has no {word}{hint}", f"{self.prog} --help")
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """ "; did you mean ...?" where a name is like the word, else nothing.
+
+    >>> nearest("cartpol", ["smoke", "cartpole"]), nearest("xyz", ["smoke"])
+    ('; did you mean cartpole?', '')
+    """
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _hyphened(word: str) -> str:
+    """--num_episodes is --num-episodes."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _aligned(examples: Sequence[str]) -> list[str]:
+    """The calls, with their remarks below each other."""
+    pairs = [example.partition("  # ") for example in examples]
+    width = max((len(call) for call, _, remark in pairs if remark), default=0)
+    return [f"{call:<{width}}  # {remark}" if remark else call for call, _, remark in pairs]

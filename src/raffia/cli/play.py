@@ -1,0 +1,196 @@
+"""A person against an agent, in words: what is asked, what is understood, what is shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from raffia.recipes.match import Match, Player, Thought, load_player
+
+__all__ = ["Table", "move_named", "play", "shares_text"]
+
+
+def play(
+    folder: str | Path,
+    *,
+    checkpoint: str = "best",
+    num_simulations: int | None = None,
+    second: bool = False,  # the agent begins
+    stdin: TextIO | None = None,
+    stdout: TextIO | None = None,
+) -> int:
+    """Play against the agent of a run until the person has enough; the exit status."""
+    agent = load_player(Path(folder), checkpoint, num_simulations=num_simulations)
+    Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).sit()
+    return 0
+
+
+def move_named(text: str, names: Sequence[str]) -> int | None:
+    """The action that a person means: by its name, turned round too, or by its number from 1.
+
+    >>> names = [column + row for row in "123" for column in "abc"]
+    >>> move_named("B2", names), move_named("2b", names), move_named("5", names)
+    (4, 4, 4)
+    >>> move_named("d4", names) is None
+    True
+    """
+    text = "".join(text.lower().split())
+    for spelling in (text, text[::-1]):
+        if spelling in names:
+            return list(names).index(spelling)
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(names):
+        return int(text) - 1
+    return None
+
+
+def shares_text(shares: Sequence[float], names: Sequence[str], columns: int) -> str:
+    """Shares of actions as per cents, laid out as on the board; a dot where there is none.
+
+    >>> print(shares_text([0.25, 0, 0.746, 0.004], ["a1", "b1", "a2", "b2"], columns=2))
+          a    b
+    1   25%    .
+    2   75%  <1%
+    >>> print(shares_text([0.1, 0.9], ["1", "2"], columns=2))
+          1    2
+        10%  90%
+    """
+    cells = [f"{_percent(share):>5}" for share in shares]
+    rows = ["".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
+    head = "".join(f"{name[0]:>5}" for name in names[:columns])
+    labels = [str(i + 1) for i in range(len(rows))] if len(rows) > 1 else [" "]
+    return "\n".join([f" {head}", *map("".join, zip(labels, rows, strict=True))])
+
+
+def _percent(share: float) -> str:
+    if share <= 0:
+        return "."
+    return "<1%" if share < 0.005 else f"{share:.0%}"
+
+
+class Table:
+    """Where a person and an agent sit. It reads lines, and works without a terminal.
+
+    >>> import io
+    >>> from raffia.envs.board import TicTacToe
+    >>> class First:  # always the first free square
+    ...     spec = TicTacToe(1).spec
+    ...     def act(self, state):
+    ...         policy = torch.nn.functional.one_hot(state["action_mask"].int().argmax(-1), 9)
+    ...         return TensorDict(action=policy.argmax(-1), policy=policy.float(),
+    ...                           value=torch.zeros(len(policy)), batch_size=state.shape)
+    >>> said = io.StringIO()
+    >>> Table(First(), 0, io.StringIO("b2\\nc1\\na3\\n"), said).sit()
+    >>> "You have won." in said.getvalue()
+    True
+    """
+
+    def __init__(self, agent: Player, person: int, stdin: TextIO, stdout: TextIO) -> None:
+        """person: 0 if the person begins, 1 if the agent does."""
+        self.agent, self.person = agent, person
+        self.match = Match(agent)
+        self._stdin, self._stdout = stdin, stdout
+        self._seated = True
+        self._commands: dict[str, Callable[[], None]] = {
+            **dict.fromkeys(("help", "h", "?"), self._help),
+            **dict.fromkeys(("undo", "u"), self._undo),
+            **dict.fromkeys(("new", "n", "again", "yes", "y"), self._begin),
+            **dict.fromkeys(("quit", "q", "exit", "no"), self._leave),
+        }
+
+    def sit(self) -> None:
+        """Play until the person leaves, or has nothing more to say."""
+        self._begin()
+        while self._seated:
+            if self.match.ended:
+                self._ask("new, undo or quit: ")
+            elif self.match.to_play == self.person:
+                self._ask("your move: ")
+            else:
+                self._agent_moves()
+
+    def _begin(self) -> None:
+        self.match = Match(self.agent)
+        mine, its = self.match.game.symbols[self.person], self.match.game.symbols[1 - self.person]
+        begins = "you begin" if self.person == 0 else "the agent begins"
+        self._say(f"You are {mine}, the agent is {its}; {begins}.")
+        self._help()
+        self._show()
+
+    def _help(self) -> None:
+        names = self.match.game.action_names
+        if len(names) == self.match.game.columns:
+            moves = f"Drop a stone by its column, {names[0]} to {names[-1]}."
+        else:
+            moves = f"Set a stone by its square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
+        self._say(f"{moves} Other words: undo, new, help, quit.")
+
+    def _undo(self) -> None:
+        """Back to before the person's last move."""
+        made = len(self.match.actions)
+        own = [ply for ply in range(made) if ply % 2 == self.person]
+        if not own:
+            self._say("There is no move of yours to take back.")
+            return
+        self.match.take_back(made - own[-1])
+        self._show()
+
+    def _leave(self) -> None:
+        self._seated = False
+        self._say("Good bye.")
+
+    def _ask(self, question: str) -> None:
+        """Read a line and do what it says."""
+        print(question, end="", file=self._stdout, flush=True)
+        line = self._stdin.readline()
+        if not line:  # the end of the file, or Ctrl-D
+            self._say("")
+            self._leave()
+            return
+        word = line.strip().lower()
+        if word in self._commands:
+            self._commands[word]()
+        elif word and self.match.ended:
+            self._say("This game is over. Say new for another one, undo or quit.")
+        elif word:
+            self._move(word)
+
+    def _move(self, word: str) -> None:
+        names = self.match.game.action_names
+        action = move_named(word, names)
+        free = " ".join(names[legal] for legal in self.match.legal)
+        if action is None:
+            self._say(f"{word!r} is no move that I know. You can play {free}; help says more.")
+        elif action not in self.match.legal:
+            taken = "full" if len(names) == self.match.game.columns else "taken"
+            self._say(f"{names[action]} is {taken}. You can play {free}.")
+        else:
+            self.match.play(action)
+            self._show()
+
+    def _agent_moves(self) -> None:
+        thought = self.match.think()
+        self.match.play(thought.action)
+        self._say(self._told(thought))
+        self._show()
+
+    def _told(self, thought: Thought) -> str:
+        game = self.match.game
+        return (
+            f"The agent plays {game.action_names[thought.action]}. It values the position at "
+            f"{thought.value:+.2f} for itself (1 wins, -1 loses); its search went to\n"
+            f"{shares_text(thought.shares, game.action_names, game.columns)}"
+        )
+
+    def _show(self) -> None:
+        self._say(f"\n{self.match.text()}\n")
+        if self.match.ended:
+            if self.match.winner is None:
+                self._say("A draw.")
+            else:
+                won = self.match.winner == self.person
+                self._say("You have won." if won else "The agent has won.")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stdout, flush=True)

@@ -1,0 +1,56 @@
+"""raffia report: runs on one page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from raffia.cli.parser import Parser
+from raffia.cli.runs import chosen_run
+from raffia.cli.style import paint
+
+ABOUT = """\
+Write one HTML page about a run or several: learning curves with seeds and confidence band, losses,
+rates, an episode, a searched tree, the settings. Every figure is read from the files of the runs,
+also while they train. The page holds all it needs: send it, open it anywhere.
+
+writes RUN/report.html; of several runs, report.html in the folder that holds them; or --out."""
+EXAMPLES = [
+    "raffia report runs/cartpole-0",
+    "raffia report runs/cartpole-*  # seeds become one curve with a band",
+    "raffia report runs/cartpole-0 runs/cartpole-gumbel-0 --out compared.html",
+]
+
+
+def report(words: Sequence[str]) -> int:
+    """`raffia report RUN...`
+
+    >>> report(["--outt=page.html"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: raffia report has no --outt=page.html; did you mean --out?
+    """
+    parser = Parser("raffia report", ABOUT, EXAMPLES)
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page is written")
+    args = parser.read(words)
+    runs = [chosen_run(given, "report") for given in args.runs or [None]]
+    print(f"wrote {paint(str(write_page(runs, args.out)), 'cyan', sys.stdout)}")
+    return 0
+
+
+def write_page(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """The page of these runs; what they have otherwise than their presets is marked.
+
+    >>> write_page([Path("gone")])
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: gone is no run: it does not exist...
+    """
+    from raffia.recipes.presets import PRESETS
+    from raffia.report.page import write_report
+    from raffia.train.config import to_json
+
+    presets = {name: to_json(config) for name, config in PRESETS.items()}
+    return write_report(runs, out, presets=presets)

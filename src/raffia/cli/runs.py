@@ -1,0 +1,123 @@
+"""The run that a call names, and what can be said of it before torch is there."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from raffia.cli.errors import UsageError
+from raffia.cli.style import call, number
+from raffia.recipes.config import EfficientZeroRun
+from raffia.report.folder import find_runs, is_run
+from raffia.report.summary import RunSummary, summarise
+from raffia.train.config import read_config
+
+HOME = Path("runs")  # where runs lie if nothing else is said
+
+
+def chosen_run(given: str | None, command: str) -> Path:
+    """The folder of the run; UsageError, with runs that there are, if it is none.
+
+    >>> chosen_run("away/gone", "evaluate")
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: away/gone does not exist
+    """
+    if given is not None and is_run(Path(given)):
+        return Path(given)
+    runs = sorted(find_runs(HOME), key=_age)
+    if given is None:
+        calls = [call("raffia", command, run) for run in runs[:3]] or [_begin()]
+        raise UsageError("which run?", *calls)
+    path = Path(given)
+    around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
+    near = [around] if around else _near(path, [*runs, *_runs_around(path)])
+    seen = "holds no run" if path.exists() else "does not exist"
+    raise UsageError(
+        f"{given} {seen}; did you mean {near[0]}?" if near else f"{given} {seen}",
+        *[call("raffia", command, run) for run in near[:3]] or ["raffia list", _begin()],
+    )
+
+
+def summary_line(run: RunSummary) -> str:
+    """Where a run stands, in half a line.
+
+    >>> summary_line(RunSummary(Path("runs/a"), "stopped", env_step=3400, best_return=187.0))
+    'stopped after 3,400 environment steps, best return 187.0'
+    """
+    steps = "" if run.env_step is None else f" after {number(run.env_step, 0)} environment steps"
+    best = "" if run.best_return is None else f", best return {number(run.best_return)}"
+    states = {
+        "empty": "nothing in it yet",
+        "target": "reached its target return",
+        "running": "running, or killed",
+    }
+    return f"{states.get(run.state, run.state)}{steps}{best}"
+
+
+def state_of(run: Path) -> RunSummary:
+    """What the files of a run say of it."""
+    return summarise(run)
+
+
+def config_of(run: Path) -> EfficientZeroRun:
+    """The settings of a run."""
+    return read_config(EfficientZeroRun, run / "config.json")
+
+
+def preset_of(run: Path) -> str:
+    """The preset a run began with, or nothing."""
+    made_by = json.loads((run / "config.json").read_text(encoding="utf-8")).get("run", {})
+    return str(made_by.get("preset", ""))
+
+
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3 ... that is not there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     (Path(home) / "demo").mkdir()
+    ...     free_folder(Path(home) / "demo").name
+    'demo-2'
+    """
+    number, folder = 1, wanted
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
+    """UsageError where something lies there; `words` are the call, `flag` would say the folder."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    other = call("raffia", *words, flag, free_folder(folder))
+    if is_run(folder):
+        resume = call("raffia", "resume", folder)
+        what = f"{folder} holds a run already: {summary_line(summarise(folder))}"
+        raise UsageError(what, resume, other)
+    raise UsageError(f"{folder} is there already, and is no run", other)
+
+
+def _begin() -> str:
+    return "raffia train efficientzero --preset cartpole"
+
+
+def _age(run: Path) -> float:
+    """Seconds; the run that was written last comes first."""
+    newest = run / "metrics.jsonl"
+    return -newest.stat().st_mtime if newest.exists() else 0.0
+
+
+def _runs_around(path: Path) -> list[Path]:
+    """Runs in the place itself, or beside it; never the whole disk."""
+    if path.is_dir():
+        return find_runs(path, 2)
+    return find_runs(path.parent, 1) if path.parent.name else []
+
+
+def _near(path: Path, runs: list[Path]) -> list[Path]:
+    inside = [run for run in runs if path in run.parents]
+    names = difflib.get_close_matches(path.name, [run.name for run in runs], n=3)
+    return list(dict.fromkeys([*inside, *(run for n in names for run in runs if run.name == n)]))

@@ -1,0 +1,176 @@
+"""raffia train: a new run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raffia.cli.errors import UsageError
+from raffia.cli.parser import nearest
+from raffia.cli.runs import HOME, refuse_taken
+from raffia.cli.style import call, columns, duration, number, paint
+from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.presets import PRESETS, SUMMARIES
+from raffia.train.config import from_command_line
+
+if TYPE_CHECKING:
+    from raffia.recipes.efficientzero import RunResult
+
+ALGORITHMS = ("efficientzero",)
+ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}
+HELP = """\
+usage: raffia train ALGORITHM (--preset NAME | --config FILE) [--run FOLDER] [settings]
+
+Train an agent in a new folder, and show how it goes. Ctrl-C saves and leaves; `raffia resume` goes
+on. The folder holds settings, metrics (JSON lines and TensorBoard), checkpoints and recordings.
+
+algorithms:
+  efficientzero  plans with a learned model; by its settings also MuZero and Gumbel MuZero
+
+examples:
+  raffia train efficientzero --preset cartpole             # into runs/cartpole-0
+  raffia train efficientzero --preset cartpole --seed 1    # into runs/cartpole-1
+  raffia train efficientzero --preset cartpole --help      # all settings, with their values
+
+`raffia list presets` says what each preset is."""
+# tyro keeps the breaks of indented lines only.
+ABOUT = """\
+Train EfficientZero in a new folder, and show how it goes. Ctrl-C saves and leaves.
+
+the folder holds:
+  config.json     all settings, versions and the seed
+  metrics.jsonl   what was measured; TensorBoard files beside it
+  checkpoints     from which `raffia resume` goes on, exactly
+  episodes        recordings, where they are asked for
+
+begin with:
+  --preset NAME   one of the settings that have a name, below
+  --config FILE   settings from .json or .yaml, such as a run's config.json;
+                  together with --preset they change it
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED
+
+examples:
+  raffia train efficientzero --preset cartpole --seed 1
+  raffia train efficientzero --preset cartpole --search.num_simulations 50
+  raffia train efficientzero --preset lunarlander --config mine.yaml --run runs/try
+  raffia train efficientzero --preset atari100k --env.id atari/breakout
+
+presets:
+{presets}
+
+Then every setting can be given; shown are the values of {shown}."""
+
+
+def train(words: Sequence[str]) -> int:
+    """`raffia train ALGORITHM ...`
+
+    >>> train(["efficientzero", "--preset", "cartpol"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: there is no preset 'cartpol'; did you mean cartpole?
+    """
+    if words and words[0] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if not words or words[0].startswith("-"):
+        raise UsageError("which algorithm?", call("raffia", "train", "efficientzero", *words))
+    if words[0] not in ALGORITHMS:
+        raise UsageError(
+            f"there is no algorithm {words[0]!r}{nearest(words[0], ALGORITHMS)}",
+            call("raffia", "train", "efficientzero", *words[1:]),
+        )
+    return train_efficientzero(words[1:])
+
+
+def train_efficientzero(words: Sequence[str]) -> int:
+    """The words after `raffia train efficientzero`: settle the settings, then train."""
+    own, settings = split_own(words, ["--preset", "--run"])
+    preset, files = own.get("--preset", ""), split_own(words, ["--config"])[0]
+    config = from_command_line(
+        _preset(preset, words) if preset else EfficientZeroRun(),
+        settings,
+        prog="raffia train efficientzero",
+        description=_about(preset),
+    )
+    if not preset and not files:
+        example = call("raffia", "train", "efficientzero", "--preset", "cartpole", *words)
+        raise UsageError("train what? Give --preset NAME or --config FILE", example)
+    name = preset or Path(files["--config"]).stem
+    folder = Path(own.get("--run", HOME / f"{name}-{config.seed}"))
+    named = ["--preset", preset] if preset else []
+    refuse_taken(folder, "train", "efficientzero", *named, *settings)
+
+    from raffia.recipes.efficientzero import train
+
+    return tell_end(train(config, folder, preset=preset))
+
+
+def tell_end(result: RunResult) -> int:
+    """Say how a sitting ended and what can be done next; gives the exit status."""
+    steps = f"{number(result.env_step, 0)} environment steps"
+    plural = "" if result.update == 1 else "s"
+    updates = f"{number(result.update, 0)} update{plural} in {duration(result.seconds)}"
+    best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
+    print(f"{result.folder} {ENDS[result.reason]}: {steps}, {updates}{best}")
+    calls = [
+        [call("raffia", "evaluate", result.folder), "play episodes without exploring"],
+        [call("raffia", "report", result.folder), "learning curves on one page"],
+    ]
+    if result.reason == "stopped":
+        calls.insert(0, [call("raffia", "resume", result.folder), "go on where it was stopped"])
+    tell_next(calls)
+    return exit_status(result)
+
+
+def exit_status(result: RunResult) -> int:
+    """0, or 128 and the number of the signal that stopped the run, as shells have it."""
+    if result.reason != "stopped":
+        return 0
+    return 128 + signal.Signals[result.signal].value
+
+
+def tell_next(calls: Sequence[Sequence[str]]) -> None:
+    """Calls to copy, with what each does."""
+    print(paint("next", "bold", sys.stdout))
+    print(columns(calls))
+
+
+def split_own(words: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of these flags, and the other words.
+
+    >>> split_own(["--seed", "1", "--run=a"], ["--run"])
+    ({'--run': 'a'}, ['--seed', '1'])
+    """
+    own, others, rest = {}, [], iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            found = value if equals else next(rest, "")
+            if not found or found.startswith("--"):
+                raise UsageError(f"{flag} needs a value", "raffia train efficientzero --help")
+            own[flag] = found
+        else:
+            others.append(word)
+    return own, others
+
+
+def _preset(name: str, words: Sequence[str]) -> EfficientZeroRun:
+    if name in PRESETS:
+        return PRESETS[name]
+    hint = nearest(name, list(PRESETS))
+    calls = ["raffia list presets"]
+    if hint:
+        near = hint.removeprefix("; did you mean ").removesuffix("?")
+        typed = {name: near, f"--preset={name}": f"--preset={near}"}
+        meant = [typed.get(word, word) for word in words]
+        calls.insert(0, call("raffia", "train", "efficientzero", *meant))
+    raise UsageError(f"there is no preset {name!r}{hint}", *calls)
+
+
+def _about(preset: str) -> str:
+    presets = columns([[name, config.env.id, SUMMARIES[name]] for name, config in PRESETS.items()])
+    shown = f"--preset {preset}" if preset else "no preset: the paper's, for Atari"
+    return ABOUT.format(presets=presets, shown=shown)

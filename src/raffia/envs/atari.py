@@ -1,0 +1,249 @@
+"""Games of the Atari 2600 through the Arcade Learning Environment, with the standard preprocessing.
+
+A step repeats its action for `frame_skip` frames of the emulator and shows the newest of them: the
+maximum of the last two, since many games draw some objects in every other frame only (with a
+`frame_skip` of 1 the one frame as it is), made smaller by means of areas. Stacks of frames are left
+to who collects. FIRE is never pressed for the agent, also where a game waits for it: that is an
+action to be learnt. Games start as the emulator does, then up to `noop_max` idle frames follow.
+
+Lives. In training a lost life is told as `terminated`, so that it counts as an end when values are
+learnt, and as `continues`, since the game goes on: the observation of this step is the first one of
+the next life, and the next `step` acts in it. What belongs to a seed is the whole game with all its
+lives, as a life depends on all that was done in those before it; so a game is made of its seed and
+its actions alone, and a resume plays the actions since the last `reset` again, over the ends of
+lives. `reset` begins the game of its seed at any time. With the same actions the game is frame by
+frame the same in training and in evaluation.
+
+Sources: Mnih et al. (2015), "Human-level control through deep reinforcement learning"; Machado et
+al. (2018), "Revisiting the Arcade Learning Environment" (sticky actions).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.envs.config import AtariConfig
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.resize import area
+from raffia.functional.seeds import derive_seed, generator_for
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from ale_py import ALEInterface
+
+__all__ = ["EVALUATION_FRAMES", "AtariEnv", "atari_games"]
+
+EVALUATION_FRAMES = 108_000  # half an hour of play, at 60 frames a second
+FOR_TWO = ("combat", "joust", "maze_craze", "warlords")  # nobody can play these alone
+
+
+class AtariEnv:
+    """One game.
+
+    game: "ms_pacman", "MsPacman" or "ALE/MsPacman-v5"; of the last one only the name is taken, not
+        what Gymnasium means by v5.
+    evaluation: whole games with their true rewards, up to 108,000 frames.
+    full_action_space: all 18 actions of the console, in place of those that do something here.
+
+    >>> env = AtariEnv("breakout", AtariConfig(size=64, colour=False))
+    >>> env.spec.observation_shape, env.spec.action, env.action_names
+    ((1, 64, 64), Discrete(n=4), ('NOOP', 'FIRE', 'RIGHT', 'LEFT'))
+    >>> state = env.reset(seed=3)
+    >>> after = env.step(torch.tensor(1))
+    >>> after["reward"], after["terminated"], after["truncated"], after["continues"]
+    (tensor(0.), tensor(False), tensor(False), tensor(False))
+    >>> env.render().shape
+    torch.Size([210, 160, 3])
+    """
+
+    def __init__(
+        self,
+        game: str,
+        config: AtariConfig | None = None,
+        *,
+        evaluation: bool = False,
+        full_action_space: bool = False,
+    ) -> None:
+        self.config = config = AtariConfig() if config is None else config
+        _check(config)
+        self.max_frames = EVALUATION_FRAMES if evaluation else config.max_frames
+        self.episodic_life = config.episodic_life and not evaluation
+        self.clip_reward = config.clip_reward and not evaluation
+        name = game_name(game)
+        self._ale = _emulator(name)
+        # The state from which every game begins. Loading the cartridge would give it too, but takes
+        # 20 times as long; resetting alone leaves traces of the game before, as in Pitfall II.
+        self._loaded = self._ale.cloneState(include_rng=True)
+        ale = self._ale
+        self._actions = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
+        self.action_names = tuple(action.name for action in self._actions)
+        channels = 3 if config.colour else 1
+        screen = (*ale.getScreenDims(), 3) if config.colour else ale.getScreenDims()
+        self._frames = [np.zeros(screen, np.uint8) for _ in range(2)]  # the last two
+        self._runs = False
+        self.spec = EnvSpec(
+            observation_shape=(channels, config.size, config.size),
+            observation_dtype=torch.uint8,
+            action=Discrete(len(self._actions)),
+            continues=self.episodic_life,
+            name=f"atari/{name}",
+        )
+
+    def reset(self, seed: int) -> TensorDict:
+        """Begin the game of this seed, whatever was played before; gives its first state []."""
+        self._ale.restoreState(self._loaded)
+        self._ale.reset_game()
+        self._previous = self._actions[0]  # NOOP
+        most = self.config.noop_max
+        for _ in range(derive_seed(seed, "noop") % most + 1 if most else 0):
+            self._ale.act(self._previous)
+        self._sticky = generator_for(seed, "sticky")
+        self._lives = self._ale.lives()
+        self._num_frames = 0
+        self._runs = True
+        self._see(self._frames[1])
+        return TensorDict(observation=self._shrunk(self._frames[1]))
+
+    def step(self, action: Tensor) -> TensorDict:
+        """Act: the state after it, with reward, terminated and truncated, []."""
+        if not self._runs:
+            raise RuntimeError("no game runs, it has ended or was never begun; call reset(seed)")
+        reward = self._play(int(action))
+        over = self._ale.game_over()
+        late = self._num_frames >= self.max_frames and not over
+        lives = self._ale.lives()
+        # Some games go on for a few frames with no life left; then they are over, once.
+        lost = self.episodic_life and 0 < lives < self._lives and not over
+        self._lives = lives
+        self._runs = not (over or late)
+        seen = self._frames[1]
+        if self.config.frame_skip > 1:
+            seen = np.maximum(*self._frames)
+        said = TensorDict(
+            observation=self._shrunk(seen),
+            reward=torch.tensor(float(np.sign(reward) if self.clip_reward else reward)),
+            terminated=torch.tensor(over or lost),
+            truncated=torch.tensor(late and not lost),
+        )
+        if self.episodic_life:
+            said["continues"] = torch.tensor(lost and not late)
+        return said
+
+    def render(self) -> Tensor:
+        """The screen as it is, uint8 [H, W, 3]: 210 x 160 in most games."""
+        return torch.from_numpy(self._ale.getScreenRGB())
+
+    def close(self) -> None:
+        """The emulator holds memory only, and goes with this object."""
+
+    def _play(self, number: int) -> int:
+        """Repeat the action; the last two frames are kept. Gives the sum of the rewards."""
+        if not 0 <= number < len(self._actions):
+            raise ValueError(f"action {number} must lie in 0 .. {len(self._actions) - 1}")
+        skip, sticky = self.config.frame_skip, self.config.sticky
+        stuck = [False] * skip
+        if sticky:
+            stuck = (torch.rand(skip, generator=self._sticky) < sticky).tolist()
+        total = 0
+        for frame in range(skip):
+            if not stuck[frame]:
+                self._previous = self._actions[number]
+            total += self._ale.act(self._previous)  # does nothing once the game is over
+            if frame >= skip - 2:
+                self._see(self._frames[frame - skip])
+        self._num_frames += skip
+        return total
+
+    def _see(self, frame: np.ndarray) -> None:
+        if self.config.colour:
+            self._ale.getScreenRGB(frame)
+        else:
+            self._ale.getScreenGrayscale(frame)
+
+    def _shrunk(self, frame: np.ndarray) -> Tensor:
+        picture = torch.from_numpy(frame)
+        picture = picture if self.config.colour else picture.unsqueeze(-1)
+        return area(picture, self.config.size, self.config.size)
+
+
+def atari_games() -> list[str]:
+    """The games that ale-py brings and one can play alone; none where it is not installed.
+
+    >>> games = atari_games()
+    >>> len(games) >= 104, "ms_pacman" in games, "combat" in games
+    (True, True, False)
+    """
+    found = importlib.util.find_spec("ale_py")
+    if found is None or not found.submodule_search_locations:
+        return []
+    cartridges = pathlib.Path(found.submodule_search_locations[0], "roms").glob("*.bin")
+    return sorted({cartridge.stem for cartridge in cartridges} - set(FOR_TWO))
+
+
+def game_name(game: str) -> str:
+    """The name of a game as the emulator has it.
+
+    >>> game_name("ALE/MsPacman-v5"), game_name("ms_pacman"), game_name("Pong")
+    ('ms_pacman', 'ms_pacman', 'pong')
+    >>> game_name("brekout")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no Atari game 'brekout'. Did you mean 'breakout'? ...
+    """
+    games = {name.replace("_", ""): name for name in atari_games()}
+    if not games:
+        raise _not_installed()
+    plain = game.removeprefix("ALE/").removesuffix("-v5").replace("_", "").lower()
+    if plain in games:
+        return games[plain]
+    near = difflib.get_close_matches(plain, games, n=1)
+    hint = f" Did you mean {games[near[0]]!r}?" if near else ""
+    raise ValueError(
+        f"there is no Atari game {game!r}.{hint} All of them: raffia.envs.atari.atari_games()"
+    )
+
+
+def _emulator(name: str) -> ALEInterface:
+    """With the cartridge in it, and silent."""
+    try:
+        from ale_py import ALEInterface, LoggerMode, roms
+    except ImportError as error:
+        raise _not_installed() from error
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    ale = ALEInterface()
+    # Sticky actions are drawn here, by the seed of the episode; nothing else in the emulator is
+    # random: in none of its games does its own seed change a frame.
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("random_seed", 0)
+    cartridge = roms.get_rom_path(name)
+    if cartridge is None:
+        raise FileNotFoundError(
+            f"ale-py's cartridge of {name!r} is missing or altered; "
+            "pip install --force-reinstall ale-py"
+        )
+    ale.loadROM(cartridge)
+    return ale
+
+
+def _not_installed() -> ImportError:
+    return ImportError("Atari games need ale-py, which brings them: pip install 'raffia[atari]'")
+
+
+def _check(config: AtariConfig) -> None:
+    if config.frame_skip < 1:
+        raise ValueError(f"frame_skip={config.frame_skip} must be at least 1")
+    if config.noop_max < 0:
+        raise ValueError(f"noop_max={config.noop_max} must not be negative")
+    if not 0 <= config.sticky < 1:
+        raise ValueError(f"sticky={config.sticky} must lie in 0..1, below 1; 0.25 is common")
+    if config.max_frames < config.frame_skip:
+        raise ValueError(
+            f"max_frames={config.max_frames} must be at least frame_skip={config.frame_skip}"
+        )

@@ -1,0 +1,103 @@
+"""Several worlds as one BatchEnv, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from raffia.envs.env import Env
+from raffia.envs.rows import (
+    RowEnv,
+    Rows,
+    TensorRows,
+    checked_actions,
+    checked_seeds,
+    chosen_rows,
+    refuse_ended,
+)
+from raffia.tensordict.tensordict import TensorDict
+
+
+class SerialBatch:
+    """E worlds of one kind, stepped one after the other.
+
+    >>> from raffia.envs.gym import GymEnv
+    >>> batch = SerialBatch([GymEnv("CartPole-v1") for _ in range(3)])
+    >>> batch.reset(torch.arange(3))["observation"].shape
+    torch.Size([3, 4])
+    >>> batch.step(torch.tensor([0, 1]), rows=torch.tensor([2, 0]))["reward"]
+    tensor([1., 1.])
+    """
+
+    def __init__(self, envs: Sequence[Env], rows: Rows | None = None) -> None:
+        """`rows` are arrays to write into, as in memory that is shared; None: its own."""
+        if not envs:
+            raise ValueError("SerialBatch(envs) needs one world or more")
+        self.spec = envs[0].spec
+        for row, env in enumerate(envs):
+            if env.spec != self.spec:
+                raise ValueError(
+                    f"worlds of a batch must be of one kind; row 0 is {self.spec}, "
+                    f"row {row} is {env.spec}"
+                )
+        self.num_envs = len(envs)
+        self.envs = list(envs)
+        self.rows = Rows.for_spec(self.spec, self.num_envs) if rows is None else rows
+        self._writers = [env if isinstance(env, RowEnv) else TensorRows(env) for env in envs]
+        self._tensors = self.rows.tensors(self.spec.step_keys)
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Begin the episodes of these seeds [n] in these rows [n] (None: all): the states [n]."""
+        chosen = chosen_rows(rows, self.num_envs)
+        for row, seed in zip(chosen, checked_seeds(seeds, len(chosen)), strict=True):
+            self.reset_row(row, seed)
+        return said(self._tensors, self.spec.state_keys, rows, len(chosen))
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Act in these rows [n] (None: all), action [n, ...]: the states after it, [n]."""
+        chosen = chosen_rows(rows, self.num_envs)
+        actions = checked_actions(action, self.spec, len(chosen))
+        refuse_ended([row for row in chosen if not self.rows.runs[row]])
+        for row, one in zip(chosen, actions, strict=True):
+            self.step_row(row, one)
+        return said(self._tensors, self.spec.step_keys, rows, len(chosen))
+
+    def reset_row(self, row: int, seed: int) -> None:
+        """Begin the episode of a seed in one row; the state lies in `rows`."""
+        self.rows.runs[row] = False  # if the world raises, nothing runs there
+        self._writers[row].reset_row(seed, self.rows, row)
+        self.rows.runs[row] = True
+
+    def step_row(self, row: int, action: object) -> None:
+        """Act in one row, an int or an array [D]; the state after it lies in `rows`."""
+        self.rows.runs[row] = False
+        self._writers[row].step_row(action, self.rows, row)
+        said = self.rows
+        ended = said.terminated[row] or said.truncated[row]
+        said.runs[row] = not ended or (said.continues is not None and said.continues[row])
+
+    def render(self, row: int) -> Tensor | None:
+        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        return self.envs[row].render()
+
+    def close(self) -> None:
+        """Close all of them."""
+        for env in self.envs:
+            env.close()
+
+
+def said(
+    tensors: dict[str, Tensor], keys: tuple[str, ...], rows: Tensor | None, num_rows: int
+) -> TensorDict:
+    """What these rows say, [num_rows], in memory of its own.
+
+    >>> said({"reward": torch.tensor([1.0, 2.0])}, ("reward",), torch.tensor([1]), 1)["reward"]
+    tensor([2.])
+    """
+    if rows is None:
+        entries = {key: tensors[key].clone() for key in keys}
+    else:
+        rows = rows.cpu()
+        entries = {key: tensors[key].index_select(0, rows) for key in keys}
+    return TensorDict(entries, batch_size=[num_rows])

@@ -1,0 +1,353 @@
+"""How check.py plays in a world, and compares what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
+from raffia.functional.seeds import generator_for
+from raffia.tensordict.tensordict import TensorDict
+
+REPEAT = "draw all chance from a generator that reset(seed) makes anew, and forget what was before"
+
+
+class Seen(Exception):
+    """What was wrong, and how to mend it.
+
+    >>> Seen("a reward of nan", "look for a division by 0").seen
+    'a reward of nan'
+    """
+
+    def __init__(self, seen: str, mend: str) -> None:
+        super().__init__(seen)
+        self.seen, self.mend = seen, mend
+
+
+class Noted(Seen):
+    """What may be meant so, and may be wrong.
+
+    >>> isinstance(Noted("no episode ended", ""), Seen)
+    True
+    """
+
+
+class Bare:
+    """Envs as a BatchEnv that believes all they say: their mistakes are to be seen, not refused.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> Bare([ValueProbe()]).reset(torch.tensor([0]))["observation"]
+    tensor([[1.]])
+    """
+
+    def __init__(self, envs: Sequence[Env]) -> None:
+        self.envs = list(envs)
+        self.spec = cast(EnvSpec, getattr(envs[0], "spec", None))  # None is found by the check
+        self.num_envs = len(envs)
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """The states of these seeds in these rows."""
+        chosen = range(self.num_envs) if rows is None else rows.tolist()
+        pairs = zip(chosen, seeds.tolist(), strict=True)
+        return _stacked([self.envs[row].reset(seed) for row, seed in pairs])
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """What these rows say after their actions."""
+        chosen = range(self.num_envs) if rows is None else rows.tolist()
+        return _stacked([self.envs[row].step(action[i]) for i, row in enumerate(chosen)])
+
+    def render(self, row: int) -> Tensor | None:
+        """A picture."""
+        return self.envs[row].render()
+
+    def close(self) -> None:
+        """Close them."""
+        for env in self.envs:
+            env.close()
+
+
+def _stacked(said: list[TensorDict]) -> TensorDict:
+    for one in said:
+        if not isinstance(one, TensorDict):
+            raise Seen(f"a {type(one).__name__}", "give a TensorDict: TensorDict(observation=...)")
+    if len(said) == 1:  # in the same memory, so that it shows when that is written again
+        return said[0].unsqueeze(0)
+    entries = {key: torch.stack([one[key] for one in said]) for key in said[0].keys()}
+    return TensorDict(entries, batch_size=[len(said)])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A reset or a step of some rows, and what they said.
+
+    >>> Moment(3, True, [0], TensorDict(), [5], None).where
+    'after 3 steps'
+    """
+
+    number: int
+    is_step: bool
+    rows: list[int]
+    said: TensorDict
+    seeds: list[int]  # of the episodes that run in these rows
+    action: Tensor | None
+
+    @property
+    def where(self) -> str:
+        """For a person to read."""
+        return f"after {self.number} steps"
+
+
+def is_world(env: Any) -> bool:
+    """Whether this is a world, rather than what makes one.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> is_world(ValueProbe()), is_world(ValueProbe)
+    (True, False)
+    """
+    return not isinstance(env, type) and (hasattr(env, "step") or hasattr(env, "reset"))
+
+
+def as_world(env: Any) -> Any:
+    """An env of Gymnasium as an Env; others as they are.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> as_world(ValueProbe()).spec.name
+    'probe/value'
+    """
+    if hasattr(env, "observation_space") and hasattr(env, "action_space"):
+        from raffia.envs.gym import GymEnv
+
+        return GymEnv(env)
+    return env
+
+
+def kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """How a tensor looks, in words.
+
+    >>> kind(torch.float32, (3, 4))
+    'float32 [3, 4]'
+    """
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def wanted(spec: EnvSpec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """The dtype and the shape that each entry must have.
+
+    >>> from raffia.envs.env import Discrete
+    >>> wanted(EnvSpec(observation_shape=(4,), action=Discrete(2)))["observation"]
+    (torch.float32, (4,))
+    """
+    num_actions = 0 if isinstance(spec.action, Box) else spec.action.n
+    return {
+        "observation": (spec.observation_dtype, spec.observation_shape),
+        "action_mask": (torch.bool, (num_actions,)),
+        "to_play": (torch.int64, ()),
+        "reward": (torch.float32, ()),
+        "terminated": (torch.bool, ()),
+        "truncated": (torch.bool, ()),
+        "continues": (torch.bool, ()),
+    }
+
+
+def require_entries(said: Any, spec: EnvSpec, keys: Sequence[str], num_rows: int) -> None:
+    """That these entries are there, with their dtypes and shapes, and no other.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(2,), action=Discrete(2))
+    >>> require_entries(TensorDict(observation=torch.zeros(3, 2)), spec, ["observation"], 3)
+    """
+    if not isinstance(said, TensorDict):
+        raise Seen(f"a {type(said).__name__}", "give a TensorDict: TensorDict(observation=...)")
+    there = set(said.keys())
+    if missing := set(keys) - there:
+        raise Seen(f"no {sorted(missing)}; there are {sorted(there)}", f"give {list(keys)}")
+    if extra := there - set(keys):
+        raise Seen(
+            f"entries that the spec does not know: {sorted(extra)}",
+            "leave them out, or say masked=True, num_players=2 or continues=True in the spec",
+        )
+    for key in keys:
+        dtype, shape = wanted(spec)[key]
+        value = said[key]
+        if value.dtype != dtype or tuple(value.shape[1:]) != shape or len(value) != num_rows:
+            seen = kind(value.dtype, value.shape[1:])
+            raise Seen(
+                f"{key!r} is {seen} for each of {len(value)} rows",
+                f"give {kind(dtype, shape)} for each of {num_rows}, or change the spec",
+            )
+
+
+def ended(said: TensorDict) -> Tensor:
+    """Where a reset must follow, bool [n].
+
+    >>> ended(TensorDict(terminated=torch.tensor([True]), truncated=torch.tensor([False])))
+    tensor([True])
+    """
+    if "terminated" not in said.keys():
+        return torch.zeros(len(said["observation"]), dtype=torch.bool)
+    over = said["terminated"] | said["truncated"]
+    return over & ~said["continues"] if "continues" in said.keys() else over
+
+
+def one_action(spec: EnvSpec, said: TensorDict, draw: int = 0, number: int = 0) -> Tensor:
+    """An action [1, ...] that is legal for one row; a function of `draw` and `number` alone.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(1))
+    >>> one_action(spec, TensorDict(observation=torch.zeros(1, 1)))
+    tensor([0])
+    """
+    generator = generator_for(draw, "check", number)
+    if isinstance(spec.action, Box):
+        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        if number < 2:  # the bounds themselves are legal
+            return (low if number == 0 else high)[None]
+        return (low + (high - low) * torch.rand(len(low), generator=generator))[None]
+    weight = said["action_mask"][0].float() if spec.masked else torch.ones(spec.action.n)
+    if not weight.any():
+        raise Seen("no action is legal", "allow one at least while an episode runs")
+    return torch.multinomial(weight, 1, generator=generator)
+
+
+def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[Moment]:
+    """All rows, played with random actions; rows that have ended are reset.
+
+    >>> from raffia.envs.probe import DelayProbe
+    >>> [(moment.number, moment.is_step) for moment in moments(Bare([DelayProbe()]), 0, 2)]
+    [(0, False), (1, True), (2, True), (2, False)]
+    """
+    num_envs = batch.num_envs
+    seeds = [seed + row for row in range(num_envs)]
+    said = batch.reset(torch.tensor(seeds)).clone()
+    yield Moment(0, False, list(range(num_envs)), said, list(seeds), None)
+    states = [said[row : row + 1] for row in range(num_envs)]
+    next_seed = seed + num_envs
+    for number in range(num_steps):
+        actions = [
+            one_action(batch.spec, states[row], seed * num_envs + row, number)
+            for row in range(num_envs)
+        ]
+        said = batch.step(torch.cat(actions)).clone()
+        yield Moment(number + 1, True, list(range(num_envs)), said, list(seeds), torch.cat(actions))
+        states = [said[row : row + 1] for row in range(num_envs)]
+        rows = ended(said).nonzero().flatten()
+        if not len(rows):
+            continue
+        for row in rows.tolist():
+            seeds[row] = next_seed
+            next_seed += 1
+        own = [seeds[row] for row in rows.tolist()]
+        said = batch.reset(torch.tensor(own), rows).clone()
+        yield Moment(number + 1, False, rows.tolist(), said, own, None)
+        for i, row in enumerate(rows.tolist()):
+            states[row] = said[i : i + 1]
+
+
+def first_end(played: Sequence[Moment]) -> tuple[int, int, list[Tensor]] | None:
+    """The row, the seed and the actions of the first episode that ended; None if none did.
+
+    >>> from raffia.envs.probe import DelayProbe
+    >>> row, seed, actions = first_end(list(moments(Bare([DelayProbe()]), 7, 2)))
+    >>> row, seed, len(actions)
+    (0, 7, 2)
+    """
+    for index, moment in enumerate(played):
+        over = ended(moment.said)
+        if over.any():
+            row = int(over.nonzero()[0])
+            steps = (each.action for each in played[: index + 1] if each.action is not None)
+            return row, moment.seeds[row], [action[row : row + 1] for action in steps]
+    return None
+
+
+def replay(batch: BatchEnv, row: int, seed: int, actions: Sequence[Tensor]) -> list[TensorDict]:
+    """What a row says to a seed and actions [1, ...].
+
+    >>> from raffia.envs.probe import DelayProbe
+    >>> said = replay(Bare([DelayProbe()]), 0, 7, [torch.tensor([0]), torch.tensor([1])])
+    >>> [float(each["observation"]) for each in said]
+    [-1.0, 1.0, 1.0]
+    """
+    rows = torch.tensor([row])
+    said = [batch.reset(torch.tensor([seed]), rows).clone()]
+    return said + [batch.step(action, rows).clone() for action in actions]
+
+
+def episode(
+    batch: BatchEnv, row: int, seed: int, num_steps: int, draw: int | None = None
+) -> list[TensorDict]:
+    """What a row says in an episode, of so many steps at most.
+
+    draw: of the actions; None: the seed's
+
+    >>> from raffia.envs.probe import DelayProbe
+    >>> len(episode(Bare([DelayProbe()]), row=0, seed=7, num_steps=5))  # a reset and two steps
+    3
+    """
+    return together(batch, [row], [seed], num_steps, draw)[row]
+
+
+def together(
+    batch: BatchEnv, rows: list[int], seeds: list[int], num_steps: int, draw: int | None = None
+) -> dict[int, list[TensorDict]]:
+    """What some rows say in an episode each, which are stepped at once.
+
+    >>> from raffia.envs.probe import DelayProbe, ValueProbe
+    >>> told = together(Bare([DelayProbe(), ValueProbe()]), [1, 0], [5, 6], num_steps=5)
+    >>> len(told[0]), len(told[1])
+    (3, 2)
+    """
+    state = batch.reset(torch.tensor(seeds), torch.tensor(rows)).clone()
+    told = {row: [state[i : i + 1]] for i, row in enumerate(rows)}
+    draws = {row: seed if draw is None else draw for row, seed in zip(rows, seeds, strict=True)}
+    running = list(rows)
+    for number in range(num_steps):
+        actions = [one_action(batch.spec, told[row][-1], draws[row], number) for row in running]
+        said = batch.step(torch.cat(actions), torch.tensor(running)).clone()
+        for i, row in enumerate(running):
+            told[row].append(said[i : i + 1])
+        running = [row for row in running if not ended(told[row][-1]).any()]
+        if not running:
+            break
+    return told
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether all numbers are the same, NaN as NaN.
+
+    >>> equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    True
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def difference(one: Sequence[TensorDict], other: Sequence[TensorDict]) -> str | None:
+    """Where two episodes part, in words; None if they do not.
+
+    >>> difference([TensorDict(a=torch.tensor(1))], [TensorDict(a=torch.tensor(2))])
+    "'a' differs after 0 steps"
+    """
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        for key in a.keys():
+            if not equal(a[key], b[key]):
+                return f"{key!r} differs after {number} steps"
+    if len(one) != len(other):
+        return f"it ended after {len(other) - 1} steps, not {len(one) - 1}"
+    return None
+
+
+def require_same(
+    one: Sequence[TensorDict], other: Sequence[TensorDict], where: str, mend: str = REPEAT
+) -> None:
+    """That two episodes are the same.
+
+    >>> require_same([TensorDict(a=torch.tensor(1))], [TensorDict(a=torch.tensor(1))], "again")
+    """
+    if (seen := difference(one, other)) is not None:
+        raise Seen(f"{seen}, {where}", mend)

@@ -1,0 +1,191 @@
+"""What an environment is: the contract between a world and whoever acts in it.
+
+An `Env` is one world. A `BatchEnv` is E of them that are stepped together, which is what collecting
+and evaluating work on. Whatever an env says is a TensorDict with these entries:
+
+    observation   spec.observation_shape, spec.observation_dtype: images uint8 [C, H, W] of 0..255
+    action_mask   bool [n], True where the action is legal; only if spec.masked
+    to_play       int64 [], 0 or 1: who acts next; only if spec.num_players == 2
+
+and after a step besides
+
+    reward        float32 []: to the player who acted
+    terminated    bool []: the task has ended, nothing follows
+    truncated     bool []: we stopped looking, as at a limit of time; more would have followed
+    continues     bool []: this end is one for learning only, as a lost life: the world goes on from
+                  here and takes the next action without a reset; only if spec.continues
+
+An episode is made of its seed and its actions alone: `reset` with the same seed, and the same
+actions, give the same episode in any process. Resume stands on that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.tensordict import TensorDict
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Actions 0 .. n - 1, int64 [].
+
+    >>> Discrete(3).shape, Discrete(3).dtype
+    ((), torch.int64)
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"Discrete({self.n}): there must be at least one action")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one action."""
+        return ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of one action."""
+        return torch.int64
+
+
+@dataclass(frozen=True)
+class Box:
+    """Actions of D numbers within bounds, float32 [D].
+
+    >>> Box((-2.0,), (2.0,)).shape
+    (1,)
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.low) != len(self.high) or not self.low:
+            raise ValueError(
+                f"low={self.low} and high={self.high} need as many numbers, one or more"
+            )
+        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"low={self.low} must lie below high={self.high} in each number")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one action."""
+        return (len(self.low),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of one action."""
+        return torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What can be seen and done in a world.
+
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> spec.observation_dtype, spec.num_players, spec.masked
+    (torch.float32, 1, False)
+    """
+
+    observation_shape: tuple[int, ...]
+    action: Discrete | Box
+    observation_dtype: torch.dtype = torch.float32
+    num_players: int = 1  # 2: they act in turns, "to_play" says who
+    masked: bool = False  # some actions are illegal at times, "action_mask" says which
+    continues: bool = False  # some ends are for learning only, "continues" says which
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_players not in (1, 2):
+            raise ValueError(f"num_players={self.num_players}: worlds have one player or two")
+        if self.masked and isinstance(self.action, Box):
+            raise ValueError("masked=True needs Discrete actions: which are legal is said of each")
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """The entries of a state, which `reset` gives."""
+        masks = ("action_mask",) if self.masked else ()
+        turns = ("to_play",) if self.num_players == 2 else ()
+        return ("observation", *masks, *turns)
+
+    @property
+    def step_keys(self) -> tuple[str, ...]:
+        """The entries that `step` gives: the state's, and what came of the action."""
+        return (*self.state_keys, *STEP_KEYS, *(("continues",) if self.continues else ()))
+
+
+STEP_KEYS = ("reward", "terminated", "truncated")
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One world; `raffia.envs.check.check_env` says whether yours keeps the contract.
+
+    >>> class Corridor:  # walk right to the end, one metre a step
+    ...     spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
+    ...     def reset(self, seed):
+    ...         self.place = 0
+    ...         return TensorDict(observation=torch.tensor([0.0]))
+    ...     def step(self, action):
+    ...         self.place += 1 if int(action) else -1
+    ...         return TensorDict(observation=torch.tensor([float(self.place)]),
+    ...                           reward=torch.tensor(float(self.place == 3)),
+    ...                           terminated=torch.tensor(abs(self.place) == 3),
+    ...                           truncated=torch.tensor(False))
+    ...     def render(self):
+    ...         return None
+    ...     def close(self):
+    ...         pass
+    >>> isinstance(Corridor(), Env)
+    True
+    """
+
+    spec: EnvSpec
+
+    def reset(self, seed: int) -> TensorDict:
+        """Begin the episode of this seed; gives its first state []."""
+
+    def step(self, action: Tensor) -> TensorDict:
+        """Act: the state after it, with reward, terminated and truncated, []."""
+
+    def render(self) -> Tensor | None:
+        """A picture of the state as it is, uint8 [H, W, 3]; None where there is none."""
+
+    def close(self) -> None:
+        """Give back what it holds: windows, processes."""
+
+
+@runtime_checkable
+class BatchEnv(Protocol):
+    """E worlds of one kind, stepped together; a row is one of them.
+
+    An episode that has ended stays so until its row is reset: nothing resets by itself, so that the
+    last observation of an episode is never mistaken for the first of the next.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> from raffia.envs.batch import SerialBatch
+    >>> isinstance(SerialBatch([ValueProbe(), ValueProbe()]), BatchEnv)
+    True
+    """
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Act in these rows (None: all), action [n, ...]: the states after it, [n]."""
+
+    def render(self, row: int) -> Tensor | None:
+        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+
+    def close(self) -> None:
+        """Give back what all of them hold."""

@@ -1,0 +1,261 @@
+"""Any world of Gymnasium as an Env."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
+from torch import Tensor
+
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.rows import Rows
+from raffia.functional.seeds import derive_seed
+from raffia.tensordict.tensordict import TensorDict
+
+Array = npt.NDArray[Any]
+GymSpace = spaces.Space[Any]
+
+
+class GymEnv:
+    """One world of Gymnasium, by its id or as an object that is made already.
+
+    Observations: a Box of one axis is a float32 vector; one of three axes is a picture and comes as
+    [C, H, W] in its own dtype (the shorter one of first and last axis is the channels), a uint8 one
+    of two axes as [1, H, W]; a Discrete is one-hot; Dict, Tuple, MultiBinary and MultiDiscrete are
+    flattened to one float32 vector, as `gymnasium.spaces.flatten` does.
+    Actions: Discrete counts from 0, whatever its start; a Box is flat, with finite bounds.
+
+    >>> env = GymEnv("CartPole-v1")
+    >>> env.spec.observation_shape, env.spec.action
+    ((4,), Discrete(n=2))
+    >>> env.reset(seed=3)["observation"]
+    tensor([-0.0414, -0.0263,  0.0301,  0.0082])
+    >>> after = env.step(torch.tensor(1))
+    >>> after["reward"], after["terminated"], after["truncated"]
+    (tensor(1.), tensor(False), tensor(False))
+    """
+
+    def __init__(
+        self,
+        env: str | gymnasium.Env[Any, Any],
+        *,
+        max_episode_steps: int = 0,
+        render: bool = False,
+    ) -> None:
+        """`max_episode_steps` replaces the limit of the id (0: keep it); `render=True` makes the
+        pictures that `render()` gives, and costs time. Both are for ids: an object has its own."""
+        if isinstance(env, str):
+            env = made(env, max_episode_steps, render)
+        elif max_episode_steps or render:
+            raise ValueError(
+                "max_episode_steps and render are for ids: wrap the object in "
+                "gymnasium.wrappers.TimeLimit, and make it with render_mode='rgb_array'"
+            )
+        self.gym = env
+        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+        shape, dtype, self._read = observation_reader(env.observation_space, name)
+        action, self._act = action_writer(env.action_space, name)
+        self.spec = EnvSpec(
+            observation_shape=shape, observation_dtype=dtype, action=action, name=name
+        )
+        self._row = Rows.for_spec(self.spec, 1)
+
+    def reset(self, seed: int) -> TensorDict:
+        """Begin the episode of this seed; gives its first state [].
+
+        Seeds below 2**31 are Gymnasium's own; greater ones, which some worlds do not take, are
+        hashed to one of them.
+        """
+        self.reset_row(seed, self._row, 0)
+        return self._said(self.spec.state_keys)
+
+    def step(self, action: Tensor) -> TensorDict:
+        """Act: the state after it, with reward, terminated and truncated, []."""
+        value = action.item() if isinstance(self.spec.action, Discrete) else action.numpy()
+        self.step_row(value, self._row, 0)
+        return self._said(self.spec.step_keys)
+
+    def reset_row(self, seed: int, rows: Rows, row: int) -> None:
+        """Like reset, into a row of arrays."""
+        small = seed if seed < 2**31 else derive_seed(seed, "gymnasium") % 2**31
+        seen, _ = self.gym.reset(seed=small)
+        rows.observation[row] = self._read(seen)
+
+    def step_row(self, action: Any, rows: Rows, row: int) -> None:
+        """Like step, into a row of arrays.
+
+        Where the task has ended at the limit of time it has ended: that is not `truncated`.
+        """
+        seen, reward, terminated, truncated, _ = self.gym.step(self._act(action))
+        rows.observation[row] = self._read(seen)
+        rows.reward[row] = reward
+        rows.terminated[row] = terminated
+        rows.truncated[row] = truncated and not terminated
+
+    def render(self) -> Tensor | None:
+        """A picture of the state as it is, uint8 [H, W, 3]; None unless it was asked for.
+
+        >>> GymEnv("CartPole-v1").render() is None
+        True
+        """
+        if self.gym.render_mode != "rgb_array":
+            return None
+        return torch.from_numpy(np.array(self.gym.render(), dtype=np.uint8))
+
+    def close(self) -> None:
+        """Close the world of Gymnasium."""
+        self.gym.close()
+
+    def _said(self, keys: tuple[str, ...]) -> TensorDict:
+        return TensorDict(
+            {key: tensor[0].clone() for key, tensor in self._row.tensors(keys).items()},
+            batch_size=[],
+        )
+
+
+def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasium.Env[Any, Any]:
+    """A world of Gymnasium by its id, without the checker that doubles the time of a step.
+
+    >>> made("CartPole-v1", max_episode_steps=200).spec.max_episode_steps
+    200
+    """
+    options: dict[str, Any] = {}  # a world need not take render_mode
+    if render:
+        _draw_without_a_display()
+        options["render_mode"] = "rgb_array"
+    try:
+        with warnings.catch_warnings():  # of packages that worlds import, not of worlds
+            warnings.filterwarnings(
+                "ignore", "builtin type .* has no __module__", DeprecationWarning
+            )
+            warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+            return gymnasium.make(
+                name,
+                max_episode_steps=max_episode_steps or None,
+                disable_env_checker=True,
+                **options,
+            )
+    except DependencyNotInstalled as error:
+        raise ImportError(f"{name} needs a package that is not installed: {error}") from error
+
+
+def _draw_without_a_display() -> None:
+    """Pictures are drawn in memory; SDL complains of a display that is not there all the same."""
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def gym_names() -> list[str]:
+    """The ids that Gymnasium knows, the newest version of each.
+
+    >>> "CartPole-v1" in gym_names(), "CartPole-v0" in gym_names()
+    (True, False)
+    """
+    newest: dict[tuple[str | None, str], int | None] = {}
+    for spec in gymnasium.registry.values():
+        newest[spec.namespace, spec.name] = max(
+            spec.version,
+            newest.get((spec.namespace, spec.name)),
+            key=lambda v: -1 if v is None else v,
+        )
+    return sorted(
+        spec.id
+        for spec in gymnasium.registry.values()
+        if newest[spec.namespace, spec.name] == spec.version
+    )
+
+
+def known_to_gymnasium(name: str) -> bool:
+    """Whether there is such an id; `module:id` counts, since importing the module registers it.
+
+    >>> known_to_gymnasium("CartPole-v1"), known_to_gymnasium("Cartpole")
+    (True, False)
+    """
+    return ":" in name or name in gymnasium.registry
+
+
+def observation_reader(
+    space: GymSpace, name: str
+) -> tuple[tuple[int, ...], torch.dtype, Callable[[Any], Any]]:
+    """How what a world shows becomes one tensor: its shape, its dtype, and the function.
+
+    >>> shape, dtype, read = observation_reader(spaces.Discrete(3, start=1), "mine")
+    >>> shape, read(2)
+    ((3,), array([0, 1, 0]))
+    """
+    match space:
+        case spaces.Box(shape=(_,)):
+            return space.shape, torch.float32, _as_it_is
+        case spaces.Box(shape=(_, _), dtype=np.uint8):
+            return (1, *space.shape), torch.uint8, _as_it_is  # numpy broadcasts [H, W] to [1, H, W]
+        case spaces.Box(shape=(first, height, last)):
+            dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
+            if last <= first:
+                return (last, first, height), dtype, lambda seen: np.moveaxis(seen, -1, 0)
+            return space.shape, dtype, _as_it_is
+    flat = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+    if not all(isinstance(part, flat) for part in parts(space)):
+        raise ValueError(
+            f"{name} shows {space}, which does not flatten to a vector of fixed size; wrap it in "
+            "gymnasium.wrappers.TransformObservation first"
+        )
+    if any(len(part.shape or ()) > 1 for part in parts(space)):
+        raise ValueError(
+            f"{name} shows {space}: pictures among other parts, or not of three axes; "
+            "choose one with gymnasium.wrappers.FilterObservation or TransformObservation first"
+        )
+    return (spaces.flatdim(space),), torch.float32, lambda seen: spaces.flatten(space, seen)
+
+
+def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[[Any], Any]]:
+    """What can be done in a world, and how an action becomes what it takes.
+
+    >>> kind, write = action_writer(spaces.Discrete(3, start=-1), "mine")
+    >>> kind, write(0)
+    (Discrete(n=3), -1)
+    """
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return Discrete(int(space.n)), (_as_it_is if start == 0 else lambda action: action + start)
+    if isinstance(space, spaces.Box):
+        low, high, shape, dtype = space.low, space.high, space.shape, space.dtype
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ValueError(
+                f"{name} takes {space}: bounds must be finite; wrap it in "
+                "gymnasium.wrappers.RescaleAction, or in ClipAction around finite bounds"
+            )
+        kind = Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
+        # clipped: float32 of float64 bounds may lie a rounding outside
+        return kind, lambda action: np.clip(action.reshape(shape), low, high).astype(dtype)
+    raise ValueError(
+        f"{name} takes actions {space}; only Discrete and Box are known here. A MultiDiscrete or "
+        "MultiBinary becomes Discrete by gymnasium.wrappers.TransformAction, a number for each "
+        "combination"
+    )
+
+
+def parts(space: GymSpace) -> list[GymSpace]:
+    """The spaces that a Dict or Tuple is made of, at any depth; of others, the space itself.
+
+    >>> len(parts(spaces.Tuple([spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(3))])))
+    2
+    """
+    match space:
+        case spaces.Dict():
+            return [leaf for inner in space.values() for leaf in parts(inner)]
+        case spaces.Tuple():
+            return [leaf for inner in space for leaf in parts(inner)]
+    return [space]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

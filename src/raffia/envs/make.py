@@ -1,0 +1,148 @@
+"""From the name of a world to a BatchEnv."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+
+from raffia.envs.config import AtariConfig, EnvConfig
+from raffia.envs.env import BatchEnv, Env
+
+
+def make_env(
+    config: EnvConfig,
+    *,
+    evaluation: bool = False,
+    render: bool = False,
+    num_envs: int | None = None,
+) -> BatchEnv:
+    """The world of a config, as often as it says; stacking frames is left to who collects.
+
+    evaluation: whole episodes with their true rewards: of Atari games a lost life is no end and the
+        reward is not clipped
+    render: pictures are asked for, which cost time in Gymnasium's worlds; ours can always give them
+    num_envs: instead of the config's, and then no more workers than worlds
+
+    >>> batch = make_env(EnvConfig(id="probe/value", num_envs=3))
+    >>> batch.num_envs, batch.spec.name
+    (3, 'probe/value')
+    >>> make_env(EnvConfig(id="CartPole-v1"), evaluation=True, num_envs=2).num_envs
+    2
+    """
+    num_workers = config.num_workers if num_envs is None else min(config.num_workers, num_envs)
+    num_envs = config.num_envs if num_envs is None else num_envs
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be at least 1")
+    if (make_batch := whole_batch(config.id)) is not None:
+        if num_workers:
+            raise ValueError(
+                f"num_workers={num_workers}: {config.id} steps all its worlds at once in "
+                "this process, which is faster; set num_workers=0"
+            )
+        return limited(make_batch(num_envs), config.max_episode_steps)
+    if (make := one_of_ours(config.id, config.atari, evaluation)) is not None:
+        return limited(spread(make, num_envs, num_workers), config.max_episode_steps)
+    from raffia.envs.gym import GymEnv, known_to_gymnasium
+
+    if not known_to_gymnasium(config.id):
+        raise unknown(config.id)
+    make = partial(GymEnv, config.id, max_episode_steps=config.max_episode_steps, render=render)
+    return spread(make, num_envs, num_workers)
+
+
+def env_names() -> list[str]:
+    """The names that `make_env` knows: ours, then Gymnasium's.
+
+    >>> {"tictactoe", "probe/value", "CartPole-v1"} <= set(env_names())
+    True
+    """
+    from raffia.envs.atari import atari_games
+    from raffia.envs.gym import gym_names
+    from raffia.envs.minatar import GAMES
+    from raffia.envs.probe import PROBES
+
+    small = [*(f"minatar/{game}" for game in GAMES), *PROBES]
+    return [
+        *sorted(["connect4", "tictactoe", *small, *(f"atari/{game}" for game in atari_games())]),
+        *gym_names(),
+    ]
+
+
+def spread(make: Callable[[], Env], num_envs: int, num_workers: int) -> BatchEnv:
+    """So many worlds, in this process or in others.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> spread(ValueProbe, 2, num_workers=0).num_envs
+    2
+    """
+    if num_workers:
+        from raffia.envs.workers import WorkerBatch
+
+        return WorkerBatch([make] * num_envs, num_workers)
+    from raffia.envs.batch import SerialBatch
+
+    return SerialBatch([make() for _ in range(num_envs)])
+
+
+def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
+    """With a limit of time besides its own, if one is asked for.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> limited(spread(ValueProbe, 2, 0), 7).max_episode_steps
+    7
+    """
+    if not max_episode_steps:
+        return batch
+    from raffia.envs.timelimit import TimeLimit
+
+    return TimeLimit(batch, max_episode_steps)
+
+
+def whole_batch(name: str) -> Callable[[int], BatchEnv] | None:
+    """What makes so many worlds that are stepped at once, by their name; None: no such name.
+
+    >>> whole_batch("tictactoe")(2).num_envs
+    2
+    """
+    if name in ("connect4", "tictactoe"):
+        from raffia.envs.board import Connect4, TicTacToe
+
+        return Connect4 if name == "connect4" else TicTacToe
+    if name.startswith("minatar/"):
+        from raffia.envs.minatar import GAMES
+
+        return GAMES.get(name.removeprefix("minatar/"))
+    return None
+
+
+def one_of_ours(name: str, atari: AtariConfig, evaluation: bool) -> Callable[[], Env] | None:
+    """What makes a single world, by its name; None: no such name.
+
+    >>> one_of_ours("probe/delay", AtariConfig(), evaluation=False)().spec.name
+    'probe/delay'
+    """
+    if name.startswith("probe/"):
+        from raffia.envs.probe import PROBES
+
+        return PROBES.get(name)
+    if name.startswith("atari/"):
+        from raffia.envs.atari import AtariEnv
+
+        return partial(AtariEnv, name.removeprefix("atari/"), atari, evaluation=evaluation)
+    return None
+
+
+def unknown(name: str) -> ValueError:
+    """The error about a name that nobody knows, with the nearest one.
+
+    >>> unknown("Cartpole-v1")
+    ValueError("there is no world 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
+    """
+    names = {known.lower(): known for known in env_names()}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f" Did you mean {names[near[0]]!r}?" if near else ""
+    return ValueError(
+        f"there is no world {name!r}.{hint} All names: raffia.envs.make.env_names(); of a package "
+        "of yours: 'its.module:Name-v0', where importing its.module registers it with Gymnasium"
+    )

@@ -1,0 +1,119 @@
+"""A batch of MinAtar's games: many worlds, stepped by one compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.minatar.world import ENDED, SIZE, TIME_OVER
+from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
+from raffia.functional.seeds import derive_seed
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["MinAtarBatch"]
+
+CELL = 24  # pixels, of a picture's cells
+_GROUND = (18, 18, 24)
+_COLOURS = (  # of the planes in a picture, in their order
+    *((240, 240, 240), (225, 90, 80), (110, 70, 75), (240, 190, 70), (90, 170, 230)),
+    *((150, 210, 110), (180, 130, 220), (90, 200, 190), (60, 110, 190), (210, 140, 170)),
+)
+
+
+class MinAtarBatch:
+    """E worlds of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), written anew.
+
+    Observations are uint8 [channels, 10, 10], 255 where something is. Actions are those that do
+    something in the game; with `all_actions` the six of all games: nothing, left, up, right, down,
+    fire. `sticky_actions` is the probability that the action before is done once more instead, 0.1
+    as published. The games of a seed are made of the seed alone, not those of the original's seed.
+
+    >>> from raffia.envs.minatar.breakout import MinAtarBreakout
+    >>> MinAtarBreakout(4).spec.action, MinAtarBreakout(4, all_actions=True).spec.action
+    (Discrete(n=3), Discrete(n=6))
+    """
+
+    channels: tuple[str, ...]  # what each plane shows
+    minimal_actions: tuple[int, ...]  # of the six, those that do something
+
+    def __init__(
+        self,
+        num_envs: int,
+        name: str,
+        *,
+        num_words: int,  # of a world
+        begin_rows: Callable[..., None],
+        step_rows: Callable[..., None],
+        sticky_actions: float,
+        all_actions: bool,
+        ramping: bool = False,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: there must be at least one world")
+        if not 0 <= sticky_actions <= 1:
+            raise ValueError(f"sticky_actions={sticky_actions} must lie in 0..1, a probability")
+        self.num_envs = num_envs
+        self.spec = EnvSpec(
+            observation_shape=(len(self.channels), SIZE, SIZE),
+            observation_dtype=torch.uint8,
+            action=Discrete(6 if all_actions else len(self.minimal_actions)),
+            name=f"minatar/{name}",
+        )
+        self._actions = np.array(range(6) if all_actions else self.minimal_actions)
+        self._sticky, self._ramping = float(sticky_actions), ramping
+        self._begin_rows, self._step_rows = begin_rows, step_rows
+        self._worlds = np.zeros((num_envs, num_words), np.int64)
+        self._worlds[:, ENDED] = 1  # until its first reset
+        self._seen = np.zeros((num_envs, *self.spec.observation_shape), np.uint8)
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
+        numbers = chosen_rows(rows, self.num_envs)
+        for row, seed in zip(numbers, checked_seeds(seeds, len(numbers)), strict=True):
+            self._worlds[row] = 0
+            for half in range(2):
+                word = derive_seed(seed, "minatar", half)
+                self._worlds[row, 2 * half : 2 * half + 2] = word >> 31, word & 0xFFFFFFFF
+        planes = self._planes(len(numbers))
+        self._begin_rows(self._worlds, np.array(numbers, np.int64), planes)
+        self._seen[numbers] = planes
+        return TensorDict(observation=torch.from_numpy(planes), batch_size=[len(numbers)])
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Act in these rows (None: all), action int64 [n]: the states after it, [n]."""
+        numbers = chosen_rows(rows, self.num_envs)
+        actions = self._actions[checked_actions(action, self.spec, len(numbers))]
+        index = np.array(numbers, np.int64)
+        over = self._worlds[index, ENDED] | self._worlds[index, TIME_OVER]
+        refuse_ended(index[over != 0].tolist())
+        planes = self._planes(len(numbers))
+        reward = np.empty(len(numbers), np.float32)
+        self._step_rows(self._worlds, index, actions, self._sticky, self._ramping, reward, planes)
+        self._seen[index] = planes
+        ended = self._worlds[index, ENDED] != 0
+        return TensorDict(
+            observation=torch.from_numpy(planes),
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(ended),
+            truncated=torch.from_numpy((self._worlds[index, TIME_OVER] != 0) & ~ended),
+            batch_size=[len(numbers)],
+        )
+
+    def render(self, row: int) -> Tensor:
+        """A picture of one world, uint8 [240, 240, 3]: each plane its colour, the first on top."""
+        picture = np.empty((SIZE, SIZE, 3), np.uint8)
+        picture[:] = _GROUND
+        for plane in reversed(range(len(self.channels))):
+            picture[self._seen[row, plane] > 0] = _COLOURS[plane]
+        return torch.from_numpy(picture.repeat(CELL, 0).repeat(CELL, 1))
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+    def _planes(self, num_rows: int) -> Any:
+        return np.zeros((num_rows, *self.spec.observation_shape), np.uint8)

@@ -1,0 +1,154 @@
+"""Whom to play against, to see how good an agent is: by chance, by rules, perfectly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raffia.envs.connect4 import CELLS, column_scores
+from raffia.envs.env import EnvSpec
+from raffia.envs.tictactoe import ILLEGAL, move_values, position_number
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Opponent", "PerfectTicTacToe", "RandomOpponent", "RuleConnect4", "make_opponent"]
+
+
+class Opponent(Protocol):
+    """Someone who plays what an agent plays, and sees what it sees.
+
+    >>> class Leftmost:
+    ...     def act(self, state, generator=None):
+    ...         return state["action_mask"].int().argmax(-1)
+    >>> from raffia.envs.board import Connect4
+    >>> Leftmost().act(Connect4(2).reset(torch.tensor([0, 1])))
+    tensor([0, 0])
+    """
+
+    def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
+        """A legal action for each state [n], int64 [n].
+
+        generator: draws among what is equally good; None: always the first, where there is a best.
+        """
+
+
+def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One of the marked actions [n, A] in each row: the first, or one that is drawn."""
+    stuck = ~good.any(-1)
+    if stuck.any():
+        raise ValueError(
+            f"no action is legal in state {int(stuck.nonzero()[0])}: its game is over; "
+            "ask only of states in play"
+        )
+    if generator is None:
+        weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32).expand(good.shape)
+    else:
+        weight = 1.0 + torch.rand(good.shape, generator=generator)
+    return (good * weight).argmax(-1)
+
+
+class RandomOpponent:
+    """Any legal action, each as likely as the others.
+
+    >>> from raffia.envs.board import TicTacToe
+    >>> state = TicTacToe(3).reset(torch.arange(3))
+    >>> RandomOpponent().act(state, torch.Generator().manual_seed(0)).shape
+    torch.Size([3])
+    """
+
+    def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
+        """A legal action for each state [n], int64 [n]; without a generator the first."""
+        return _one_of(state["action_mask"], generator)
+
+
+class PerfectTicTacToe:
+    """Plays TicTacToe so that it never loses, and wins what can be won.
+
+    >>> from raffia.envs.board import TicTacToe
+    >>> game = TicTacToe(1)
+    >>> state = game.reset(torch.tensor([0]))
+    >>> state = game.step(torch.tensor([0]))  # a corner: only the middle holds
+    >>> PerfectTicTacToe().act(state)
+    tensor([4])
+    """
+
+    def __init__(self) -> None:
+        self._values = move_values()
+
+    def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
+        """A best action for each state [n], int64 [n]; the generator draws among the best."""
+        boards = state["observation"][:, :2].flatten(2)
+        values = self._values[position_number(boards[:, 0], boards[:, 1])]
+        best = values.amax(-1, keepdim=True)
+        return _one_of((values == best) & (values != ILLEGAL), generator)
+
+
+class RuleConnect4:
+    """Wins if it can, else blocks, else looks `depth` plies ahead and counts open lines.
+
+    With at most `exact_below` free cells it looks to the end of the game and plays perfectly.
+    Without numba a small depth is advisable: 4.
+
+    >>> from raffia.envs.board import Connect4
+    >>> game = Connect4(1)
+    >>> state = game.reset(torch.tensor([0]))
+    >>> for column in (3, 0, 3, 0, 3):
+    ...     state = game.step(torch.tensor([column]))
+    >>> RuleConnect4(depth=1).act(state)  # blocks
+    tensor([3])
+    """
+
+    def __init__(self, *, depth: int = 6, exact_below: int = 16) -> None:
+        if depth < 1 or exact_below < 0:
+            raise ValueError(
+                f"depth={depth} must be 1 or more and exact_below={exact_below} 0 or more"
+            )
+        self.depth = depth
+        self.exact_below = exact_below
+        bits = [[7 * column + 5 - row for column in range(7)] for row in range(6)]
+        self._bits = 1 << torch.tensor(bits)  # of the cells, row 0 on top
+
+    def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
+        """A good action for each state [n], int64 [n]; the generator draws among equal ones."""
+        boards = (state["observation"][:, :2].to(torch.int64) * self._bits).sum((-1, -2))
+        scores = torch.tensor([self.scores(own, other) for own, other in boards.tolist()])
+        best = scores.amax(-1, keepdim=True)
+        return _one_of((scores == best) & state["action_mask"], generator)
+
+    def scores(self, own: int, other: int) -> list[int]:
+        """What each column is worth to the owner of `own`: see `connect4.column_scores`.
+
+        >>> RuleConnect4(depth=2).scores(0, 0)[3]  # the middle, the best of them
+        -3
+        """
+        free = CELLS - (own | other).bit_count()
+        return column_scores(own, other, free if free <= self.exact_below else self.depth)
+
+
+_OF_GAME: dict[str, dict[str, Callable[[], Opponent]]] = {
+    "tictactoe": {"perfect": PerfectTicTacToe},
+    "connect4": {"rule": RuleConnect4},
+}
+
+
+def make_opponent(name: str, spec: EnvSpec) -> Opponent:
+    """The opponent of a name in a game: "random", "perfect" in TicTacToe, "rule" in Connect4.
+
+    >>> from raffia.envs.board import TicTacToe
+    >>> make_opponent("perfect", TicTacToe(1).spec).__class__.__name__
+    'PerfectTicTacToe'
+    """
+    if spec.num_players != 2:
+        raise ValueError(
+            f"{spec.name or 'this world'} has one player: there is nobody to play with"
+        )
+    anywhere: dict[str, Callable[[], Opponent]] = {"random": RandomOpponent}
+    choices = anywhere | _OF_GAME.get(spec.name, {})
+    if name not in choices:
+        raise ValueError(
+            f"there is no {name!r} opponent in {spec.name or 'this game'}; there are "
+            f"{', '.join(choices)}, for example make_opponent({list(choices)[-1]!r}, spec)"
+        )
+    return choices[name]()

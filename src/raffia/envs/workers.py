@@ -1,0 +1,328 @@
+"""Several worlds as one BatchEnv, spread over worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.envs.batch import said
+from raffia.envs.env import Env
+from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
+from raffia.envs.worker_loop import Shared, numbers, work
+from raffia.tensordict.tensordict import TensorDict
+
+_PATIENCE_SECONDS = 5.0  # for a process that was told to leave
+
+
+class WorkerError(RuntimeError):
+    """A world raised in its worker, or a worker does not live any more.
+
+    >>> WorkerError("row 3 (worker 1): ValueError: too cold")
+    WorkerError('row 3 (worker 1): ValueError: too cold')
+    """
+
+
+@dataclass
+class _Episode:
+    """All that an episode is made of."""
+
+    seed: int
+    actions: list[Any]
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process, and the rows first .. stop - 1 that are its own."""
+
+    first: int
+    stop: int
+    process: BaseProcess
+    connection: Connection
+
+    def send(self, letter: bytes, *values: int, data: bytes = b"") -> None:
+        """Tell it what to do; that it is dead shows when its answer is awaited."""
+        with suppress(OSError):
+            self.connection.send_bytes(letter + np.array(values, dtype=np.int64).tobytes() + data)
+
+    def kill(self) -> None:
+        """Have it leave at once, if it has not left."""
+        if not self.connection.closed:
+            self.process.kill()
+
+    def end(self) -> str:
+        """See it leave, make it leave if it does not; gives how it ended, once."""
+        if self.connection.closed:
+            return ""
+        self.connection.close()
+        self.process.join(_PATIENCE_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode or 0
+        self.process.close()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class WorkerBatch:
+    """E worlds of one kind, in worker processes; the same results as a SerialBatch, bit for bit.
+
+    What makes the worlds must be importable in another process: a class, a function of a module, a
+    `functools.partial` of one; not a lambda. A script that is run must start under
+    `if __name__ == "__main__":`, since its file is read by each worker.
+
+    A worker that dies, as when the system kills it for its memory, is started again, and its rows
+    play their episodes once more up to where they were: seed and actions are all that is needed.
+
+    >>> from functools import partial
+    >>> from raffia.envs.gym import GymEnv
+    >>> batch = WorkerBatch([partial(GymEnv, "CartPole-v1")] * 3, num_workers=2)
+    >>> batch.reset(torch.arange(3))["observation"].shape
+    torch.Size([3, 4])
+    >>> batch.step(torch.tensor([0, 1]), rows=torch.tensor([2, 0]))["reward"]
+    tensor([1., 1.])
+    >>> batch.close()
+    """
+
+    def __init__(
+        self,
+        makes: Sequence[Callable[[], Env]],
+        num_workers: int,
+        *,
+        max_restarts: int = 3,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """makes: each gives one world. The first is called here too, once, to learn the spec.
+        max_restarts: of one worker within one call; more is an error. 0: the first death is one
+        say: hears of restarts
+        """
+        if not 1 <= num_workers <= len(makes):
+            raise ValueError(
+                f"num_workers={num_workers} must lie in 1..{len(makes)}, the number of worlds"
+            )
+        if max_restarts < 0:
+            raise ValueError(f"max_restarts={max_restarts} must not be negative")
+        first = makes[0]()
+        self.spec = first.spec
+        first.close()
+        self.num_envs = len(makes)
+        self.num_restarts = 0  # so far
+        self._max_restarts = max_restarts
+        self._say = say
+        self._makes = list(makes)
+        self._shared = Shared.over(self.spec, self.num_envs, None)
+        self._tensors = self._shared.rows.tensors(self.spec.step_keys)
+        self._episodes: list[_Episode | None] = [None] * self.num_envs
+        self._context = _context()
+        self._open = True
+        bounds = [self.num_envs * number // num_workers for number in range(num_workers + 1)]
+        self._number_of = np.repeat(np.arange(num_workers), np.diff(bounds)).tolist()
+        self._workers: list[_Worker] = []
+        with self._closing_if_broken():
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+                self._workers.append(self._started(start, stop))
+            for number, worker in enumerate(self._workers):
+                try:
+                    self._wait_until_ready(worker)
+                except (EOFError, ConnectionError) as error:
+                    raise WorkerError(
+                        f"worker {number} ended before it was ready, {worker.end()}; what it said "
+                        "stands above. A script must start under if __name__ == '__main__':"
+                    ) from error
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Begin the episodes of these seeds [n] in these rows [n] (None: all): the states [n]."""
+        chosen = chosen_rows(rows, self.num_envs)
+        for row, seed in zip(chosen, checked_seeds(seeds, len(chosen)), strict=True):
+            self._shared.seeds[row] = seed
+
+        def note(row: int) -> None:
+            self._episodes[row] = _Episode(int(self._shared.seeds[row]), [])
+
+        self._command(b"r", chosen, note)
+        return said(self._tensors, self.spec.state_keys, rows, len(chosen))
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Act in these rows [n] (None: all), action [n, ...]: the states after it, [n]."""
+        chosen = chosen_rows(rows, self.num_envs)
+        actions = checked_actions(action, self.spec, len(chosen))
+        refuse_ended([row for row in chosen if not self._shared.rows.runs[row]])
+        if actions:
+            self._shared.actions[chosen] = actions
+
+        def note(row: int) -> None:
+            episode = self._episodes[row]
+            assert episode is not None  # it runs
+            episode.actions.append(self._shared.actions[row].copy())
+
+        self._command(b"s", chosen, note)
+        return said(self._tensors, self.spec.step_keys, rows, len(chosen))
+
+    def render(self, row: int) -> Tensor | None:
+        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        (number,) = chosen_rows(torch.tensor([row]), self.num_envs)
+        with self._closing_if_broken():
+            self._tell(self._number_of[number], b"v", [row])
+            answer = self._answer(self._number_of[number], b"v", [row])
+        if answer[:1] == b"e":
+            raise self._failure(row, answer)
+        if len(answer) == 1:
+            return None
+        picture = np.frombuffer(answer[25:], dtype=np.uint8).copy()
+        return torch.from_numpy(picture.reshape(numbers(answer[1:25])))
+
+    def close(self) -> None:
+        """Have the workers close their worlds and leave; a second time does nothing."""
+        if self._open:
+            for worker in self._workers:
+                worker.send(b"c")
+            self._end()
+
+    def _end(self) -> None:
+        self._open = False
+        for worker in self._workers:
+            worker.end()
+
+    def _command(self, letter: bytes, rows: list[int], note: Callable[[int], None]) -> None:
+        """Have these rows do it, each in its worker, at the same time; `note` hears of each."""
+        rows_of: dict[int, list[int]] = {}
+        for row in rows:
+            rows_of.setdefault(self._number_of[row], []).append(row)
+        failures: dict[int, bytes] = {}  # row -> answer
+        with self._closing_if_broken():
+            for number, own in rows_of.items():
+                self._tell(number, letter, own)
+            for number, own in rows_of.items():
+                answer = self._answer(number, letter, own)
+                failed = answer[:1] == b"e"
+                num_done = numbers(answer[1:9])[0] if failed else len(own)
+                for row in own[:num_done]:
+                    note(row)
+                if failed:
+                    self._episodes[own[num_done]] = None
+                    failures[own[num_done]] = answer
+        if failures:
+            row = next(row for row in rows if row in failures)
+            raise self._failure(row, failures[row])
+
+    def _tell(self, number: int, letter: bytes, rows: list[int]) -> None:
+        worker = self._workers[number]
+        worker.send(letter, *(row - worker.first for row in rows))
+
+    def _answer(self, number: int, letter: bytes, rows: list[int]) -> bytes:
+        """What a worker answers to this; if it dies, what the next one in its place answers."""
+        deaths = 0
+        while True:
+            worker = self._workers[number]
+            try:
+                if deaths:
+                    self._wait_until_ready(worker)
+                    self._replay(worker)
+                    self._tell(number, letter, rows)
+                return worker.connection.recv_bytes()
+            except (EOFError, ConnectionError) as error:
+                deaths += 1
+                told = f"worker {number} (rows {worker.first}..{worker.stop - 1}) died"
+                how = worker.end()
+                if deaths > self._max_restarts:
+                    raise WorkerError(
+                        f"{told}, {how}, {deaths} times in one call; the batch is closed. "
+                        "Where memory is short, use fewer workers or worlds"
+                    ) from error
+                if self._say is not None:
+                    self._say(f"{told}, {how}; it is started again and replays its episodes")
+                self.num_restarts += 1
+                self._workers[number] = self._started(worker.first, worker.stop)
+
+    def _replay(self, worker: _Worker) -> None:
+        """Bring the rows of a new worker to where those of the dead one were."""
+        kind = self._shared.actions.dtype
+        for row in range(worker.first, worker.stop):
+            episode = self._episodes[row]
+            if episode is None:
+                continue
+            actions = np.array(episode.actions, dtype=kind).tobytes()
+            worker.send(b"p", row - worker.first, episode.seed, data=actions)
+            answer = worker.connection.recv_bytes()
+            if answer[:1] == b"e":
+                raise self._failure(row, answer)
+
+    def _started(self, first: int, stop: int) -> _Worker:
+        """A new process for these rows; it is not ready yet."""
+        ours, theirs = self._context.Pipe()
+        makes = self._makes[first:stop]
+        process = self._context.Process(
+            target=work,
+            args=(theirs, makes, self.spec, self.num_envs, first, self._shared.memory),
+            name=f"raffia worlds {first}..{stop - 1}",
+            daemon=True,
+        )
+        with theirs, _interrupts_held():
+            try:
+                process.start()
+            except OSError:
+                raise
+            except Exception as error:  # from the pickling inside multiprocessing
+                raise TypeError(
+                    f"{makes[0]!r} cannot be sent to another process ({error}); pass a class or a "
+                    "function of a module, or a functools.partial of one"
+                ) from error
+        return _Worker(first, stop, process, ours)
+
+    def _wait_until_ready(self, worker: _Worker) -> None:
+        answer = worker.connection.recv_bytes()
+        if answer[:1] == b"e":
+            raise self._failure(worker.first + numbers(answer[1:9])[0], answer)
+
+    def _failure(self, row: int, answer: bytes) -> WorkerError:
+        text = answer[9:].decode()
+        return WorkerError(f"row {row} (worker {self._number_of[row]}): {text}")
+
+    @contextmanager
+    def _closing_if_broken(self) -> Iterator[None]:
+        """Messages and answers must stay in step: who leaves in between leaves for good."""
+        if not self._open:
+            raise RuntimeError("this WorkerBatch is closed; make a new one")
+        try:
+            yield
+        except BaseException:
+            for worker in self._workers:
+                worker.kill()
+            self._end()
+            raise
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """How processes are started: from a server that has torch already, where there is one.
+
+    Never by a plain fork: a copy of a process with threads may wait forever for a lock.
+    """
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["raffia.envs.worker_loop", "raffia.envs.gym"])
+    return context
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits, also in processes that are started here, until they can ignore it."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

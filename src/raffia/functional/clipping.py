@@ -1,0 +1,59 @@
+"""The size of gradients, and a bound to it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raffia.functional.trees import is_traced, over_leaf
+
+__all__ = ["clip_by_global_norm", "global_norm"]
+
+
+def global_norm(
+    grads: Any,  # a tree of tensors [*P, ...]
+    num_batch_dims: int = 0,
+) -> Tensor:  # [*P]
+    """The Euclidean length of all leaves taken as one vector; of each member, where stacked.
+
+    num_batch_dims: how many leading dimensions count members; under `torch.vmap` none.
+
+    >>> grads = {"weight": torch.tensor([[3.0], [0.0]]), "bias": torch.tensor([4.0, 1.0])}
+    >>> global_norm(grads), global_norm(grads, num_batch_dims=1)
+    (tensor(5.0990), tensor([5., 1.]))
+    """
+    leaves = pytree.tree_leaves(grads)
+    if not leaves:
+        return torch.zeros(())
+    if not num_batch_dims and not is_traced():
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+    rows = [leaf.unsqueeze(-1).flatten(num_batch_dims) for leaf in leaves]
+    norms = [torch.linalg.vector_norm(row, dim=-1) for row in rows]
+    return torch.linalg.vector_norm(torch.stack(norms, -1), dim=-1)
+
+
+def clip_by_global_norm(
+    grads: Any,  # a tree of tensors [*P, ...]
+    max_norm: float | Tensor,  # [*P] for members with bounds of their own
+    num_batch_dims: int = 0,
+) -> tuple[Any, Tensor]:
+    """Gradients made shorter where they are longer than `max_norm`, and how long they were [*P].
+
+        g <- g min(1, max_norm / (|g| + 1e-6))
+
+    As `torch.nn.utils.clip_grad_norm_`, but nothing is written to the gradients given. Where a
+    gradient is not finite, neither is the length. Source: Pascanu et al. (2013), algorithm 1.
+
+    >>> grads, norm = clip_by_global_norm({"w": torch.tensor([3.0, 4.0])}, 1.0)
+    >>> grads["w"], norm
+    (tensor([0.6000, 0.8000]), tensor(5.))
+    """
+    norm = global_norm(grads, num_batch_dims)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+    if is_traced() or num_batch_dims:
+        return pytree.tree_map(lambda leaf: leaf * over_leaf(factor, leaf), grads), norm
+    if norm.device.type == "cpu" and factor == 1:  # on a GPU, to look would be to wait for it
+        return grads, norm
+    leaves, structure = pytree.tree_flatten(grads)
+    return structure.unflatten(torch._foreach_mul(leaves, factor)), norm

@@ -1,0 +1,127 @@
+"""Sums of rewards: of a sequence [T], or of sequences side by side [*, T]; time is last.
+
+The discount of step t is 0 where the episode terminated with that reward, else gamma: it cuts off
+all that comes behind. `ends` marks steps behind which the episode goes on unseen (a time limit):
+there the value of the state that was reached stands for the rest, as it does at the last step.
+Where two players take turns and each value is that of who is to move, gamma is negative.
+"""
+
+import torch
+from torch import Tensor
+
+from raffia.functional.trees import is_traced
+
+__all__ = ["discounted_sum", "lambda_return", "n_step_return", "value_prefix"]
+
+
+def discounted_sum(
+    reward: Tensor,  # [*, T], r_{t+1}
+    discount: Tensor | float,  # [*, T]
+    bootstrap: Tensor | float = 0.0,  # [*], v(s_T), behind the last reward
+) -> Tensor:  # [*, T]
+    """What is still to come, at each step.
+
+        G_t = r_{t+1} + g_{t+1} G_{t+1},  G_T = bootstrap
+
+    Source: Sutton & Barto (2018), equation 3.9.
+
+    >>> discounted_sum(torch.tensor([1.0, 2.0, 4.0]), 0.5)
+    tensor([3., 4., 4.])
+    """
+    following = reward.new_zeros(reward.shape[:-1]) + bootstrap
+    sums = []
+    for r, g in _backwards(reward, discount):
+        following = r + g * following
+        sums.append(following)
+    return torch.stack(sums[::-1], -1) if sums else reward.clone()
+
+
+def n_step_return(
+    reward: Tensor,  # [*, T], r_{t+1}
+    discount: Tensor | float,  # [*, T]
+    value: Tensor,  # [*, T], v(s_{t+1})
+    n: Tensor | int,  # int64 [*], at least 1: each sequence has its own horizon
+    ends: Tensor | None = None,  # bool [*, T]
+) -> Tensor:  # [*, T]
+    """n rewards, and the value of the state behind them.
+
+        G_t = r_{t+1} + g_{t+1} r_{t+2} + ... + (g_{t+1}...g_{t+n}) v_{t+n}
+
+    Where fewer than n rewards remain, the last value closes the sum.
+    Source: Sutton & Barto (2018), equation 7.1.
+
+    >>> reward, value = torch.ones(2, 3), torch.tensor([[0.0, 0, 8], [0, 0, 8]])
+    >>> n_step_return(reward, 0.5, value, n=torch.tensor([1, 2]))
+    tensor([[1.0000, 1.0000, 5.0000],
+            [1.5000, 3.5000, 5.0000]])
+    """
+    length = reward.shape[-1]
+    horizon = torch.as_tensor(n, device=reward.device).unsqueeze(-1)
+    if is_traced():
+        longest = length  # the numbers can't be looked at
+    else:
+        if horizon.numel() and horizon.min() < 1:
+            raise ValueError(f"n_step_return(n={n}): at least one reward must be summed")
+        longest = min(length, int(horizon.max())) if horizon.numel() else 0
+    out = reward + discount * value
+    for k in range(2, longest + 1):  # multiply-adds on whole sequences, no index arithmetic
+        following = torch.cat([out[..., 1:], value[..., -1:]], -1)
+        if ends is not None:
+            following = torch.where(ends, value, following)
+        out = torch.where(horizon >= k, reward + discount * following, out)
+    return out
+
+
+def lambda_return(
+    reward: Tensor,  # [*, T], r_{t+1}
+    discount: Tensor | float,  # [*, T]
+    value: Tensor,  # [*, T], v(s_{t+1})
+    lambda_: Tensor | float,  # [*, T], 0..1
+    ends: Tensor | None = None,  # bool [*, T]
+) -> Tensor:  # [*, T]
+    """All n-step returns, with weights that fall off as lambda^n; 0: one step, 1: all of them.
+
+        G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),  G_T = v_T
+
+    Source: Sutton & Barto (2018), equation 12.2, as a recursion.
+
+    >>> lambda_return(torch.ones(3), 0.5, torch.tensor([0.0, 0.0, 8.0]), 0.5)
+    tensor([1.5625, 2.2500, 5.0000])
+    """
+    if ends is not None:  # the value stands for the rest, so it counts fully
+        lambda_ = torch.where(ends, 0.0, lambda_)
+    following = value[..., -1:].squeeze(-1)
+    sums = []
+    kept = torch.as_tensor(lambda_, dtype=reward.dtype, device=reward.device).expand_as(reward)
+    for (r, g), v, share in zip(
+        _backwards(reward, discount), value.unbind(-1)[::-1], kept.unbind(-1)[::-1], strict=True
+    ):
+        following = r + g * ((1 - share) * v + share * following)
+        sums.append(following)
+    return torch.stack(sums[::-1], -1)
+
+
+def value_prefix(
+    reward: Tensor,  # [*, T], 0 behind the end
+    horizon: int,  # L
+) -> Tensor:  # [*, T]
+    """The rewards so far, undiscounted, counted anew after each L steps.
+
+        p_k = sum of r_j over j = k - k mod L, ..., k
+
+    A reward is easier to foretell as part of such a sum, as it need not be known at which step it
+    comes. Source: Ye et al. (2021), section 4.2.
+
+    >>> value_prefix(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 3)
+    tensor([1., 3., 6., 4., 9.])
+    """
+    if horizon < 1:
+        raise ValueError(f"value_prefix(horizon={horizon}): it must be at least 1 step")
+    return torch.cat([part.cumsum(-1) for part in reward.split(horizon, -1)], -1)
+
+
+def _backwards(reward: Tensor, discount: Tensor | float) -> list[tuple[Tensor, Tensor]]:
+    """Rewards and discounts [*] of each step, the last one first."""
+    discount = torch.as_tensor(discount, dtype=reward.dtype, device=reward.device)
+    both = reward.unbind(-1), discount.expand_as(reward).unbind(-1)
+    return list(zip(*both, strict=True))[::-1]

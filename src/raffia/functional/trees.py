@@ -1,0 +1,74 @@
+"""Trees of tensors side by side: dicts, containers, lists, whatever torch knows as a pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.utils import _pytree as pytree
+
+__all__ = ["aligned_leaves", "is_traced", "over_leaf"]
+
+
+def is_traced() -> bool:
+    """Whether code runs within `torch.vmap` or a transform of `torch.func`, or is compiled.
+
+    There a tensor may stand for many, and may not be written to.
+
+    >>> is_traced(), torch.vmap(lambda x: x + is_traced())(torch.zeros(2))
+    (False, tensor([1., 1.]))
+    """
+    return torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is not None
+
+
+def aligned_leaves(first: Any, *others: Any) -> list[list[Tensor]]:
+    """The leaves of trees, all in the order of the first: leaves of the same name belong together.
+
+    >>> aligned_leaves({"a": 1, "b": 2}, {"b": 20, "a": 10})
+    [[1, 2], [10, 20]]
+    """
+    leaves, structure = pytree.tree_flatten(first)
+    out = [leaves]
+    for other in others:
+        more, its_structure = pytree.tree_flatten(other)
+        out.append(more if its_structure == structure else _in_order_of(first, other))
+    return out
+
+
+def _in_order_of(first: Any, other: Any) -> list[Tensor]:
+    names = list(_named_leaves(first))
+    named = _named_leaves(other)
+    if named.keys() != set(names):
+        odd = sorted(named.keys() ^ set(names), key=str)
+        raise ValueError(
+            "the trees must have the same entries; only one of them has "
+            + ", ".join(".".join(map(str, name)) for name in odd[:5])
+            + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
+        )
+    return [named[name] for name in names]
+
+
+def _named_leaves(tree: Any) -> dict[tuple[Any, ...], Tensor]:
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    return {_name(path): leaf for path, leaf in pairs}
+
+
+def _name(path: Sequence[Any]) -> tuple[Any, ...]:
+    """What leads to a leaf; a container shows what is nested in it as one key ("a", "b")."""
+    out: list[Any] = []
+    for entry in path:
+        key = getattr(entry, "key", entry)
+        out += key if isinstance(key, tuple) else [key]
+    return tuple(out)
+
+
+def over_leaf(rate: Tensor, leaf: Tensor) -> Tensor:
+    """A number [] or one for each member [P], for arithmetic with a leaf [P, *].
+
+    >>> over_leaf(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
+    torch.Size([2, 1, 1])
+    """
+    return rate.reshape(rate.shape + (1,) * (leaf.dim() - rate.dim()))

@@ -1,0 +1,113 @@
+"""What a learner is: three pure functions on one tree of tensors; and learners made of learners.
+
+`grads` draws nothing, searches nothing and writes nothing, so it can be vmapped over stacked states
+and compiled. `Accumulate` takes a learner and is one; so will be whatever trains a population or in
+several processes, and they nest in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from raffia.functional.clipping import global_norm
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Accumulate", "Learner"]
+
+
+class Learner(Protocol):
+    """What the loop trains.
+
+    A state holds all of a run that learning changes, at least
+
+        params, buffers   of the network, by the names of its modules
+        target            the slow copy of both
+        opt               of the optimiser
+        hyper             what a member of a population may have of its own, tensors []
+        step              int64 [], how many updates were made
+    """
+
+    def init(self, seed: int) -> TensorDict:
+        """The state before the first update; the same seed gives the same bits."""
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """What a batch [B] asks to be changed, and what there is to be told of it.
+
+        The update holds "grads", like "params", and "buffers" as they are after the batch. The
+        metrics are means [], and "priority" [B] where replay is to hear of it.
+        """
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The state after the update: one step of the optimiser, the target moved, step + 1.
+
+        It may use the memory of the state that it is given, which is not to be used any more.
+        """
+
+
+class Accumulate:
+    """A learner that takes a batch in equal parts, one after the other, to need less memory.
+
+    Its gradients are the mean over the parts, which is what the batch as a whole gives where the
+    loss is a mean over samples. Layers that look at a batch (BatchNorm) see the parts, each with
+    the statistics that the one before has left. Of the metrics, numbers [] become their mean,
+    others [B, ...] are joined; "grad_norm" is the length of the mean gradient.
+
+    >>> class Mean:  # the parameter moves to where the data are
+    ...     def init(self, seed):
+    ...         return TensorDict(params=TensorDict(w=torch.zeros(())), buffers=TensorDict())
+    ...     def grads(self, state, batch):
+    ...         error = state["params", "w"] - batch["x"]
+    ...         update = TensorDict(grads=TensorDict(w=error.mean()), buffers=state["buffers"])
+    ...         return update, TensorDict(loss=error.square().mean() / 2, priority=error.abs())
+    ...     def apply(self, state, update):
+    ...         return state.replace(params=state["params"] - update["grads"])
+    >>> learner, batch = Accumulate(Mean(), 2), TensorDict(x=torch.arange(4.0), batch_size=[4])
+    >>> update, metrics = learner.grads(learner.init(0), batch)
+    >>> update["grads", "w"], metrics["loss"], metrics["priority"]
+    (tensor(-1.5000), tensor(1.7500), tensor([0., 1., 2., 3.]))
+    """
+
+    def __init__(self, learner: Learner, num_micro_batches: int) -> None:
+        if num_micro_batches < 1:
+            raise ValueError(f"num_micro_batches={num_micro_batches} must be at least 1")
+        self.learner, self.num_micro_batches = learner, num_micro_batches
+
+    def init(self, seed: int) -> TensorDict:
+        """The state of the learner within."""
+        return self.learner.init(seed)
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The mean gradients over the parts, and the buffers as the last part has left them."""
+        size, num = batch.batch_size[0], self.num_micro_batches
+        if size % num:
+            near = [n for n in range(1, size + 1) if size % n == 0]
+            raise ValueError(
+                f"a batch of {size} can't be cut into {num} equal parts; "
+                f"num_micro_batches may be one of {near}"
+            )
+        first, *others = batch.split(size // num)
+        update, metrics = self.learner.grads(state, first)
+        grads, told = update["grads"], [metrics]
+        for part in others:
+            state = state.copy().set("buffers", update["buffers"])
+            update, metrics = self.learner.grads(state, part)
+            grads = grads + update["grads"]
+            told.append(metrics)
+        grads = grads / num
+        return update.copy().set("grads", grads), _joined(told, grads)
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The step of the learner within."""
+        return self.learner.apply(state, update)
+
+
+def _joined(told: list[TensorDict], grads: TensorDict) -> TensorDict:
+    """The metrics of a batch out of those of its parts."""
+    out = TensorDict()
+    for name in told[0].keys(True, True):
+        values = [metrics[name] for metrics in told]
+        join = torch.cat if values[0].dim() else lambda numbers: torch.stack(numbers).mean()
+        out[name] = join(values)
+    return out.set("grad_norm", global_norm(grads)) if "grad_norm" in out else out

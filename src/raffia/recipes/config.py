@@ -1,0 +1,88 @@
+"""What can be set of a run. Imports no torch: help comes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.envs.config import EnvConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "CollectConfig",
+    "EfficientZeroRun",
+    "EvaluateConfig",
+    "ReplayConfig",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Where steps rest, and which are drawn."""
+
+    capacity: int = 100_000  # steps
+    batch_size: int = 256
+    alpha: float = 0.6  # of priorities; 0: all steps alike
+    beta: float = 0.4  # at the start; it rises to 1 over the run
+    on_disk: bool = False  # memory-mapped files in the run folder, for more than memory holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """How much is played, and learnt from it."""
+
+    num_env_steps: int = 100_000  # of all environments together
+    random_env_steps: int = 2_000  # at the start, with random actions, before the first update
+    updates_per_env_step: float = 1.0
+    extra_updates: int = 0  # after the last step, without new data
+    steps_per_turn: int = 1  # of each environment, between updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """How well it plays, without noise."""
+
+    every_env_steps: int = 10_000
+    num_episodes: int = 16
+    num_simulations: int = 0  # 0: as many as when acting
+    max_steps: int = 27_000  # of an episode
+    target_return: float | None = None  # the run ends when a mean return reaches it
+    opponent: Literal["random", "rule", "perfect"] = "perfect"  # games of two players
+    record: Literal["none", "gif", "mp4"] = "none"  # an episode of each evaluation (extra: video)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept for a resume."""
+
+    every_updates: int = 1_000
+    keep: int = 3  # the newest ones; the best one is kept besides
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientZeroRun(EfficientZeroConfig):
+    """A whole run of EfficientZero.
+
+    >>> run = EfficientZeroRun(seed=3, env=EnvConfig(id="atari/breakout", frame_stack=4))
+    >>> run.num_updates
+    98000
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    num_threads: int = 1  # of torch and of the search; more pay for large networks on idle cores
+    env: EnvConfig = field(default_factory=EnvConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    compile: bool = False  # torch.compile of the gradients; pays on a GPU
+
+    @property
+    def num_updates(self) -> int:
+        """Of the whole run."""
+        played = self.collect.num_env_steps - self.collect.random_env_steps
+        return (
+            max(0, round(played * self.collect.updates_per_env_step)) + self.collect.extra_updates
+        )

@@ -1,0 +1,312 @@
+"""EfficientZero from the first step to the last: train, resume, evaluate, act."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from raffia.algorithms.efficientzero.actor import act
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.envs.env import EnvSpec
+from raffia.envs.make import make_env
+from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
+from raffia.recipes.run import Run, RunResult
+from raffia.recipes.run_folder import (
+    RunError,
+    claimed,
+    create_run,
+    given_back,
+    read_made_by,
+    read_run,
+    write_config,
+)
+from raffia.search.policies import PolicyOutput
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint, Checkpoints
+from raffia.train.signals import stop_on_signals
+from raffia.train.view import View, make_view
+
+__all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
+
+
+def train(
+    config: EfficientZeroRun,
+    folder: str | Path,
+    *,
+    view: View | None = None,
+    preset: str = "",
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> RunResult:
+    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+
+    view: where progress is shown; None: the terminal.
+    preset: the name of the config, to be told in the report.
+    worlds, networks: in place of those that the config names: functions like
+        `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
+        needs the same.
+    Raises RunError if the folder holds a run already.
+
+    >>> import io, tempfile
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = PRESETS["smoke"]
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=120))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     result = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    >>> result.reason, result.env_step
+    ('finished', 120)
+    """
+    create_run(Path(folder), config, preset)
+    with given_back(Path(folder)):
+        return _sit(config, Path(folder), view, worlds, networks)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    config: EfficientZeroRun | None = None,
+    view: View | None = None,
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> RunResult:
+    """Go on at the newest checkpoint, as if the run had never been stopped.
+
+    config: in place of the run's, which `read_run(folder)` gives: a longer run, another target.
+        What depends on the share of training that is done, as temperatures do, follows it.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> longer = replace(smoke, collect=replace(smoke.collect, num_env_steps=96))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     first = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     then = resume(f"{there}/run", config=longer, view=PlainView(io.StringIO()))
+    >>> first.update, then.update
+    (2, 4)
+    """
+    folder = Path(folder)
+    before = read_run(folder)
+    begun = _nothing
+    if config is not None and config != before:
+        preset = read_made_by(folder)["preset"]
+        begun = functools.partial(write_config, folder, config, preset)
+    return _sit(config or before, folder, view, worlds, networks, begun)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _sit(
+    config: EfficientZeroRun,
+    folder: Path,
+    view: View | None,
+    worlds: MakeEnv,
+    networks: ModelFactory | None,
+    begun: Callable[[], None] = _nothing,  # called once the run stands where it is to go on
+) -> RunResult:
+    with (
+        claimed(folder),
+        stop_on_signals() as signals,
+        _threads(config.num_threads),
+        view or make_view() as shown,
+        contextlib.closing(Run(config, folder, shown, worlds, networks)) as run,
+    ):
+        result = run.go(lambda: signals.requested, begun)
+    return replace(result, signal=signals.name)
+
+
+@contextlib.contextmanager
+def _threads(num: int) -> Iterator[None]:
+    """One or two threads differ in the last bits, so a run has its own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A trained agent: what to do, and what it thought.
+
+    A state is a TensorDict [n], as the world's `reset` and `step` give it; with a frame_stack of
+    S > 1 its "observation" is [n, S, ...].
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> config = EfficientZeroRun()
+    >>> learner = EfficientZeroLearner(spec, config, num_updates=1)
+    >>> agent = Agent(spec, Planner(learner.make_model(0), spec, config), num_simulations=8)
+    >>> agent.act(TensorDict(observation=torch.zeros(3, 4), batch_size=[3]))["policy"].shape
+    torch.Size([3, 2])
+    """
+
+    spec: EnvSpec
+    planner: Planner
+    num_simulations: int
+
+    def act(self, state: TensorDict) -> TensorDict:
+        """ "action", "policy" and "value" for states [n], without noise."""
+        return act(
+            self.planner,
+            state,
+            temperature=0.0,
+            noise=False,
+            num_simulations=self.num_simulations,
+        )
+
+    def plan(self, state: TensorDict) -> PolicyOutput:
+        """The search itself, with its tree."""
+        return self.planner.plan(
+            state, noise=False, temperature=0.0, num_simulations=self.num_simulations
+        )
+
+
+def load_agent(
+    folder: str | Path,
+    checkpoint: str = "best",
+    *,
+    num_simulations: int | None = None,  # of a search; None: as the run evaluates
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> Agent:
+    """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     agent = load_agent(f"{there}/run")
+    >>> agent.act(TensorDict(observation=torch.ones(2, 1), batch_size=[2]))["action"].shape
+    torch.Size([2])
+    """
+    config = read_run(Path(folder))
+    with contextlib.closing(worlds(config.env, num_envs=1)) as env:
+        spec = env.spec
+    made = EfficientZeroLearner(
+        spec,
+        config,
+        num_updates=config.num_updates,
+        model_factory=networks,
+        frame_stack=config.env.frame_stack,
+    )
+    planner = Planner(
+        made.make_model(0),
+        spec,
+        config,
+        frame_stack=config.env.frame_stack,
+        num_threads=config.num_threads,
+    )
+    planner.refresh(find_checkpoint(Path(folder), checkpoint).tensors("state"))
+    default = config.evaluate.num_simulations or config.search.num_simulations
+    return Agent(spec, planner, num_simulations or default)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of an evaluation.
+
+    >>> Evaluation([1.0, 0.0], [9, 9]).files
+    []
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
+    files: list[Path] = field(default_factory=list)  # recordings
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    episodes: int = 100,
+    checkpoint: str = "best",
+    seed: int = 0,
+    num_simulations: int | None = None,
+    record: int = 0,
+    suffix: str = "gif",
+    opponent: str | None = None,
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> Evaluation:
+    """Play whole episodes with the agent of a run, without noise.
+
+    record: how many of the episodes are recorded, into the folder's `episodes`.
+    suffix: of the recordings, "gif" or "mp4".
+    opponent: in games of two players, "random", "rule" or "perfect"; None: as the run says.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     evaluate(f"{there}/run", episodes=3).returns
+    [1.0, 1.0, 1.0]
+    """
+    folder = Path(folder)
+    agent = load_agent(
+        folder, checkpoint, num_simulations=num_simulations, worlds=worlds, networks=networks
+    )
+    config = agent_config(read_run(folder), episodes, agent.num_simulations, opponent)
+    recording = None
+    if record:
+        thinks = f"-{num_simulations}-simulations" if num_simulations else ""
+        stem = f"{checkpoint}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
+        recording = Recording(
+            folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
+        )
+    evaluator = Evaluator(config, worlds, record=record > 0)
+    with contextlib.closing(evaluator), _threads(config.num_threads):
+        found = evaluator.play(agent.planner, seed=seed, recording=recording)
+    assert found is not None  # nobody stops it
+    files = [] if recording is None else recording.files
+    return Evaluation(found.returns, found.lengths, found.as_first, files)
+
+
+def agent_config(
+    config: EfficientZeroRun, episodes: int, num_simulations: int, opponent: str | None
+) -> EfficientZeroRun:
+    """The run's config with an evaluation of its own."""
+    own = replace(config.evaluate, num_episodes=episodes, num_simulations=num_simulations)
+    if opponent is not None:
+        if opponent not in ("random", "rule", "perfect"):
+            raise ValueError(f"opponent={opponent!r} is none of 'random', 'rule', 'perfect'")
+        own = replace(own, opponent=opponent)  # type: ignore[arg-type]
+    return replace(config, evaluate=own)
+
+
+def find_checkpoint(folder: Path, which: str) -> Checkpoint:
+    """The "best" or the "newest" checkpoint of a run, or one by its number; RunError if none is."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if which in ("best", "newest"):
+        found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
+        if found is None:
+            raise RunError(
+                f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"
+            )
+        return found
+    kept = {checkpoint.update: checkpoint for checkpoint in checkpoints.kept()}
+    if not which.isdecimal() or int(which) not in kept:
+        raise RunError(
+            f"{folder} has no checkpoint {which!r}: there are 'best', 'newest' and "
+            f"{', '.join(map(str, kept)) or 'no numbers'}"
+        )
+    return kept[int(which)]

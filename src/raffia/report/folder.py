@@ -1,0 +1,289 @@
+"""A run folder, read into plain records. Every part may be missing; `notes` say what is."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from raffia.report.rows import Row, key_rows, number, numbers, read_rows
+
+ABOUT = ("run", "preset", "versions")  # of config.json: what is no setting
+_FEW = 6  # names in an error
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation during training.
+
+    >>> Evaluated(env_step=100.0, seconds=2.0, mean=9.5, returns=(9.0, 10.0)).mean
+    9.5
+    """
+
+    env_step: float
+    seconds: float
+    mean: float
+    returns: tuple[float, ...] = ()
+    as_first: tuple[bool, ...] = ()  # games of two players
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the files of one run say.
+
+    >>> run = Run(Path("runs/a"), rows=({"kind": "end", "reason": "target", "env_step": 70},))
+    >>> run.state, run.env_step, run.best
+    ('target', 70.0, None)
+    """
+
+    folder: Path
+    config: dict[str, Any] = field(default_factory=dict)  # nested; without what `about` has
+    about: dict[str, Any] = field(default_factory=dict)  # preset, versions ...
+    rows: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()  # what is missing or damaged
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.name or self.folder.resolve().name
+
+    @cached_property
+    def by_kind(self) -> dict[str, list[Row]]:
+        """The rows of each kind, in their order."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row["kind"], []).append(row)
+        return found
+
+    def of(self, kind: str) -> list[Row]:
+        """The rows of a kind."""
+        return self.by_kind.get(kind, [])
+
+    @property
+    def state(self) -> str:
+        """finished, target (reached), stopped, running (or killed: no end was written), empty."""
+        for row in reversed(self.rows):
+            if row["kind"] == "end":
+                return str(row.get("reason", "finished"))
+            if row["kind"] in ("start", "resume"):
+                return "running"
+        return "running" if self.rows else "empty"
+
+    @property
+    def preset(self) -> str:
+        """The preset's name, or nothing."""
+        return str(self.about.get("preset") or "")
+
+    @property
+    def env(self) -> str:
+        """The environment's id, or nothing."""
+        return str(self.setting("env", "id") or "")
+
+    @property
+    def seed(self) -> str:
+        """As text, for it stands in names only; nothing where no file says it."""
+        seed = self.config.get("seed", self.about.get("seed"))
+        return "" if seed is None else str(seed)
+
+    def setting(self, *path: str) -> Any:
+        """A value of the config, or None."""
+        found: Any = self.config
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    @property
+    def update(self) -> float:
+        """The newest that a row names; nan without one."""
+        return self._newest("update")
+
+    @property
+    def env_step(self) -> float:
+        """The newest that a row names; nan without one."""
+        return self._newest("env_step")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time over all sittings; nan if no row says it."""
+        return self._newest("seconds")
+
+    @property
+    def target_return(self) -> float:
+        """The mean return at which the run ends; nan without one."""
+        return number(self.setting("evaluate", "target_return"))
+
+    @property
+    def num_restarts(self) -> int:
+        """How often it was resumed."""
+        return len(self.of("resume"))
+
+    @cached_property
+    def evaluations(self) -> list[Evaluated]:
+        """Those with a mean return, in their order."""
+        found = []
+        for row in self.of("evaluate"):
+            returns = numbers(row.get("returns"))
+            mean = number(row.get("mean_return"))
+            if math.isnan(mean) and returns:
+                mean = sum(returns) / len(returns)
+            if math.isnan(mean) or math.isnan(number(row.get("env_step"))):
+                continue
+            first = row.get("as_first")
+            found.append(
+                Evaluated(
+                    env_step=number(row.get("env_step")),
+                    seconds=number(row.get("seconds")),
+                    mean=mean,
+                    returns=tuple(returns),
+                    as_first=tuple(map(bool, first)) if isinstance(first, list) else (),
+                )
+            )
+        return found
+
+    @property
+    def best(self) -> Evaluated | None:
+        """The first evaluation with the highest mean return."""
+        return max(self.evaluations, key=lambda one: one.mean, default=None)
+
+    @property
+    def last(self) -> Evaluated | None:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def reached(self) -> Evaluated | None:
+        """The first evaluation at or above the target."""
+        return next((one for one in self.evaluations if one.mean >= self.target_return), None)
+
+    def _newest(self, key: str) -> float:
+        found = (number(row.get(key)) for row in reversed(self.rows))
+        return next((one for one in found if not math.isnan(one)), math.nan)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run's.
+
+    >>> is_run(Path("no such folder"))
+    False
+    """
+    return (folder / "metrics.jsonl").is_file() or (folder / "config.json").is_file()
+
+
+def find_runs(root: str | os.PathLike[str], depth: int = 3) -> list[Path]:
+    """The run folders in `root` and in up to `depth` levels of folders below, by name.
+
+    >>> find_runs("no such folder")
+    []
+    """
+    folder = Path(root)
+    if is_run(folder):
+        return [folder]
+    if depth < 1 or not folder.is_dir():
+        return []
+    below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    shown = [entry for entry in below if not entry.name.startswith(".")]
+    return [run for entry in shown for run in find_runs(entry, depth - 1)]
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """A whole run.
+
+    >>> read_run("no such folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no such folder is no run: it does not exist...
+    """
+    return _read(path, read_rows)
+
+
+def read_key_rows(path: str | os.PathLike[str]) -> Run:
+    """The run without rows of training and episodes; see `raffia.report.rows.key_rows`.
+
+    >>> read_key_rows("no such folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no such folder is no run: it does not exist...
+    """
+    return _read(path, key_rows)
+
+
+def _read(
+    path: str | os.PathLike[str], rows_of: Callable[[Path], tuple[list[Row], list[str]]]
+) -> Run:
+    folder = Path(path)
+    if not is_run(folder):
+        raise FileNotFoundError(_no_run(folder))
+    config, about, notes = _read_config(folder / "config.json")
+    rows: list[Row] = []
+    try:
+        rows, faults = rows_of(folder / "metrics.jsonl")
+        notes += faults
+        if not rows:
+            notes.append("metrics.jsonl has no rows yet")
+    except OSError as error:
+        notes.append(f"metrics.jsonl could not be read: {error.strerror}")
+    return Run(folder, config, about, tuple(rows), tuple(notes))
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ValueError that says why if it cannot be read.
+
+    >>> read_json(Path("no such file.json"))
+    Traceback (most recent call last):
+    ...
+    ValueError: No such file or directory
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    try:
+        data = read_json(path)
+    except ValueError as error:
+        return {}, {}, [f"config.json could not be read: {error}"]
+    if not isinstance(data, dict):
+        return {}, {}, [f"config.json holds a {type(data).__name__}, not an object"]
+    run = data.get("run")
+    about = {name: data[name] for name in ABOUT if name in data and name != "run"}
+    about |= run if isinstance(run, dict) else {}
+    settings = {name: value for name, value in data.items() if name not in ABOUT}
+    return settings, about, []
+
+
+def _no_run(folder: Path) -> str:
+    """What was seen at a path that is no run's folder, and which runs are near."""
+    if not folder.exists():
+        seen = "it does not exist"
+    elif not folder.is_dir():
+        seen = "it is a file; name the folder that holds metrics.jsonl"
+    else:
+        inside = sorted(entry.name for entry in folder.iterdir())
+        held = _listed(inside) if inside else "nothing"
+        seen = f"it holds {held}, and neither metrics.jsonl nor config.json"
+        if below := find_runs(folder):
+            return f"{folder} is no run: {seen}. Runs in it: {_listed(list(map(str, below)))}"
+    around = {str(run): run.name for run in find_runs(folder.parent, depth=2)}
+    names = difflib.get_close_matches(folder.name, list(around.values()), n=3, cutoff=0.4)
+    near = [run for name in dict.fromkeys(names) for run in around if around[run] == name]
+    if near:
+        return f"{folder} is no run: {seen}. Did you mean {_listed(near)}?"
+    others = f"runs near it: {_listed(list(around))}" if around else "no run is near it"
+    return f"{folder} is no run: {seen}; {others}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more

@@ -1,0 +1,199 @@
+"""The head of a page: what was run, how it stands, and the figures one looks for first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from raffia.report.curves import bootstrap_band, interquartile_mean
+from raffia.report.folder import Evaluated, Run
+from raffia.report.groups import Group
+from raffia.report.markup import Html, el, join, table
+from raffia.report.panel import tone
+from raffia.report.rows import number
+from raffia.report.wording import NONE, count, duration, figure, plural
+
+_STATES = {  # a sign that reads without colour, the text, the tone
+    "finished": ("✓ finished", "good"),
+    "target": ("✓ target reached", "good"),
+    "stopped": ("■ stopped", "warn"),
+    "running": ("▶ running, or cut off", "warn"),
+    "empty": ("no rows yet", "warn"),
+}
+
+
+def state_pill(run: Run) -> Html:
+    """How a run stands.
+
+    >>> from pathlib import Path
+    >>> "no rows yet" in state_pill(Run(Path("x")))
+    True
+    """
+    text, kind = _STATES.get(run.state, (run.state, "warn"))
+    return el(f"span.pill.{kind}", text)
+
+
+def head(groups: Sequence[Group]) -> Html:
+    """Title, what was run, and key figures."""
+    runs = [run for group in groups for run in group.runs]
+    return _one(runs[0]) if len(runs) == 1 else _several(groups)
+
+
+def rate(run: Run, key: str, total: float) -> float:
+    """A rate over the whole run: the total over the wall time, or the mean of what rows say.
+
+    >>> from pathlib import Path
+    >>> rate(Run(Path("x"), rows=({"kind": "train", "seconds": 4},)), "updates_per_second", 8.0)
+    2.0
+    """
+    if not math.isnan(total) and run.seconds > 0:
+        return total / run.seconds
+    rows = [(number(r.get("seconds")), number(r.get(key))) for r in run.of("train")]
+    before, weighted, over = 0.0, 0.0, 0.0
+    for end, value in rows:
+        if math.isnan(end + value) or end <= before:
+            continue
+        weighted, over, before = weighted + (end - before) * value, over + end - before, end
+    return weighted / over if over else math.nan
+
+
+def _one(run: Run) -> Html:
+    title = _title([run])
+    best, last, reached = run.best, run.last, run.reached
+    cards = [
+        _card("best mean return", figure(best.mean) if best else NONE, _at(best)),
+        _card("last mean return", figure(last.mean) if last else NONE, _at(last)),
+    ]
+    if not math.isnan(run.target_return):
+        text = f"target of {figure(run.target_return)}"
+        when = count(reached.env_step) if reached else "not reached"
+        after = f"env steps to the {text}, {duration(reached.seconds)}" if reached else text
+        cards.append(_card(after, when))
+    else:
+        cards.append(_card("evaluations", count(float(len(run.evaluations))), "no target was set"))
+    episodes = [number(row.get("return")) for row in run.of("episode")]
+    recent = [value for value in episodes if not math.isnan(value)][-20:]
+    mean = figure(sum(recent) / len(recent)) if recent else NONE
+    cards += [
+        _card("wall time", duration(run.seconds), plural(run.num_restarts, "restart")),
+        _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
+        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
+        _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
+        _card("training episodes", count(float(len(episodes))), f"return {mean} in the last 20"),
+    ]
+    return join(
+        [
+            el("p.eyebrow", "Raffia · report of a run"),
+            el("h1", f"{title} ", state_pill(run)),
+            el("p.about", _about(run)),
+            el("div.cards", *cards),
+        ]
+    )
+
+
+def _several(groups: Sequence[Group]) -> Html:
+    runs = [run for group in groups for run in group.runs]
+    eyebrow = f"Raffia · report of {plural(len(runs), 'run')}"
+    if len(groups) > 1:
+        eyebrow += f" in {plural(len(groups), 'configuration')}"
+    rows = [_run_row(index, run) for index, group in enumerate(groups) for run in group.runs]
+    heads = ["run", "seed", "state", "best return", "last return", "to target", "env steps"]
+    heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "restarts"]
+    cards = [_group_card(index, group) for index, group in enumerate(groups)]
+    return join(
+        [
+            el("p.eyebrow", eyebrow),
+            el("h1", _title(runs)),
+            el("p.about", " · ".join(dict.fromkeys([_machine(run) for run in runs]))),
+            el("div.cards", *[card for card in cards if card]),
+            table(heads, rows, numeric=range(3, len(heads))),
+        ]
+    )
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys([run.preset for run in runs if run.preset]))
+    envs = list(dict.fromkeys([run.env for run in runs if run.env]))
+    parts = [", ".join(some) for some in (names, envs) if some]
+    parts = list(dict.fromkeys(parts))
+    return " · ".join(parts) or ", ".join(dict.fromkeys(run.name for run in runs))
+
+
+def _about(run: Run) -> str:
+    seed = [f"seed {run.seed}"] if run.seed else []
+    return " · ".join([str(run.folder), *seed, _machine(run)])
+
+
+def _machine(run: Run) -> str:
+    """Device, threads and versions, as far as files say them."""
+    start: dict[str, Any] = next(iter(run.of("start")), {})
+    versions = run.about.get("versions")
+    told = {**start, **run.about, **(versions if isinstance(versions, dict) else {})}
+    threads = run.config.get("num_threads", told.get("num_threads"))
+    parts = [str(run.config["device"])] if "device" in run.config else []
+    parts += [f"{threads} threads" if threads != 1 else "1 thread"] if threads is not None else []
+    raffia = told.get("raffia", told.get("version"))
+    parts += [f"raffia {raffia}"] if isinstance(raffia, str) else []
+    known = ("torch", "numpy", "gymnasium", "python")
+    parts += [f"{name} {told[name]}" for name in known if isinstance(told.get(name), str)]
+    return " · ".join(parts) or "no file says which versions"
+
+
+def _card(label: str, value: str, below: str = "") -> Html:
+    return el("div.card", el("span", label), el("b", value), el("span", below or Html("&nbsp;")))
+
+
+def _at(found: Evaluated | None) -> str:
+    if found is None:
+        return "no evaluation yet"
+    return f"at {count(found.env_step)} env steps, {duration(found.seconds)}"
+
+
+def _run_row(index: int, run: Run) -> list[str]:
+    chip = el("i.chip", style=f"background:var(--{tone(index)})")
+    best, last, reached = run.best, run.last, run.reached
+    return [
+        join([chip, run.name]),
+        run.seed or NONE,
+        state_pill(run),
+        figure(best.mean) if best else NONE,
+        figure(last.mean) if last else NONE,
+        f"{count(reached.env_step)} ({duration(reached.seconds)})" if reached else NONE,
+        count(run.env_step),
+        count(run.update),
+        duration(run.seconds),
+        figure(_env_rate(run)),
+        figure(_update_rate(run)),
+        figure(_simulation_rate(run)),
+        str(run.num_restarts),
+    ]
+
+
+def _group_card(index: int, group: Group) -> Html | None:
+    last = [run.last.mean for run in group.runs if run.last]
+    if not last:
+        return None
+    values = np.array(last)
+    low, high = bootstrap_band(values)
+    chip = el("i.chip", style=f"background:var(--{tone(index)})")
+    seeds = plural(len(last), "run")
+    below = f"last return, IQM of {seeds}, 95 %: {figure(float(low))} to {figure(float(high))}"
+    if len(last) == 1:
+        below = "last return, 1 run"
+    value = figure(float(interquartile_mean(values)))
+    return el("div.card", el("span", chip, group.label), el("b", value), el("span", below))
+
+
+def _env_rate(run: Run) -> float:
+    return rate(run, "env_steps_per_second", run.env_step)
+
+
+def _update_rate(run: Run) -> float:
+    return rate(run, "updates_per_second", run.update)
+
+
+def _simulation_rate(run: Run) -> float:
+    return rate(run, "simulations_per_second", math.nan)

@@ -1,0 +1,304 @@
+"""The panels of a page, made of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raffia.report.curves import Curve, every, over_runs, quartiles, thinned
+from raffia.report.folder import Run
+from raffia.report.groups import Group
+from raffia.report.panel import Area, Line, Panel, tone
+from raffia.report.rows import Row, number
+from raffia.report.wording import plural, time_unit
+
+_MOST_POINTS = 1200  # training episodes in a panel, of all runs together
+_MOST_PIECES = 120  # stretches of wall time in a stacked panel
+_PLACE = ("update", "env_step", "seconds")
+_UNITS = {
+    "policy_loss": "loss (nats)",
+    "value_loss": "loss (nats)",
+    "value_prefix_loss": "loss (nats)",
+    "policy_entropy": "entropy (nats)",
+    "grad_norm": "L2 norm",
+    "learning_rate": "per update",
+    "env_steps_per_second": "env steps / s",
+    "updates_per_second": "updates / s",
+    "simulations_per_second": "simulations / s",
+}
+_FIRST = ("loss", "policy_loss", "value_loss", "value_prefix_loss", "consistency_loss")
+_NEXT = ("policy_entropy", "grad_norm")
+_LAST = ("learning_rate", "temperature")
+
+
+def is_game(runs: Sequence[Run]) -> bool:
+    """Whether two players meet: returns are then wins and losses.
+
+    >>> is_game([])
+    False
+    """
+    return any(one.as_first for run in runs for one in run.evaluations)
+
+
+def learning_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Returns over environment steps, and over wall time.
+
+    >>> [panel.x_label for panel in learning_panels([Group("a", ())])]
+    ['env steps', 'wall time (s)']
+    """
+    runs = [run for group in groups for run in group.runs]
+    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
+    scale, unit = time_unit(longest)
+    game = is_game(runs)
+    targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
+    shown = [run for run in runs if run.evaluations or run.of("episode")]
+    panels = []
+    for key, factor, label in (
+        ("env_step", 1.0, "env steps"),
+        ("seconds", scale, f"wall time ({unit})"),
+    ):
+        points, thin, thick = [], [], []
+        for index, group in enumerate(groups):
+            colour = tone(index)
+            share = _MOST_POINTS // max(len(shown), 1)
+            points += [_episodes(run, key, factor, colour, share) for run in group.runs]
+            curves = [_evaluations(run, key, factor) for run in group.runs]
+            middle = over_runs(curves)
+            for curve in curves:
+                line = Line(curve, colour, width=2.0, dots=True)
+                if middle is not None:
+                    line = Line(Curve(curve.x, curve.y), colour, width=0.9, opacity=0.55)
+                thin.append(line)
+            thick += [Line(middle, colour, width=2.6, band=0.2)] if middle else []
+        panels.append(
+            Panel(
+                title=f"Return over {label.partition(' (')[0]}",
+                x_label=label,
+                y_label="mean outcome (win 1, loss −1)" if game else "return",
+                lines=(*thin, *thick),
+                points=tuple(points),
+                marks=_restarts(runs, key, factor),
+                levels=tuple(sorted(targets)),
+                y_limits=(-1.08, 1.08) if game else None,
+            )
+        )
+    return panels
+
+
+def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
+    """Losses and all else that training rows say, over updates; and what held no numbers.
+
+    >>> training_panels([])
+    ([], [])
+    """
+    runs = [run for group in groups for run in group.runs]
+    keys = _measured(runs)
+    others = [key for key in keys if key not in (*_FIRST, *_NEXT, *_LAST)]
+    losses = [key for key in others if key.endswith("_loss")]
+    rest = [key for key in others if not key.endswith("_loss")]
+    order = [*_FIRST, *losses, *_NEXT, *rest, *_LAST]
+    panels = [_over_rows(groups, key, "update", 1.0, "updates") for key in order if key in keys]
+    blank = [panel.title for panel in panels if panel.empty]
+    notes = [f"no numbers were written for: {', '.join(blank)}"] if blank else []
+    return [panel for panel in panels if not panel.empty], notes
+
+
+def rate_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Rates over wall time.
+
+    >>> rate_panels([])
+    []
+    """
+    runs = [run for group in groups for run in group.runs]
+    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
+    scale, unit = time_unit(longest)
+    rates = [key for key in _keys(runs) if key.endswith("_per_second")]
+    panels = [_over_rows(groups, k, "seconds", scale, f"wall time ({unit})") for k in rates]
+    return [replace(panel, from_zero=True) for panel in panels if not panel.empty]
+
+
+def spent(run: Run) -> dict[str, float]:
+    """Seconds of wall time by what they went into, over all training rows; the rest is "other".
+
+    >>> from pathlib import Path
+    >>> row = {"kind": "train", "seconds": 10, "seconds_learn": 6, "seconds_collect": 3}
+    >>> spent(Run(Path("x"), rows=(row,)))
+    {'learn': 6.0, 'collect': 3.0, 'other': 1.0}
+    """
+    total: dict[str, float] = {}
+    for _, _, parts in _stretches(run):
+        for name, seconds in parts.items():
+            total[name] = total.get(name, 0.0) + seconds
+    other = total.pop("other", 0.0)
+    return {**total, "other": other} if total else {}
+
+
+def time_panel(run: Run, names: Sequence[str]) -> Panel:
+    """Where the wall time went, as shares of each stretch between training rows.
+
+    >>> from pathlib import Path
+    >>> time_panel(Run(Path("x")), ["learn"]).empty
+    True
+    """
+    stretches = _stretches(run)
+    scale, unit = time_unit(stretches[-1][1] if stretches else 0.0)
+    pieces = _merged(stretches, _MOST_PIECES)
+    x = [place / scale for start, end, _ in pieces for place in (start, end)]
+    areas = []
+    for index, name in enumerate(names):
+        shares = [
+            100 * parts.get(name, 0.0) / max(sum(parts.values()), 1e-12) for _, _, parts in pieces
+        ]
+        areas.append(Area([share for share in shares for _ in range(2)], part_tone(name, index)))
+    return Panel(
+        title="Where the wall time went",
+        x_label=f"wall time ({unit})",
+        y_label="share of time (%)",
+        areas=tuple(areas) if x else (),
+        area_x=x,
+        marks=_restarts([run], "seconds", scale),
+        y_limits=(0, 100),
+        wide=True,
+    )
+
+
+def part_tone(name: str, index: int) -> str:
+    """The tone of what time went into: grey for the rest.
+
+    >>> part_tone("other", 1), part_tone("learn", 0)
+    ('c7', 'c0')
+    """
+    return "c7" if name == "other" else tone(index)
+
+
+def bad_numbers(run: Run) -> list[str]:
+    """Training rows whose entries are no numbers, one note for each entry.
+
+    >>> from pathlib import Path
+    >>> rows = ({"kind": "train", "update": 3, "loss": None}, {"kind": "train", "loss": 1})
+    >>> bad_numbers(Run(Path("x"), rows=rows))
+    ['loss is no number in 1 row of training, first at update 3']
+    """
+    notes = []
+    for key in _keys([run]):
+        bad = [r for r in run.of("train") if key in r and math.isnan(number(r[key]))]
+        if bad:
+            at = number(bad[0].get("update"))
+            first = "" if math.isnan(at) else f", first at update {at:,.0f}"
+            notes.append(f"{key} is no number in {plural(len(bad), 'row')} of training{first}")
+    return notes
+
+
+def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line:
+    rows = [(number(row.get(key)), number(row.get("return"))) for row in run.of("episode")]
+    rows = [(x / factor, y) for x, y in rows if not math.isnan(x + y)]
+    rows = [rows[i] for i in every(len(rows), most)]
+    curve = Curve([x for x, _ in rows], [y for _, y in rows])
+    return Line(curve, colour, opacity=0.3 if run.evaluations else 0.7)
+
+
+def _evaluations(run: Run, key: str, factor: float) -> Curve:
+    found = [one for one in run.evaluations if not math.isnan(getattr(one, key))]
+    places, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
+    few = any(len(one.returns) < 4 for one in found)
+    if not found or few or is_game([run]):  # of wins and losses quartiles say little
+        return Curve(places, means)
+    bands = [quartiles(one.returns) for one in found]
+    return Curve(places, means, [low for low, _ in bands], [high for _, high in bands])
+
+
+def _restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
+    """Places of restarts, of a run alone: those of several would be a fence."""
+    if len(runs) != 1:
+        return ()
+    places = [number(row.get(key)) / factor for row in runs[0].of("resume")]
+    return tuple([place for place in places if not math.isnan(place)])
+
+
+def _keys(runs: Sequence[Run]) -> list[str]:
+    """What training rows say, in the order of their first appearance."""
+    rows = [row for run in runs for row in run.of("train")]
+    return [key for key in dict.fromkeys(k for row in rows for k in row) if key != "kind"]
+
+
+def _measured(runs: Sequence[Run]) -> list[str]:
+    return [
+        key
+        for key in _keys(runs)
+        if key not in _PLACE and not key.startswith("seconds_") and not key.endswith("_per_second")
+    ]
+
+
+def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, label: str) -> Panel:
+    lines: list[Line] = []
+    thick: list[Line] = []
+    runs = [run for group in groups for run in group.runs]
+    for index, group in enumerate(groups):
+        curves = []
+        for run in group.runs:
+            rows = [row for row in run.of("train") if key in row]
+            x = [number(row.get(place)) / factor for row in rows]
+            y = [number(row[key]) for row in rows]
+            if all(math.isnan(a + b) for a, b in zip(x, y, strict=True)):
+                continue
+            curve = thinned(x, y, 300 if len(runs) <= 4 else 120)
+            curves.append(curve)
+        middle = over_runs(curves, band=False)
+        colour = tone(index)
+        if middle is None:
+            lines += [Line(curve, colour, width=1.5) for curve in curves]
+            continue
+        plain = [Curve(curve.x, curve.y) for curve in curves]
+        lines += [Line(curve, colour, width=0.8, opacity=0.35) for curve in plain]
+        thick.append(Line(middle, colour, width=2.0))
+    lines += thick
+    heights = [y for line in lines for y in line.curve.y if not math.isnan(y)]
+    may_log = key.endswith("loss") or key == "grad_norm"
+    heights += [low for line in lines for low in line.curve.low]  # a band to 0 has no place there
+    least, most = min(heights, default=0.0), max(heights, default=0.0)
+    log = may_log and least > 1e-30 and most > 50 * least
+    default = "loss" if key.endswith("loss") else key.replace("_", " ")
+    return Panel(
+        title=key.replace("_", " "),
+        x_label=label,
+        y_label=_UNITS.get(key, default),
+        lines=tuple(lines),
+        marks=_restarts(runs, place, factor),
+        log=log,
+    )
+
+
+Stretch = tuple[float, float, dict[str, float]]  # start, end, seconds of each part
+
+
+def _stretches(run: Run) -> list[Stretch]:
+    found: list[Stretch] = []
+    before = 0.0
+    for row in run.of("train"):
+        end, parts = number(row.get("seconds")), _parts(row)
+        if math.isnan(end) or end <= before or not parts:
+            continue
+        other = end - before - sum(parts.values())
+        found.append((before, end, {**parts, "other": max(other, 0.0)}))
+        before = end
+    return found
+
+
+def _parts(row: Row) -> dict[str, float]:
+    named = {k.removeprefix("seconds_"): number(v) for k, v in row.items() if k[:8] == "seconds_"}
+    return {name: max(value, 0.0) for name, value in named.items() if not math.isnan(value)}
+
+
+def _merged(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
+    """Neighbouring stretches put together until there are few enough."""
+    size = -(-len(stretches) // most) if stretches else 1
+    merged = []
+    for first in range(0, len(stretches), size):
+        some = stretches[first : first + size]
+        parts: dict[str, float] = {}
+        for _, _, more in some:
+            for name, seconds in more.items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        merged.append((some[0][0], some[-1][1], parts))
+    return merged

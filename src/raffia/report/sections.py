@@ -1,0 +1,200 @@
+"""The sections of a page below its head. Each says what is missing where it has nothing to show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from raffia.report import figures
+from raffia.report.curves import RESAMPLES, SEED
+from raffia.report.folder import Run
+from raffia.report.groups import Group, differing, leading, written
+from raffia.report.markup import Html, el, join, table
+from raffia.report.panel import Panel, tone
+from raffia.report.plots import (
+    is_game,
+    learning_panels,
+    part_tone,
+    rate_panels,
+    spent,
+    time_panel,
+    training_panels,
+)
+from raffia.report.wording import NONE, duration, figure, plural
+
+_MOST_SHOWN = 4  # configurations of which stretches of time are shown
+
+
+def learning(groups: Sequence[Group], notes: list[str]) -> Html:
+    """Learning curves, and how configurations differ."""
+    runs = [run for group in groups for run in group.runs]
+    parts = [el("h2", "Learning")]
+    panels = learning_panels(groups)
+    evaluated = any(run.evaluations for run in runs)
+    played = any(run.of("episode") for run in runs)
+    if not evaluated:
+        parts.append(el("p.missing", "No evaluation was written yet."))
+    if evaluated or played:
+        parts += [
+            _curve_legend(groups, panels, evaluated, played),
+            el("p.faint", _curve_text(groups)),
+        ]
+        parts.append(_grid(panels, "learning"))
+    if is_game(runs):
+        parts += [el("h3", "Games of the last evaluation"), _games(runs)]
+    if len(groups) > 1:
+        parts += [el("h3", "How the configurations differ"), _differences(groups)]
+    if not played:
+        notes.append("no training episodes were written")
+    return join(parts)
+
+
+def training(groups: Sequence[Group], notes: list[str]) -> Html:
+    """Losses, and what else is measured at updates."""
+    panels, missing = training_panels(groups)
+    notes += missing
+    parts = [el("h2", "Training")]
+    if not panels:
+        return join([*parts, el("p.missing", "No training row was written yet.")])
+    parts.append(_run_legend(groups))
+    if any(len(group.runs) > 1 for group in groups):
+        says = "Thick lines are interquartile means over the runs of a configuration."
+        parts.append(el("p.faint", says))
+    if any(line.curve.low for panel in panels for line in panel.lines):
+        says = "Lines are means of neighbouring rows, bands their least and greatest."
+        parts.append(el("p.faint", says))
+    return join([*parts, _grid(panels, "training")])
+
+
+def speed(groups: Sequence[Group]) -> Html:
+    """Rates, and where the wall time went."""
+    runs = [run for group in groups for run in group.runs]
+    parts = [el("h2", "Speed")]
+    rates = rate_panels(groups)
+    times = {run: spent(run) for run in runs}
+    names = list(dict.fromkeys([n for some in times.values() for n in some if n != "other"]))
+    names = [*names, "other"] if names else []
+    if not rates and not names:
+        return join([*parts, el("p.missing", "No rates were written yet.")])
+    if rates:
+        parts += [_run_legend(groups), _grid(rates, "rates")]
+    if names:
+        tones = [part_tone(name, index) for index, name in enumerate(names)]
+        chips = [_chip("area", t, name) for t, name in zip(tones, names, strict=True)]
+        parts += [el("h3", "Where the wall time went"), el("div.legend", *chips)]
+        for index, run in enumerate(leading(groups)[:_MOST_SHOWN]):
+            caption = el("figcaption", el("b", run.name)) if len(runs) > 1 else Html("")
+            panel = time_panel(run, names)
+            if not panel.empty:
+                drawn = Html(figures.draw(panel, f"time-{index}"))
+                parts.append(el("figure", caption, drawn))
+        rows = [_time_row(run, times[run], names) for run in runs]
+        parts.append(table(["run", *names, "total"], rows, numeric=range(1, len(names) + 2)))
+    return join(parts)
+
+
+def _grid(panels: Sequence[Panel], name: str) -> Html:
+    drawn = []
+    for index, panel in enumerate(panels):
+        says = [el("b", panel.title)] + ([" (log scale)"] if panel.log else [])
+        svg = Html(figures.draw(panel, f"{name}-{index}"))
+        drawn.append(el("figure.full" if panel.wide else "figure", el("figcaption", *says), svg))
+    return el("div.panels", *drawn)
+
+
+def _chip(kind: str, colour: str, text: str) -> Html:
+    what = "background" if kind in ("area", "dot", "band") else "border-color"
+    return el("span", el(f"i.{kind}", style=f"{what}:var(--{colour})"), text)
+
+
+def _run_legend(groups: Sequence[Group]) -> Html:
+    runs = [run for group in groups for run in group.runs]
+    chips = []
+    if len(runs) > 1:
+        chips = [
+            _chip("line", tone(i), f"{group.label} ({plural(len(group.runs), 'run')})")
+            for i, group in enumerate(groups)
+        ]
+    if len(runs) == 1 and runs[0].num_restarts:
+        chips.append(_chip("dash", "muted", "restart"))
+    return el("div.legend", *chips) if chips else Html("")
+
+
+def _curve_legend(
+    groups: Sequence[Group], panels: Sequence[Panel], evaluated: bool, played: bool
+) -> Html:
+    runs = [run for group in groups for run in group.runs]
+    chips = []
+    if len(runs) > 1:
+        for index, group in enumerate(groups):
+            seeds = plural(len(group.runs), "run")
+            chips.append(_chip("line", tone(index), f"{group.label} ({seeds})"))
+    elif evaluated:
+        chips.append(_chip("line", "c0", "mean return of an evaluation"))
+        if any(panel.lines[0].curve.low for panel in panels if panel.lines):
+            chips.append(_chip("band", "c0", "middle half of its episodes"))
+    if played:
+        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", "training episode"))
+    targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
+    chips += [_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
+    if len(runs) == 1 and runs[0].num_restarts:
+        chips.append(_chip("dash", "muted", "restart"))
+    return el("div.legend", *chips)
+
+
+def _curve_text(groups: Sequence[Group]) -> str:
+    if all(len(group.runs) == 1 for group in groups):
+        return "Evaluations act without noise; training episodes explore."
+    return (
+        "Thin lines are single runs. Thick lines are the interquartile mean over the runs of a "
+        "configuration (a quarter of them cut from either end; of fewer than four none), bands its "
+        f"95 % interval: percentiles of a bootstrap of {RESAMPLES:,} draws of whole runs with "
+        f"replacement, stratified by configuration (generator PCG64, seed {SEED}). Between "
+        "evaluations values are interpolated; curves end where the first run ends."
+    )
+
+
+def _games(runs: Sequence[Run]) -> Html:
+    rows = []
+    for run in runs:
+        last = run.last
+        if last is None or len(last.as_first) != len(last.returns):
+            continue
+        for side, first in (("first", True), ("second", False)):
+            pairs = zip(last.returns, last.as_first, strict=True)
+            found = [value for value, was_first in pairs if was_first is first]
+            won, lost = sum(v > 0 for v in found), sum(v < 0 for v in found)
+            drawn = len(found) - won - lost
+            rows.append([run.name, side, *map(str, (len(found), won, drawn, lost))])
+    return table(["run", "agent moves", "games", "won", "drawn", "lost"], rows, range(2, 6))
+
+
+def _differences(groups: Sequence[Group]) -> Html:
+    names = differing(groups)
+    if not names:
+        return el("p.missing", "Nothing in their config.json tells them apart.")
+    rows = [
+        [
+            el("code", name),
+            *[
+                written(group.settings[name])
+                if group.settings is not None and name in group.settings
+                else NONE
+                for group in groups
+            ],
+        ]
+        for name in names
+    ]
+    heads = [
+        join([el("i.chip", style=f"background:var(--{tone(i)})"), group.label])
+        for i, group in enumerate(groups)
+    ]
+    return table(["setting", *heads], rows)
+
+
+def _time_row(run: Run, parts: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    total = sum(parts.values())
+    if not total:
+        return [run.name, *[NONE for _ in names], NONE]
+    cells = [f"{100 * parts.get(name, 0.0) / total:.1f} %" for name in names]
+    return [run.name, *cells, duration(total)]

@@ -1,0 +1,72 @@
+"""The configuration of runs, and what one may type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raffia.report.folder import Run
+from raffia.report.groups import Group, flat, preset_values, written
+from raffia.report.markup import Html, el, join, table
+from raffia.report.panel import tone
+from raffia.report.plots import is_game
+
+_MOST_SHOWN = 4  # runs of which commands are shown
+
+
+def settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]]) -> Html:
+    """The whole config, with what differs from the preset marked."""
+    parts = [el("h2", "Configuration")]
+    for index, group in enumerate(groups):
+        run = group.runs[0]
+        if len(groups) > 1:
+            chip = el("i.chip", style=f"background:var(--{tone(index)})")
+            parts.append(el("h3", chip, group.label))
+        if group.settings is None:
+            parts.append(el("p.missing", f"{run.name} has no config.json that could be read."))
+            continue
+        body = _setting_tables(run, preset_values(run, presets))
+        if len(groups) > 1:
+            body = el("details", el("summary", "All settings"), body)
+        parts.append(body)
+    return join(parts)
+
+
+def commands(runs: Sequence[Run]) -> Html:
+    """What one may type next."""
+    lines = []
+    for run in runs[:_MOST_SHOWN]:
+        folder = shlex.quote(str(run.folder))
+        if run.state not in ("finished", "target"):
+            lines.append(f"raffia resume {folder}")
+        lines.append(f"raffia evaluate {folder} --episodes 100 --record")
+        if is_game([run]):
+            lines.append(f"raffia play {folder}")
+    lines.append("raffia report " + " ".join([shlex.quote(str(run.folder)) for run in runs]))
+    return join([el("h2", "Commands"), el("pre", "\n".join(lines))])
+
+
+def _setting_tables(run: Run, preset: Mapping[str, Any] | None) -> Html:
+    if not run.preset:
+        says = "No preset was named."
+    elif preset is None:
+        says = f"What preset {run.preset} says is not recorded, so nothing is marked."
+    elif preset:
+        says = join(
+            [el("mark", "Marked"), f": other than in preset {run.preset}, which has it below."]
+        )
+    else:
+        says = f"As preset {run.preset} has it."
+    sections: dict[str, list[list[str]]] = {}
+    for name, value in flat(run.config).items():
+        section, _, rest = name.rpartition(".")
+        changed = preset is not None and name in preset
+        shown = (
+            join([el("mark", written(value)), f" ({written((preset or {})[name])})"])
+            if changed
+            else written(value)
+        )
+        sections.setdefault(section or "run", []).append([el("code", rest), shown])
+    tables = [table([], rows, caption=section) for section, rows in sections.items()]
+    return join([el("p.faint", says), el("div.settings", *tables)])

@@ -1,0 +1,165 @@
+"""What a run left to look at: episodes, evaluations, searched trees, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raffia.report import episodes, trees
+from raffia.report.folder import Run, read_json
+from raffia.report.groups import Group, leading
+from raffia.report.markup import Html, el, join, table
+from raffia.report.rows import number, numbers
+from raffia.report.wording import NONE, count, figure, size
+
+_MOST_SHOWN = 4  # runs of which episodes and trees are shown
+
+
+def seen(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
+    """Episodes, searched trees and evaluations."""
+    parts = [el("h2", "Episodes")]
+    runs = [run for group in groups for run in group.runs]
+    shown_runs = leading(groups)[:_MOST_SHOWN]
+    if len(runs) > 1:
+        says = "Episodes and trees are those of the best run of each configuration"
+        more = f", of the first {_MOST_SHOWN}" if len(groups) > _MOST_SHOWN else ""
+        parts.append(el("p.faint", f"{says}{more}."))
+    evaluations = []
+    pictures = []
+    for run in runs:
+        found, missing = episodes.read_evaluations(run.folder)
+        notes += missing
+        evaluations += [(run, one) for one in found]
+        recording = episodes.best_recording(run, found)
+        if recording is not None and run in shown_runs:
+            shown = episodes.shown(recording, page)
+            pictures.append(join([el("h3", run.name), shown]) if len(runs) > 1 else shown)
+    if pictures:
+        parts.append(el("div.panels", *[el("div", one) for one in pictures]))
+    if not pictures:
+        parts.append(
+            el("p.missing", "No episode was recorded; ", _evaluate(shown_runs[0]), " records some.")
+        )
+    if evaluations:
+        parts += [el("h3", "Evaluations"), _evaluation_table(evaluations, len(runs) > 1)]
+    parts += [el("h2", "A searched tree"), *_trees(shown_runs, notes)]
+    return join(parts)
+
+
+def checkpoints(runs: Sequence[Run]) -> Html:
+    """What can be resumed and evaluated."""
+    rows = [row for run in runs for row in _checkpoint_rows(run, len(runs) > 1)]
+    parts = [el("h2", "Checkpoints")]
+    if not rows:
+        return join([*parts, el("p.missing", "No checkpoint is in the folder.")])
+    heads = [*(["run"] if len(runs) > 1 else []), "update", "env step", "score", "size", "state"]
+    first = len(heads) - 5
+    return join([*parts, table(heads, rows, numeric=range(first, first + 4))])
+
+
+def _evaluate(run: Run) -> Html:
+    folder = shlex.quote(str(run.folder))
+    return el("code", f"raffia evaluate {folder} --episodes 5 --record")
+
+
+def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], several: bool) -> Html:
+    rows = []
+    for run, one in found:
+        returns, lengths = one.returns, numbers(one.data.get("lengths"))
+        mean = sum(returns) / len(returns) if returns else math.nan
+        spread = math.nan
+        if len(returns) > 1:
+            total = sum([(value - mean) ** 2 for value in returns])
+            spread = math.sqrt(total / (len(returns) - 1))
+        rows.append(
+            [
+                *([run.name] if several else []),
+                one.name,
+                str(one.data.get("checkpoint", NONE)),
+                str(one.data.get("opponent") or NONE),
+                count(number(one.data.get("num_simulations"))),
+                count(float(len(returns))),
+                figure(mean),
+                figure(spread),
+                figure(min(returns)) if returns else NONE,
+                figure(max(returns)) if returns else NONE,
+                figure(sum(lengths) / len(lengths)) if lengths else NONE,
+            ]
+        )
+    heads = ["evaluation", "checkpoint", "opponent", "simulations", "episodes", "mean return"]
+    heads += ["std. dev.", "least", "greatest", "mean length"]
+    first = 4 if several else 3
+    return table([*(["run"] if several else []), *heads], rows, range(first, first + 8))
+
+
+def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
+    parts = []
+    for run in runs:
+        found = trees.tree_files(run.folder)
+        if not found:
+            continue
+        newest, missing = trees.shown(found[-1])
+        parts.append(join([el("h3", run.name), newest]) if len(runs) > 1 else newest)
+        notes += missing
+        if len(found) > 1:
+            first, missing = trees.shown(found[0])
+            parts.append(el("details", el("summary", "The first tree of the run"), first))
+            notes += missing
+    return parts or [el("p.missing", "No tree was saved.")]
+
+
+def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
+    folder = run.folder / "checkpoints"
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    at = {  # manifests need not say it
+        f"{number(row.get('update')):09.0f}": number(row.get("env_step")) for row in run.rows
+    }
+    rows = []
+    for path in found:
+        if not path.is_dir():
+            continue
+        extras, num_bytes, state = _checkpoint(path)
+        score = number(extras.get("score"))
+        rows.append(
+            [
+                *([run.name] if several else []),
+                count(float(path.name)) if path.name.isdecimal() else path.name,
+                count(at.get(path.name, math.nan)),
+                figure(score),
+                size(num_bytes) if num_bytes else NONE,
+                state,
+            ]
+        )
+    return rows
+
+
+def _checkpoint(path: Path) -> tuple[dict[str, Any], float, str]:
+    """Extras, bytes and state of a checkpoint: its files are there in their sizes, or what is not.
+
+    Checksums are not computed: whoever resumes does that.
+    """
+    try:
+        manifest = read_json(path / "manifest.json")
+    except ValueError as error:
+        return {}, 0, f"manifest.json could not be read: {error}"
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        return {}, 0, "manifest.json lists no files"
+    extras = manifest.get("extras")
+    total, state = 0.0, "complete"
+    for name, entry in files.items():
+        stored = entry.get("file") if isinstance(entry, dict) else None
+        wanted = number(entry.get("bytes")) if isinstance(entry, dict) else math.nan
+        if not isinstance(stored, str) or Path(stored).name != stored:
+            state = f"damaged: {name} names no file"
+            continue
+        there = path / stored
+        if not there.is_file():
+            state = f"damaged: {name} is missing"
+        elif there.stat().st_size != wanted:
+            state = f"damaged: {name} has {there.stat().st_size:,} bytes, not {count(wanted)}"
+        total += 0 if math.isnan(wanted) else wanted
+    return extras if isinstance(extras, dict) else {}, total, state

@@ -1,0 +1,97 @@
+"""A searched tree of a run: its picture, and what the search thought of the root's actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raffia.report.clean_svg import clean_svg
+from raffia.report.episodes import natural
+from raffia.report.folder import read_json
+from raffia.report.markup import Html, el, table
+from raffia.report.rows import number
+from raffia.report.wording import count, figure, plural
+
+_MOST_ACTIONS = 12  # in the table
+_LARGEST = 600_000  # bytes of a picture
+
+
+@dataclass(frozen=True)
+class TreeFiles:
+    """The files of one tree, which are named after the environment step.
+
+    >>> TreeFiles("1000", None, None).name
+    '1000'
+    """
+
+    name: str
+    svg: Path | None
+    json: Path | None
+
+
+def tree_files(run: Path) -> list[TreeFiles]:
+    """All trees of a run, oldest first.
+
+    >>> tree_files(Path("no such run"))
+    []
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted((run / "trees").glob("*"), key=natural):
+        if path.suffix in (".svg", ".json"):
+            found.setdefault(path.stem, {})[path.suffix] = path
+    return [TreeFiles(name, some.get(".svg"), some.get(".json")) for name, some in found.items()]
+
+
+def shown(tree: TreeFiles) -> tuple[Html, list[str]]:
+    """Picture and table of a tree, and what is wrong with its files."""
+    parts: list[Html] = []
+    notes: list[str] = []
+    if tree.svg is not None:
+        try:
+            if tree.svg.stat().st_size > _LARGEST:
+                raise ValueError(f"it is larger than {_LARGEST:,} bytes")
+            parts.append(el("div.wide.tree", clean_svg(tree.svg.read_text(encoding="utf-8"))))
+        except ValueError as error:  # UnicodeDecodeError is one
+            notes.append(f"trees/{tree.svg.name} is not shown: {error}")
+    if tree.json is not None:
+        try:
+            parts.append(_root_table(read_json(tree.json)))
+        except ValueError as error:
+            notes.append(f"trees/{tree.json.name} is not shown: {error}")
+    at = f"after {count(float(tree.name))} env steps" if tree.name.isdecimal() else tree.name
+    return el("figure", el("figcaption", f"Searched {at}"), *parts), notes
+
+
+def _root_table(data: Any) -> Html:
+    edges = data.get("edges") if isinstance(data, dict) else None
+    nodes = data.get("nodes") if isinstance(data, dict) else None
+    if not isinstance(edges, list) or not isinstance(nodes, list):
+        raise ValueError('it has no lists "nodes" and "edges"')
+    first = [edge for edge in edges if isinstance(edge, dict) and edge.get("source") == 0]
+    first.sort(key=lambda edge: -number(edge.get("visits")))
+    rows = [
+        [
+            str(edge.get("name", edge.get("action", ""))),
+            count(number(edge.get("visits"))),
+            _bar(number(edge.get("share"))),
+            figure(number(edge.get("q"))),
+            _percent(number(edge.get("prior"))),
+            figure(number(edge.get("reward"))),
+        ]
+        for edge in first[:_MOST_ACTIONS]
+    ]
+    says = f"Actions at the root ({plural(len(nodes), 'node')} in the tree)"
+    if len(first) > _MOST_ACTIONS:
+        says += f", the {_MOST_ACTIONS} most visited of {len(first):,}"
+    heads = ["action", "visits", "share", "Q", "prior", "reward"]
+    return table(heads, rows, numeric=[1, 3, 4, 5], caption=says)
+
+
+def _percent(share: float) -> str:
+    return "–" if share != share else f"{100 * share:.0f} %"
+
+
+def _bar(share: float) -> Html:
+    width = 0.0 if share != share else min(max(share, 0.0), 1.0)
+    return el("span.bar", el("i", style=f"width:{118 * width:.0f}px"), _percent(share))

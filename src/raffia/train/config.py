@@ -1,0 +1,223 @@
+"""Nested dataclasses from the command line, JSON and YAML, and into JSON. Imports no torch.
+
+A config is a dataclass whose fields are int, float, bool, str, Literal, tuples of these, one of
+them or None, or further dataclasses. A setting has one name everywhere: search.num_simulations is
+`--search.num_simulations 25` on the command line and `{"search": {"num_simulations": 25}}` in a
+file. Files may leave settings out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raffia.train.flags import grouped, print_help, read_flag
+from raffia.train.settings import (
+    ConfigError,
+    Settings,
+    nearest_name,
+    setting_names,
+    settings,
+    type_hints,
+    unknown_setting,
+    value_from_json,
+)
+
+__all__ = [
+    "ConfigError",
+    "from_command_line",
+    "from_json",
+    "nearest_name",
+    "read_config",
+    "setting_names",
+    "to_json",
+]
+
+Config = TypeVar("Config", bound=Settings)
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+
+
+def to_json(config: Settings) -> dict[str, Any]:
+    """A config as JSON has it; numbers that JSON has no word for ("inf", "nan") become strings.
+
+    >>> from raffia.algorithms.efficientzero.config import SearchConfig
+    >>> to_json(SearchConfig(num_simulations=25))["temperatures"]
+    [1.0, 0.5, 0.25]
+    """
+    return {field.name: _value_to_json(getattr(config, field.name)) for field in fields(config)}
+
+
+def from_json(kind: type[Config], data: object, *, base: Config | None = None) -> Config:
+    """A config from what JSON says; what it leaves out is as in `base`, or as by default.
+
+    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> run = from_json(EfficientZeroRun, {"env": {"id": "Acrobot-v1"}, "seed": 3})
+    >>> run.env.id, run.env.num_envs, run.seed
+    ('Acrobot-v1', 8, 3)
+    >>> from_json(EfficientZeroRun, to_json(run)) == run
+    True
+    """
+    names = setting_names(kind)
+    return _config_from_json(kind, data, base, "", names)
+
+
+def read_config(kind: type[Config], path: str | Path, *, base: Config | None = None) -> Config:
+    """A config from a .json, .yaml or .yml file; what it leaves out is as `from_json` has it.
+
+    The config.json of a run may be given: what it says under "run" is of that run and left aside.
+
+    >>> import pathlib, tempfile
+    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "mine.yaml")
+    ...     written = file.write_text("optimizer: {name: adamw, learning_rate: 1e-3}")
+    ...     read_config(EfficientZeroRun, file).optimizer.learning_rate
+    0.001
+    """
+    path = Path(path)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise ConfigError(f"{path} must end with .json, .yaml or .yml")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    data = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
+    if isinstance(data, dict) and "run" not in {field.name for field in fields(kind)}:
+        data = {name: value for name, value in data.items() if name != "run"}
+    try:
+        return from_json(kind, {} if data is None else data, base=base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def from_command_line(
+    default: Config, argv: Sequence[str], *, prog: str, description: str
+) -> Config:
+    """What these words ask for: `--config FILE` changes the default, other flags change both.
+
+    Flags are `--name value`, `--name=value`, `--name` and `--no_name` for what is true or false,
+    `--name one two` for tuples, and `--name none`; hyphens may stand for underscores. With --help
+    among the words it prints all settings and leaves.
+
+    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> words = ["--search.num_simulations", "25", "--no_compile"]
+    >>> run = from_command_line(EfficientZeroRun(), words, prog="train", description="")
+    >>> run.search.num_simulations, run.compile
+    (25, False)
+    """
+    if "--help" in argv or "-h" in argv:
+        print_help(default, prog, description)
+        raise SystemExit(0)
+    kind, given = type(default), grouped(argv)
+    for flag, words in given:
+        if flag == "config":
+            if len(words) != 1:
+                raise ConfigError("--config needs a file: --config FILE.json or FILE.yaml")
+            default = read_config(kind, words[0], base=default)
+    hints = dict(settings(kind))
+    data: dict[str, Any] = {}
+    for flag, words in given:
+        if flag != "config":
+            name, value = read_flag(flag, words, hints)
+            *outer, last = name.split(".")
+            table = data
+            for part in outer:
+                table = table.setdefault(part, {})
+            table[last] = value
+    return from_json(kind, data, base=default)
+
+
+def _value_to_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_json(value)
+    if isinstance(value, tuple):
+        return [_value_to_json(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _config_from_json(
+    kind: type[Config], data: object, base: Config | None, place: str, names: Sequence[str]
+) -> Config:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{place or 'a config'} must be a table of settings; seen {data!r}")
+    known = {field.name for field in fields(kind)}
+    values = {}
+    for name, value in data.items():
+        path = f"{place}.{name}" if place else str(name)
+        if name not in known:
+            raise _unknown_entry(path, str(name), place, names)
+        hint = type_hints(kind)[name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            part = None if base is None else getattr(base, name)
+            values[name] = _config_from_json(hint, value, part, path, names)
+        else:
+            values[name] = value_from_json(hint, value, path)
+    try:
+        return kind(**values) if base is None else replace(base, **values)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}" if place else str(error)) from None
+
+
+def _unknown_entry(path: str, name: str, place: str, names: Sequence[str]) -> ConfigError:
+    if path in names and "." in name:  # right, but files nest
+        outer, _, inner = name.rpartition(".")
+        where = f"in {place}, " if place else ""
+        return ConfigError(
+            f"{where}{name} is written {outer.replace('.', ': {')}: {{{inner}: ...}}"
+        )
+    return unknown_setting(path, names)
+
+
+def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
+    """Pairs as a dict, unless a name is there twice: one of the two would be ignored."""
+    table = {}
+    for name, value in pairs:
+        if name in table:
+            raise ConfigError(f"{path}: {name} is there twice")
+        table[name] = value
+    return table
+
+
+def _parse_json(text: str, path: Path) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from None
+
+
+def _parse_yaml(text: str, path: Path) -> object:
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _mend_yaml(node, path, set())
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _mend_yaml(node: Any, path: Path, seen: set[int]) -> None:
+    """As in YAML 1.2, `1e-3` is a number, and a name stands once."""
+    if id(node) in seen:  # an alias, maybe of what it lies in
+        return
+    seen.add(id(node))
+    parts: list[Any] = []
+    if getattr(node, "id", None) == "mapping":
+        _once([(name.value, None) for name, _ in node.value if isinstance(name.value, str)], path)
+        parts = [value for _, value in node.value]
+    elif getattr(node, "id", None) == "sequence":
+        parts = node.value
+    elif node is not None and not node.style and _EXPONENT.match(node.value):
+        node.tag = "tag:yaml.org,2002:float"
+    for part in parts:
+        _mend_yaml(part, path, seen)

@@ -1,0 +1,214 @@
+"""What is done about NaN and infinity: the run stops before they reach the parameters.
+
+Each update is checked by its metrics, which are few: a number that is not finite in a batch, in the
+parameters or in the gradients shows in the loss or in the norm of the gradients. Only then is
+looked for where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.disk import dump, save_file, write_atomically
+from raffia.tensordict.tensordict import TensorDict
+
+SHOWN = 8  # rows of an entry, and entries in the text of the error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An entry that has numbers which are not finite.
+
+    >>> str(Finding("batch", "observation", num=2, of=10, rows=(3, 4), value="nan"))
+    'batch observation: nan in rows 3, 4 (2 of 10 numbers)'
+    """
+
+    where: str  # "batch", "state", "metrics", "update" or "search"
+    key: str  # with dots
+    num: int  # of them
+    of: int  # numbers in the entry
+    rows: tuple[int, ...]  # the first ones of dimension 0; () if it has none
+    value: str  # the first of them: "nan", "inf" or "-inf"
+
+    def __str__(self) -> str:
+        rows = f" in rows {', '.join(map(str, self.rows))}" if self.rows else ""
+        count = f" ({self.num} of {self.of} numbers)" if self.of > 1 else ""
+        return f"{self.where} {self.key}: {self.value}{rows}{count}"
+
+
+class NonFiniteError(FloatingPointError):
+    """A run was stopped by NaN or infinity: `found` says where they are, `path` where to look.
+
+    >>> raise NonFiniteError(12, [Finding("metrics", "loss", 1, 1, (), "nan")], "run/damage/12")
+    Traceback (most recent call last):
+    ...
+    raffia.train.damage.NonFiniteError: update 12 is not finite: metrics loss: nan. ...
+    """
+
+    def __init__(
+        self, update: int, found: list[Finding], path: str, trouble: str = "", why: str = ""
+    ) -> None:
+        listed = "; ".join([*filter(None, [why]), *map(str, found[:SHOWN])])
+        more = f"; and {len(found) - SHOWN} entries more" if len(found) > SHOWN else ""
+        look = trouble or f"The batch and a report are in {path}"
+        super().__init__(
+            f"update {update} is not finite: {listed}{more}. {look}. Nothing of it was saved: "
+            "the checkpoints from before are as they were"
+        )
+        self.update, self.found, self.path = update, found, path
+
+
+def non_finite(where: str, values: TensorDict) -> list[Finding]:
+    """The entries of a container that have NaN or infinity.
+
+    >>> bad = TensorDict(a=torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), b=torch.ones(3))
+    >>> [str(finding) for finding in non_finite("batch", bad)]
+    ['batch a: nan in rows 1 (1 of 4 numbers)']
+    """
+    found = []
+    for key, value in values.items(True, True):
+        if not _has_fractions(value):
+            continue
+        bad = ~value.detach().isfinite()
+        if bool(bad.any()):
+            name = key if isinstance(key, str) else ".".join(key)
+            rows = bad.flatten(1).any(1) if bad.dim() > 1 else bad
+            first = rows.nonzero()[:SHOWN, 0].tolist() if bad.dim() else []
+            example = str(value.detach()[bad][0].item())
+            num = int(bad.sum())
+            found.append(Finding(where, name, num, value.numel(), tuple(first), example))
+    return found
+
+
+class Guard:
+    """Stops a run at an update that is not finite.
+
+    folder: gets a folder for the update, with `batch.safetensors` and `report.json`.
+    seeds: the seeds of the run, for the report.
+
+    Called between `Learner.grads` and `Learner.apply`. On a GPU this waits for the update.
+
+    >>> import tempfile
+    >>> state, update = TensorDict(step=torch.tensor(11)), TensorDict()
+    >>> batch = TensorDict(observation=torch.tensor([0.5, float("inf")]), batch_size=[2])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     guard = Guard(folder, seed=3)
+    ...     guard(state, batch, update, TensorDict(loss=torch.tensor(1.0)))
+    ...     try:
+    ...         guard(state, batch, update, TensorDict(loss=torch.tensor(float("nan"))))
+    ...     except NonFiniteError as error:
+    ...         print([str(finding) for finding in error.found], sorted(os.listdir(error.path)))
+    ['batch observation: inf in rows 1 (1 of 2 numbers)', 'metrics loss: nan'] ['batch.safetensors',
+    'report.json']
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], **seeds: int) -> None:
+        self.folder = os.path.abspath(folder)
+        self.seeds = seeds
+
+    def __call__(
+        self, state: TensorDict, batch: TensorDict, update: TensorDict, metrics: TensorDict
+    ) -> None:
+        """Raise NonFiniteError unless all metrics are finite."""
+        if all_finite(metrics):
+            return
+        found = [
+            *non_finite("batch", batch),
+            *non_finite("state", state),
+            *non_finite("metrics", metrics),
+            *non_finite("update", update),
+        ]
+        self._stop(int(state["step"].max()) + 1, found, batch, metrics)
+
+    def check(self, values: TensorDict, *, update: int) -> None:
+        """Raise NonFiniteError unless all values are finite, such as what worlds were seen to say.
+
+        >>> Guard("nowhere").check(TensorDict(observation=torch.ones(2)), update=7)
+        """
+        if not all_finite(values):
+            self._stop(update, non_finite("batch", values), values, TensorDict())
+
+    def check_state(self, state: TensorDict) -> None:
+        """Raise NonFiniteError unless a state is finite: it is not to be saved.
+
+        >>> Guard("nowhere").check_state(TensorDict(step=torch.tensor(7), weight=torch.ones(2)))
+        """
+        if not all_finite(state):
+            found = non_finite("state", state)
+            self._stop(int(state["step"].max()), found, state, TensorDict())
+
+    def searched(self, state: TensorDict, seen: TensorDict, why: str) -> NoReturn:
+        """Raise NonFiniteError: a search met NaN or infinity, as `why` says, in what was `seen`.
+
+        >>> import tempfile
+        >>> state, seen = TensorDict(step=torch.tensor(7)), TensorDict(observation=torch.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Guard(folder).searched(state, seen, "root.value is NaN")
+        Traceback (most recent call last):
+        ...
+        raffia.train.damage.NonFiniteError: update 8 is not finite: root.value is NaN. The batch ...
+        """
+        found = [*non_finite("batch", seen), *non_finite("state", state)]
+        self._stop(int(state["step"].max()) + 1, found, seen, TensorDict(), why)
+
+    def _stop(
+        self,
+        update: int,
+        found: list[Finding],
+        batch: TensorDict,
+        metrics: TensorDict,
+        why: str = "",
+    ) -> NoReturn:
+        path, trouble = f"{self.folder}/{update:09d}", ""
+        report = {
+            "update": update,
+            "seeds": self.seeds,
+            "found": [asdict(finding) for finding in found],
+            "search": why,
+            "metrics": _plain(metrics),
+            "torch": torch.__version__,
+        }
+        try:
+            save_file(batch, f"{path}/batch.safetensors")
+            write_atomically(f"{path}/report.json", dump(report))
+        except OSError as error:  # it must not hide what stopped the run
+            trouble = f"The batch could not be saved in {path}: {error.strerror or error}"
+        raise NonFiniteError(update, found, path, trouble, why)
+
+
+def all_finite(values: TensorDict) -> bool:
+    """Whether no number in a container is NaN or infinite; it waits for the device once.
+
+    >>> all_finite(TensorDict(loss=torch.tensor(1.0), n=TensorDict(priority=torch.ones(4))))
+    True
+    """
+    leaves = [leaf for leaf in values.values(True, True) if _has_fractions(leaf)]
+    if not leaves:
+        return True
+    together = torch.cat([leaf.detach().reshape(-1) for leaf in leaves])
+    return bool(together.isfinite().all())
+
+
+def _has_fractions(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _plain(metrics: TensorDict) -> Mapping[str, Any]:
+    """Single numbers as JSON has them; those that it has not, as text."""
+    single = {
+        name: value.item()
+        for name, value in metrics.items(True, True)
+        if isinstance(value, Tensor) and value.numel() == 1
+    }
+    return {
+        name if isinstance(name, str) else ".".join(name): value
+        if abs(value) < float("inf")
+        else str(value)
+        for name, value in single.items()
+    }

@@ -1,0 +1,196 @@
+"""Whole episodes, played to see how good an agent is.
+
+Legend: E worlds, S frames in a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from raffia.envs.env import BatchEnv
+from raffia.envs.opponents import Opponent
+from raffia.functional.seeds import derive_seed, generator_for
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.collect import over
+
+Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what is worth showing
+
+
+class Watch(Protocol):
+    """Who looks on while episodes are played.
+
+    >>> class Count:
+    ...     steps = 0
+    ...     def saw(self, env, episode, row, chosen):
+    ...         self.steps += 1
+    ...     def ended(self, episode, episode_return):
+    ...         pass
+    """
+
+    def saw(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
+        """Of this episode, which is played in this row, what was chosen [] in the state shown;
+        None where the opponent chose, and at the episode's end."""
+
+    def ended(self, episode: int, episode_return: float) -> None:
+        """The episode has ended."""
+
+
+@dataclass
+class Episodes:
+    """What came of each episode, in the order of their seeds.
+
+    >>> Episodes([1.0, 3.0], [5, 6]).mean_return
+    2.0
+    """
+
+    returns: list[float] = field(default_factory=list)  # of two players: 1 won, 0 drawn, -1 lost
+    lengths: list[int] = field(default_factory=list)
+    as_first: list[bool] = field(default_factory=list)  # of two players: whether the agent began
+
+    @property
+    def mean_return(self) -> float:
+        """Of all episodes."""
+        return sum(self.returns) / len(self.returns)
+
+
+def play_episodes(
+    env: BatchEnv,
+    act: Act,
+    *,
+    num_episodes: int,
+    seed: int,
+    frame_stack: int = 1,
+    max_steps: int = 27_000,
+    opponent: Opponent | None = None,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Episodes | None:
+    """Play episodes, as many at a time as there are worlds; None if `stop` said so meanwhile.
+
+    Episode i has the seed derive_seed(seed, "evaluate", i), whatever E is. In games of two players
+    the agent begins the even episodes and `opponent` the odd ones; returns are the agent's.
+    An episode of more than `max_steps` steps is broken off there.
+
+    >>> from raffia.envs.batch import SerialBatch
+    >>> from raffia.envs.probe import ValueProbe
+    >>> def first(state):
+    ...     return TensorDict(action=torch.zeros(len(state), dtype=torch.int64),
+    ...                       batch_size=[len(state)])
+    >>> play_episodes(SerialBatch([ValueProbe(), ValueProbe()]), first, num_episodes=3, seed=0)
+    Episodes(returns=[1.0, 1.0, 1.0], lengths=[1, 1, 1], as_first=[])
+    """
+    if env.spec.num_players == 2 and opponent is None:
+        raise ValueError(
+            f"{env.spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
+            "another of raffia.envs.opponents"
+        )
+    table = _Table(env, num_episodes, seed, frame_stack)
+    while len(table.rows):
+        if stop():
+            return None
+        turn = table.agents_turn()
+        action = torch.zeros(len(table.rows), *env.spec.action.shape, dtype=env.spec.action.dtype)
+        chosen = None
+        if bool(turn.any()):
+            chosen = act(table.seen()[turn])
+            action[turn] = chosen["action"]
+        if opponent is not None and not bool(turn.all()):
+            action[~turn] = opponent.act(table.states[~turn], table.generator)
+        if watch is not None:
+            _show(watch, table, turn, chosen)
+        table.step(action, turn, max_steps, watch)
+    return table.episodes()
+
+
+def _show(watch: Watch, table: _Table, turn: Tensor, chosen: TensorDict | None) -> None:
+    place = turn.cumsum(0) - 1
+    for i, row in enumerate(table.rows.tolist()):
+        own = chosen[int(place[i])] if chosen is not None and bool(turn[i]) else None
+        watch.saw(table.env, int(table.episode[row]), row, own)
+
+
+class _Table:
+    """The worlds in which episodes are going on."""
+
+    def __init__(self, env: BatchEnv, num_episodes: int, seed: int, frame_stack: int) -> None:
+        self.env, self.seed, self.frame_stack = env, seed, frame_stack
+        self.num_episodes, self.num_begun = num_episodes, 0
+        self.generator = generator_for(seed, "opponent")
+        self.episode = torch.zeros(env.num_envs, dtype=torch.int64)
+        self.total = torch.zeros(env.num_envs, dtype=torch.float64)
+        self.length = torch.zeros(env.num_envs, dtype=torch.int64)
+        self.found: dict[int, tuple[float, int]] = {}
+        self.rows = torch.arange(min(env.num_envs, num_episodes))  # of worlds that are played
+        self.states: TensorDict  # [n] of these rows
+        self.frames: Tensor | None = None  # [n, S, *O]
+        self.states = self._begin(self.rows)
+        if frame_stack > 1:
+            self.frames = self._first_frames(self.states)
+
+    def _begin(self, rows: Tensor) -> TensorDict:
+        numbers = torch.arange(self.num_begun, self.num_begun + len(rows))
+        self.num_begun += len(rows)
+        self.episode[rows] = numbers
+        self.total[rows], self.length[rows] = 0, 0
+        seeds = [derive_seed(self.seed, "evaluate", number) for number in numbers.tolist()]
+        return self.env.reset(torch.tensor(seeds), rows)
+
+    def _first_frames(self, states: TensorDict) -> Tensor:
+        return states["observation"].unsqueeze(1).repeat_interleave(self.frame_stack, 1)
+
+    def seen(self) -> TensorDict:
+        """The states with their stacks of frames."""
+        if self.frames is None:
+            return self.states
+        return self.states.clone(recurse=False).update({"observation": self.frames})
+
+    def agents_turn(self) -> Tensor:
+        """Which of the rows the agent acts in: bool [n]."""
+        if self.env.spec.num_players == 1:
+            return torch.ones(len(self.rows), dtype=torch.bool)
+        return self.states["to_play"] == self.episode[self.rows] % 2
+
+    def step(self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None) -> None:
+        """Act in all rows, and begin other episodes where one has ended."""
+        after = self.env.step(action, self.rows)
+        self.total[self.rows] += torch.where(turn, after["reward"], -after["reward"])
+        self.length[self.rows] += 1
+        self.states = after.select(*self.env.spec.state_keys)
+        if self.frames is not None:
+            newest = after["observation"].unsqueeze(1)
+            self.frames = torch.cat([self.frames[:, 1:], newest], 1)
+        ended = over(after) | (self.length[self.rows] >= max_steps)
+        if bool(ended.any()):
+            self._end(ended, watch)
+
+    def _end(self, ended: Tensor, watch: Watch | None) -> None:
+        for row in self.rows[ended].tolist():
+            episode, total = int(self.episode[row]), float(self.total[row])
+            self.found[episode] = total, int(self.length[row])
+            if watch is not None:
+                watch.saw(self.env, episode, row, None)
+                watch.ended(episode, total)
+        again = ended.nonzero().squeeze(-1)[: self.num_episodes - self.num_begun]
+        if len(again):
+            first = self._begin(self.rows[again])
+            self.states[again] = first
+            if self.frames is not None:
+                self.frames[again] = self._first_frames(first)
+        goes_on = ~ended
+        goes_on[again] = True
+        self.rows, self.states = self.rows[goes_on], self.states[goes_on]
+        if self.frames is not None:
+            self.frames = self.frames[goes_on]
+
+    def episodes(self) -> Episodes:
+        numbers = sorted(self.found)
+        return Episodes(
+            [self.found[number][0] for number in numbers],
+            [self.found[number][1] for number in numbers],
+            [number % 2 == 0 for number in numbers] if self.env.spec.num_players == 2 else [],
+        )

@@ -1,0 +1,113 @@
+"""Settings from the words of a command line, and help about all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+from raffia.train.settings import ConfigError, Settings, nearest_name
+
+
+def grouped(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each flag, without its hyphens, and the words that follow it.
+
+    >>> grouped(["--goal", "-1", "--no-quick", "--kinds=one", "two"])
+    [('goal', ['-1']), ('no_quick', []), ('kinds', ['one', 'two'])]
+    """
+    groups: list[tuple[str, list[str]]] = []
+    for word in argv:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            groups.append((name.replace("-", "_"), [value] if equals else []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise ConfigError(f"{word!r} is no flag; settings are given as --name value")
+    return groups
+
+
+def read_flag(flag: str, words: Sequence[str], hints: Mapping[str, Any]) -> tuple[str, object]:
+    """The setting that a flag names, and its value as JSON would have it.
+
+    >>> read_flag("no_compile", [], {"compile": bool})
+    ('compile', False)
+    """
+    names = {name: name for name in hints}
+    opposites = {_opposite(name): name for name, hint in hints.items() if hint is bool}
+    names |= opposites
+    if flag not in names:
+        near = nearest_name(flag, list(names))
+        hint = f"; did you mean --{near}?" if near else ""
+        raise ConfigError(f"there is no --{flag}{hint}")
+    name = names[flag]
+    kind = hints[name]
+    if kind is bool:
+        if words:
+            raise ConfigError(
+                f"--{flag} stands alone; seen {' '.join(words)!r} behind it. "
+                f"Write --{name} or --{_opposite(name)}"
+            )
+        return name, flag not in opposites
+    if get_origin(kind) is tuple:
+        return name, _read_words(kind, words)
+    if len(words) != 1:
+        seen = f"seen {len(words)}: {' '.join(words)}" if words else "seen none"
+        raise ConfigError(f"--{flag} takes one value; {seen}")
+    return name, _read_word(kind, words[0])
+
+
+def _opposite(name: str) -> str:
+    outer, dot, last = name.rpartition(".")
+    return f"{outer}{dot}no_{last}"
+
+
+def _read_words(hint: Any, words: Sequence[str]) -> list[object]:
+    parts = get_args(hint)
+    kinds = parts[:1] * len(words) if parts[-1] is Ellipsis else parts
+    kinds = (*kinds, *[str] * (len(words) - len(kinds)))  # too many are refused like in a file
+    return [_read_word(kind, word) for kind, word in zip(kinds, words, strict=False)]
+
+
+def _read_word(hint: Any, word: str) -> object:
+    """The word as the type would have it; as it is where it can't be that, to be refused."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        [inner] = [part for part in parts if part is not type(None)]
+        return None if word.lower() in ("none", "null") else _read_word(inner, word)
+    if origin is Literal:
+        return next((choice for choice in parts if str(choice) == word), word)
+    try:
+        return hint(word) if hint in (int, float) else word
+    except ValueError:
+        return word
+
+
+def print_help(default: Settings, prog: str, description: str) -> None:
+    """Print all settings with types, choices, comments of the source and values.
+
+    >>> from raffia.envs.config import EnvConfig
+    >>> print_help(EnvConfig(num_envs=32), "train", "")  # doctest: +ELLIPSIS
+    usage: train [-h] [OPTIONS]
+    ...stepped together; one search serves all of them (default: 32)...
+    """
+    from tyro import cli
+
+    said = io.StringIO()
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    with contextlib.suppress(SystemExit):
+        with contextlib.nullcontext() if coloured else contextlib.redirect_stdout(said):
+            cli(
+                type(default),
+                default=default,
+                args=["--help"],
+                prog=prog,
+                description=description,
+                use_underscores=True,
+            )
+    for line in said.getvalue().splitlines():
+        print(line.rstrip())

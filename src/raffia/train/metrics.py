@@ -1,0 +1,293 @@
+"""What is told of a run, on its way to files: rows of JSON, means since the last row, times.
+
+A log goes on after a resume without doubled rows: a checkpoint notes how long the file is, and what
+was written after that is cut off (`position`, `rewind`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.tensordict import TensorDict
+
+AT_ONCE = 256  # additions that are kept before they are summed
+TAIL = 1 << 16  # bytes that are looked at to find the last line
+
+
+class MetricsFile:
+    """A file of JSON lines that is appended to; each row is in the system's hands when written.
+
+    path: made if need be. What a crash cut off at its end is removed: a line without an end, or of
+        zeros.
+
+    JSON has no NaN and no infinity: both are written as null.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, MetricsFile(f"{folder}/m.jsonl") as file:
+    ...     file.write({"kind": "train", "update": 1, "loss": float("nan")})
+    ...     position = file.position()
+    ...     file.write({"kind": "train", "update": 2, "loss": 0.5})
+    ...     file.rewind(position)
+    ...     with open(file.path) as lines:
+    ...         print(lines.read())
+    44
+    {"kind": "train", "update": 1, "loss": null}
+    <BLANKLINE>
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self._file = open(self.path, "a+b", buffering=0)  # a row is one call of the system
+        try:
+            self._file.truncate(_end_of_rows(self._file))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row of what JSON can hold.
+
+        Raises OSError if the disk is full; the file is as it was then.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, MetricsFile(f"{folder}/m.jsonl") as file:
+        ...     file.write({"loss": torch.tensor(1.0)})
+        Traceback (most recent call last):
+        ...
+        TypeError: ... a row holds what JSON does, such as float(loss): ...
+        """
+        line = f"{_json(row)}\n".encode()
+        before = self.position()
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                self._file.write(line[written:])  # raises, as a rule: the disk is full
+        except BaseException as error:
+            self._file.truncate(before)
+            if isinstance(error, OSError):
+                error.filename = self.path
+            raise
+
+    def position(self) -> int:
+        """Bytes so far, for `rewind`."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def rewind(self, position: int) -> int:
+        """Remove what was written after `position`; gives how many bytes that were.
+
+        A file that is shorter already is left as it is.
+        """
+        before = self.position()
+        if position < before:
+            self._file.truncate(position)
+            self._file.truncate(_end_of_rows(self._file))
+        return before - self.position()
+
+    def sync(self) -> None:
+        """Bring all rows to disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; nothing can be written any more."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(_finite(row), allow_nan=False)
+    except TypeError as error:
+        raise TypeError(
+            f"{error}; a row holds what JSON does, such as float(loss): {dict(row)!r:.200}"
+        ) from None
+
+
+def _finite(value: Any) -> Any:
+    """The value with None in place of what JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def _end_of_rows(file: Any) -> int:
+    """Where the last whole row ends."""
+    end: int = file.seek(0, os.SEEK_END)
+    while end:
+        start = _start_of_line(file, end)
+        file.seek(start)
+        line = file.read(end - start)
+        if line.endswith(b"\n") and _is_row(line):
+            return end
+        end = start
+    return 0
+
+
+def _start_of_line(file: Any, end: int) -> int:
+    """Where the line starts whose last byte is before `end`."""
+    stop = end - 1  # its own end does not count
+    while stop > 0:
+        start = max(0, stop - TAIL)
+        file.seek(start)
+        found = file.read(stop - start).rfind(b"\n")
+        if found >= 0:
+            return start + int(found) + 1
+        stop = start
+    return 0
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+class RunningMeans:
+    """Means of values since they were last taken; no tensor is waited for before.
+
+    >>> means = RunningMeans()
+    >>> means.add({"loss": torch.tensor(1.0), "length": 4})
+    >>> means.add({"loss": torch.tensor(2.0)})
+    >>> sorted(means.take().items()), means.take()
+    ([('length', 4.0), ('loss', 1.5)], {})
+    """
+
+    def __init__(self) -> None:
+        self._new: list[tuple[list[tuple[str, int]], Tensor]] = []  # names and sizes, values
+        self._sums: dict[str, tuple[float, int]] = {}  # sum, and number of values
+
+    def add(self, values: TensorDict | Mapping[str, Tensor | float]) -> None:
+        """Take values in; of a tensor with dimensions each element is one.
+
+        values: numbers, and tensors, which are on one device.
+
+        >>> means = RunningMeans()
+        >>> means.add(TensorDict(priority=torch.tensor([1.0, 4.0])))
+        >>> means.take()
+        {'priority': 2.5}
+        """
+        layout, tensors = [], []
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                layout.append((name, value.numel()))
+                tensors.append(value.detach().reshape(-1))
+            else:
+                self._count(name, float(value), 1)
+        if tensors:
+            # A copy: a compiled learner may write its next metrics to the same memory.
+            self._new.append((layout, torch.cat(tensors)))
+        if len(self._new) == AT_ONCE:
+            self._sum()
+
+    def take(self) -> dict[str, float]:
+        """The means by name; it starts anew."""
+        self._sum()
+        means = {name: total / count for name, (total, count) in self._sums.items() if count}
+        self._sums = {}
+        return means
+
+    def state(self) -> dict[str, list[float]]:
+        """What was not taken yet, as JSON can hold it; for `load_state`.
+
+        >>> means, other = RunningMeans(), RunningMeans()
+        >>> means.add({"loss": 0.5})
+        >>> other.load_state(means.state())
+        >>> other.take()
+        {'loss': 0.5}
+        """
+        self._sum()
+        return {name: [total, count] for name, (total, count) in self._sums.items()}
+
+    def load_state(self, state: Mapping[str, list[float]]) -> None:
+        """Go on where `state` was asked for."""
+        self._new = []
+        self._sums = {name: (float(total), int(count)) for name, (total, count) in state.items()}
+
+    def _count(self, name: str, total: float, count: int) -> None:
+        before, counted = self._sums.get(name, (0.0, 0))
+        self._sums[name] = before + total, counted + count
+
+    def _sum(self) -> None:
+        """Fetch what came since the last time, all at once."""
+        if not self._new:
+            return
+        values = torch.cat([tensor for _, tensor in self._new]).to("cpu", torch.float64).tolist()
+        start = 0
+        for layout, _ in self._new:
+            for name, size in layout:
+                self._count(name, sum(values[start : start + size]), size)
+                start += size
+        self._new = []
+
+
+class PhaseClock:
+    """How long each phase of the loop took since it was last taken, in seconds.
+
+    A phase within another takes its time away from that one. On a GPU, work counts for the phase
+    that waits for it.
+
+    >>> ticks = iter([0.0, 1.0, 3.0, 4.5]).__next__  # seconds; by default the clock of the system
+    >>> clock = PhaseClock(now=ticks)
+    >>> with clock.phase("learn"):
+    ...     with clock.phase("targets"):
+    ...         pass
+    >>> clock.take()
+    {'seconds_learn': 2.5, 'seconds_targets': 2.0}
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._spent: dict[str, float] = {}
+        self._inside: list[str] = []
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within this, time counts for the phase of this name.
+
+        >>> clock = PhaseClock()
+        >>> with clock.phase("learn"):
+        ...     pass
+        >>> list(clock.take())
+        ['seconds_learn']
+        """
+        self._spent.setdefault(name, 0.0)
+        self._count()
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._inside.pop()
+
+    def take(self) -> dict[str, float]:
+        """Seconds by "seconds_" and the phase; it starts anew."""
+        if self._inside:
+            self._count()
+        spent = {f"seconds_{name}": seconds for name, seconds in self._spent.items()}
+        self._spent = dict.fromkeys(self._spent, 0.0)
+        return spent
+
+    def _count(self) -> None:
+        now = self._now()
+        if self._inside:
+            self._spent[self._inside[-1]] += now - self._since
+        self._since = now

@@ -1,0 +1,299 @@
+"""A replay buffer kept with the checkpoints of a run, without writing all of it each time.
+
+What is seen before an action is nearly all of a buffer, and is never changed after it came in: it
+goes into chunks, files that are written once, of the rows that came since the checkpoint before.
+All else is small, or changes: it goes whole into each checkpoint, with a list of the chunks that
+belong to it and their sha256. What is restored is the buffer as it was, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage_state import Rows, to_state
+from raffia.data.structure import RowStructure
+from raffia.tensordict.disk import raw_bytes, save_file
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint, CheckpointError
+
+PART = "replay"  # of a checkpoint, and the name in its extras
+SMALL = 8 << 20  # bytes: the last chunk is written again, with what came since, while it is smaller
+LARGE = 256 << 20  # bytes of a chunk, at most: what a restore holds besides the buffer
+OURS = re.compile(r"(rows-\d+-\d+-[0-9a-f]{12}\.safetensors|\.[0-9a-f]{12}\.tmp)")
+
+
+class Logged(NamedTuple):
+    """What of a buffer goes into a checkpoint."""
+
+    parts: dict[str, TensorDict]
+    extras: dict[str, Any]  # belongs under "replay" in the extras of the checkpoint
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A file with the fixed columns of the items first .. stop - 1, which lie in rows in a row."""
+
+    file: str
+    first: int
+    stop: int
+    bytes: int
+    sha256: str
+    last: str  # sha256 of its last row
+
+
+class ReplayLog:
+    """Keeps a `SegmentReplayBuffer` along with checkpoints.
+
+    folder: where the chunks are. It may hold a folder for a `MemmapStorage` besides: that is then
+        room for the rows and no more, and is filled anew by `restore`.
+    mutable: what `buffer.update` is called with. Of the buffer's `obs_keys`, those that are not
+        named here must never be updated: they are written once.
+
+    One save is `files`, then `Checkpoints.save`, then `prune`; killed at any time between them,
+    all checkpoints have their chunks.
+
+    >>> import tempfile
+    >>> from raffia.data.storage import TensorStorage
+    >>> from raffia.train.checkpoint import Checkpoints
+    >>> def make_buffer():
+    ...     return SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, alpha=0.6, beta=0.4)
+    >>> buffer, other, no = make_buffer(), make_buffer(), torch.zeros(5, dtype=torch.bool)
+    >>> steps = TensorDict(obs=torch.arange(5), terminated=no, truncated=no, batch_size=[5])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log, checkpoints = ReplayLog(f"{folder}/replay"), Checkpoints(f"{folder}/checkpoints")
+    ...     for update in range(2):
+    ...         _ = buffer.extend(steps)
+    ...         logged = log.files(buffer)
+    ...         _ = checkpoints.save(update, logged.parts, {"replay": logged.extras})
+    ...         log.prune(checkpoints.kept())
+    ...     found = checkpoints.newest(check=log.check)
+    ...     log.restore(found, other)
+    >>> len(other), other.read(torch.tensor([4]))["obs"]
+    (9, tensor([[4, 0]]))
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, mutable: Sequence[NestedKey] = ()
+    ) -> None:
+        self.folder = os.path.abspath(folder)
+        self._mutable = {unravel_key_to_tuple(key) for key in mutable}
+        self._chunks: list[Chunk] = []  # of the last checkpoint, by their items
+
+    # -- saving
+
+    def files(self, buffer: SegmentReplayBuffer) -> Logged:
+        """Write the rows that came since the last time, and give what goes into the checkpoint.
+
+        Raises CheckpointError where the disk is full or fails; nothing new is left then.
+        """
+        with buffer._changing():
+            storage = buffer.storage
+            found, oldest = storage._contents(), max(0, storage.total - len(storage))
+            if found.max_size is None or len(storage) != min(found.total, found.max_size):
+                raise ValueError(
+                    f"of {found.total} items that came into a ring of {found.max_size} rows there "
+                    f"are {len(storage)}: rows of a replay buffer's storage must not be erased"
+                )
+            columns = _columns(found)
+            fixed = self._fixed(buffer, found.structure)
+            kept = {name: columns[name] for name in fixed}
+            self._chunks = self._written(kept, oldest, found.total, found.max_size)
+            whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
+            parts = {PART: TensorDict({"columns": whole, "books": buffer._books.state()})}
+            structure = found.structure
+            return Logged(
+                parts,
+                {
+                    "max_size": found.max_size,
+                    "total": found.total,
+                    "num_ignored": buffer.num_ignored,
+                    "structure": None if structure is None else structure.to_json(),
+                    "chunks": [asdict(chunk) for chunk in self._chunks],
+                },
+            )
+
+    def _fixed(self, buffer: SegmentReplayBuffer, structure: RowStructure | None) -> list[str]:
+        """The names of the columns that never change once they are written."""
+        if structure is None:
+            return []
+        obs = [unravel_key_to_tuple(key) for key in buffer._keys.obs]
+        return [
+            name
+            for name, path in zip(_names(structure), structure.paths, strict=True)
+            if any(path[: len(key)] == key for key in obs) and path not in self._mutable
+        ]
+
+    def _written(
+        self, columns: dict[str, Tensor], oldest: int, total: int, size: int
+    ) -> list[Chunk]:
+        """The chunks that hold all items from `oldest` on; those that lack are written."""
+        row_bytes = sum([leaf[:1].numel() * leaf.element_size() for leaf in columns.values()])
+        if not row_bytes:
+            return []
+        chunks = [chunk for chunk in self._chunks if chunk.stop > oldest]
+        same = [_digest(columns, (chunk.stop - 1) % size) == chunk.last for chunk in chunks]
+        if not all(same) or (chunks and chunks[-1].stop > total):
+            chunks = []  # it is not the buffer of the last time, or it was emptied
+        first = chunks[-1].stop if chunks else oldest
+        if chunks and first < total and (first - chunks[-1].first) * row_bytes < SMALL:
+            first = max(oldest, chunks.pop().first)
+        token = secrets.token_hex(6)
+        pieces = _pieces(first, total, size, max(1, LARGE // row_bytes))
+        try:
+            return chunks + [self._write(columns, *piece, size, token) for piece in pieces]
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # the error tells; `prune` removes them too
+                self._remove([name for name in os.listdir(self.folder) if token in name])
+            if isinstance(error, OSError):
+                why = f"could not take in the replay buffer: {error.strerror or error}"
+                raise CheckpointError(self.folder, why) from error
+            raise
+
+    def _write(
+        self, columns: dict[str, Tensor], first: int, stop: int, size: int, token: str
+    ) -> Chunk:
+        rows = slice(first % size, first % size + stop - first)
+        file = f"rows-{first:012d}-{stop:012d}-{token}.safetensors"
+        path = f"{self.folder}/{file}"
+        save_file(TensorDict({name: leaf[rows] for name, leaf in columns.items()}), path)
+        sha256, length = _checksum(path)
+        return Chunk(file, first, stop, length, sha256, _digest(columns, rows.stop - 1))
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            os.unlink(f"{self.folder}/{name}")
+
+    def prune(self, kept: Iterable[Checkpoint]) -> None:
+        """Remove the chunks that none of these checkpoints needs, nor the next one to be saved.
+
+        kept: all that there are, `Checkpoints.kept()`.
+        Raises CheckpointError where one can't be removed.
+        """
+        needed = {chunk.file for found in kept for chunk in _chunks_of(found)}
+        needed |= {chunk.file for chunk in self._chunks}
+        found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        try:
+            self._remove([name for name in found if OURS.fullmatch(name) and name not in needed])
+        except OSError as error:
+            why = f"holds rows that could not be removed: {error.strerror or error}"
+            raise CheckpointError(self.folder, why) from error
+
+    # -- restoring
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise DamagedFileError unless all chunks of a checkpoint are as they were written."""
+        for chunk in _chunks_of(checkpoint):
+            path = f"{self.folder}/{chunk.file}"
+            try:
+                found = _checksum(path)
+            except FileNotFoundError:
+                raise DamagedFileError(path, "the file is missing") from None
+            if found != (chunk.sha256, chunk.bytes):
+                raise DamagedFileError(path, "its content is not what was saved")
+
+    def restore(self, checkpoint: Checkpoint, buffer: SegmentReplayBuffer) -> None:
+        """Make the buffer what it was at the checkpoint, bit for bit, with its generator.
+
+        buffer: made as that one was; what it holds is replaced.
+        Raises DamagedFileError or ValueError, and changes nothing, if the chunks are damaged or the
+        buffer is made otherwise.
+        """
+        self.check(checkpoint)
+        record, chunks = _record(checkpoint), _chunks_of(checkpoint)
+        saved = checkpoint.tensors(PART).to_dict()
+        total, size, structure = record["total"], record["max_size"], None
+        if record["structure"] is not None:
+            structure = RowStructure.from_json(record["structure"])
+        # First a storage without rows, of that many items; then the rows, in their order.
+        none = torch.empty(0, dtype=torch.int64)
+        layouts = structure.layouts if structure is not None else ()
+        empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
+        state = {
+            "storage": to_state(Rows(size, total, structure, none, empty)),
+            "books": saved["books"],
+        }
+        buffer.load_state_dict(state)
+        buffer.num_ignored = record["num_ignored"]
+        if structure is not None:
+            for rows, columns in self._rows(chunks, saved["columns"], total, size):
+                leaves = [columns[name] for name in _names(structure)]
+                batch = torch.Size([rows.stop - rows.start])
+                buffer.storage.set(rows, structure.build(leaves, batch, torch.device("cpu")))
+        self._chunks = chunks
+
+    def _rows(
+        self, chunks: list[Chunk], whole: dict[str, Tensor], total: int, size: int
+    ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+        """All rows, the first of them first, with all columns."""
+        oldest = max(0, total - size)
+        if not chunks:
+            for first, stop in sorted(
+                _pieces(oldest, total, size, size), key=lambda x: x[0] % size
+            ):
+                rows = slice(first % size, first % size + stop - first)
+                yield rows, {name: leaf[rows] for name, leaf in whole.items()}
+        for chunk in sorted(chunks, key=lambda chunk: chunk.first % size):
+            found = TensorDict.load(f"{self.folder}/{chunk.file}").to_dict()
+            first = max(oldest, chunk.first)
+            rows = slice(first % size, first % size + chunk.stop - first)
+            columns = {name: leaf[first - chunk.first :] for name, leaf in found.items()}
+            yield rows, columns | {name: leaf[rows] for name, leaf in whole.items()}
+
+
+def _names(structure: RowStructure | None) -> list[str]:
+    """A name for each column, of which no two are alike."""
+    names = structure.names if structure is not None else []
+    return [f"{i}.{name}" for i, name in enumerate(names)]
+
+
+def _columns(found: Rows) -> dict[str, Tensor]:
+    return dict(zip(_names(found.structure), found.leaves, strict=True))
+
+
+def _pieces(first: int, stop: int, size: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of items that lie in rows in a row, of at most so many.
+
+    >>> list(_pieces(7, 14, size=10, most=2))
+    [(7, 9), (9, 10), (10, 12), (12, 14)]
+    """
+    while first < stop:
+        end = min(stop, first + most, first + size - first % size)
+        yield first, end
+        first = end
+
+
+def _digest(columns: dict[str, Tensor], row: int) -> str:
+    found = hashlib.sha256()
+    for leaf in columns.values():
+        found.update(raw_bytes(leaf[row : row + 1]))
+    return found.hexdigest()
+
+
+def _checksum(path: str) -> tuple[str, int]:
+    """The sha256 and the length of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+
+
+def _record(checkpoint: Checkpoint) -> dict[str, Any]:
+    record = checkpoint.extras.get(PART)
+    if type(record) is not dict:
+        raise DamagedFileError(checkpoint.root, "it holds no replay buffer")
+    return record
+
+
+def _chunks_of(checkpoint: Checkpoint) -> list[Chunk]:
+    return [Chunk(**listed) for listed in _record(checkpoint)["chunks"]]

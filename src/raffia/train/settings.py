@@ -1,0 +1,166 @@
+"""What can be set in a config: names, types, and what is said of values that do not fit."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+class Settings(Protocol):
+    """Any dataclass.
+
+    >>> from raffia.envs.config import EnvConfig
+    >>> "num_envs" in EnvConfig.__dataclass_fields__
+    True
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class ConfigError(ValueError):
+    """A setting that does not exist, or a value that it cannot have.
+
+    >>> value_from_json(int, "x", "seed")
+    Traceback (most recent call last):
+        ...
+    raffia.train.settings.ConfigError: seed must be a whole number; seen "x"
+    """
+
+
+def setting_names(kind: type[Settings]) -> list[str]:
+    """The names of all settings, with the path to each.
+
+    >>> from raffia.envs.config import EnvConfig
+    >>> setting_names(EnvConfig)[-2:]
+    ['atari.sticky', 'atari.max_frames']
+    """
+    return [path for path, _ in settings(kind)]
+
+
+def unknown_setting(name: str, names: Sequence[str]) -> ConfigError:
+    """The answer to a name that no setting has: the nearest one that there is.
+
+    >>> print(unknown_setting("num_simulations", ["seed", "search.num_simulations"]))
+    there is no setting num_simulations; did you mean search.num_simulations?
+    """
+    nearest = nearest_name(name, names)
+    hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(names)}"
+    return ConfigError(f"there is no setting {name}; {hint}")
+
+
+def nearest_name(name: str, names: Sequence[str]) -> str | None:
+    """The one that is most like `name`, whole or in its last part; None where none is.
+
+    >>> nearest_name("targets.discont", ["seed", "targets.discount"])
+    'targets.discount'
+    """
+    last = name.rpartition(".")[2]
+    whole = difflib.get_close_matches(name, names, n=1)
+    same_end = [known for known in names if known.rpartition(".")[2] == last]
+    ends = {known.rpartition(".")[2]: known for known in reversed(names)}
+    like_end = difflib.get_close_matches(last, ends, n=1)
+    return next(iter([*same_end, *whole, *(ends[end] for end in like_end)]), None)
+
+
+@cache
+def type_hints(kind: type[Settings]) -> dict[str, Any]:
+    """What the fields of a config are, by name."""
+    return get_type_hints(kind)
+
+
+def settings(kind: type[Settings], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and type of each setting, in the order of the fields.
+
+    >>> from raffia.envs.config import EnvConfig
+    >>> next(settings(EnvConfig))
+    ('id', <class 'str'>)
+    """
+    for field in fields(kind):
+        hint = type_hints(kind)[field.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            yield from settings(hint, f"{place}{field.name}.")
+        else:
+            yield f"{place}{field.name}", hint
+
+
+def value_from_json(hint: Any, value: object, place: str) -> object:
+    """`value` as the type has it, or a ConfigError that says why it cannot be that.
+
+    >>> value_from_json(tuple[float, ...], [1, 2], "search.temperatures")
+    (1.0, 2.0)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in parts:
+            return None
+        [inner] = [part for part in parts if part is not type(None)]
+        if inner in _WORDS and not _fits(inner, value):
+            raise wrong_value(place, hint, value)
+        return value_from_json(inner, value, place)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise wrong_value(place, hint, value)
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        if len(parts) != len(value):
+            raise wrong_value(place, hint, value)
+        numbered = enumerate(zip(parts, value, strict=True))
+        return tuple(value_from_json(part, v, f"{place}[{i}]") for i, (part, v) in numbered)
+    if origin is Literal:
+        # 1 == True == 1.0 in Python, so the type is asked too
+        if not any(value == choice and type(value) is type(choice) for choice in parts):
+            raise wrong_value(place, hint, value)
+        return value
+    if not _fits(hint, value):
+        raise wrong_value(place, hint, value)
+    return hint(value)
+
+
+def _fits(hint: type, value: object) -> bool:
+    """Whether the value is one of this simple type; True is no number."""
+    if hint is float and type(value) is int:
+        return abs(value) < 2**1023  # the next ones are beyond floats
+    return type(value) is hint or (hint is float and value in ("inf", "-inf", "nan"))
+
+
+def wrong_value(place: str, hint: Any, value: object) -> ConfigError:
+    """The answer to a value that the type does not have: what it has, and what was seen.
+
+    >>> print(wrong_value("checkpoint.keep", int, 2.5))
+    checkpoint.keep must be a whole number; seen 2.5
+    """
+    text = json.dumps(value, default=str)
+    near = ""
+    if get_origin(hint) is Literal and isinstance(value, str):
+        like = difflib.get_close_matches(value, [str(choice) for choice in get_args(hint)], n=1)
+        near = f"; did you mean {like[0]}?" if like else ""
+    return ConfigError(f"{place} must be {_described(hint)}; seen {text}{near}")
+
+
+def _described(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else _described(part) for part in parts)
+    if origin is Literal:
+        return f"one of {', '.join(json.dumps(part) for part in parts)}"
+    if origin is tuple and parts[-1] is Ellipsis:
+        return f"a list, each {_described(parts[0])}"
+    if origin is tuple:
+        return f"a list of {len(parts)}: {', '.join(_described(part) for part in parts)}"
+    return _WORDS[hint]

@@ -1,0 +1,167 @@
+"""Where batches come from: the one place where learning online and from a fixed data set differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.collect import Act, Collector
+from raffia.train.metrics import PhaseClock
+
+BeginTurn = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
+MakeBatch = Callable[[TensorDict, TensorDict], TensorDict]  # a learner's state, windows -> batch
+
+
+class Stream(Protocol):
+    """What the loop takes batches from."""
+
+    @property
+    def num_env_steps(self) -> int:
+        """How many steps were played so far; 0 if none are."""
+
+    def next(self, state: TensorDict) -> TensorDict:
+        """The batch of the update that comes next; `state` is the learner's."""
+
+    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
+        """The update of this batch was made."""
+
+    def state(self) -> TensorDict:
+        """Where the stream stands, but for what replay keeps itself."""
+
+    def load_state(self, state: TensorDict) -> None:
+        """Stand where `state` was taken."""
+
+
+class OnlineStream:
+    """Play, keep what was played, learn from it: so many updates for each step.
+
+    begin_turn: from the learner's state to how its agent acts; asked before each turn.
+    act_first: how to act in the first `random_env_steps`.
+    make_batch: from the learner's state and windows of the replay to a batch.
+    updates_per_env_step: update u comes after random_env_steps + u / updates_per_env_step steps of
+        all worlds together, or after num_env_steps if that is less.
+    beta: of the priorities, by the number of the update.
+
+    >>> from raffia.data.storage import TensorStorage
+    >>> from raffia.envs.batch import SerialBatch
+    >>> from raffia.envs.probe import ValueProbe
+    >>> from raffia.train.metrics import PhaseClock
+    >>> def first(state):
+    ...     return TensorDict(action=torch.zeros(2, dtype=torch.int64), batch_size=[2])
+    >>> replay = SegmentReplayBuffer(
+    ...     TensorStorage(100), unroll_steps=1, obs_keys=["observation"],
+    ...     generator=torch.Generator().manual_seed(0))
+    >>> stream = OnlineStream(
+    ...     Collector(SerialBatch([ValueProbe(), ValueProbe()]), seed=0), replay,
+    ...     begin_turn=lambda state: first, act_first=first,
+    ...     make_batch=lambda state, windows: windows, batch_size=3, updates_per_env_step=0.5,
+    ...     random_env_steps=4, num_env_steps=10, steps_per_turn=1, clock=PhaseClock())
+    >>> state = TensorDict(step=torch.tensor(0))
+    >>> stream.next(state)["reward"][:, 0], stream.num_env_steps
+    (tensor([1., 1., 1.]), 6)
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        replay: SegmentReplayBuffer,
+        *,
+        begin_turn: BeginTurn,
+        act_first: Act,
+        make_batch: MakeBatch,
+        batch_size: int,
+        updates_per_env_step: float,
+        random_env_steps: int,
+        num_env_steps: int,
+        steps_per_turn: int,
+        clock: PhaseClock,
+        beta: Callable[[int], float] | None = None,
+    ) -> None:
+        self.collector, self.replay = collector, replay
+        self._begin_turn, self._act_first, self._make_batch = begin_turn, act_first, make_batch
+        self._batch_size, self._ratio = batch_size, updates_per_env_step
+        self._first, self._last = random_env_steps, num_env_steps
+        self._steps_per_turn = steps_per_turn
+        self._clock, self._beta = clock, beta
+
+    @property
+    def num_env_steps(self) -> int:
+        """How many steps were played so far, of all worlds together."""
+        return self.collector.num_env_steps
+
+    def next(self, state: TensorDict) -> TensorDict:
+        """Play what is due, then draw windows and make a batch of them."""
+        update = int(state["step"])
+        due = min(self._last, self._first + math.ceil((update + 1) / self._ratio))
+        with self._clock.phase("collect"):
+            while self.num_env_steps < due or not len(self.replay):
+                self._turn(state)
+        with self._clock.phase("targets"):
+            if self._beta is not None:
+                self.replay.beta = self._beta(update)
+            return self._make_batch(state, self.replay.sample(self._batch_size))
+
+    def _turn(self, state: TensorDict) -> None:
+        act = self._act_first if self.num_env_steps < self._first else self._begin_turn(state)
+        self.replay.extend(self.collector.collect(act, self._steps_per_turn))
+
+    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
+        """Priorities go back to the replay."""
+        if self.replay.beta is not None:
+            self.replay.update_priority(batch["index"], metrics["priority"].cpu())
+
+    def state(self) -> TensorDict:
+        """Of the worlds; the replay is kept by itself."""
+        return TensorDict(collector=self.collector.state())
+
+    def load_state(self, state: TensorDict) -> None:
+        """The worlds as they were."""
+        self.collector.load_state(state["collector"])
+
+
+class OfflineStream:
+    """Batches of a fixed data set.
+
+    batches: from the number of an update to the batches from there on; so a resume needs nothing
+        but the number.
+
+    >>> def batches(update):
+    ...     while True:
+    ...         yield TensorDict(x=torch.tensor([float(update)]), batch_size=[1])
+    ...         update += 1
+    >>> stream = OfflineStream(batches)
+    >>> stream.next(TensorDict(step=torch.tensor(3)))["x"]
+    tensor([3.])
+    """
+
+    def __init__(self, batches: Callable[[int], Iterator[TensorDict]]) -> None:
+        self._batches = batches
+        self._going: Iterator[TensorDict] | None = None
+
+    @property
+    def num_env_steps(self) -> int:
+        """None are played."""
+        return 0
+
+    def next(self, state: TensorDict) -> TensorDict:
+        """The batch of this update."""
+        if self._going is None:
+            self._going = self._batches(int(state["step"]))
+        return next(self._going)
+
+    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
+        """There is nobody to tell."""
+
+    def state(self) -> TensorDict:
+        """All of it is the number of the update."""
+        return TensorDict()
+
+    def load_state(self, state: TensorDict) -> None:
+        """Go on at the update that the learner's state says."""
+        self._going = None
+
+
+__all__ = ["BeginTurn", "MakeBatch", "OfflineStream", "OnlineStream", "Stream"]

@@ -1,0 +1,339 @@
+"""The loss, against LightZero's and against slower forms of its terms."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raffia.algorithms.efficientzero.config import LossConfig
+from raffia.algorithms.efficientzero.loss import (
+    Loss,
+    consistency,
+    scalar_loss,
+    scale_gradient,
+    unroll,
+)
+from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.policy_loss import discrete_policy_loss, sampled_policy_loss
+from raffia.functional.losses import soft_cross_entropy
+from raffia.functional.transforms import Support, scalar_to_categorical, signed_hyperbolic
+from raffia.search.samplers import GaussianSampler
+from raffia.tensordict.tensordict import TensorDict
+
+HERE = Path(__file__).parent
+CASE = json.loads((HERE / "train_step.json").read_text())
+OF_TRAINING = ["num_unroll_steps", "lstm_horizon_len"]
+OF_TRAINING += [f"{name}_loss_weight" for name in ("ssl", "policy", "value", "reward")]
+SIZES = {k: v for k, v in CASE["config"].items() if k not in OF_TRAINING}
+WEIGHTS = TensorDict(
+    policy_weight=torch.tensor(1.0),
+    value_weight=torch.tensor(0.25),
+    value_prefix_weight=torch.tensor(1.0),
+    consistency_weight=torch.tensor(2.0),
+    entropy_weight=torch.tensor(0.0),
+)
+
+
+def small_model(**options):
+    torch.manual_seed(0)
+    sizes = dict(latent_state_dim=12, lstm_hidden_size=10, proj_hid=14, proj_out=16, pred_hid=6)
+    supports = dict(reward_support_range=(-5, 6, 1), value_support_range=(-7, 8, 1))
+    kinds = dict(pred_out=16, last_linear_layer_init_zero=False)
+    return EfficientZeroModelMLP(4, 3, **(sizes | supports | kinds | options))
+
+
+def random_batch(size=7, num_unrolled=4, num_actions=3):
+    def ones(*shape):
+        return torch.ones(size, *shape)
+
+    return TensorDict(
+        observation=torch.randn(size, 4),
+        next_observation=torch.randn(size, num_unrolled, 4),
+        action=torch.randint(num_actions, (size, num_unrolled)),
+        target_policy=torch.randn(size, num_unrolled + 1, num_actions).softmax(-1),
+        target_value=3 * torch.randn(size, num_unrolled + 1),
+        target_value_prefix=torch.randn(size, num_unrolled),
+        policy_mask=ones(num_unrolled + 1),
+        value_mask=ones(num_unrolled + 1),
+        value_prefix_mask=ones(num_unrolled),
+        consistency_mask=ones(num_unrolled),
+        weight=torch.rand(size),
+        batch_size=[size],
+    )
+
+
+# -------------------------------------------------------------------------- LightZero's step
+
+
+def peers_step(masked):
+    """The model and the batch of the oracle; EfficientZero masks all terms, LightZero one."""
+    tensors = load_file(HERE / "train_step.safetensors")
+    model = EfficientZeroModelMLP(**SIZES)
+    weights = {k.removeprefix("param/"): v for k, v in tensors.items() if k.startswith("param/")}
+    model.load_lightzero(weights).train()
+    num_unrolled = tensors["actions"].shape[1]
+    obs = tensors["obs"].unflatten(1, (num_unrolled + 1, -1))
+    inside, ones = tensors["mask"][:, :num_unrolled], torch.ones_like(tensors["mask"])
+    batch = TensorDict(
+        observation=obs[:, 0],
+        next_observation=obs[:, 1:],
+        action=tensors["actions"],
+        target_policy=tensors["target_policy"],
+        target_value=tensors["target_value"],
+        target_value_prefix=tensors["target_value_prefix"][:, :num_unrolled],
+        policy_mask=ones,
+        value_mask=torch.cat([ones[:, :1], inside], 1) if masked else ones,
+        value_prefix_mask=inside if masked else ones[:, 1:],
+        consistency_mask=inside,
+        weight=tensors["weights"],
+        batch_size=[len(obs)],
+    )
+    return model, batch
+
+
+@pytest.mark.parametrize(
+    "name, scale, masked",
+    [
+        ("lightzero", 1.0, False),
+        ("with_half_gradient", 0.5, False),
+        ("with_half_gradient_and_masks", 0.5, True),
+    ],
+)
+def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
+    model, batch = peers_step(masked)
+    value, metrics = Loss(model, LossConfig(gradient_scale=scale))(batch, WEIGHTS)
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    expected = CASE[name]
+    close = pytest.approx
+    assert float(metrics["loss"]) == close(expected["weighted_total_loss"], abs=2e-6)
+    for term in ("policy_loss", "value_loss", "value_prefix_loss"):
+        assert float(metrics[term]) == close(expected[term], abs=2e-6)
+    # theirs is of one step
+    assert float(metrics["consistency_loss"]) / 5 == close(expected["consistency_loss"], abs=1e-7)
+    assert float(torch.nn.utils.get_total_norm(gradients)) == close(expected["grad_norm"], abs=2e-6)
+
+
+def test_each_gradient_is_that_of_the_peer():
+    model, batch = peers_step(masked=False)
+    value, metrics = Loss(model, LossConfig(gradient_scale=1.0))(batch, WEIGHTS)
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    norms = {
+        name: float(gradient.norm())
+        for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True)
+    }
+    assert norms == pytest.approx(CASE["lightzero_grad_norms"], abs=1e-6)
+    # the peer's values are 1e-5 of their size off, by cancellation in the inverse of h
+    assert metrics["priority"].tolist() == pytest.approx(CASE["value_priority"], rel=2e-5, abs=5e-5)
+
+
+# ------------------------------------------------------------------------------- the unroll
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 9])
+def test_the_lstm_starts_anew_after_each_horizon(horizon):
+    model = small_model().eval()
+    observation, action = torch.randn(5, 4), torch.randint(3, (5, 7))
+    steps = unroll(model, observation, action, lstm_horizon=horizon)
+    output = model.initial_inference(observation)
+    state = zeros = output.reward_hidden_state
+    for k in range(7):
+        if k % horizon == 0:
+            state = zeros
+        output = model.recurrent_inference(output.latent_state, state, action[:, k])
+        state = output.reward_hidden_state
+        torch.testing.assert_close(steps.value_prefix[:, k], output.value_prefix)
+        torch.testing.assert_close(steps.policy[:, k + 1], output.policy_logits)
+        torch.testing.assert_close(steps.value[:, k + 1], output.value)
+        torch.testing.assert_close(steps.latent[:, k], output.latent_state)
+
+
+@pytest.mark.parametrize("kind", ["BN", "LN", "image"])
+def test_one_call_for_all_steps_is_a_call_for_each(kind):
+    torch.manual_seed(0)
+    batch, config = random_batch(), LossConfig(unroll_steps=4)
+    if kind == "image":
+        sizes = dict(num_channels=4, lstm_hidden_size=5, proj_hid=6, proj_out=5, pred_hid=4)
+        model = EfficientZeroModel((2, 5, 6), 3, pred_out=5, **sizes)
+        batch["observation"] = torch.randn(7, 2, 5, 6)
+        batch["next_observation"] = torch.randn(7, 4, 2, 5, 6)
+    else:
+        model = small_model(norm_type=kind)
+    one, each = (Loss(copy.deepcopy(model), config).train() for _ in range(2))
+    assert one.steps is not None
+    each.steps = None
+    found = []
+    for loss in (one, each):
+        value, metrics = loss(batch, WEIGHTS)
+        found.append((metrics, torch.autograd.grad(value, list(loss.parameters()))))
+    torch.testing.assert_close(*found, atol=2e-6, rtol=1e-4)
+    for (name, buffer), other in zip(one.named_buffers(), each.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_batch_norms_without_statistics_are_called_for_each_step():
+    model = small_model()
+    model.projection[1] = torch.nn.BatchNorm1d(14, track_running_stats=False)
+    loss = Loss(model, LossConfig(unroll_steps=4))
+    assert loss.steps is None
+    assert loss(random_batch(), WEIGHTS)[0].isfinite()
+
+
+def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
+    model, batch = small_model(norm_type="LN"), random_batch(num_unrolled=1)
+    first = [model.dynamics_network.fc_dynamics[0].weight]  # makes the latent state of step 1
+    weights = WEIGHTS.clone()
+    for name in ("policy", "value", "value_prefix", "consistency"):
+        weights.zero_()
+        weights[f"{name}_weight"] = torch.tensor(1.0)
+        whole, half = (
+            torch.autograd.grad(
+                Loss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(batch, weights)[0],
+                first,
+            )[0]
+            for scale in (1.0, 0.5)
+        )
+        assert whole.norm() > 0, name
+        torch.testing.assert_close(half, whole / 2)
+
+
+def test_a_scaled_gradient_leaves_numbers_alone():
+    x = torch.randn(5, requires_grad=True)
+    assert scale_gradient(2 * x, 0.5).equal(2 * x)
+    assert scale_gradient(torch.ones(2), 0.5).equal(torch.ones(2))  # without gradients
+
+
+def test_images_of_bytes_are_numbers_from_0_to_1():
+    torch.manual_seed(0)
+    model = EfficientZeroModel((2, 5, 6), 3, num_channels=4, lstm_hidden_size=5, norm_type="LN")
+    image = torch.randint(256, (3, 2, 5, 6), dtype=torch.uint8)
+    action = torch.randint(3, (3, 2))
+    found = unroll(model, image, action, lstm_horizon=5)
+    expected = unroll(model, image.float() / 255, action, lstm_horizon=5)
+    torch.testing.assert_close(found, expected)
+    seen = image.unsqueeze(1).expand(-1, 2, -1, -1, -1)
+    torch.testing.assert_close(
+        consistency(model, found.latent, seen),
+        consistency(model, found.latent, seen.float() / 255),
+    )
+
+
+def test_consistency_teaches_the_imagined_state_only():
+    model, batch = small_model(norm_type="LN"), random_batch()
+    latent = torch.randn(7, 4, 12, requires_grad=True)
+    distance = consistency(model, latent, batch["next_observation"])
+    assert distance.shape == (7, 4)
+    distance.sum().backward()
+    assert latent.grad.abs().sum() > 0
+    assert all(p.grad is None for p in model.representation_network.parameters())
+
+
+# ------------------------------------------------------------------------------- the terms
+
+
+@pytest.mark.parametrize("support", [Support(-5, 6), Support(-2, 2.5, 0.5), Support(0, 1)])
+def test_scalar_loss_is_cross_entropy_with_the_two_hot_target(support):
+    torch.manual_seed(0)
+    target = torch.cat([torch.randn(30) * 20, torch.tensor([0.0, 3.0, -1e6, 1e6])])
+    logits = torch.randn(34, support.size, requires_grad=True)
+    found = scalar_loss(logits, target, support)
+    expected = soft_cross_entropy(logits, scalar_to_categorical(target, support))
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(x.sum(), logits)[0] for x in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_scalar_loss_without_categories_is_a_squared_error():
+    output, target = torch.randn(2, 3, 1), torch.randn(2, 3)
+    expected = (output[..., 0] - signed_hyperbolic(target)) ** 2
+    torch.testing.assert_close(scalar_loss(output, target, None), expected)
+
+
+def test_discrete_policy_loss_is_cross_entropy_and_entropy():
+    logits, target = torch.randn(4, 5, 3), torch.randn(4, 5, 3).softmax(-1)
+    loss, entropy = discrete_policy_loss(logits, target)
+    torch.testing.assert_close(loss, soft_cross_entropy(logits, target))
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+
+
+def test_sampled_policy_loss_is_that_of_a_squashed_normal_distribution():
+    torch.manual_seed(0)
+    mean, std = torch.randn(2, 3, 2), torch.rand(2, 3, 2) + 0.5
+    target, actions = torch.randn(2, 3, 6).softmax(-1), 3 * torch.rand(2, 3, 6, 2) - 1
+    sampler = GaussianSampler(6, low=torch.tensor(-1.0), high=torch.tensor(2.0))
+    parameters = torch.cat([mean, std], -1).requires_grad_()
+    loss, entropy = sampled_policy_loss(parameters, target, actions, sampler.log_density)
+    normal = torch.distributions.Normal(mean.unsqueeze(2), std.unsqueeze(2))
+    squash = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(0.5, 1.5)]
+    density = torch.distributions.TransformedDistribution(normal, squash)
+    expected = -(target * density.log_prob(actions).sum(-1)).sum(-1)
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy, torch.distributions.Normal(mean, std).entropy().sum(-1))
+
+
+def test_visits_that_prefer_nothing_leave_a_continuous_policy_where_it_is():
+    parameters = torch.tensor([[0.2, 0.7]], requires_grad=True)
+    sampler = GaussianSampler(20_000, low=-1.0, high=1.0)
+    actions = sampler.sample(parameters.detach(), torch.tensor([3])).actions
+    target = torch.full((1, 20_000), 1 / 20_000)
+    loss, _ = sampled_policy_loss(parameters, target, actions, sampler.log_density)
+    assert torch.autograd.grad(loss.sum(), parameters)[0].abs().max() < 0.02
+
+
+# ----------------------------------------------------------------- masks, weights, bonus
+
+
+@pytest.mark.parametrize("name", ["policy", "value", "value_prefix", "consistency"])
+def test_masked_steps_do_not_count(name):
+    model, batch = small_model(norm_type="LN"), random_batch()
+    loss = Loss(model, LossConfig(unroll_steps=4))
+    term = f"{name}_loss"
+    whole = loss(batch, WEIGHTS)[1]
+    mask = batch[f"{name}_mask"]
+    batch[f"{name}_mask"] = torch.cat([mask[:, :-1], 0 * mask[:, -1:]], 1)
+    without_last = loss(batch, WEIGHTS)[1]
+    batch[f"{name}_mask"] = torch.cat([0 * mask[:, :-1], mask[:, -1:]], 1)
+    last = loss(batch, WEIGHTS)[1]
+    torch.testing.assert_close(without_last[term] + last[term], whole[term])
+    others = {k for k in whole if k.endswith("_loss")} - {term}
+    for other in others:
+        assert whole[other].equal(without_last[other])
+
+
+def test_the_loss_is_the_weighted_mean_over_windows():
+    model, batch = small_model(norm_type="LN"), random_batch()
+    loss = Loss(model, LossConfig(unroll_steps=4))
+    _, metrics = loss(batch, WEIGHTS)
+    each = [loss(batch[i : i + 1], WEIGHTS)[1]["loss"] for i in range(len(batch))]
+    torch.testing.assert_close(metrics["loss"], torch.stack(each).mean())
+    plain = batch.clone()
+    plain["weight"] = torch.ones(7)
+    _, found = loss(plain, WEIGHTS)
+    terms = ("policy", "value", "value_prefix", "consistency")
+    expected = sum(WEIGHTS[f"{name}_weight"] * found[f"{name}_loss"] for name in terms)
+    torch.testing.assert_close(found["loss"], expected)
+
+
+def test_the_entropy_bonus_counts_real_steps():
+    model, batch = small_model(norm_type="LN"), random_batch()
+    batch["weight"] = torch.ones(7)
+    batch["policy_mask"][:, 2:] = 0
+    loss, weights = Loss(model, LossConfig(unroll_steps=4)), WEIGHTS.clone()
+    _, without = loss(batch, weights)
+    weights["entropy_weight"] = torch.tensor(0.1)
+    _, found = loss(batch, weights)
+    assert 0 < float(found["policy_entropy"]) <= math.log(3)  # of one step
+    expected = without["loss"] - 0.1 * 2 * found["policy_entropy"]
+    torch.testing.assert_close(found["loss"], expected)
+
+
+def test_consistency_needs_a_projection():
+    model = small_model(self_supervised_learning_loss=False)
+    with pytest.raises(ValueError, match="set consistency_weight=0"):
+        Loss(model, LossConfig())
+    batch = random_batch().exclude("next_observation", "consistency_mask")
+    config = LossConfig(unroll_steps=4, consistency_weight=0.0)
+    assert "consistency_loss" not in Loss(model, config)(batch, WEIGHTS)[1]

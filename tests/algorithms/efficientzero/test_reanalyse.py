@@ -1,0 +1,223 @@
+"""Policies and values that are searched anew."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.actor import kept
+from raffia.algorithms.efficientzero.build import make_model
+from raffia.algorithms.efficientzero.config import (
+    EfficientZeroConfig,
+    LossConfig,
+    ModelConfig,
+    SearchConfig,
+    TargetConfig,
+)
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.reanalyse import reanalyse
+from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.tensordict.tensordict import TensorDict
+
+CONFIG = EfficientZeroConfig(
+    model=ModelConfig(
+        latent_state_dim=8,
+        lstm_hidden_size=6,
+        num_channels=4,
+        downsample=False,
+        reward_support_range=(-3, 4, 1),
+        value_support_range=(-3, 4, 1),
+    ),
+    loss=LossConfig(unroll_steps=2, consistency_weight=0.0),
+    targets=TargetConfig(n_step=2, reanalyse_ratio=1.0),
+    search=SearchConfig(num_simulations=6, num_sampled_actions=5),
+)
+LINE = EnvSpec(observation_shape=(3,), action=Discrete(4))
+
+
+def configured(**parts):
+    """The config with other options in some of its parts."""
+    changed = {
+        name: dataclasses.replace(getattr(CONFIG, name), **options)
+        for name, options in parts.items()
+    }
+    return dataclasses.replace(CONFIG, **changed)
+
+
+def planner_of(spec=LINE, config=CONFIG, **options):
+    torch.manual_seed(0)
+    model = make_model(spec, config.model, consistency=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return Planner(model, spec, config, **options)
+
+
+def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
+    torch.manual_seed(1)
+    continuous = isinstance(spec.action, Box)
+    num_choices = num_sampled if continuous else spec.action.n
+    last = torch.arange(size) == size - 1
+    states = {"observation": torch.randn(size + 1, *spec.observation_shape)}
+    if spec.masked:
+        states["action_mask"] = torch.rand(size + 1, spec.action.n) < 0.5
+        states["action_mask"][:, 1] = True
+    if spec.num_players == 2:
+        states["to_play"] = torch.arange(size + 1) % 2
+    steps = TensorDict({name: state[:-1] for name, state in states.items()}, [size])
+    steps["next"] = TensorDict({name: state[1:] for name, state in states.items()}, [size])
+    steps["action"] = torch.zeros(size, *spec.action.shape, dtype=spec.action.dtype)
+    steps["reward"] = torch.randn(size)
+    steps["policy"] = torch.full((size, num_choices), 7.0)  # none that a search gives
+    steps["value"] = torch.full((size,), 50.0)
+    if continuous:
+        steps["sampled_actions"] = torch.zeros(size, num_sampled, *spec.action.shape)
+    steps["terminated"] = last & (end == "terminated")
+    steps["truncated"] = last & (end == "truncated")
+    replay = SegmentReplayBuffer(
+        TensorStorage(100), unroll_steps=2, n_step=2, obs_keys=list(spec.state_keys)
+    )
+    replay.extend(steps)
+    return replay
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def windows_of(replay, index):
+    return replay.read(torch.tensor(index))
+
+
+def test_each_step_is_searched_once_and_the_end_is_not():
+    planner, replay = planner_of(), replay_of()
+    asked = []
+    plan = planner.plan
+    planner.plan = lambda state, **options: asked.append(state) or plan(state, **options)
+    fresh = reanalyse(windows_of(replay, [3, 4, 3, 11]), planner, generator=generator())
+    assert len(asked) == 1
+    assert fresh["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
+    assert asked[0]["observation"].equal(windows_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0])
+    assert fresh["policy"].sum(-1).sub(1).abs().max() < 1e-6
+    assert sorted(fresh.keys()) == ["policy", "step_index", "value"]
+
+
+@pytest.mark.parametrize("ratio, steps", [(0.5, [2, 3, 4]), (0.0, []), (0.1, [])])
+def test_a_share_of_the_windows_is_searched(ratio, steps):
+    planner = planner_of(config=configured(targets={"reanalyse_ratio": ratio}))
+    windows = windows_of(replay_of(), [2, 7])
+    batch, fresh = make_batch(windows, planner, generator=generator())
+    assert (fresh["step_index"].tolist() if steps else fresh) == (steps or None)
+    stored = batch["target_policy"].eq(7).all(-1)
+    assert stored.tolist() == [[not steps] * 3, [True] * 3]
+
+
+def test_targets_are_those_of_a_search_of_the_same_states():
+    planner, replay = planner_of(), replay_of()
+    batch, fresh = make_batch(windows_of(replay, [2]), planner, generator=generator(3))
+    state = windows_of(replay, [2, 3, 4]).select("observation")
+    state = TensorDict(observation=state["observation"][:, 0], batch_size=[3])
+    plan = planner.plan(state, temperature=0.0, generator=generator(3))
+    assert batch["target_policy"][0].equal(plan.action_weights)
+    assert fresh["value"].equal(plan.root_value)
+
+
+def test_noise_is_as_configured():
+    quiet = planner_of(config=configured(targets={"reanalyse_noise": False}))
+    windows = windows_of(replay_of(), list(range(12)))
+    found = [reanalyse(windows, quiet, generator=generator(seed)) for seed in (0, 1)]
+    assert found[0]["policy"].equal(found[1]["policy"])
+    noisy = planner_of()
+    found = [reanalyse(windows, noisy, generator=generator(seed)) for seed in (0, 0, 1)]
+    assert found[0]["policy"].equal(found[1]["policy"])
+    assert not found[0]["policy"].equal(found[2]["policy"])
+
+
+@pytest.mark.parametrize("bootstrap", ["search", "network"])
+def test_fresh_values_close_sums_where_values_are_searched(bootstrap):
+    config = configured(targets={"bootstrap": bootstrap, "discount": 1.0})
+    planner, replay = planner_of(config=config), replay_of(end="truncated")
+    windows = windows_of(replay, [0, 2])
+    batch, fresh = make_batch(windows, planner, generator=generator())
+    sums = windows["reward"][0, 0:2].sum(), windows["reward"][0, 1:3].sum()
+    closing = batch["target_value"][0, :2] - torch.stack(sums)
+    if bootstrap == "search":  # rows 2 and 3, which the second window had searched
+        torch.testing.assert_close(closing, fresh["value"][2:4])
+        # row 6 was not searched: the value that was stored
+        torch.testing.assert_close(
+            batch["target_value"][1, 2], windows["reward"][1, 2:4].sum() + 50
+        )
+    else:
+        torch.testing.assert_close(closing, planner.values(windows["observation"][0, 2:4]))
+
+
+def test_what_was_searched_goes_back_to_the_replay():
+    planner, replay = planner_of(), replay_of()
+    _, fresh = make_batch(windows_of(replay, [0, 10]), planner, generator=generator())
+    assert replay.update(fresh["step_index"], fresh.exclude("step_index")) == 0
+    after = windows_of(replay, list(range(12)))
+    renewed = fresh["step_index"]
+    assert after["policy"][renewed, 0].equal(fresh["policy"])
+    assert after["value"][renewed, 0].equal(fresh["value"])
+    assert after["value"][5, 0] == 50
+
+
+def test_only_legal_actions_of_games_of_two_get_visits():
+    spec = EnvSpec(observation_shape=(3, 2, 2), action=Discrete(4), num_players=2, masked=True)
+    planner, replay = planner_of(spec), replay_of(spec)
+    windows = windows_of(replay, list(range(12)))
+    batch, fresh = make_batch(windows, planner, generator=generator())
+    assert len(fresh) == 12
+    legal = windows["action_mask"][:, 0]
+    assert not fresh["policy"][~legal].any()
+    state = TensorDict(
+        {key: windows[key][:, 0] for key in ("observation", "action_mask", "to_play")}, [12]
+    )
+    plan = planner.plan(state, temperature=0.0, generator=generator())
+    torch.testing.assert_close(fresh["value"], plan.root_value)
+    assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
+
+
+def test_gumbel_policies_are_searched_anew():
+    config = configured(search={"policy": "gumbel"}, targets={"reanalyse_noise": False})
+    planner, replay = planner_of(config=config), replay_of()
+    windows = windows_of(replay, [0])
+    one, two = (reanalyse(windows, planner, generator=generator(seed)) for seed in (0, 1))
+    assert one["policy"].equal(two["policy"])  # without noise nothing is drawn
+    assert (one["policy"] > 0).all() and one["policy"].sum(-1).sub(1).abs().max() < 1e-6
+
+
+def test_continuous_actions_are_sampled_anew():
+    spec = EnvSpec(observation_shape=(3,), action=Box((-2.0, 1.0), (-1.0, 3.0)))
+    planner, replay = planner_of(spec), replay_of(spec)
+    windows = windows_of(replay, [0, 5])
+    batch, fresh = make_batch(windows, planner, generator=generator())
+    assert fresh["sampled_actions"].shape == (6, 5, 2)
+    assert batch["sampled_actions"].flatten(0, 1).equal(fresh["sampled_actions"])
+    assert batch["target_policy"].flatten(0, 1).equal(fresh["policy"])
+    low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+    drawn = batch["sampled_actions"]
+    assert ((drawn > low) & (drawn < high)).all()
+    assert replay.update(fresh["step_index"], fresh.exclude("step_index")) == 0
+    assert windows_of(replay, [5])["sampled_actions"][0, 0].equal(fresh["sampled_actions"][3])
+
+
+def test_threads_change_nothing():
+    windows = windows_of(replay_of(size=80), list(range(80)))
+    one, two = (
+        reanalyse(windows, planner_of(num_threads=num), generator=generator()) for num in (1, 2)
+    )
+    assert (
+        len(one) == 80 and one["policy"].equal(two["policy"]) and one["value"].equal(two["value"])
+    )
+
+
+def test_what_a_search_gives_is_kept_as_when_acting():
+    planner = planner_of()
+    state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
+    entries = kept(planner.plan(state, generator=generator()))
+    fresh = reanalyse(windows_of(replay_of(), [0]), planner, generator=generator())
+    assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}

@@ -1,0 +1,346 @@
+"""Targets, against the peers' and against a slower form in plain Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.config import (
+    EfficientZeroConfig,
+    LossConfig,
+    SearchConfig,
+    TargetConfig,
+)
+from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.targets import make_batch, n_step_of_age
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.tensordict.tensordict import TensorDict
+
+PEERS = json.loads((Path(__file__).parent / "targets.json").read_text())
+CORRIDOR = EnvSpec(observation_shape=(1,), action=Discrete(3))
+
+
+class Table(Planner):
+    """Observations are numbers of states, of which the values are known."""
+
+    def __init__(self, values, config, spec=CORRIDOR, frame_stack=1):
+        self.spec, self.config, self.frame_stack = spec, config, frame_stack
+        self.table, self.asked = torch.as_tensor(values), []
+
+    def values(self, observation):
+        self.asked.append(observation.clone())
+        return self.table[observation.flatten(1)[:, -1].long()]
+
+
+def configured(num_unrolled, n_step, horizon=5, *, absorb=("terminated",), **targets):
+    loss = LossConfig(unroll_steps=num_unrolled, lstm_horizon=horizon, absorb=absorb)
+    targets = TargetConfig(n_step=n_step, **({"reanalyse_ratio": 0.0} | targets))
+    return EfficientZeroConfig(loss=loss, targets=targets)
+
+
+def replay_of(episodes, config, **options):
+    """Each episode: rewards, the number of its first state, how it ends, and further entries."""
+    replay = SegmentReplayBuffer(
+        TensorStorage(1000),
+        unroll_steps=config.loss.unroll_steps,
+        n_step=config.targets.n_step,
+        obs_keys=options.pop("obs_keys", ["observation"]),
+        absorb=config.loss.absorb,
+        **options,
+    )
+    for rewards, first, end, more in episodes:
+        size = len(rewards)
+        states = torch.arange(first, first + size + 1, dtype=torch.float32).unsqueeze(1)
+        last = torch.arange(size) == size - 1
+        steps = TensorDict(
+            observation=states[:-1],
+            action=torch.full((size,), 2),
+            reward=torch.as_tensor(rewards),
+            policy=torch.eye(3)[torch.arange(size) % 3],
+            value=100 + states[:-1, 0],
+            terminated=last & (end == "terminated"),
+            truncated=last & (end == "truncated"),
+            next=dict(observation=states[1:]),
+            batch_size=[size],
+        )
+        following = more.pop("next", {})
+        for name, entry in more.items():
+            steps[name] = entry
+        for name, entry in following.items():
+            steps["next", name] = entry
+        replay.extend(steps)
+    return replay
+
+
+def batch_of(replay, planner, index, **options):
+    options = {"generator": torch.Generator().manual_seed(0)} | options
+    return make_batch(replay.read(torch.as_tensor(index)), planner, **options)[0]
+
+
+# ------------------------------------------------------------------------------- the peers'
+
+
+@pytest.mark.parametrize("case", PEERS["cases"], ids=lambda case: f"td_{case['td_steps']}")
+@pytest.mark.parametrize("which", ["expected_paper", "expected_lightzero_single"])
+def test_targets_are_those_of_the_peers(case, which):
+    config = configured(
+        case["num_unroll_steps"],
+        case["td_steps"],
+        case["lstm_horizon_len"],
+        discount=case["discount"],
+    )
+    segments = case["segments"]
+    replay = replay_of([(s["rewards"], s["first_obs"], "terminated", {}) for s in segments], config)
+    starts, row = [], 0
+    for segment in segments:
+        starts.append(row + segment["position"])
+        row += segment["length"] + 1  # and its closing row
+    planner = Table(case["value_table"], config)
+    batch = batch_of(replay, planner, starts)
+    expected = {name: torch.tensor(rows) for name, rows in case[which].items()}
+    torch.testing.assert_close(batch["target_value"], expected["value"], atol=2e-5, rtol=1e-5)
+    prefix = expected["value_prefix"][:, :-1]  # their last column is not used
+    torch.testing.assert_close(batch["target_value_prefix"], prefix)
+
+
+@pytest.mark.parametrize("case", PEERS["dynamic_horizon"], ids=lambda case: str(case["index"]))
+def test_the_horizon_of_old_data_is_that_of_the_paper(case):
+    age = torch.tensor([case["total_transitions"] - case["index"]])
+    found = n_step_of_age(age, case["td_steps"], case["auto_td_steps"])
+    assert found.tolist() == [case["expected"]]
+
+
+# --------------------------------------------------------------------- a slower form, any case
+
+
+def slow_value(case, config, t, n):
+    """z_t of one episode, as a sum over its steps."""
+    rewards, players, end, values = case
+    size, total, factor = len(rewards), 0.0, 1.0
+    if t >= size:
+        return 0.0
+    for i in range(n):
+        if t + i >= size:
+            break
+        mine = players[t + i] == players[t]
+        total += factor * (rewards[t + i] if mine else -rewards[t + i])
+        factor *= config.targets.discount
+    last = min(t + n, size)
+    if last == size and end in config.loss.absorb or last == size and end == "terminated":
+        return total
+    return total + factor * (values[last] if players[last] == players[t] else -values[last])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("absorb", [(), ("terminated",), ("terminated", "truncated")])
+def test_value_targets_of_games_of_two_with_horizons_of_their_own(seed, end, absorb):
+    generator = torch.Generator().manual_seed(seed)
+    config = configured(3, 4, absorb=absorb, discount=0.9)
+    size = 1 + seed * 2
+    rewards = torch.randn(size, generator=generator)
+    players = torch.randint(2, (size + 1,), generator=generator)  # not only in turns
+    values = torch.randn(size + 1, generator=generator)
+    more = {"to_play": players[:-1], "next": {"to_play": players[1:]}}
+    replay = replay_of([(rewards, 0, end, more)], config, obs_keys=["observation", "to_play"])
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(3), num_players=2)
+    planner = Table(values, config, spec)
+    index = torch.arange(size)
+    n = n_step_of_age(size + 1 - index, 4, 2)
+    batch = batch_of(replay, planner, index, total=size + 1, correction_interval=2)
+    case = rewards.tolist(), players.tolist(), end, values.tolist()
+    expected = [[slow_value(case, config, t + k, int(n[t])) for k in range(4)] for t in range(size)]
+    torch.testing.assert_close(batch["target_value"], torch.tensor(expected))
+    inside = index.unsqueeze(1) + torch.arange(4) < size
+    counts = torch.ones_like(inside) if end in absorb else inside
+    assert batch["policy_mask"].equal(inside.float())
+    assert batch["value_mask"].equal(counts.float())
+    assert batch["value_prefix_mask"].equal(counts[:, :-1].float())
+    assert batch["consistency_mask"].equal(inside[:, :-1].float())  # the last observation is seen
+    assert batch["target_policy"][~inside].eq(0).all()
+    assert batch["target_policy"][inside].sum(-1).eq(1).all()
+
+
+def test_each_value_is_asked_for_once():
+    config = configured(3, 2)
+    replay = replay_of([(torch.ones(9), 0, "truncated", {})], config)
+    planner = Table(torch.arange(10.0), config)
+    batch_of(replay, planner, [2, 3, 3, 7])
+    [asked] = planner.asked
+    assert asked.flatten().tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_nothing_is_asked_for_behind_a_termination():
+    config = configured(3, 2)
+    replay = replay_of([(torch.ones(3), 0, "terminated", {})], config)
+    planner = Table(torch.full((4,), torch.nan), config)
+    assert batch_of(replay, planner, [1, 2])["target_value"].isfinite().all()
+    assert not planner.asked
+
+
+# -------------------------------------------------------------------------- worked by hand
+
+
+def test_searched_values_close_the_sum_but_for_a_last_observation():
+    config = configured(2, 2, discount=0.5, bootstrap="search")
+    replay = replay_of([([1.0, 2.0, 4.0], 0, "truncated", {})], config)
+    planner = Table(torch.arange(4.0) * 8, config)
+    batch = batch_of(replay, planner, [0])
+    # stored values are 100 and 101 and 102; the network's of the last observation is 24
+    first = 1 + 0.5 * 2 + 0.25 * 102
+    assert batch["target_value"].tolist() == [[first, 2 + 0.5 * 4 + 0.25 * 24, 4 + 0.5 * 24]]
+    [asked] = planner.asked
+    assert asked.tolist() == [[3.0]]
+
+
+def test_value_prefixes_restart_and_stay_constant_behind_the_end():
+    config = configured(7, 1, horizon=3)
+    replay = replay_of([([1.0, 2.0, 3.0, 4.0, 5.0], 0, "terminated", {})], config)
+    batch = batch_of(replay, Table(torch.zeros(6), config), [0, 3])
+    expected = [[1.0, 3, 6, 4, 9, 9, 0], [4, 9, 9, 0, 0, 0, 0]]
+    assert batch["target_value_prefix"].tolist() == expected
+
+
+def test_a_horizon_of_one_makes_prefixes_single_rewards():
+    config = configured(3, 1, horizon=1)
+    replay = replay_of([([1.0, 2.0, 3.0, 4.0], 0, "truncated", {})], config)
+    batch = batch_of(replay, Table(torch.zeros(5), config), [0])
+    assert batch["target_value_prefix"].tolist() == [[1, 2, 3]]
+
+
+def test_actions_behind_the_end_are_drawn():
+    config = configured(5, 1)
+    replay = replay_of([(torch.ones(2), 0, "terminated", {})], config)
+    actions = batch_of(replay, Table(torch.zeros(3), config), [0] * 200)["action"]
+    assert actions[:, :2].eq(2).all()
+    assert [actions[:, k].unique().tolist() for k in (2, 3, 4)] == [[0, 1, 2]] * 3
+
+
+def test_continuous_actions_come_with_those_that_were_sampled():
+    config = configured(3, 1)
+    spec = EnvSpec(observation_shape=(1,), action=Box((-1.0, 2.0), (1.0, 6.0)))
+    sampled = torch.rand(2, 3, 2)
+    more = {"action": torch.full((2, 2), 0.5), "sampled_actions": sampled}
+    replay = replay_of([(torch.ones(2), 0, "terminated", more)], config)
+    batch = batch_of(replay, Table(torch.zeros(3), config, spec), [0] * 100)
+    assert batch["action"][:, :2].eq(0.5).all()
+    drawn = batch["action"][:, 2]
+    assert drawn.amin(0).sub(torch.tensor([-1.0, 2.0])).abs().max() < 0.3
+    assert drawn.amax(0).sub(torch.tensor([1.0, 6.0])).abs().max() < 0.3
+    assert batch["sampled_actions"].shape == (100, 4, 3, 2)
+    assert batch["sampled_actions"][0, :2].equal(sampled)
+
+
+def test_stacks_of_frames_are_merged():
+    config = configured(2, 1)
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(3))
+    replay = replay_of([(torch.ones(5), 0, "truncated", {})], config, frame_stack=3)
+    planner = Table(torch.arange(6.0), config, spec, frame_stack=3)
+    batch = batch_of(replay, planner, [0, 3])
+    assert batch["observation"].tolist() == [[0, 0, 0], [1, 2, 3]]
+    assert batch["next_observation"].tolist() == [
+        [[0, 0, 1], [0, 1, 2]],
+        [[2, 3, 4], [3, 4, 5]],
+    ]
+
+
+def test_without_consistency_no_later_observation_is_kept():
+    config = configured(2, 1)
+    config = EfficientZeroConfig(
+        loss=LossConfig(unroll_steps=2, consistency_weight=0.0), targets=config.targets
+    )
+    replay = replay_of([(torch.ones(5), 0, "truncated", {})], config)
+    batch = batch_of(replay, Table(torch.zeros(6), config), [0])
+    assert not {"next_observation", "consistency_mask"} & set(batch.keys())
+
+
+def test_priorities_come_along():
+    config = configured(2, 1)
+    replay = replay_of([(torch.ones(9), 0, "truncated", {})], config, alpha=0.6, beta=0.4)
+    replay.update_priority(torch.tensor([3]), torch.tensor([50.0]))
+    windows = replay.sample(6)
+    batch, fresh = make_batch(windows, Table(torch.zeros(10), config), generator=torch.Generator())
+    assert fresh is None
+    assert batch["index"].equal(windows["index"])
+    assert batch["weight"].equal(windows["priority_weight"])
+
+
+def test_windows_of_another_length_are_refused():
+    config = configured(2, 1)
+    replay = replay_of([(torch.ones(9), 0, "truncated", {})], configured(3, 1))
+    with pytest.raises(ValueError, match=r"n_step \+ 1 = 4 rows, got 5"):
+        batch_of(replay, Table(torch.zeros(10), config), [0])
+
+
+# ---------------------------------------------------------------------------- augmentation
+
+
+def images(kinds):
+    config = EfficientZeroConfig(
+        loss=LossConfig(unroll_steps=2, augmentation=kinds),
+        targets=TargetConfig(n_step=1, reanalyse_ratio=0.0),
+        search=SearchConfig(num_simulations=2),
+    )
+    spec = EnvSpec(observation_shape=(2, 9, 9), action=Discrete(3), observation_dtype=torch.uint8)
+    replay = SegmentReplayBuffer(
+        TensorStorage(100), unroll_steps=2, n_step=1, obs_keys=["observation"]
+    )
+    picture = torch.arange(81, dtype=torch.uint8).reshape(9, 9)  # each place is known by its value
+    size = 6
+    replay.extend(
+        TensorDict(
+            observation=picture.expand(size, 2, 9, 9),
+            action=torch.zeros(size, dtype=torch.int64),
+            reward=torch.zeros(size),
+            policy=torch.zeros(size, 3),
+            value=torch.zeros(size),
+            terminated=torch.arange(size) == size - 1,
+            truncated=torch.zeros(size, dtype=torch.bool),
+            next=dict(observation=picture.expand(size, 2, 9, 9)),
+            batch_size=[size],
+        )
+    )
+    planner = Table(torch.zeros(256), config, spec)
+    return picture, batch_of(replay, planner, [0] * 40)
+
+
+def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():
+    _, batch = images(("shift",))
+    first, later = batch["observation"], batch["next_observation"]
+    assert first.dtype == torch.uint8
+    assert first[:, 0].equal(first[:, 1])  # planes of an image
+    assert later[:, 0].equal(later[:, 1])  # steps of the target stack
+    centres = first[:, 0, 4, 4]
+    assert len(centres.unique()) > 15
+    assert (centres != later[:, 0, 0, 4, 4]).float().mean() > 0.8  # drawn apart
+
+
+def test_intensity_is_drawn_for_each_sample():
+    picture, batch = images(("intensity",))
+    share = batch["observation"] / (picture / 255)
+    factors = share[:, :, 1:].flatten(1)
+    torch.testing.assert_close(factors, factors[:, :1].expand_as(factors))
+    assert len(factors[:, 0].unique()) > 30
+    assert 0.899 < factors.min() < 0.95 and 1.05 < factors.max() < 1.101
+
+
+def test_no_augmentation_leaves_bytes_as_they_are():
+    picture, batch = images(())
+    assert batch["observation"].equal(picture.expand(40, 2, 9, 9))
+
+
+def test_the_networks_own_values_are_used():
+    torch.manual_seed(0)
+    config = configured(2, 1, discount=0.5)
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(3))
+    model = EfficientZeroModelMLP(
+        1, 3, latent_state_dim=8, lstm_hidden_size=6, last_linear_layer_init_zero=False
+    ).eval()
+    replay = replay_of([(torch.ones(5), 0, "truncated", {})], config)
+    batch = batch_of(replay, Planner(model, spec, config), [2])
+    values = model.decode_value(model.initial_inference(torch.arange(6.0).unsqueeze(1)).value)
+    torch.testing.assert_close(batch["target_value"][0], 1 + 0.5 * values[3:6], atol=1e-4, rtol=0)

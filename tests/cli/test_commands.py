@@ -1,0 +1,191 @@
+"""The front of the command line: help, mistakes, exit statuses, and that it comes at once."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raffia.cli.commands as commands
+from raffia._version import __version__
+from raffia.cli import main
+from raffia.cli.commands import GROUPS
+from raffia.cli.errors import UsageError
+from raffia.train.config import ConfigError
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [name for group in GROUPS.values() for name in group]
+PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
+
+
+def raffia(*words, code=PROGRAM, **options):
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    options = {"capture_output": True, "text": True, "timeout": 60, "env": env} | options
+    return subprocess.run([sys.executable, "-c", code, *words], **options)
+
+
+def test_help_names_each_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for group in GROUPS.values():
+        for name, summary in group.items():
+            assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.M)
+    assert "\033[" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert main(["help"]) == 0 and capsys.readouterr().out == text
+
+
+def test_without_a_command_there_is_help_and_a_failure(capsys):
+    assert main([]) == 2
+    assert "usage: raffia COMMAND" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"raffia {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_with_examples(name, capsys):
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: raffia {name}" in text
+    examples = text.partition("examples:\n")[2]
+    assert f"  raffia {name}" in examples
+    assert max(map(len, text.splitlines())) <= 100
+    assert main(["help", name]) == 0 and capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list"], ["resume", "gone"]])
+def test_what_needs_no_torch_does_not_wait_for_it(words, tmp_path):
+    program = (
+        "import sys; from raffia.cli import main; main(sys.argv[1:])\n"
+        "slow = [name for name in ('torch', 'numpy', 'gymnasium', 'rich') if name in sys.modules]\n"
+        "sys.exit(' '.join(slow) or 0)"
+    )
+    done = raffia(*words, code=program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_of_training_does_not_wait_for_torch():
+    program = (
+        "import sys; from raffia.cli import main\n"
+        "status = main(['train', 'efficientzero', '--preset', 'cartpole', '--help'])\n"
+        "sys.exit(status or ('torch' if 'torch' in sys.modules else 0))"
+    )
+    done = raffia(code=program)
+    assert done.returncode == 0, done.stderr
+    assert "--search.num_simulations INT" in done.stdout
+
+
+def test_an_unknown_command_gets_the_nearest(capsys):
+    assert main(["evalute", "runs/x"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "error: there is no command 'evalute'; did you mean evaluate?\n  raffia --help\n"
+    )
+    assert said.out == ""
+
+
+def test_unknown_flags_get_the_nearest_and_underscores_are_hyphens(capsys):
+    assert main(["evaluate", "--num_simulation=3"]) == 2
+    said = capsys.readouterr().err
+    assert "raffia evaluate has no --num-simulation=3; did you mean --num-simulations?" in said
+    assert "raffia evaluate --help" in said
+    assert main(["evaluate", "one", "two"]) == 2
+    assert "'two' is one word too many" in capsys.readouterr().err
+
+
+def raising(error):
+    def command(words):
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (UsageError("no such thing", "raffia list"), 2, "error: no such thing\n  raffia list\n"),
+        (ConfigError("no such setting"), 2, "error: no such setting\n  raffia demo --help\n"),
+        (OSError(28, "No space left", "runs/x"), 1, "error: [Errno 28] No space left: 'runs/x'\n"),
+        (ImportError("pip install 'raffia[atari]'"), 1, "error: pip install 'raffia[atari]'\n"),
+        (KeyboardInterrupt(), 130, "\nstopped\n"),
+        (SystemExit(143), 143, ""),
+        (SystemExit(), 0, ""),
+        (SystemExit("why"), 1, "why\n"),
+    ],
+)
+def test_errors_become_a_line_and_an_exit_status(error, status, said, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "_command", lambda name: raising(error))
+    assert main(["demo"]) == status
+    assert capsys.readouterr().err == said
+
+
+def test_what_raffia_words_is_told_and_what_is_a_fault_shows_where_it_arose(monkeypatch, capsys):
+    from raffia.algorithms.efficientzero.config import SearchConfig
+
+    def asks_too_little(words):
+        return SearchConfig(num_simulations=0)
+
+    monkeypatch.setattr(commands, "_command", lambda name: asks_too_little)
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == "error: num_simulations=0 must be at least 1\n"
+    monkeypatch.setattr(commands, "_command", lambda name: raising(ValueError("deep within")))
+    assert main(["demo"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setattr(commands, "_command", lambda name: raising(AttributeError("a fault")))
+    assert main(["demo"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_shows_where_a_users_error_arose(capsys):
+    assert main(["--debug", "evalute"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["evalute", "--debug"]) == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["train", "efficientzero", "--help"]])
+def test_a_reader_that_leaves_gets_no_traceback(words):
+    read, write = os.pipe()
+    os.close(read)
+    done = raffia(*words, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "efficientzero", "--help"]])
+def test_colour_is_for_terminals_that_want_it(words, monkeypatch):
+    def shown(**environment):
+        for name in ("NO_COLOR", "TERM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert main(words) == 0
+        return terminal.getvalue()
+
+    assert "\033[" in shown(TERM="xterm")
+    assert "\033[" not in shown(TERM="xterm", NO_COLOR="1")
+    assert "\033[" not in shown(TERM="dumb")
+
+
+def test_every_summary_is_short():
+    assert all(len(text) <= 76 for group in GROUPS.values() for text in group.values())
+
+
+def test_the_program_is_what_is_installed():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'raffia = "raffia.cli:main"' in text

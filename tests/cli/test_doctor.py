@@ -1,0 +1,145 @@
+"""`raffia doctor`: what it says of machines that lack something."""
+
+import importlib.util
+import io
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+
+from raffia.cli import doctor as module
+from raffia.cli.doctor import CORE, EXTRAS, Check, doctor, print_doctor
+
+PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
+PROJECT = PROJECT["project"]
+
+
+def lacking(monkeypatch, *names):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        module.importlib.util, "find_spec", lambda name: None if name in names else find(name)
+    )
+
+
+def by_name():
+    return {check.name: check for check in doctor()}
+
+
+def test_the_tables_are_those_of_the_project():
+    def names(requirements):
+        return {re.match(r"[A-Za-z0-9_-]+", line)[0] for line in requirements}
+
+    assert set(CORE) == names(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    for_users = set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))
+    assert set(EXTRAS) == for_users
+    for extra in for_users - {"box2d"}:  # which is an extra of gymnasium
+        assert set(EXTRAS[extra][0]) == names(extras[extra])
+
+
+def test_it_looks_without_heavy_imports():
+    code = """
+import sys
+from raffia.cli.doctor import print_doctor
+status = print_doctor()
+heavy = {"ale_py", "matplotlib", "PIL", "h5py", "pyarrow", "gymnasium", "numba", "imageio_ffmpeg"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+sys.exit(status)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and f"torch {torch.__version__}" in done.stdout
+    assert "\033" not in done.stdout
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
+    projects, use = EXTRAS[extra]
+    lacking(monkeypatch, *projects.values())
+    check = by_name()[extra]
+    assert check.verdict == "note" and use in check.seen
+    assert all(project in check.seen for project in projects)
+    assert check.mend == f"pip install 'raffia[{extra}]'"
+    assert print_doctor(io.StringIO()) == 0
+
+
+def test_missing_games(monkeypatch):
+    lacking(monkeypatch, "ale_py")
+    assert by_name()["ROMs"].mend == "pip install 'raffia[atari]'"
+
+
+def test_a_missing_core_package_fails(monkeypatch):
+    lacking(monkeypatch, "safetensors", "yaml")
+    check = by_name()["packages"]
+    assert check.verdict == "fails" and check.mend == "pip install pyyaml safetensors"
+    assert print_doctor(io.StringIO()) == 1
+
+
+def test_a_broken_torch_fails(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    check = by_name()["torch"]
+    assert check.verdict == "fails" and "cannot be imported" in check.seen
+
+
+def test_more_threads_than_cores(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    check = by_name()["torch"]
+    assert check.verdict == "note" and "export OMP_NUM_THREADS=3" in check.mend
+    assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in check.seen
+
+
+@pytest.mark.parametrize(("busy", "verdict"), [(1.9, "ok"), (9.0, "note")])
+def test_load(monkeypatch, busy, verdict):
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(module.os, "getloadavg", lambda: (busy, 0.0, 0.0))
+    assert by_name()["load"].verdict == verdict
+
+
+def test_the_share_of_a_container_counts(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for text, cores in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
+        monkeypatch.setattr(pathlib.Path, "read_text", lambda path, text=text: text)
+        assert module.usable_cores() == cores
+
+
+def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=10**8))
+    check = module.disk(tmp_path / "not" / "yet")
+    assert check.verdict == "note" and "0.1 GiB free" in check.seen
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_that_cannot_be_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
+    assert "cannot be written" in module.disk(tmp_path).seen
+    check = module.kernel_cache(tmp_path)
+    assert check.verdict == "note" and "NUMBA_CACHE_DIR" in check.mend
+
+
+def test_the_user_names_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    assert str(tmp_path / "kernels") in module.kernel_cache(tmp_path / "package").seen
+
+
+def test_lines_in_colour():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    look = [Check("a", "ok", "fine"), Check("b", "note", "less", "do this")]
+    assert print_doctor(stream, lambda: look) == 0
+    plain = re.sub(r"\033\[[0-9;]*m", "", stream.getvalue())
+    assert plain == "ok     a: fine\nnote   b: less\n       do this\n"
+    assert "live view" in module.terminal(stream).seen

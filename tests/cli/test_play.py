@@ -1,0 +1,159 @@
+"""A game in the terminal, driven by text, against an agent that plays what it is told."""
+
+import io
+
+import pytest
+import torch
+
+from raffia.cli.play import Table, move_named, play, shares_text
+from raffia.envs.board import Connect4, TicTacToe
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.recipes import match as matches
+from raffia.recipes.match import Match
+from raffia.recipes.run_folder import RunError
+from raffia.tensordict.tensordict import TensorDict
+
+
+class Scripted:
+    """Plays the first legal move, or what is written for the position after so many moves."""
+
+    def __init__(self, kind=TicTacToe, moves=()) -> None:
+        self.spec = kind(1).spec
+        self.moves = list(moves)
+        self.asked = []
+
+    def act(self, state: TensorDict) -> TensorDict:
+        mask = state["action_mask"]
+        assert mask.any(-1).all(), "asked after the end"
+        ply = int(state["observation"][0, :2].sum())
+        self.asked.append(ply)
+        turn = len(self.asked) - 1
+        action = self.moves[turn] if turn < len(self.moves) else int(mask[0].int().argmax())
+        shares = mask.float() * 0.25
+        shares[0, action] = 0.75
+        return TensorDict(
+            action=torch.tensor([action]),
+            policy=shares,
+            value=torch.tensor([-0.125]),
+            batch_size=[1],
+        )
+
+
+def talk(agent, words: str, person: int = 0) -> str:
+    said = io.StringIO()
+    Table(agent, person, io.StringIO(words), said).sit()
+    return said.getvalue()
+
+
+def test_a_whole_game_is_shown_with_the_agents_thoughts():
+    said = talk(Scripted(moves=[0, 8]), "b2\n 3 \n1C\nquit\n")
+    assert said.startswith("You are X, the agent is O; you begin.\n")
+    assert "The agent plays a1. It values the position at -0.12 for itself" in said
+    assert "     a    b    c\n1  75%  25%  25%\n2  25%    .  25%\n3  25%  25%  25%\n" in said
+    assert said.count("  a b c\n1 O . X\n2 . X .\n3 . . O\n") == 1
+    assert "c1 is taken. You can play b1 a2 c2 a3 b3." in said
+    assert said.endswith("your move: Good bye.\n")
+
+
+def test_who_wins_is_said_and_another_game_can_follow():
+    said = talk(Scripted(moves=[0, 1]), "5\n3\n7\nb2\nnew\nb2\nquit\n")
+    assert "You have won.\nnew, undo or quit: This game is over." in said
+    assert said.count("you begin") == 2
+    assert "  a b c\n1 . . .\n2 . X .\n3 . . .\n" in said.rpartition("you begin")[2]
+    lost = talk(Scripted(moves=[0, 1, 2]), "4\n5\n9\n")
+    assert "The agent has won." in lost
+    draw = talk(Scripted(moves=[1, 3, 5, 6]), "1\n3\n5\n8\n9\n")
+    assert "A draw." not in draw and "You have won." in draw  # 1 5 9 is a line
+
+
+def test_a_draw_is_said():
+    # X: a1 c1 b2... ends with X at 0 2 3 7 8 and O at 1 4 5 6
+    said = talk(Scripted(moves=[4, 1, 6, 5]), "1\n9\n8\n3\n4\n")
+    assert "A draw." in said
+    assert said.endswith("new, undo or quit: \nGood bye.\n")
+
+
+def test_the_agent_can_begin():
+    agent = Scripted(moves=[4])
+    said = talk(agent, "a1\nq\n", person=1)
+    assert "You are O, the agent is X; the agent begins." in said
+    assert agent.asked == [0, 2]
+    assert "1 O X .\n2 . X .\n3 . . .\n" in said
+
+
+def test_undo_takes_back_the_answer_too():
+    agent = Scripted(moves=[0, 6, 8])
+    said = talk(agent, "b2\nc3\nundo\nundo\nundo\nb2\nq\n")
+    assert "taken" not in said
+    assert agent.asked == [1, 3, 1]
+    assert said.count("There is no move of yours to take back.") == 1
+    after_end = talk(Scripted(moves=[0, 1]), "5\n3\n7\nundo\nq\n")
+    last = after_end.rpartition("new, undo or quit: ")[2]
+    assert last.startswith("\n  a b c\n1 O O X\n2 . X .\n3 . . .\n\nyour move: ")
+
+
+def test_undo_keeps_the_first_move_of_the_agent():
+    agent = Scripted(moves=[4])
+    said = talk(agent, "undo\na1\nundo\nq\n", person=1)
+    assert agent.asked == [0, 2]
+    assert said.count("There is no move of yours to take back.") == 1
+    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: Good bye.\n")
+
+
+def test_wrong_words_are_answered_kindly():
+    said = talk(Scripted(), "d4\n\n10\n?\n")
+    assert "'d4' is no move that I know. You can play a1 b1 c1 a2" in said
+    assert "'10' is no move that I know." in said
+    assert said.count("Set a stone by its square, a1 to c3, or 1 to 9.") == 2
+    assert said.endswith("your move: \nGood bye.\n")  # the input has ended
+
+
+def test_connect4_is_played_by_columns():
+    said = talk(Scripted(Connect4, moves=[0, 0, 0]), "1\n1\n1\n1\n0\n4\n", person=0)
+    assert "Drop a stone by its column, 1 to 7." in said
+    assert "1 is full. You can play 2 3 4 5 6 7." in said
+    assert "     1    2    3    4    5    6    7\n   75%  25%" in said
+    assert "'0' is no move that I know." in said
+    assert "O . . . . . .\n" in said
+
+
+def test_moves_by_name():
+    names = TicTacToe.action_names
+    assert [move_named(word, names) for word in ("a1", "3c", " C 3 ", "9", "1")] == [0, 8, 8, 8, 0]
+    assert [move_named(word, names) for word in ("", "0", "10", "a4", "x", "²", "-1")] == [None] * 7
+
+
+def test_shares_are_laid_out_as_the_board():
+    assert shares_text([1.0, 0.0], ["1", "2"], columns=2) == "     1    2\n  100%    ."
+    assert shares_text([0.001], ["1"], columns=1).endswith("<1%")
+
+
+def test_a_match_says_who_won_and_is_not_shared():
+    match, other = Match(Scripted()), Match(Scripted())
+    for action in (0, 3, 1, 4, 8, 5):
+        match.play(action)
+    assert match.ended and match.winner == 1 and match.legal == []
+    assert other.legal == list(range(9)) and other.winner is None
+
+
+def test_other_worlds_are_refused():
+    class Walker:
+        spec = EnvSpec(observation_shape=(1,), action=Discrete(2), name="walker")
+
+    with pytest.raises(RunError, match="a person can play tictactoe and connect4, not walker"):
+        Match(Walker())
+
+
+def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):
+    calls = []
+
+    def load(folder, checkpoint, *, num_simulations):
+        calls.append((folder, checkpoint, num_simulations))
+        return Scripted(moves=[4])
+
+    monkeypatch.setattr("raffia.cli.play.load_player", load)
+    said = io.StringIO()
+    status = play(tmp_path, num_simulations=7, second=True, stdin=io.StringIO("a1\n"), stdout=said)
+    assert status == 0 and calls == [(tmp_path, "best", 7)]
+    assert "the agent begins" in said.getvalue()
+    assert matches.GAMES.keys() == {"tictactoe", "connect4"}

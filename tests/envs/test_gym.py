@@ -1,0 +1,244 @@
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from raffia.envs.check import check_env
+from raffia.envs.env import Box, Discrete, Env
+from raffia.envs.gym import GymEnv, gym_names, made
+
+VECTOR = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class World(gymnasium.Env):
+    """Shows what it is given, and keeps the action that it took."""
+
+    def __init__(self, shown=None, space=VECTOR, action_space=None, ends=(False, False)):
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+        self.shown = space.sample() if shown is None else shown
+        self.ends = ends
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = seed
+        return self.shown, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.taken = action
+        return self.shown, 1, *self.ends, {}
+
+
+def seen(shown, space):
+    env = GymEnv(World(shown, space))
+    observation = env.reset(0)["observation"]
+    assert observation.shape == env.spec.observation_shape
+    assert observation.dtype == env.spec.observation_dtype
+    return observation
+
+
+# Observations
+
+
+def test_vectors_are_float32_whatever_the_box_says():
+    shown = np.array([0.5, -1.0], np.float64)
+    assert torch.equal(seen(shown, spaces.Box(-1, 1, (2,), np.float64)), torch.tensor([0.5, -1.0]))
+    whole = np.array([7, 200], np.uint8)
+    assert seen(whole, spaces.Box(0, 255, (2,), np.uint8)).tolist() == [7, 200]
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown_as"),
+    [
+        ((5, 4, 3), (3, 5, 4)),
+        ((3, 5, 4), (3, 5, 4)),
+        ((6, 5, 1), (1, 6, 5)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((3, 3, 3), (3, 3, 3)),
+        ((5, 4), (1, 5, 4)),
+    ],
+)
+def test_pictures_have_their_channels_first(shape, shown_as):
+    shown = np.arange(np.prod(shape), dtype=np.int64).astype(np.uint8).reshape(shape)
+    picture = seen(shown, spaces.Box(0, 255, shape, np.uint8))
+    assert picture.shape == shown_as and picture.dtype == torch.uint8
+    wanted = shown if len(shape) == 3 else shown[None]
+    if len(shape) == 3 and shape[-1] <= shape[0]:
+        wanted = np.transpose(shown, (2, 0, 1))
+    assert np.array_equal(picture, wanted)
+
+
+def test_pictures_of_floats_stay_floats():
+    shown = np.random.default_rng(0).random((5, 4, 3), np.float32)
+    picture = seen(shown, spaces.Box(0, 1, (5, 4, 3), np.float32))
+    assert torch.equal(picture, torch.from_numpy(shown).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "vector"),
+    [
+        (spaces.Discrete(3), 2, [0, 0, 1]),
+        (spaces.Discrete(3, start=-1), -1, [1, 0, 0]),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), [0, 1, 0, 0, 1]),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1]),
+        (spaces.Tuple([spaces.Discrete(2), VECTOR]), (1, np.float32([0.5, 0])), [0, 1, 0.5, 0]),
+        (
+            spaces.Dict(a=spaces.Discrete(2), b=VECTOR),
+            {"a": 0, "b": np.float32([0, 1])},
+            [1, 0, 0, 1],
+        ),
+        (spaces.Box(-1, 1, (), np.float32), np.float32(0.5), [0.5]),
+    ],
+)
+def test_numbers_and_parts_become_one_vector(space, shown, vector):
+    assert seen(shown, space).tolist() == vector
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Dict(a=spaces.Box(0, 255, (4, 4, 3), np.uint8), b=VECTOR), "choose one with"),
+        (spaces.Box(0, 1, (2, 3, 4, 5), np.float32), "not of three axes"),
+        (spaces.Text(5), "does not flatten"),
+        (spaces.Sequence(VECTOR), "does not flatten"),
+    ],
+)
+def test_other_observations_are_refused_by_name(space, text):
+    with pytest.raises(ValueError, match=f"World shows.*{text}"):
+        GymEnv(World(space=space))
+
+
+# Actions
+
+
+@pytest.mark.parametrize("start", [0, 1, -2])
+def test_discrete_actions_count_from_0(start):
+    world = World(action_space=spaces.Discrete(3, start=start))
+    env = GymEnv(world)
+    assert env.spec.action == Discrete(3)
+    env.reset(0)
+    for action in range(3):
+        env.step(torch.tensor(action))
+        assert world.taken == action + start
+
+
+def test_box_actions_are_flat_and_stay_in_their_bounds():
+    low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
+    world = World(action_space=spaces.Box(low, high, dtype=np.float64))
+    env = GymEnv(world)
+    assert env.spec.action == Box((-1.0, 0.1, -2.0, -3.0), (1.0, 2.0, 0.0, 5.0))
+    env.reset(0)
+    env.step(torch.tensor([0.5, 1.5, -1.0, 4.0]))
+    assert world.taken.tolist() == [[0.5, 1.5], [-1, 4]] and world.taken.dtype == np.float64
+    env.step(torch.tensor([1.0, 0.1, 0.0, 5.0]) - 1e-6)  # a rounding below 0.1
+    assert world.taken[0, 1] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.MultiDiscrete([2, 2]), "only Discrete and Box.*TransformAction"),
+        (spaces.MultiBinary(2), "only Discrete and Box"),
+        (spaces.Box(-np.inf, np.inf, (2,)), "bounds must be finite.*RescaleAction"),
+    ],
+)
+def test_other_actions_are_refused_by_name(space, text):
+    with pytest.raises(ValueError, match=f"World takes.*{text}"):
+        GymEnv(World(action_space=space))
+
+
+# Episodes
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ((False, False), (False, False)),
+        ((True, False), (True, False)),
+        ((False, True), (False, True)),
+        ((True, True), (True, False)),
+    ],
+)
+def test_an_episode_ends_in_one_way(ends, told):
+    env = GymEnv(World(ends=ends))
+    env.reset(0)
+    after = env.step(torch.tensor(0))
+    assert (bool(after["terminated"]), bool(after["truncated"])) == told
+
+
+def test_episodes_are_gymnasiums_own_of_the_same_seed():
+    env, theirs = GymEnv("CartPole-v1"), gymnasium.make("CartPole-v1")
+    assert isinstance(env, Env)
+    for seed in (0, 5):
+        mine, (wanted, _) = env.reset(seed), theirs.reset(seed=seed)
+        assert np.array_equal(mine["observation"], wanted)
+        for action in (0, 1, 1, 0, 1):
+            after, (wanted, reward, ended, cut, _) = (
+                env.step(torch.tensor(action)),
+                theirs.step(action),
+            )
+            assert np.array_equal(after["observation"], wanted) and after["reward"] == reward
+            assert (bool(after["terminated"]), bool(after["truncated"])) == (ended, cut)
+
+
+def test_great_seeds_are_made_small_and_stay_apart():
+    world = World()
+    env = GymEnv(world)
+    used = []
+    for seed in (7, 2**31 - 1, 2**31, 2**32 + 7, 2**63 - 1):
+        env.reset(seed)
+        used.append(world.seed)
+    assert used[:2] == [7, 2**31 - 1]
+    assert len(set(used)) == 5 and all(0 <= seed < 2**31 for seed in used)
+    env.reset(2**32 + 7)
+    assert world.seed == used[3]
+
+
+def test_limits_of_time_are_set_or_those_of_the_id():
+    env = GymEnv("CartPole-v1", max_episode_steps=3)
+    env.reset(0)
+    cut = [bool(env.step(torch.tensor(step % 2))["truncated"]) for step in range(3)]
+    assert cut == [False, False, True]
+    assert GymEnv("CartPole-v1").gym.spec.max_episode_steps == 500
+    with pytest.raises(ValueError, match="max_episode_steps and render are for ids"):
+        GymEnv(World(), max_episode_steps=3)
+
+
+def test_pictures_come_where_they_are_asked_for():
+    pytest.importorskip("pygame")
+    env = GymEnv("CartPole-v1", render=True)
+    env.reset(0)
+    picture = env.render()
+    assert picture.shape == (400, 600, 3) and picture.dtype == torch.uint8
+    env.close()
+
+
+def test_a_package_that_is_missing_is_told(monkeypatch):
+    def make(*args, **options):
+        raise gymnasium.error.DependencyNotInstalled("pip install thing")
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    with pytest.raises(ImportError, match="Thing-v0 needs a package.*pip install thing"):
+        made("Thing-v0")
+
+
+WORLDS = [  # of each kind of space one
+    "Acrobot-v1",
+    "Blackjack-v1",
+    "CartPole-v1",
+    "FrozenLake-v1",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_worlds_of_gymnasium_keep_the_contract(name):
+    if name.startswith("Lunar"):
+        pytest.importorskip("Box2D")
+    assert name in gym_names()
+    check_env(lambda: GymEnv(name), num_steps=40).require()

@@ -1,0 +1,217 @@
+"""MinAtar's games against trajectories of the original package, and the contract of a BatchEnv.
+
+minatar_recorded.json says how it was recorded. The games were also compared with the original in
+thousands of random positions; what is kept here are whole episodes.
+"""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raffia.envs.check import check_env
+from raffia.envs.env import BatchEnv
+from raffia.envs.minatar import GAMES, asterix, breakout, freeway, seaquest, space_invaders, world
+
+RECORDED = json.loads((Path(__file__).parent / "minatar_recorded.json").read_text())["games"]
+EPISODES = [
+    pytest.param(name, episode, id=f"{name}-{episode['seed']}")
+    for name, episodes in RECORDED.items()
+    for episode in episodes
+]
+
+
+def digest(planes: torch.Tensor) -> str:
+    bits = np.packbits(planes.numpy() > 0)
+    return f"{zlib.crc32(bits.tobytes()) & 0xFFFF:04x}"
+
+
+def make(name: str, num_envs: int, **options):
+    if name != "seaquest":  # all of its actions do something
+        options["all_actions"] = True
+    return GAMES[name](num_envs, **options)
+
+
+@pytest.mark.parametrize(("name", "episode"), EPISODES)
+def test_games_are_the_originals_step_by_step(name, episode):
+    ramping = {key: episode[key] for key in ["difficulty_ramping"] if key in episode}
+    game = make(name, 1, **ramping)
+    state = game.reset(torch.tensor([episode["seed"]]))
+    seen, rewards = digest(state["observation"][0]), ""
+    for action in episode["actions"]:
+        state = game.step(torch.tensor([int(action)]))
+        seen += digest(state["observation"][0])
+        rewards += f"{int(state['reward']):x}"
+        if seen[-4:] != episode["seen"][len(seen) - 4 : len(seen)]:
+            pytest.fail(f"after step {len(rewards)} the field is another\n{state['observation']}")
+    assert rewards == episode["rewards"]
+    assert bool(state["terminated"] | state["truncated"]) == episode["ended"]
+    assert bool(state["truncated"]) == (name == "freeway")
+
+
+def test_each_game_is_recorded_with_rewards():
+    assert set(RECORDED) == set(GAMES)
+    for episodes in RECORDED.values():
+        assert sum(int(digit, 16) for digit in episodes[0]["rewards"]) > 10
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_games_keep_the_contract(name):
+    check_env(lambda: GAMES[name](3), num_steps=60).require()
+    game = GAMES[name](2)
+    assert isinstance(game, BatchEnv)
+    state = game.reset(torch.tensor([1, 2]))
+    assert state["observation"].dtype == torch.uint8
+    assert state["observation"].unique().tolist() == [0, 255]  # as images are
+    assert state["observation"].shape[1] == len(game.channels)
+    picture = game.render(1)
+    assert picture.shape == (240, 240, 3) and picture.dtype == torch.uint8
+    drawn = picture[12::24, 12::24].reshape(-1, 3).unique(dim=0)
+    visible = int(state["observation"][1].flatten(1).any(-1).sum())
+    assert 2 <= len(drawn) <= 1 + visible  # the ground, and planes that no other hides
+    assert game.spec.name == f"minatar/{name}"
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_row_goes_its_own_way(name):
+    together, alone = make(name, 5), make(name, 1)
+    actions = torch.randint(6, (40, 5), generator=torch.Generator().manual_seed(4))
+    states = together.reset(torch.arange(10, 15))
+    state = alone.reset(torch.tensor([13]))
+    going = torch.arange(5)
+    for action in actions:
+        assert torch.equal(states["observation"][going == 3], state["observation"])
+        states = together.step(action[going], going)
+        state = alone.step(action[3:4])
+        if bool(state["terminated"]):
+            break
+        going = going[~states["terminated"]]
+        states = states[~states["terminated"]]
+
+
+def test_sticky_actions_repeat_the_one_before():
+    idle = breakout.MinAtarBreakout(1, sticky_actions=1.0)
+    idle.reset(torch.tensor([0]))
+    state = idle.step(torch.tensor([1]))  # what came before the first action is: nothing
+    assert state["observation"][0, 0, 9].nonzero().tolist() == [[4]]
+    many = breakout.MinAtarBreakout(4000, sticky_actions=0.25)
+    many.reset(torch.arange(4000))
+    state = many.step(torch.full((4000,), 2))  # to the right
+    moved = state["observation"][:, 0, 9, 5] > 0
+    assert 0.72 < moved.float().mean() < 0.78
+    sure = breakout.MinAtarBreakout(50, sticky_actions=0.0)
+    sure.reset(torch.arange(50))
+    assert (sure.step(torch.full((50,), 2))["observation"][:, 0, 9, 5] > 0).all()
+
+
+def test_actions_are_those_that_do_something():
+    numbers = {name: GAMES[name](1).spec.action.n for name in GAMES}
+    assert numbers == {
+        "asterix": 5,
+        "breakout": 3,
+        "freeway": 3,
+        "seaquest": 6,
+        "space_invaders": 4,
+    }
+    few, all_of_them = freeway.MinAtarFreeway(1), freeway.MinAtarFreeway(1, all_actions=True)
+    few.reset(torch.tensor([0])), all_of_them.reset(torch.tensor([0]))
+    for _ in range(10):  # the second of nothing, up, down is the third of all six
+        one, other = few.step(torch.tensor([1])), all_of_them.step(torch.tensor([2]))
+        assert torch.equal(one["observation"], other["observation"])
+
+
+@pytest.mark.parametrize(("struck", "reward", "row"), [(0, 1, 2), (1, 0, 3)])
+def test_a_ball_that_has_just_struck_flies_through_the_next_brick(struck, reward, row):
+    ball = np.zeros(breakout._WORDS, np.int64)
+    ball[[breakout._X, breakout._Y, breakout._DX, breakout._DY]] = 4, 2, 1, 1
+    ball[breakout._STRUCK] = struck
+    ball[breakout._BRICKS + 2] = 1 << 5  # in row 3, where the ball goes
+    assert breakout._act(ball, world.NONE) == reward
+    assert ball[breakout._Y] == row and ball[breakout._X] == 5
+    assert ball[breakout._BRICKS + 2] == (0 if reward else 1 << 5)
+
+
+def test_games_of_unlike_seeds_are_unlike():
+    game = freeway.MinAtarFreeway(200)
+    game.reset(torch.arange(200))
+    speeds = game.step(torch.zeros(200, dtype=torch.int64))["observation"][:, 2:].flatten(1)
+    assert len(speeds.unique(dim=0)) > 195
+
+
+def test_numbers_are_as_likely_as_they_should_be():
+    words = np.array([11, 12, 13, 14])
+    drawn = np.array([world.next_word(words) for _ in range(4000)], dtype=np.float64) / 2**32
+    assert 0 <= drawn.min() and drawn.max() < 1
+    assert np.abs(np.histogram(drawn, 10, (0, 1))[0] - 400).max() < 80  # 4 standard deviations
+    counts = np.bincount([world.below(words, 3) for _ in range(3000)], minlength=3)
+    assert len(counts) == 3 and np.abs(counts - 1000).max() < 110
+
+
+MODULES = {
+    "asterix": asterix,
+    "breakout": breakout,
+    "freeway": freeway,
+    "seaquest": seaquest,
+    "space_invaders": space_invaders,
+}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_plain_python_plays_the_same_games(name, monkeypatch):
+    if not hasattr(world.next_word, "py_func"):
+        pytest.skip("nothing is compiled here")
+    actions = torch.randint(GAMES[name](1).spec.action.n, (150, 2))
+
+    def play():
+        game = GAMES[name](2)
+        states = [game.reset(torch.tensor([3, 4]))["observation"]]
+        going = torch.arange(2)
+        for action in actions:
+            after = game.step(action[going], going)
+            states.append(after["observation"])
+            going = going[~after["terminated"]]
+            if not len(going):
+                break
+        return torch.cat(states)
+
+    compiled = play()
+    module = MODULES[name]
+    from raffia.envs.minatar import swarm
+
+    for home in (world, swarm, module):
+        for key, function in list(vars(home).items()):
+            if hasattr(function, "py_func"):
+                monkeypatch.setattr(home, key, function.py_func)
+    assert not hasattr(module._step_rows, "py_func")
+    assert torch.equal(play(), compiled)
+
+
+def test_mistakes_are_refused():
+    game = asterix.MinAtarAsterix(2)
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1\]: no episode runs there"):
+        game.step(torch.tensor([0, 0]))
+    game.reset(torch.tensor([0]), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match=r"rows \[0\]: no episode runs there"):
+        game.step(torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match=r"must lie in 0 \.\. 4"):
+        game.step(torch.tensor([5]), torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"sticky_actions=1.5 must lie in 0..1"):
+        asterix.MinAtarAsterix(1, sticky_actions=1.5)
+    with pytest.raises(ValueError, match="at least one world"):
+        asterix.MinAtarAsterix(0)
+
+
+def test_an_episode_that_is_over_stays_over():
+    game = breakout.MinAtarBreakout(2)
+    state = game.reset(torch.tensor([0, 1]))
+    steps = 0
+    while not state.get("terminated", torch.zeros(2, dtype=torch.bool))[0]:
+        state = game.step(torch.tensor([0]), torch.tensor([0]))  # the ball is never met
+        steps += 1
+    assert steps < 60
+    with pytest.raises(RuntimeError, match=r"rows \[0\]"):
+        game.step(torch.tensor([0, 0]))
+    assert game.step(torch.tensor([0]), torch.tensor([1])).shape == (1,)

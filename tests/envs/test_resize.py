@@ -1,0 +1,86 @@
+"""Pictures made smaller: both ways against a sum done pixel by pixel, in fractions."""
+
+from fractions import Fraction
+from math import floor
+
+import pytest
+import torch
+
+from raffia.envs.resize import area, tensor_area
+
+BOTH = pytest.mark.parametrize("resize", [area, tensor_area])
+
+
+def by_hand(picture, height, width):
+    old_height, old_width, channels = picture.shape
+    rows, columns = Fraction(old_height, height), Fraction(old_width, width)
+    out = torch.zeros(channels, height, width, dtype=torch.uint8)
+    for y in range(height):
+        for x in range(width):
+            for c in range(channels):
+                total = Fraction(0)
+                for i in range(old_height):
+                    tall = min((y + 1) * rows, Fraction(i + 1)) - max(y * rows, Fraction(i))
+                    for j in range(old_width):
+                        wide = min((x + 1) * columns, Fraction(j + 1)) - max(
+                            x * columns, Fraction(j)
+                        )
+                        if tall > 0 and wide > 0:
+                            total += tall * wide * int(picture[i, j, c])
+                out[c, y, x] = floor(total / (rows * columns) + Fraction(1, 2))
+    return out
+
+
+@BOTH
+@pytest.mark.parametrize("size", [(3, 2), (5, 4), (1, 1), (7, 9)])
+def test_means_of_areas(resize, size):
+    picture = torch.randint(
+        0, 256, (5, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    assert torch.equal(resize(picture, *size), by_hand(picture, *size))
+
+
+@BOTH
+def test_the_same_size_changes_nothing(resize):
+    picture = torch.arange(2 * 3 * 4, dtype=torch.uint8).reshape(2, 3, 4)
+    assert torch.equal(resize(picture, 2, 3), picture.permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [64, 84, 96])
+@pytest.mark.parametrize("height", [210, 250])
+def test_loop_and_tensors_agree(height, size, channels):
+    draws = torch.Generator().manual_seed(size)
+    for low, high in [(0, 256), (0, 2), (254, 256)]:
+        shape = (height, 160, channels)
+        picture = torch.randint(low, high, shape, dtype=torch.uint8, generator=draws)
+        assert torch.equal(area(picture, size, size), tensor_area(picture, size, size))
+
+
+def test_halves_are_rounded_up():
+    for low in range(255):
+        picture = torch.tensor([[[low], [low + 1]]], dtype=torch.uint8)
+        assert area(picture, 1, 1).item() == tensor_area(picture, 1, 1).item() == low + 1
+
+
+def test_large_pictures_do_not_overflow():
+    white = torch.full((1500, 1000, 1), 255, dtype=torch.uint8)
+    assert (area(white, 7, 3) == 255).all()
+
+
+def test_a_view_is_read_as_it_is_seen():
+    picture = torch.arange(48, dtype=torch.uint8).reshape(4, 4, 3)
+    assert torch.equal(area(picture.transpose(0, 1), 2, 2), area(picture, 2, 2).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("picture", "size", "message"),
+    [
+        (torch.zeros(3, 4, dtype=torch.uint8), (1, 1), r"uint8 \[H, W, C\], got .* \[3, 4\]"),
+        (torch.zeros(3, 4, 1), (1, 1), r"got torch.float32 \[3, 4, 1\]"),
+        (torch.zeros(3, 4, 1, dtype=torch.uint8), (0, 1), "height=0 and width=1"),
+    ],
+)
+def test_errors(picture, size, message):
+    with pytest.raises(ValueError, match=message):
+        area(picture, *size)

@@ -1,0 +1,180 @@
+"""Episodes as GIF and MP4: what was written is read back."""
+
+import importlib.util
+import os
+import re
+import subprocess
+
+import pytest
+import torch
+
+from raffia.envs import video
+from raffia.envs.video import require_writer, save_video, shrunk
+
+Image = pytest.importorskip("PIL.Image", reason="extra video is not installed")
+
+
+def moving_dot(num=6, height=20, width=30):
+    frames = torch.full((num, height, width, 3), 250, dtype=torch.uint8)
+    for t in range(num):
+        frames[t, 5:9, 2 + t : 6 + t] = torch.tensor([4 * t, 0, 200], dtype=torch.uint8)
+    return frames
+
+
+def read_gif(path):
+    """The frames as they are shown, and for how many ms each."""
+    import numpy as np
+
+    with Image.open(path) as film:
+        frames, times = [], []
+        for t in range(film.n_frames):
+            film.seek(t)
+            times.append(film.info["duration"])
+            frames.append(torch.from_numpy(np.array(film.convert("RGB"))))
+        assert film.info["loop"] == 0
+    return torch.stack(frames), times
+
+
+def read_mp4(path):
+    """The frames, and what ffmpeg says of the file."""
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path)]
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run([*command, *raw], capture_output=True, check=True)
+    about = done.stderr.decode()
+    width, height = map(int, re.search(r"yuv420p.*?, (\d+)x(\d+)", about).groups())
+    pixels = torch.frombuffer(bytearray(done.stdout), dtype=torch.uint8)
+    return pixels.view(-1, height, width, 3), about
+
+
+def test_few_colours_come_back_exactly(tmp_path):
+    frames = moving_dot()
+    assert save_video(frames, tmp_path / "a.gif", fps=20) == tmp_path / "a.gif"
+    read, times = read_gif(tmp_path / "a.gif")
+    assert torch.equal(read, frames)
+    assert times == [50] * 6
+
+
+def test_many_colours_come_back_nearly(tmp_path):
+    shade = torch.arange(200, dtype=torch.uint8)
+    frames = torch.stack(
+        torch.broadcast_tensors(shade, shade.flip(0)[:, None], shade[:1, None]), -1
+    )
+    read, _ = read_gif(save_video(frames[None], tmp_path / "a.gif"))
+    assert (read[0].int() - frames.int()).abs().float().mean() < 8
+
+
+@pytest.mark.parametrize(("fps", "num", "seconds"), [(30, 60, 2.0), (60, 60, 1.0), (7, 14, 2.0)])
+def test_a_gif_lasts_as_long_as_the_episode(tmp_path, fps, num, seconds):
+    read, times = read_gif(save_video(moving_dot(num, width=90), tmp_path / "a.gif", fps=fps))
+    assert sum(times) == 1000 * seconds
+    assert min(times) >= 20  # or browsers would show it slowly
+    assert len(read) == (num if fps <= 50 else num // 2)
+
+
+def test_frames_that_stand_still_keep_their_time(tmp_path):
+    frames = moving_dot(3).repeat_interleave(4, 0)
+    _, times = read_gif(save_video(frames, tmp_path / "a.gif", fps=10))
+    assert sum(times) == 1200
+
+
+def test_fewer_and_smaller_frames(tmp_path):
+    frames = moving_dot(7)
+    path = save_video(frames, tmp_path / "a.gif", fps=20, every=3, max_side=15)
+    read, times = read_gif(path)
+    assert read.shape == (3, 10, 15, 3)
+    assert times == [150] * 3
+
+
+def test_an_mp4(tmp_path):
+    frames = moving_dot(12, height=21, width=31)  # odd sides
+    path = save_video(frames, tmp_path / "a.mp4", fps=6)
+    read, about = read_mp4(path)
+    assert read.shape == (12, 22, 32, 3)
+    assert "h264" in about and " 6 fps" in about and "Duration: 00:00:02.00" in about
+    assert (read[:, :21, :31].float() - frames.float()).abs().mean() < 4
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.mp4"}
+
+
+def test_a_cart_pole_is_small(tmp_path):
+    frames = torch.full((100, 400, 600, 3), 255, dtype=torch.uint8)
+    frames[:, 300] = 0
+    for t in range(100):
+        left = 100 + t // 2
+        frames[t, 285:315, left : left + 50] = 0
+        for y in range(0, 120):
+            lean = left + 20 + (y * (t % 40 - 20)) // 60
+            frames[t, 295 - y, lean : lean + 10] = torch.tensor([202, 152, 101], dtype=torch.uint8)
+    path = save_video(frames, tmp_path / "a.gif", fps=50)
+    assert path.stat().st_size < 120_000  # of 500 frames five times as much
+
+
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(b"old")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            save_video(moving_dot(), path)
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_shrunk():
+    picture = moving_dot(1)[0]
+    assert shrunk(picture, 30) is picture
+    assert shrunk(picture, 15).shape == (10, 15, 3)
+    assert shrunk(picture.transpose(0, 1), 10).shape == (10, 7, 3)
+    assert shrunk(torch.zeros(1, 500, 3, dtype=torch.uint8), 10).shape == (1, 10, 3)
+    white = shrunk(torch.full((7, 9, 3), 250, dtype=torch.uint8), 4)
+    assert white.is_contiguous() and (white == 250).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": "a.avi"}, r"videos end in .gif or .mp4, not in '.avi'"),
+        ({"path": "a"}, "not in ''"),
+        ({"frames": moving_dot()[..., 0]}, r"\[T, H, W, 3\], got torch.uint8 \[6, 20, 30\]"),
+        ({"frames": moving_dot().float()}, "got torch.float32"),
+        ({"frames": moving_dot()[:0]}, "nothing to show"),
+        ({"fps": 0}, "fps=0 must be above 0"),
+        ({"every": 0}, "every=0 must be at least 1"),
+        ({"max_side": -1}, "max_side=-1 must be at least 1"),
+    ],
+)
+def test_errors(tmp_path, change, message):
+    options = {"frames": moving_dot(), "path": "a.gif", "fps": 10} | change
+    options["path"] = tmp_path / options["path"]
+    with pytest.raises(ValueError, match=message):
+        save_video(**options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "package", "project"),
+    [(".gif", "PIL", "Pillow"), (".mp4", "imageio_ffmpeg", "imageio-ffmpeg")],
+)
+def test_without_the_extra(monkeypatch, tmp_path, suffix, package, project):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        video.importlib.util, "find_spec", lambda name: None if name == package else find(name)
+    )
+    message = re.escape(f"{suffix} files need {project}: pip install 'raffia[video]'")
+    with pytest.raises(ImportError, match=message):
+        require_writer(suffix)
+    with pytest.raises(ImportError, match=message):
+        save_video(moving_dot(), tmp_path / f"a{suffix}")
+
+
+def test_ffmpeg_says_what_is_wrong(tmp_path, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: "false")
+    with pytest.raises(OSError, match="ffmpeg could not write the film"):
+        save_video(moving_dot(), tmp_path / "a.mp4")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,281 @@
+"""What makes worlds here is importable in any process: raffia's own and Gymnasium's."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import gymnasium
+import pytest
+import torch
+
+from raffia.envs.batch import SerialBatch
+from raffia.envs.env import BatchEnv
+from raffia.envs.gym import GymEnv
+from raffia.envs.make import make_env
+from raffia.envs.probe import PolicyProbe
+from raffia.envs.workers import WorkerBatch, WorkerError
+
+CARTPOLE = partial(GymEnv, "CartPole-v1")
+PENDULUM = partial(GymEnv, "Pendulum-v1", max_episode_steps=5)
+# Rewards of Pendulum are negative: this one raises in its first step.
+RAISES = partial(
+    GymEnv, gymnasium.wrappers.TransformReward(gymnasium.make("Pendulum-v1"), math.sqrt)
+)
+
+
+@pytest.fixture
+def workers():
+    """Makes batches, and closes them after the test."""
+    made = []
+
+    def make(*args, **options):
+        made.append(WorkerBatch(*args, **options))
+        return made[-1]
+
+    yield make
+    for batch in made:
+        batch.close()
+
+
+def processes(batch):
+    return [worker.process for worker in batch._workers]
+
+
+def same(one, other):
+    return set(one.keys()) == set(other.keys()) and all(
+        torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype
+        for key in one.keys()
+    )
+
+
+def actions_for(spec, num, generator):
+    if spec.action.shape:
+        return torch.rand(num, *spec.action.shape, generator=generator) * 2 - 1
+    return torch.randint(spec.action.n, (num,), generator=generator)
+
+
+def play(one, other, num_steps, generator, then=lambda step: None):
+    """Both get the same seeds, actions and rows; both must say the same."""
+    num, seed = one.num_envs, one.num_envs
+    assert same(one.reset(torch.arange(num)), other.reset(torch.arange(num)))
+    for step in range(num_steps):
+        rows = torch.randperm(num, generator=generator)[: num - step % 2]
+        actions = actions_for(one.spec, len(rows), generator)
+        then(step)
+        mine, theirs = one.step(actions, rows), other.step(actions, rows)
+        assert same(mine, theirs)
+        ended = rows[mine["terminated"] | mine["truncated"]]
+        seeds = torch.arange(len(ended)) + seed
+        seed += len(ended)
+        assert same(one.reset(seeds, ended), other.reset(seeds, ended))
+
+
+@pytest.mark.parametrize(("make", "num_workers"), [(CARTPOLE, 2), (PENDULUM, 1), (PolicyProbe, 5)])
+def test_the_same_bits_as_in_one_process(workers, make, num_workers):
+    batch = workers([make] * 5, num_workers)
+    assert isinstance(batch, BatchEnv) and batch.num_envs == 5
+    generator = torch.Generator().manual_seed(3)
+    play(batch, SerialBatch([make() for _ in range(5)]), 30, generator)
+
+
+@pytest.mark.parametrize("make", [CARTPOLE, PENDULUM])
+def test_killed_workers_are_replaced_and_nothing_differs(workers, make):
+    told = []
+    batch = workers([make] * 5, 2, say=told.append)
+
+    def kill(step):
+        if step % 7 == 3:
+            process = processes(batch)[step // 7 % 2]
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+    play(batch, SerialBatch([make() for _ in range(5)]), 24, torch.Generator().manual_seed(1), kill)
+    assert batch.num_restarts == len(told) == 3
+    assert told[0] == (
+        "worker 0 (rows 0..1) died, killed by SIGKILL; it is started again and replays its episodes"
+    )
+
+
+def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
+    batch, serial = workers([CARTPOLE] * 4, 2), SerialBatch([CARTPOLE() for _ in range(4)])
+    for each in (batch, serial):
+        each.reset(torch.arange(4))
+    process = processes(batch)[1]
+    os.kill(process.pid, signal.SIGSTOP)  # it has the message, and dies of it
+    command = f"sleep 0.2; kill -KILL {process.pid}"
+    with subprocess.Popen(["sh", "-c", command]):
+        assert same(batch.step(torch.ones(4, dtype=int)), serial.step(torch.ones(4, dtype=int)))
+    assert batch.num_restarts == 1
+
+
+def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
+    batch = workers([PolicyProbe] * 3, 1)
+    batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    batch.step(torch.tensor([1]), torch.tensor([0]))
+    os.kill(processes(batch)[0].pid, signal.SIGKILL)
+    batch.step(torch.tensor([1]), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
+        batch.step(torch.tensor([0, 0, 0]))
+
+
+def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers):
+    batch = workers([CARTPOLE] * 3, 2, max_restarts=0)
+    batch.reset(torch.arange(3))
+    left = processes(batch)[0]
+    os.kill(processes(batch)[1].pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(
+        WorkerError, match=r"worker 1 \(rows 1..2\) died, killed by SIGKILL, 1 times"
+    ):
+        batch.step(torch.tensor([0, 1, 0]))
+    assert time.monotonic() - start < 1
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        batch.reset(torch.arange(3))
+    with pytest.raises(ValueError, match="process object is closed"):
+        left.is_alive()  # it was seen to leave
+
+
+def test_an_exception_arrives_with_its_row_and_its_text(workers):
+    batch = workers(
+        [partial(GymEnv, "Pendulum-v1")] * 3 + [RAISES, partial(GymEnv, "Pendulum-v1")], 2
+    )
+    batch.reset(torch.arange(5))
+    with pytest.raises(WorkerError, match=r"row 3 \(worker 1\): ValueError: (?s:.*)in step_row"):
+        batch.step(torch.zeros(5, 1))
+    with pytest.raises(RuntimeError, match=r"rows \[3\]: no episode runs there"):
+        batch.step(torch.zeros(5, 1))
+    rows = torch.tensor([0, 1, 2, 4])
+    assert batch.step(torch.zeros(4, 1), rows)["reward"].shape == (4,)  # the others go on
+    batch.reset(torch.tensor([1]), torch.tensor([3]))
+    assert batch.num_restarts == 0
+
+
+def test_users_mistakes_are_answered_as_in_one_process(workers):
+    batch = workers([CARTPOLE] * 3, 2)
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
+        batch.step(torch.tensor([0, 0, 0]))
+    batch.reset(torch.arange(3))
+    with pytest.raises(ValueError, match=r"lie in 0 .. 1"):
+        batch.step(torch.tensor([0, 2, 0]))
+    with pytest.raises(IndexError, match=r"rows 0 .. 2"):
+        batch.reset(torch.tensor([0]), torch.tensor([3]))
+    assert batch.step(torch.tensor([0, 1, 0]))["reward"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("makes", "kind", "text"),
+    [
+        ([lambda: GymEnv("CartPole-v1")], TypeError, "cannot be sent.*functools.partial"),
+        (
+            [CARTPOLE, partial(GymEnv, "NoSuchWorld-v0")],
+            WorkerError,
+            r"row 1 \(worker 0\): .*NoSuchWorld",
+        ),
+        ([CARTPOLE, PENDULUM], WorkerError, "must be of one kind"),
+    ],
+)
+def test_worlds_that_cannot_be_made_are_told(makes, kind, text):
+    with pytest.raises(kind, match=text):
+        WorkerBatch(makes, 1)
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"num_workers=3 must lie in 1..2"):
+        WorkerBatch([CARTPOLE] * 2, 3)
+    with pytest.raises(ValueError, match="max_restarts=-1"):
+        WorkerBatch([CARTPOLE] * 2, 2, max_restarts=-1)
+
+
+def test_an_interrupt_between_question_and_answer_closes_the_batch(workers):
+    batch = workers([CARTPOLE] * 2, 1)
+    batch.reset(torch.arange(2))
+    os.kill(processes(batch)[0].pid, signal.SIGSTOP)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            batch.step(torch.tensor([0, 1]))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(RuntimeError, match="closed"):
+        batch.step(torch.tensor([0, 1]))
+
+
+def test_close_ends_the_processes_and_may_be_said_twice(workers):
+    batch = workers([CARTPOLE] * 2, 2)
+    pids = [process.pid for process in processes(batch)]
+    batch.close()
+    batch.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_pictures_come_from_the_workers(workers):
+    pytest.importorskip("pygame")
+    make = partial(GymEnv, "CartPole-v1", render=True)
+    batch, serial = workers([make] * 2, 1), SerialBatch([make(), make()])
+    for each in (batch, serial):
+        each.reset(torch.arange(2))
+    assert torch.equal(batch.render(1), serial.render(1))
+    assert workers([CARTPOLE], 1).render(0) is None
+    with pytest.raises(IndexError):
+        batch.render(2)
+
+
+SCRIPT = """
+import os, signal, sys, time, torch
+from functools import partial
+from raffia.envs.gym import GymEnv
+from raffia.envs.workers import WorkerBatch
+
+if __name__ == "__main__":
+    batch = WorkerBatch([partial(GymEnv, "CartPole-v1")] * 2, 2)
+    batch.reset(torch.arange(2))
+    print(*(worker.process.pid for worker in batch._workers), flush=True)
+    time.sleep(60)
+"""
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(pids, seconds=5.0):
+    end = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with subprocess.Popen(
+        [sys.executable, path], stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as script:
+        pids = [int(pid) for pid in script.stdout.readline().split()]
+        assert len(pids) == 2 and all(alive(pid) for pid in pids)
+        if how == signal.SIGINT:
+            os.killpg(script.pid, how)  # as the terminal does
+        else:
+            os.kill(script.pid, how)
+        _, told = script.communicate(timeout=30)
+    assert gone(pids)
+    assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
+
+
+def test_a_config_spreads_worlds_over_processes():
+    from raffia.envs.config import EnvConfig
+
+    batch = make_env(EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2))
+    assert isinstance(batch, WorkerBatch) and len(processes(batch)) == 2
+    batch.close()

@@ -1,0 +1,332 @@
+"""raffia.functional.optim, clipping, schedules: the oracle is torch.optim."""
+
+import math
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from raffia.functional.clipping import clip_by_global_norm, global_norm
+from raffia.functional.optim import Optimizer, adamw, sgd
+from raffia.functional.schedules import cosine_decay, linear, step_decay, warmup
+from raffia.tensordict.tensordict import TensorDict
+
+CASES = {
+    "adamw": (adamw(), torch.optim.AdamW, {}),
+    "adamw, betas and decay": (
+        adamw(0.8, 0.95, 1e-5, 0.3),
+        torch.optim.AdamW,
+        {"betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.3},
+    ),
+    "adam": (adamw(weight_decay=0.0), torch.optim.Adam, {}),
+    "sgd": (
+        sgd(0.9, weight_decay=0.1),
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 0.1},
+    ),
+    "nesterov": (sgd(0.7, True), torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
+    "plain": (sgd(0.0, weight_decay=0.2), torch.optim.SGD, {"weight_decay": 0.2}),
+}
+OPTIMIZERS = pytest.mark.parametrize(
+    "optimizer", [case[0] for case in CASES.values()], ids=list(CASES)
+)
+
+
+def tree(*batch: int, seed: int = 0, size: float = 1.0) -> TensorDict:
+    g = torch.Generator().manual_seed(seed)
+    draw = {
+        "net": {
+            "weight": size * torch.randn(*batch, 3, 5, generator=g),
+            "bias": size * torch.randn(*batch, 5, generator=g),
+        },
+        "temperature": size * torch.randn(batch, generator=g),
+    }
+    return TensorDict(draw, batch_size=batch)
+
+
+def assert_close(a, b, **tolerance):
+    for x, y in zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True):
+        torch.testing.assert_close(x, y, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["plain", "formula", "dict"])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_torch_optim_over_warmed_up_steps(case, kind):
+    optimizer, theirs, arguments = CASES[case]
+    params = tree() if kind != "dict" else tree().to_dict()
+    leaves = [p.clone().requires_grad_() for p in pytree.tree_leaves(params)]
+    oracle = theirs(leaves, lr=0.1, **arguments)
+    schedule = torch.optim.lr_scheduler.LambdaLR(oracle, lambda step: min(1, (step + 1) / 4))
+    opt = optimizer.init(params)
+    update = optimizer.update
+    if kind == "formula":
+        update = lambda *args, learning_rate: in_vmap(optimizer, *args, learning_rate)  # noqa: E731
+    for step in range(7):
+        grads = tree(seed=step + 1, size=10.0 ** (step - 3))
+        grads = grads if kind != "dict" else grads.to_dict()
+        for leaf, grad in zip(leaves, pytree.tree_leaves(grads), strict=True):
+            leaf.grad = grad.clone()
+        oracle.step()
+        schedule.step()
+        rate = 0.1 * warmup(torch.tensor(step + 1), 4)
+        params, opt = update(params, grads, opt, learning_rate=rate)
+        assert_close(params, leaves, rtol=3e-6, atol=1e-6)
+    assert opt["count"] == 7
+
+
+def in_vmap(optimizer: Optimizer, params, grads, opt, rate):
+    add = lambda t: pytree.tree_map(lambda x: x[None], t)  # noqa: E731
+    out = torch.vmap(lambda p, g, o: optimizer.update(p, g, o, learning_rate=rate))(
+        *map(add, (params, grads, opt))
+    )
+    return pytree.tree_map(lambda x: x[0], out)
+
+
+@pytest.mark.parametrize("where", ["stacked", "vmap"])
+@OPTIMIZERS
+def test_members_with_own_rates_equal_separate_runs(optimizer, where):
+    members_equal_separate_runs(optimizer, where)
+
+
+@pytest.mark.parametrize("case", ["adamw", "nesterov"])
+def test_members_compiled_equal_separate_runs(case):
+    members_equal_separate_runs(CASES[case][0], "vmap compiled")
+
+
+def members_equal_separate_runs(optimizer, where):
+    num_members = 3
+    params, grads = tree(num_members), [tree(num_members, seed=s) for s in (5, 6, 7)]
+    rates, decays = torch.tensor([0.1, 1e-3, 0.5]), torch.tensor([0.0, 0.1, 0.5])
+    separate = []
+    for i in range(num_members):
+        p = params[i].clone()
+        opt = optimizer.init(p)
+        for g in grads:
+            p, opt = optimizer.update(
+                p, g[i], opt, learning_rate=rates[i], weight_decay=float(decays[i])
+            )
+        separate.append((p, opt))
+    one = lambda p, g, o, r, d: optimizer.update(p, g, o, learning_rate=r, weight_decay=d)  # noqa: E731
+    call = one if where == "stacked" else torch.vmap(one)
+    if where == "vmap compiled":
+        torch._dynamo.reset()
+        call = torch.compile(call, backend="eager", fullgraph=True)
+    opt = torch.vmap(optimizer.init)(params)
+    for g in grads:
+        params, opt = call(params, g, opt, rates, decays)
+    exact = {"rtol": 0, "atol": 0} if where == "stacked" else {"rtol": 2e-6, "atol": 1e-6}
+    for i, (p, o) in enumerate(separate):
+        assert_close(params[i], p, **exact)
+        mine = {key: opt[key][i] for key in o}
+        assert_close(mine, o, **exact)
+
+
+def test_members_may_share_the_count_and_the_rate():
+    optimizer = adamw()
+    params, grads = tree(2), tree(2, seed=3)
+    one, _ = optimizer.update(
+        params[1].clone(), grads[1], optimizer.init(params[1]), learning_rate=0.1
+    )
+    shared, opt = optimizer.update(params, grads, optimizer.init(params), learning_rate=0.1)
+    assert opt["count"].shape == () and opt["count"] == 1
+    assert_close(shared[1], one, rtol=0, atol=0)
+
+
+@OPTIMIZERS
+def test_memory_is_used_in_place_and_gradients_are_not_touched(optimizer):
+    params, grads = tree(), tree(seed=1)
+    before, leaf = grads.clone(), params["net", "weight"]
+    opt = optimizer.init(params)
+    new, new_opt = optimizer.update(params, grads, opt, learning_rate=0.1)
+    assert new is params and new_opt is opt and new["net", "weight"] is leaf
+    assert_close(grads, before, rtol=0, atol=0)
+
+
+@OPTIMIZERS
+def test_any_layout_of_memory_gives_the_same(optimizer):
+    """The fused kernels walk through memory as it lies, and would pair unlike entries."""
+
+    def run(layout_p, layout_g):
+        p = {"w": layout_p(torch.arange(24.0).reshape(2, 3, 2, 2))}
+        g = {"w": layout_g(torch.linspace(-1, 1, 24).reshape(2, 3, 2, 2) ** 3)}
+        opt = optimizer.init(p)
+        for _ in range(3):
+            p, opt = optimizer.update(p, g, opt, learning_rate=0.1)
+        return p["w"]
+
+    layouts = [
+        lambda x: x.clone(),
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+        lambda x: torch.stack([x, x], -1)[..., 0],
+    ]
+    want = run(layouts[0], layouts[0])
+    for layout_p in layouts:
+        for layout_g in layouts:
+            torch.testing.assert_close(run(layout_p, layout_g), want, rtol=2e-6, atol=1e-6)
+
+
+def test_a_parameter_that_requires_grad_is_moved_without_history():
+    params = {"w": torch.nn.Parameter(torch.ones(2))}
+    optimizer = sgd()
+    new, _ = optimizer.update(
+        params, {"w": torch.ones(2)}, optimizer.init(params), learning_rate=0.5
+    )
+    assert new["w"] is params["w"] and new["w"].tolist() == [0.5, 0.5]
+
+
+def test_leaves_are_paired_by_name_not_by_place():
+    params = {"a": torch.zeros(2), "b": {"c": torch.zeros(2)}}
+    grads = TensorDict(b=TensorDict(c=torch.ones(2)), a=torch.zeros(2))
+    optimizer = sgd(0.0)
+    new, _ = optimizer.update(params, grads, optimizer.init(params), learning_rate=1.0)
+    assert new["a"].tolist() == [0, 0] and new["b"]["c"].tolist() == [-1, -1]
+
+
+def test_odd_trees_are_refused_by_name():
+    params = {"a": torch.zeros(2), "b": {"c": torch.zeros(2)}}
+    with pytest.raises(ValueError, match=r"only one of them has b\.c, b\.d"):
+        sgd(0.0).update(
+            params,
+            {"a": torch.zeros(2), "b": {"d": torch.zeros(2)}},
+            sgd(0.0).init(params),
+            learning_rate=1.0,
+        )
+
+
+def test_a_rate_for_members_needs_a_stacked_state():
+    with pytest.raises(ValueError, match=r"rate of shape \[3\] is for parameters that are stacked"):
+        sgd().update(tree(), tree(), sgd().init(tree()), learning_rate=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: adamw(beta2=1.0), "beta2=1.0"),
+        (lambda: sgd(-0.1), "momentum=-0.1"),
+        (lambda: sgd(0.0, nesterov=True), "needs a momentum"),
+    ],
+)
+def test_impossible_settings_are_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_the_first_steps_keep_their_digits_in_float32():
+    """1 - 0.999^t in float32 would be wrong by 1e-5 of itself."""
+    params = {"w": torch.zeros(1)}
+    optimizer = adamw(weight_decay=0.0, eps=1e-3)
+    new, _ = in_vmap(optimizer, params, {"w": torch.full((1,), 1e-3)}, optimizer.init(params), 1.0)
+    assert new["w"].item() == pytest.approx(-0.5, rel=3e-7)
+
+
+def test_half_precision_stays_half():
+    params = {"w": torch.ones(2, 3, dtype=torch.bfloat16)}
+    optimizer = adamw()
+    step = lambda p, g, o, r: optimizer.update(p, g, o, learning_rate=r)  # noqa: E731
+    for call in (step, torch.vmap(step)):
+        opt = torch.vmap(optimizer.init)(params)
+        new, opt = call({"w": params["w"].clone()}, params, opt, torch.ones(2))
+        assert new["w"].dtype == opt["mean"]["w"].dtype == torch.bfloat16
+
+
+# ---- clipping
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 5.0, 500.0])
+def test_clipping_equals_torch(max_norm):
+    grads = tree(seed=2)
+    leaves = [torch.zeros_like(g) for g in pytree.tree_leaves(grads)]
+    for leaf, grad in zip(leaves, pytree.tree_leaves(grads), strict=True):
+        leaf.grad = grad.clone()
+    norm = torch.nn.utils.clip_grad_norm_(leaves, max_norm)
+    before = grads.clone()
+    clipped, got = clip_by_global_norm(grads, max_norm)
+    torch.testing.assert_close(got, norm)
+    torch.testing.assert_close(global_norm(grads), norm)
+    assert_close(clipped, [leaf.grad for leaf in leaves])
+    assert_close(grads, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("where", ["stacked", "vmap"])
+def test_clipping_is_of_each_member(where):
+    grads, bounds = tree(3, seed=2), torch.tensor([0.1, 2.0, 100.0])
+    if where == "vmap":
+        clipped, norm = torch.vmap(clip_by_global_norm)(grads, bounds)
+    else:
+        clipped, norm = clip_by_global_norm(grads, bounds, num_batch_dims=1)
+    assert norm.shape == (3,)
+    for i in range(3):
+        one, n = clip_by_global_norm(grads[i], float(bounds[i]))
+        torch.testing.assert_close(norm[i], n)
+        assert_close(clipped[i], one)
+
+
+def test_two_names_for_one_gradient_are_clipped_once():
+    shared = torch.ones(4)
+    clipped, norm = clip_by_global_norm({"a": shared, "b": shared.expand(2, 4)}, 1.0)
+    assert norm.item() == pytest.approx(math.sqrt(12))
+    assert global_norm(clipped).item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_no_gradients_have_no_length():
+    grads, norm = clip_by_global_norm({}, 1.0)
+    assert grads == {} and norm == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_shows_in_the_norm(bad):
+    _, norm = clip_by_global_norm({"a": torch.tensor([1.0, bad])}, 1.0)
+    assert not norm.isfinite()
+
+
+# ---- schedules
+
+
+def test_schedules_equal_torch():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    pairs = [
+        (
+            torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.1),
+            lambda step: step_decay(step, 3, 0.1),
+        ),
+        (
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, 1.0, 8),
+            lambda step: linear(step, 8, 0.25, 1.0),
+        ),
+    ]
+    for theirs, ours in pairs:
+        start = theirs.base_lrs[0]
+        theirs.optimizer.param_groups[0]["lr"] = start * ours(torch.tensor(0)).item()
+        for step in range(12):
+            got = ours(torch.tensor(step))
+            assert got.shape == () and got.item() == pytest.approx(
+                theirs.optimizer.param_groups[0]["lr"], rel=1e-5
+            )
+            theirs.optimizer.step()
+            theirs.step()
+        theirs.optimizer.param_groups[0]["lr"] = start
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda s: warmup(s, 4),
+        lambda s: warmup(s, 0),
+        lambda s: step_decay(s - 4, 3, 0.5),
+        lambda s: linear(s, 7, 2.0, 0.5),
+        lambda s: cosine_decay(s, 7, 0.1),
+    ],
+)
+def test_schedules_under_vmap(schedule):
+    steps = torch.arange(12)
+    factors = schedule(steps)
+    assert factors.shape == (12,) and factors.dtype == torch.float32
+    assert torch.equal(torch.vmap(schedule)(steps), factors)
+    assert torch.equal(torch.stack([schedule(s) for s in steps]), factors)
+
+
+def test_ends_of_schedules_are_exact():
+    last = torch.tensor(10**6)
+    assert warmup(last, 3) == 1 and linear(last, 7, 1.0, 0.3) == torch.tensor(0.3)
+    assert step_decay(torch.tensor(-1), 5, 0.1) == 1 and cosine_decay(torch.tensor(0), 5) == 1

@@ -1,0 +1,61 @@
+"""Short runs for the tests of recipes."""
+
+import io
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.presets import PRESETS
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.view import PlainView
+
+
+def short(num_env_steps=160, **changes) -> EfficientZeroRun:
+    """The smoke preset, shorter, and with all that has a state: priorities, reanalyse, stacks."""
+    smoke = PRESETS["smoke"]
+    return replace(
+        smoke,
+        **{
+            "env": replace(smoke.env, num_envs=4, frame_stack=2),
+            "search": replace(smoke.search, num_simulations=4),
+            "replay": replace(smoke.replay, batch_size=16),
+            "collect": replace(smoke.collect, num_env_steps=num_env_steps, random_env_steps=40),
+            "evaluate": replace(smoke.evaluate, every_env_steps=50, num_episodes=2, max_steps=20),
+            "checkpoint": replace(smoke.checkpoint, every_updates=7),
+            **changes,
+        },
+    )
+
+
+class Quiet(PlainView):
+    """Shows nothing; `at` calls are made at their update."""
+
+    def __init__(self, at=None):
+        super().__init__(io.StringIO())
+        self.at, self.said = at or {}, []
+
+    def show(self, status):
+        if status.update in self.at:
+            self.at.pop(status.update)()
+
+    def say(self, line):
+        self.said.append(line)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def last_state(folder):
+    """The last checkpoint of a run: its tensors."""
+    found = Checkpoints(Path(folder) / "checkpoints").newest()
+    return found, {name: found.tensors(name) for name in ("state", "stream", "replay")}
+
+
+def same(one, other):
+    """Whether two containers are equal, bit for bit, but for NaN nowhere."""
+    keys, others = (set(found.keys(True, True)) for found in (one, other))
+    assert keys == others
+    return all(one[key].dtype == other[key].dtype and one[key].equal(other[key]) for key in keys)

@@ -1,0 +1,283 @@
+"""Whole runs in worlds whose values are known: what is learnt is what is true.
+
+Each run goes through all that a long one does: collecting, replay, targets, learner, checkpoint.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.config import (
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SearchConfig,
+    TargetConfig,
+)
+from raffia.envs.batch import SerialBatch
+from raffia.envs.config import EnvConfig
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.probe import PROBES, probe_values
+from raffia.envs.timelimit import TimeLimit
+from raffia.recipes.config import (
+    CheckpointConfig,
+    CollectConfig,
+    EfficientZeroRun,
+    EvaluateConfig,
+    ReplayConfig,
+)
+from raffia.recipes.efficientzero import load_agent, train
+from raffia.tensordict.tensordict import TensorDict
+from tests.recipes.runs import Quiet
+
+GAMMA = 0.5
+# What the first step gives by the best action, in each of the states that `probe_values` tells of.
+REWARDS = {
+    "probe/value": [1.0],
+    "probe/observation": [-1.0, 1.0],
+    "probe/delay": [0.0, 1.0],
+    "probe/action": [1.0],
+    "probe/policy": [1.0, 1.0],
+}
+NEVER = 10**9
+
+
+def run_of(name, *, num_updates=240, **changes):
+    """Exploring at first, then greedy, with a replay that soon forgets what exploring has found:
+    the values are those of the best policy then."""
+    return replace(
+        EfficientZeroRun(
+            env=EnvConfig(id=name, num_envs=4),
+            # LayerNorm: statistics over batches tell no two steps apart whose rows are all alike
+            model=ModelConfig(
+                latent_state_dim=32,
+                lstm_hidden_size=32,
+                head_hidden_channels=(16,),
+                reward_support_range=(-2.0, 3.0, 1.0),
+                value_support_range=(-2.0, 3.0, 1.0),
+                norm_type="LN",
+                res_connection=False,
+                proj_hid=16,
+                proj_out=16,
+                pred_hid=16,
+                pred_out=16,
+            ),
+            loss=LossConfig(unroll_steps=2, lstm_horizon=2, consistency_weight=0.2),
+            targets=TargetConfig(discount=GAMMA, n_step=3, target_interval=10, reanalyse_ratio=0.0),
+            optimizer=OptimizerConfig(
+                name="adamw",
+                learning_rate=5e-3,
+                weight_decay=0.0,
+                decay_updates=num_updates * 2 // 3,
+                decay_rate=0.2,
+            ),
+            search=SearchConfig(
+                num_simulations=8, temperatures=(1.0, 0.0), temperature_from=(0.0, 0.4)
+            ),
+            replay=ReplayConfig(capacity=200, batch_size=64, alpha=0.0),
+            collect=CollectConfig(
+                num_env_steps=100 + num_updates, random_env_steps=100, updates_per_env_step=1.0
+            ),
+            evaluate=EvaluateConfig(every_env_steps=NEVER, num_episodes=1, max_steps=2),
+            checkpoint=CheckpointConfig(every_updates=NEVER),
+        ),
+        **changes,
+    )
+
+
+def trained(config, folder, make=None):
+    """The agent of a finished run, in a world that is made by `make` in place of one by name."""
+
+    def worlds(env, *, num_envs=None, evaluation=False, render=False):
+        num = env.num_envs if num_envs is None else num_envs
+        return make(num)
+
+    more = {} if make is None else {"worlds": worlds}
+    assert train(config, folder / "run", view=Quiet(), **more).reason == "finished"
+    return load_agent(folder / "run", "newest", **more)
+
+
+def imagined(agent, state, action):
+    """The value prefix and the value behind one step, as the search sees them."""
+    root = agent.planner.root(state)
+    output, _ = agent.planner._folded.recurrent_fn(root.embedding, action)
+    return output.reward, output.value
+
+
+def states(observation, **entries):
+    return TensorDict(observation=observation, **entries, batch_size=[len(observation)])
+
+
+def near(found, expected, atol=0.05):
+    torch.testing.assert_close(found, torch.as_tensor(expected), atol=atol, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBES)
+def test_values_rewards_and_actions_of_the_probes_are_learnt(name, tmp_path):
+    agent = trained(run_of(name), tmp_path)
+    known = probe_values(PROBES[name](), GAMMA)
+    state, best = states(known.observation), known.best_action
+    near(agent.planner.values(known.observation), known.value)
+    reward, following = imagined(agent, state, best.clamp_min(0))
+    near(reward, REWARDS[name])
+    near(following, (known.value - torch.tensor(REWARDS[name])) / GAMMA)
+    prior, found = agent.planner.root(state).prior_logits, agent.act(state)
+    for choice in (prior.argmax(-1), found["action"], found["policy"].argmax(-1)):
+        assert torch.where(best < 0, best, choice).equal(best)
+
+
+class Endless:
+    """A reward of 1 at each step, for ever: its value is 1 / (1 - discount)."""
+
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
+    ends = False
+
+    def reset(self, seed):
+        return TensorDict(observation=torch.ones(1))
+
+    def step(self, action):
+        return TensorDict(
+            observation=torch.ones(1),
+            reward=torch.tensor(1.0),
+            terminated=torch.tensor(self.ends),
+            truncated=torch.tensor(False),
+        )
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+class Ending(Endless):
+    """The same, but for its end after the first."""
+
+    ends = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bootstrap", ["network", "search"])
+def test_a_time_limit_is_not_taken_for_an_end(bootstrap, tmp_path):
+    config = run_of("endless")
+    config = replace(config, targets=replace(config.targets, bootstrap=bootstrap))
+    agent = trained(config, tmp_path, lambda num: limited_to_1(Endless, num))
+    near(agent.planner.values(torch.ones(1, 1)), [1 / (1 - GAMMA)])
+    near(imagined(agent, states(torch.ones(1, 1)), torch.tensor([0]))[0], [1.0])
+
+
+def limited_to_1(kind, num):
+    return TimeLimit(SerialBatch([kind() for _ in range(num)]), 1)
+
+
+@pytest.mark.slow
+def test_an_end_at_the_time_limit_is_an_end(tmp_path):
+    config = run_of("ending", num_updates=120)
+    agent = trained(config, tmp_path, lambda num: limited_to_1(Ending, num))
+    near(agent.planner.values(torch.ones(1, 1)), [1.0])
+
+
+class Duel:
+    """The first player hands the second one a lost position (action 0) or a won one (action 1).
+
+    Seen as 0 at first; then as -1, where the second player loses by his only move, or as +1, where
+    he wins by his.
+    """
+
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(3), num_players=2, masked=True)
+    legal = {0.0: [True, True, False], -1.0: [True, False, False], 1.0: [False, False, True]}
+
+    def reset(self, seed):
+        self.place, self.mover = 0.0, 0
+        return self.state()
+
+    def state(self):
+        return TensorDict(
+            observation=torch.tensor([self.place]),
+            action_mask=torch.tensor(self.legal[self.place]),
+            to_play=torch.tensor(self.mover),
+        )
+
+    def step(self, action):
+        assert self.legal[self.place][int(action)], "an illegal move"
+        reward, ended = self.place, self.mover == 1
+        if not ended:
+            self.place, self.mover = (1.0 if int(action) else -1.0), 1
+        return self.state().update(
+            {
+                "reward": torch.tensor(reward),
+                "terminated": torch.tensor(ended),
+                "truncated": torch.tensor(False),
+            }
+        )
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def duellist(tmp_path_factory):
+    config = run_of("duel")
+    config = replace(config, evaluate=replace(config.evaluate, opponent="random"))
+    folder = tmp_path_factory.mktemp("duel")
+    return trained(config, folder, lambda num: SerialBatch([Duel() for _ in range(num)]))
+
+
+@pytest.mark.slow
+def test_two_players_want_what_the_other_does_not(duellist):
+    observation = torch.tensor([[0.0], [-1.0], [1.0]])
+    values = duellist.planner.values(observation)
+    near(values[:2], [GAMMA, -1.0])
+    near(values[2], 1.0, atol=0.3)  # a greedy player does not come there any more
+    mask = torch.tensor([Duel.legal[float(x)] for x in observation])
+    state = states(observation, action_mask=mask, to_play=torch.tensor([0, 1, 1]))
+    reward, following = imagined(duellist, state, torch.tensor([0, 0, 2]))
+    near(reward[:2], [0.0, -1.0])
+    near(reward[2], 1.0, atol=0.3)
+    near(following, [-1.0, 0.0, 0.0])
+    assert duellist.act(state)["action"].tolist() == [0, 0, 2]
+
+
+class Aim:
+    """The nearer an action comes to 0.4, the better; then the end."""
+
+    spec = EnvSpec(observation_shape=(1,), action=Box((-1.0,), (1.0,)))
+
+    def reset(self, seed):
+        return TensorDict(observation=torch.ones(1))
+
+    def step(self, action):
+        return TensorDict(
+            observation=torch.ones(1),
+            reward=-(action[0] - 0.4).square(),
+            terminated=torch.tensor(True),
+            truncated=torch.tensor(False),
+        )
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+@pytest.mark.slow
+def test_a_continuous_policy_moves_to_the_best_action(tmp_path):
+    config = run_of("aim", num_updates=200)
+    config = replace(
+        config, search=replace(config.search, num_simulations=16, num_sampled_actions=8)
+    )
+    agent = trained(config, tmp_path, lambda num: SerialBatch([Aim() for _ in range(num)]))
+    state = states(torch.ones(1, 1))
+    mean, _ = agent.planner.root(state).prior_logits[0]
+    near(mean.tanh(), 0.4, atol=0.15)
+    near(agent.act(state)["action"], [[0.4]], atol=0.35)  # one of eight that are drawn
+    for action in (-0.2, 0.4, 0.7):
+        reward, following = imagined(agent, state, torch.tensor([[action]]))
+        near(reward, [-((action - 0.4) ** 2)], atol=0.1)
+        near(following, [0.0])

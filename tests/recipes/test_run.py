@@ -1,0 +1,223 @@
+"""Whole short runs: stopped, resumed, damaged, evaluated."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.envs.batch import SerialBatch
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
+from raffia.recipes.run_folder import RunError, read_run
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.damage import NonFiniteError
+from tests.recipes.runs import Quiet, last_state, same, short, terminate
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    result = train(short(), folder, view=Quiet(), preset="smoke")
+    assert (result.reason, result.env_step, result.update) == ("finished", 160, 30)
+    return folder
+
+
+def rows(folder, *kinds):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [row for row in found if not kinds or row["kind"] in kinds]
+
+
+def test_a_run_leaves_what_is_needed_to_go_on_and_to_look_at(finished):
+    names = {path.name.split(".raffia")[0] for path in finished.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "trees"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    config = json.loads((finished / "config.json").read_text())
+    assert config["search"]["num_simulations"] == 4
+    assert config["run"]["preset"] == "smoke" and config["run"]["torch"] == torch.__version__
+    assert read_run(finished) == short()
+    kinds = [row["kind"] for row in rows(finished)]
+    assert kinds[0] == "start" and kinds[-1] == "end"
+    assert kinds.count("evaluate") == 4  # each 50 steps, and at the end
+    train_row = rows(finished, "train")[-1]
+    for name in ("loss", "policy_loss", "grad_norm", "learning_rate", "updates_per_second"):
+        assert isinstance(train_row[name], float), name
+    assert list((finished / "trees").glob("*.svg"))
+
+
+@pytest.mark.parametrize("stops", [[1], [6, 7, 20], [29]])
+def test_a_run_that_is_stopped_and_resumed_is_the_same_run(finished, tmp_path, stops):
+    folder = tmp_path / "run"
+    result = train(short(), folder, view=Quiet({stops[0]: terminate}))
+    assert (result.reason, result.update) == ("stopped", stops[0])
+    for update in stops[1:]:
+        assert resume(folder, view=Quiet({update: terminate})).update == update
+    assert resume(folder, view=Quiet()).reason == "finished"
+    (_, straight), (_, again) = last_state(finished), last_state(folder)
+    assert same(straight["state"], again["state"])
+    assert same(straight["stream"], again["stream"])
+    assert same(straight["replay"], again["replay"])
+    for kind in ("evaluate", "episode"):
+        left, right = ([_timeless(row) for row in rows(f, kind)] for f in (finished, folder))
+        assert left == right
+
+
+def _timeless(row):
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def test_a_run_that_died_goes_on_at_its_last_checkpoint(finished, tmp_path):
+    folder = tmp_path / "run"
+
+    def die():
+        raise MemoryError("killed")
+
+    with pytest.raises(MemoryError):
+        train(short(), folder, view=Quiet({17: die}))
+    view = Quiet()
+    resume(folder, view=view)
+    assert any("update 14" in line for line in view.said)
+    assert same(last_state(finished)[1]["state"], last_state(folder)[1]["state"])
+    updates = [row["update"] for row in rows(folder, "train")]
+    assert updates == sorted(set(updates))  # neither doubled nor missing
+    assert updates == [row["update"] for row in rows(finished, "train")]
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    train(short(seed=1), tmp_path / "run", view=Quiet())
+    assert not same(last_state(finished)[1]["state"], last_state(tmp_path / "run")[1]["state"])
+
+
+def test_a_run_can_be_made_longer(tmp_path):
+    train(short(num_env_steps=100), tmp_path / "run", view=Quiet())
+    longer = short(num_env_steps=140)
+    result = resume(tmp_path / "run", config=longer, view=Quiet())
+    assert (result.env_step, result.reason) == (140, "finished")
+    assert read_run(tmp_path / "run").collect.num_env_steps == 140
+
+
+def test_a_run_that_cannot_go_on_with_another_config_keeps_its_own(tmp_path):
+    train(short(num_env_steps=100), tmp_path / "run", view=Quiet())
+    other = short(num_env_steps=140, env=replace(short().env, num_envs=5))
+    with pytest.raises(ValueError, match="of 4 environments, and there are 5"):
+        resume(tmp_path / "run", config=other, view=Quiet())
+    assert read_run(tmp_path / "run") == short(num_env_steps=100)
+    assert resume(tmp_path / "run", config=short(num_env_steps=140), view=Quiet()).env_step == 140
+
+
+def test_a_world_that_is_not_there_leaves_no_folder_behind(tmp_path):
+    config = short()
+    config = replace(config, env=replace(config.env, id="CartPol-v1"))
+    with pytest.raises(ValueError, match="CartPole-v1"):
+        train(config, tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_at_its_target(tmp_path):
+    config = short()
+    config = replace(config, evaluate=replace(config.evaluate, target_return=1.0))
+    result = train(config, tmp_path / "run", view=Quiet())
+    assert result.reason == "target" and result.env_step <= 60
+    assert rows(tmp_path / "run")[-1]["reason"] == "target"
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name(finished, tmp_path):
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    path = next(newest.glob("state.*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    view = Quiet()
+    resume(folder, view=view)
+    assert any(newest.name in line for line in view.said)
+    assert same(last_state(finished)[1]["state"], last_state(folder)[1]["state"])
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(finished, tmp_path, monkeypatch):
+    from raffia.train.checkpoint import CheckpointError, Checkpoints
+
+    save, failed = Checkpoints.save, []
+
+    def sometimes(self, update, *args, **kwargs):
+        if update in (14, 21):
+            failed.append(update)
+            raise CheckpointError("there", "was not saved: No space left on device", kept=[])
+        return save(self, update, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", sometimes)
+    view = Quiet()
+    result = train(short(), tmp_path / "run", view=view)
+    assert result.reason == "finished" and failed[0] == 14
+    assert any("No space left" in line for line in view.said)
+    assert same(last_state(finished)[1]["state"], last_state(tmp_path / "run")[1]["state"])
+
+
+def test_a_run_is_evaluated_alike_each_time(finished):
+    first = evaluate(finished, episodes=5, seed=3)
+    again = evaluate(finished, episodes=5, seed=3)
+    assert first == again
+    assert len(first.returns) == 5 and first.files == []
+    assert evaluate(finished, episodes=5, seed=3, checkpoint="newest").lengths
+
+
+def test_an_agent_acts_and_shows_its_tree(finished):
+    agent = load_agent(finished)
+    state = TensorDict(observation=torch.zeros(3, 2, 4), batch_size=[3])
+    done = agent.act(state)
+    assert done["action"].shape == (3,) and done["policy"].shape == (3, 2)
+    assert agent.plan(state).tree.num_simulations == 4
+
+
+def test_what_can_go_wrong_with_folders_is_said(finished, tmp_path):
+    with pytest.raises(RunError, match="holds a run already: go on with it by `raffia resume"):
+        train(short(), finished, view=Quiet())
+    with pytest.raises(RunError, match="there is no run in"):
+        resume(tmp_path / "nothing", view=Quiet())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "text").write_text("mine")
+    with pytest.raises(RunError, match="exists and is no run"):
+        train(short(), tmp_path / "other", view=Quiet())
+    with pytest.raises(RunError, match="has no checkpoint '999'"):
+        evaluate(finished, episodes=1, checkpoint="999")
+
+
+class Breaks:
+    """Says NaN at its fifth step."""
+
+    spec = EnvSpec(observation_shape=(2,), action=Discrete(2), name="breaks")
+
+    def reset(self, seed):
+        self.time = 0
+        return TensorDict(observation=torch.zeros(2))
+
+    def step(self, action):
+        self.time += 1
+        number = float("nan") if self.time == 5 else 0.5
+        return TensorDict(
+            observation=torch.tensor([0.0, number]),
+            reward=torch.tensor(1.0),
+            terminated=torch.tensor(False),
+            truncated=torch.tensor(False),
+        )
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_nan_in_an_observation_stops_the_run_with_its_place(tmp_path):
+    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+        return SerialBatch([Breaks() for _ in range(num_envs or config.num_envs)])
+
+    with pytest.raises(NonFiniteError, match="observation: nan in rows 0, 1, 2, 3") as raised:
+        train(short(), tmp_path / "run", view=Quiet(), worlds=worlds)
+    assert (tmp_path / "run" / "damage").exists()
+    assert "batch.safetensors" in str(list((tmp_path / "run").rglob("*")))
+    assert raised.value.path

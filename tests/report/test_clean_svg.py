@@ -1,0 +1,61 @@
+"""Drawings from files: what may hurt is gone, what is shown stays."""
+
+import pytest
+
+from raffia.report.clean_svg import clean_svg
+
+from .made_runs import SVG
+
+HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+
+
+def test_a_drawing_stays_as_it_is():
+    assert clean_svg(SVG) == SVG.replace(' xmlns="http://www.w3.org/2000/svg"', "")
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<script>x()</script>",
+        '<g onclick="x()"/>',
+        '<a href="javascript:x()"/>',
+        '<image xlink:href="http://x.org/x.png"/>',
+        '<use xlink:href="http://x.org/x.svg#a"/>',
+        '<foreignObject><body xmlns="http://www.w3.org/1999/xhtml"/></foreignObject>',
+        '<path fill="url(http://x.org/#a)"/>',
+        '<path style="background:url(http://x.org)"/>',
+        "<style>@import 'http://x.org'</style>",
+        "<style>body{display:none}</style>",
+        "<style>@media (prefers-color-scheme:dark){.raffia-ink{fill:#fff}body{x:y}}</style>",
+        '<script xmlns="http://www.w3.org/1999/xhtml">x()</script>',
+        "<animate attributeName='href' to='javascript:x()'/>",
+        '<g id="body"/>',
+    ],
+)
+def test_harm_is_taken_out(inside):
+    found = clean_svg(f"{HEAD}{inside}<text>kept</text></svg>")
+    assert found in (
+        "<svg><text>kept</text></svg>",
+        "<svg><g></g><text>kept</text></svg>",
+        "<svg><path></path><text>kept</text></svg>",
+    )
+
+
+def test_text_stays_text():
+    found = clean_svg(f'{HEAD}<text class="&quot;&gt;">&lt;script&gt; &amp;</text></svg>')
+    assert found == '<svg><text class="&quot;&gt;">&lt;script&gt; &amp;</text></svg>'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no XML"),
+        ("<svg>", "no XML"),
+        ("<html></html>", "outermost element is 'html'"),
+        ('<!DOCTYPE svg [<!ENTITY a "b">]><svg>&a;</svg>', "document type or entities"),
+        ("<svg>" + "<g>" * 60 + "</g>" * 60 + "</svg>", "more than 50 deep"),
+    ],
+)
+def test_what_is_no_drawing_is_refused(text, why):
+    with pytest.raises(ValueError, match=why):
+        clean_svg(text)

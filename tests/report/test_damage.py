@@ -1,0 +1,182 @@
+"""Whatever is missing or damaged: the page still comes, and says so."""
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raffia.report import summarise, write_report
+from raffia.report.folder import read_run
+from raffia.report.groups import grouped
+from raffia.report.plots import learning_panels, rate_panels, spent, time_panel, training_panels
+
+from .made_runs import GIF, brief_rows, config, rows, write_checkpoint, write_run
+
+pytest.importorskip("matplotlib")
+
+
+def text_of(run):
+    return write_report([run]).read_text(encoding="utf-8")
+
+
+def test_an_empty_run(tmp_path):
+    text = text_of(write_run(tmp_path / "run", [], config(), extras=False))
+    for missing in [
+        *("no rows yet", "metrics.jsonl has no rows yet", "No evaluation was written yet"),
+        *("No training row was written yet", "No rates were written yet", "No tree was saved"),
+        *("No episode was recorded", "No checkpoint is in the folder"),
+    ]:
+        assert missing in text, missing
+
+
+@pytest.mark.parametrize("kind", ["start", "train", "episode", "evaluate", "end"])
+def test_one_row_only(tmp_path, kind):
+    one = next(row for row in brief_rows(evaluations=2) if row["kind"] == kind)
+    text = text_of(write_run(tmp_path / "run", [one], config(), extras=False))
+    assert ("<b>loss</b>" in text) == (kind == "train")
+    assert ("Return over env steps" in text) == (kind in ("episode", "evaluate"))
+
+
+def test_without_config(tmp_path):
+    text = text_of(write_run(tmp_path / "run", brief_rows(evaluations=2), extras=False))
+    assert "config.json could not be read: No such file" in text
+    assert "has no config.json that could be read" in text
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "nul", "[" * 50_000, "\xff"])
+def test_a_damaged_config(tmp_path, content):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), extras=False)
+    (run / "config.json").write_bytes(content.encode("latin-1"))
+    assert "config.json" in text_of(run)
+    assert summarise(run).preset == ""
+
+
+def test_without_metrics(tmp_path):
+    run = write_run(tmp_path / "run", config=config(), extras=False)
+    (run / "metrics.jsonl").unlink()
+    assert "metrics.jsonl could not be read: No such file" in text_of(run)
+    assert summarise(run).state == "empty"
+
+
+def test_a_cut_line_costs_that_line(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=3), config())
+    whole = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(whole[:-30])
+    lines = whole.count(b"\n")
+    assert f"metrics.jsonl: the last line, {lines}, is cut off" in text_of(run)
+    assert read_run(run).state == summarise(run).state == "running"  # its end was cut
+    assert len(read_run(run).rows) == lines - 1
+
+
+def test_damaged_lines_are_counted(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
+    good = (run / "metrics.jsonl").read_text().splitlines()
+    bad = ["{]", "7", '{"loss": 1}', "\x00\x00", "[]", "{", '"x"']
+    (run / "metrics.jsonl").write_text("\n".join([*good[:2], *bad, *good[2:], ""]))
+    text = text_of(run)
+    assert "metrics.jsonl: line 3 is no JSON" in text
+    assert "line 5 is no row with a &quot;kind&quot;" in text and "2 more such lines" in text
+    assert len(read_run(run).rows) == len(good)
+
+
+@pytest.mark.parametrize("bad", [None, "NaN", float("nan"), float("inf"), True, [], 10**400])
+def test_numbers_that_are_none(tmp_path, bad):
+    made = brief_rows(evaluations=3)
+    spoilt = [row for row in made if row["kind"] == "train"][2]
+    spoilt["loss"] = bad
+    [row for row in made if row["kind"] == "evaluate"][0]["mean_return"] = bad
+    run = write_run(tmp_path / "run", made, config(), extras=False)
+    says = f"loss is no number in 1 row of training, first at update {spoilt['update']}"
+    assert says in text_of(run)
+    assert summarise(run).best_return == max(one.mean for one in read_run(run).evaluations)
+
+
+def test_an_entry_without_numbers_has_no_panel(tmp_path):
+    made = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
+    text = text_of(write_run(tmp_path / "run", made, config(), extras=False))
+    assert "no numbers were written for: odd loss" in text
+    assert "<b>odd loss</b>" not in text
+
+
+def test_damaged_checkpoints_are_told(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
+    write_checkpoint(run, 10, 5.0)
+    short = write_checkpoint(run, 20, None)
+    (short / "replay.raffia-0123456789ab.bin").write_bytes(b"2")
+    gone = write_checkpoint(run, 30, 7.0)
+    (gone / "learner.raffia-0123456789ab.safetensors").unlink()
+    (write_checkpoint(run, 40, 7.0) / "manifest.json").write_text("{")
+    outside = write_checkpoint(run, 50, 7.0)
+    record = {"files": {"x": {"file": "../../../metrics.jsonl", "bytes": 1}}}
+    (outside / "manifest.json").write_text(json.dumps(record))
+    text = text_of(run)
+    assert "complete" in text
+    assert "damaged: replay.bin has 1 bytes, not 700" in text
+    assert "damaged: learner.safetensors is missing" in text
+    assert "manifest.json could not be read" in text
+    assert "damaged: x names no file" in text
+
+
+def test_damaged_trees_and_evaluations_are_told(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
+    (run / "trees/6000.svg").write_text("<svg><g>")
+    (run / "trees/6000.json").write_text("[]")
+    (run / "evaluations/7.json").write_text("[]")
+    (run / "evaluations/8.json").write_text("{")
+    text = text_of(run)
+    for told in ["trees/6000.svg is not shown: it is no XML", "trees/6000.json is not shown"]:
+        assert told in text
+    assert "evaluations/7.json holds no object" in text
+    assert "evaluations/8.json could not be read" in text
+
+
+def test_a_large_recording_is_linked(tmp_path, monkeypatch):
+    monkeypatch.setattr("raffia.report.episodes.LARGEST", len(GIF) - 1)
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
+    assert 'href="episodes/best-seed0-000.gif"' in text_of(run)
+    there = write_report([run], tmp_path / "page.html").read_text()
+    assert 'href="run/episodes/best-seed0-000.gif"' in there and "data:image" not in there
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+KEYS = ["update", "env_step", "seconds", "loss", "x_loss", "grad_norm", "returns", "mean_return"]
+KEYS += ["as_first", "return", "seconds_learn", "updates_per_second", "reason", "priority"]
+row = st.fixed_dictionaries(
+    {"kind": st.sampled_from(["start", "resume", "train", "episode", "evaluate", "end", "?"])},
+    optional={key: st.one_of(st.floats(-10, 1e6), anything) for key in KEYS},
+)
+
+
+@given(made=st.lists(st.lists(row, max_size=12), min_size=1, max_size=3), config=anything)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_rows_give_panels(tmp_path_factory, made, config):
+    folder = tmp_path_factory.mktemp("runs")
+    runs = []
+    for i, some in enumerate(made):
+        run = write_run(folder / str(i), some, config, extras=False)
+        runs.append(read_run(run))
+        whole, quick = runs[-1], summarise(run)
+        assert (quick.state, quick.last_return) == (whole.state, whole.last and whole.last.mean)
+    groups = grouped(runs)
+    panels = [*learning_panels(groups), *training_panels(groups)[0], *rate_panels(groups)]
+    panels += [time_panel(run, list(spent(run))) for run in runs]
+    for panel in panels:
+        assert all(len(line.curve.x) == len(line.curve.y) for line in panel.lines)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_values_can_be_drawn(tmp_path, seed):
+    draw = random.Random(seed)
+    odd = [None, "NaN", -1e38, 3e38, 0, -1, 1e-300, 10**30, 0.5, 1e12, True, {}, []]
+    made = rows(evaluations=4)
+    for one in made:
+        for key in list(one):
+            if key != "kind" and draw.random() < 0.3:
+                one[key] = draw.choice(odd)
+    assert "</html>" in text_of(write_run(tmp_path / "run", made, config(), extras=False))

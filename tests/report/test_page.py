@@ -1,0 +1,227 @@
+"""The page as a whole: what stands in it, that it needs nothing beside it, and that it repeats."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from raffia.report import write_report
+
+from .made_runs import brief_rows, config, rows, write_run
+
+pytest.importorskip("matplotlib")
+
+
+class Page(HTMLParser):
+    """Tags in balance, what they refer to, and the text of a part of them."""
+
+    EMPTY = {"meta", "img", "br", "hr", "source"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words, self.links, self.ids = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.ids += [value for name, value in attrs if name == "id"]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def report(*folders, **options):
+    return write_report(folders, **options).read_text(encoding="utf-8")
+
+
+def test_a_run_is_shown_with_all_its_parts(tmp_path):
+    made = write_run(tmp_path / "run", rows(resumed_at=3000), config())
+    text = report(made)
+    page = Page(text)
+    parts = [
+        *("cartpole · CartPole-v1", "✓ finished", "seed 0", "2 threads", "torch 2.13.0"),
+        *("best mean return", "1 restart", "Return over env steps", "Return over wall time"),
+        *("policy loss", "value prefix loss", "policy entropy", "grad norm", "learning rate"),
+        *("temperature", "simulations per second", "Where the wall time went", "targets"),
+        *("return 200", "Actions at the root", "right 72 %", "num_simulations", "5,600"),
+        *("raffia evaluate", "--episodes 100 --record", "std. dev.", "best-seed0-000.gif"),
+    ]
+    assert [part for part in parts if part not in page.text] == []
+    assert "Missing or damaged" not in page.text
+    assert "raffia resume" not in page.text  # it has finished
+
+
+def test_it_needs_nothing_beside_it(tmp_path):
+    text = report(write_run(tmp_path / "run", rows(), config()))
+    page = Page(text)
+    assert "script" not in page.tags and "link" not in page.tags and "iframe" not in page.tags
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert "@import" not in text and "url(http" not in text
+    inside = {link[1:] for link in page.links if link.startswith("#")}
+    assert inside <= set(page.ids) and len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+
+
+def test_figures_take_their_colours_from_the_page(tmp_path):
+    text = report(write_run(tmp_path / "run", brief_rows(), config(), extras=False))
+    style, body = text.split("</style>", 1)
+    used = set(re.findall(r"var\(--(\w+)\)", body))
+    dark = style.split("prefers-color-scheme:dark", 1)[1]
+    assert {"c0", "ink", "muted", "grid"} <= used
+    assert all(f"--{tone}:" in style and f"--{tone}:" in dark for tone in used)
+    assert re.findall(r"(?:fill|stroke): #", body) == []
+
+
+def test_key_figures(tmp_path):
+    place = [{"update": 50 * i, "env_step": 100 * i, "seconds": 10.0 * i} for i in range(5)]
+    means = [None, 10.0, 195.5, 250.5, 120.0]
+    made = [
+        {"kind": "start", **place[0]},
+        *[{"kind": "evaluate", **place[i], "mean_return": means[i]} for i in (1, 2, 3, 4)],
+        {"kind": "resume", **place[4]},
+        {"kind": "end", **place[4], "reason": "stopped"},
+    ]
+    run = write_run(tmp_path / "run", made, config(target=195.0), extras=False)
+    text = Page(report(run)).text
+    assert "■ stopped" in text and f"raffia resume {run}" in text
+    assert "best mean return 250.5 at 300 env steps, 30 s" in text
+    assert "last mean return 120 at 400 env steps, 40 s" in text
+    assert "env steps to the target of 195, 20 s 200" in text
+    assert "env steps 400 10 / s" in text and "updates 200 5 / s" in text
+    assert "wall time 40 s 1 restart" in text
+
+
+def test_several_runs_are_grouped_by_configuration(tmp_path):
+    made = [
+        write_run(tmp_path / f"a{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1, 2)
+    ]
+    other = config(3, simulations=50)
+    made += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
+    text = report(*made)
+    page = Page(text)
+    assert "4 runs in 2 configurations" in page.text
+    assert "num_simulations=25 (3 runs)" in page.text and "num_simulations=50 (1 run)" in page.text
+    assert "interquartile mean" in page.text and "2,000 draws" in page.text
+    assert "How the configurations differ" in page.text
+    assert "search.num_simulations" in page.text
+    assert text.count('class="episode"') == 2  # one of each configuration
+    assert "var(--c1)" in text
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1)
+    ]
+    first = write_report(folders, tmp_path / "first.html").read_bytes()
+    os.utime(folders[0] / "metrics.jsonl", (0, 0))
+    code = (
+        "import sys; from raffia.report import write_report; "
+        "write_report(sys.argv[1:3], sys.argv[3])"
+    )
+    words = [str(path) for path in (*folders, tmp_path / "second.html")]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    command = [sys.executable, "-W", "error", "-c", code, *words]
+    subprocess.run(command, check=True, env=environment, timeout=100)
+    assert (tmp_path / "second.html").read_bytes() == first
+
+
+def test_a_page_stays_small(tmp_path):
+    folders = [
+        write_run(tmp_path / f"{seed}", rows(seed, evaluations=40), config(seed))
+        for seed in range(3)
+    ]
+    assert len(report(*folders)) < 3_000_000
+
+
+def test_text_from_files_is_escaped(tmp_path):
+    evil = "<script>alert(1)</script>"
+    mine = config(preset=evil, env=evil)
+    mine["search"][evil] = evil
+    mine["run"]["versions"] = {"torch": evil}
+    made = brief_rows(evaluations=2)
+    for row in made:
+        if row["kind"] == "train":
+            row |= {f"{evil}_loss": 1.0, f"seconds_{evil}": 0.1, f"{evil}_per_second": 2.0}
+    made[-1]["reason"] = evil
+    run = write_run(tmp_path / "a <b> & c", made, mine)
+    evaluation = '{"returns": [1], "checkpoint": "<script>", "opponent": "<script>"}'
+    (run / "evaluations" / "<script>.json").write_text(evaluation)
+    text = report(run)
+    assert "<script" not in text and "&lt;script" in text
+    Page(text)
+
+
+def test_a_changed_setting_is_marked(tmp_path):
+    recorded = config()
+    recorded["run"]["changed"] = {"search.num_simulations": 50, "env": {"num_envs": 4}}
+    text = report(write_run(tmp_path / "a", brief_rows(evaluations=1), recorded))
+    assert re.findall(r"<mark>(\d+)</mark> \((\d+)\)", text) == [("8", "4"), ("25", "50")]
+
+    presets = {"cartpole": {**config(seed=9, simulations=12), "run": {}}}
+    run = write_run(tmp_path / "b", brief_rows(evaluations=1), config())
+    text = report(run, presets=presets)
+    assert re.findall(r"<mark>(\d+)</mark> \((\d+)\)", text) == [("25", "12")]
+    assert "What preset cartpole says is not recorded" in report(run)
+
+
+def test_games_are_counted_by_side(tmp_path):
+    row = {"kind": "evaluate", "update": 1, "env_step": 10, "seconds": 1.0, "mean_return": 0.2}
+    row |= {"returns": [1, 1, 0, -1, 0], "as_first": [True, False, True, False, False]}
+    made = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
+    run = write_run(tmp_path / "run", made, config(preset="tictactoe", target=None))
+    text = Page(report(run)).text
+    assert "run first 2 1 1 0" in text and "run second 3 1 1 1" in text
+    assert f"raffia play {run}" in text
+
+
+def test_a_page_is_written_where_it_is_wanted(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
+    assert write_report([run]) == run / "report.html"
+    there = tmp_path / "pages" / "one.html"
+    assert write_report([run, f"{run}/"], there) == there  # the same run twice is one run
+    assert "report of a run" in there.read_text()
+    assert [path.name for path in there.parent.iterdir()] == ["one.html"]
+    with pytest.raises(ValueError, match="raffia report RUN"):
+        write_report([])
+
+
+def test_settings_of_matplotlib_neither_count_nor_change(tmp_path):
+    import matplotlib
+
+    run = write_run(tmp_path / "run", brief_rows(evaluations=2), config(), extras=False)
+    plain = report(run)
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": False}):
+        before = dict(matplotlib.rcParams)
+        assert report(run) == plain
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'raffia\[report\]'"):
+        write_report([run])
+    assert not (run / "report.html").exists()

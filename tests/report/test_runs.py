@@ -1,0 +1,130 @@
+"""Reading run folders: summaries, what is near, groups, and which episode is shown."""
+
+import subprocess
+import sys
+
+import pytest
+
+from raffia.report import RunSummary, find_runs, summarise
+from raffia.report.episodes import best_recording, read_evaluations
+from raffia.report.folder import read_run
+from raffia.report.groups import differing, grouped
+from raffia.report.rows import key_rows, read_rows
+
+from .made_runs import GIF, brief_rows, config, rows, write_run
+
+
+def test_a_summary(tmp_path):
+    made = rows(seed=4, resumed_at=3000)
+    run = write_run(tmp_path / "run", made, config(4))
+    means = [row["mean_return"] for row in made if row["kind"] == "evaluate"]
+    assert summarise(run) == RunSummary(
+        folder=run,
+        state="finished",
+        preset="cartpole",
+        env="CartPole-v1",
+        seed="4",
+        last_return=means[-1],
+        best_return=max(means),
+        env_step=6000,
+        update=5600,
+        seconds=200.0,
+    )
+
+
+def test_states(tmp_path):
+    made = rows(evaluations=1, end="target")
+    assert summarise(write_run(tmp_path / "a", made)).state == "target"
+    again = [*made, made[0] | {"kind": "resume"}]
+    assert summarise(write_run(tmp_path / "b", again)).state == "running"
+    assert summarise(write_run(tmp_path / "c", rows(end="stopped"))).state == "stopped"
+    assert summarise(write_run(tmp_path / "d")).state == "empty"
+
+
+def test_a_summary_reads_few_rows(tmp_path):
+    run = write_run(tmp_path / "run", rows(evaluations=3), extras=False)
+    some, _ = key_rows(run / "metrics.jsonl")
+    every, _ = read_rows(run / "metrics.jsonl")
+    kinds = ("start", "evaluate", "end")
+    assert some == [row for row in every if row["kind"] in kinds]
+
+
+def test_a_summary_needs_neither_matplotlib_nor_torch(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1))
+    code = (
+        "import sys; from raffia.report import summarise; summarise(sys.argv[1]); "
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True, timeout=60)
+    code = (
+        "import sys; from raffia.report import write_report; write_report(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    pytest.importorskip("matplotlib")
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True, timeout=60)
+
+
+def test_runs_are_found_below_a_folder(tmp_path):
+    for name in ("b/two", "a", "b/one", ".hidden/run", "b/one/inner"):
+        write_run(tmp_path / name, extras=False)
+    names = [str(run.relative_to(tmp_path)) for run in find_runs(tmp_path)]
+    assert names == ["a", "b/one", "b/two"]
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    write_run(tmp_path / "runs/cartpole-1", extras=False)
+    write_run(tmp_path / "runs/pendulum", extras=False)
+    with pytest.raises(FileNotFoundError, match=r"does not exist. Did you mean .*/cartpole-1\?"):
+        summarise(tmp_path / "runs/cartpole1")
+    with pytest.raises(FileNotFoundError, match=r"it holds runs, and neither .*in it: .*pendulum"):
+        summarise(tmp_path)
+    (tmp_path / "runs/notes.txt").write_text("x")
+    with pytest.raises(FileNotFoundError, match=r"a file; name the folder.*runs near it: .*cart"):
+        summarise(tmp_path / "runs/notes.txt")
+    (tmp_path / "runs/qqqq").mkdir()
+    with pytest.raises(FileNotFoundError, match="it holds nothing"):
+        summarise(tmp_path / "runs/qqqq")
+    with pytest.raises(FileNotFoundError, match="no run is near it"):
+        summarise(tmp_path / "nowhere/at/all")
+
+
+def test_groups_are_alike_but_for_the_seed(tmp_path):
+    configs = [config(0), config(1), config(0, simulations=50), config(1, preset="other")]
+    runs = [
+        read_run(write_run(tmp_path / str(i), config=one, extras=False))
+        for i, one in enumerate(configs)
+    ]
+    groups = grouped(runs)
+    # a preset is a name: it is no setting, and the run under another one counts as alike
+    assert [[run.name for run in group.runs] for group in groups] == [["0", "1", "3"], ["2"]]
+    assert differing(groups) == ["search.num_simulations"]
+
+
+def test_runs_without_config_are_apart(tmp_path):
+    runs = [read_run(write_run(tmp_path / name, rows(evaluations=1))) for name in ("x", "y")]
+    assert [group.label for group in grouped(runs)] == ["x (no config)", "y (no config)"]
+
+
+def chosen(run):
+    found = best_recording(read_run(run), read_evaluations(run)[0])
+    return found and found.path.name
+
+
+def test_the_best_recorded_episode_is_shown(tmp_path):
+    made = rows(evaluations=3)
+    for row, mean in zip([r for r in made if r["kind"] == "evaluate"], [5, 9, 9], strict=True):
+        row["mean_return"] = mean
+    run = write_run(tmp_path / "run", made, config(), extras=False)
+    assert chosen(run) is None
+    folder = run / "episodes"
+    folder.mkdir()
+    for name in ("000000500.gif", "000001500.gif", "000001000.mp4", "notes.txt"):
+        (folder / name).write_bytes(GIF)
+    assert chosen(run) == "000001500.gif"  # of the best means the newest
+    for name in ("best-seed0-2.gif", "best-seed0-10.gif", "newest-seed0-0.gif"):
+        (folder / name).write_bytes(GIF)
+    assert chosen(run) == "best-seed0-10.gif"
+    (run / "evaluations").mkdir()
+    says = '{"returns": [3, 8, 9], "files": ["best-seed0-10.gif", "best-seed0-2.gif", "gone.gif"]}'
+    (run / "evaluations/1.json").write_text(says)
+    assert chosen(run) == "best-seed0-2.gif"

@@ -1,0 +1,149 @@
+"""A run that is killed at random moments and resumed, over and over."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Kill(NamedTuple):
+    """One kill: which command, how long after its start, and how much it had written then."""
+
+    resumed: bool
+    seconds: float
+    written: int  # by how much what is watched had grown since the command had started
+
+
+class Report(NamedTuple):
+    """What came of it all."""
+
+    kills: list[Kill]
+    num_sittings: int
+    seconds: float
+    output: str  # of the last sitting, which ended by itself
+
+    @property
+    def num_at_work(self) -> int:
+        """How many kills came when something had been written already."""
+        return sum(kill.written > 0 for kill in self.kills)
+
+
+def run_with_kills(
+    first_argv: Sequence[str],
+    resume_argv: Sequence[str],
+    *,
+    num_kills: int,
+    seed: int,
+    env: Mapping[str, str] | None = None,
+    watched: str | os.PathLike[str] | Callable[[], int] | None = None,
+    can_resume: Callable[[], bool] = lambda: True,
+    at_work_seconds: float = 1.0,
+    starting_share: float = 0.2,
+    limit_seconds: float = 60.0,
+) -> Report:
+    """Run a command to its end, with SIGKILL at random moments before.
+
+    first_argv, resume_argv: the command that begins, and the one that goes on.
+    num_kills: fewer only if the command came to its end before.
+    env: of the environment variables, those that are added.
+    watched: a file that grows when the command is at work, or a function whose value does. A kill
+        comes up to `at_work_seconds` after it grew; but `starting_share` of the kills come at any
+        time from the start on.
+    can_resume: whether there is something to resume; until then the first command is run again.
+    limit_seconds: of one sitting. AssertionError if it takes longer, or fails by itself; the text
+        has its output.
+    """
+    draw, kills, begun = random.Random(seed), [], time.monotonic()
+    started = at_work_seconds  # how long a sitting took until it wrote something, the last time
+    sittings = 0
+    while True:
+        resumed = sittings > 0 and can_resume()
+        sittings += 1
+        with _Sitting(resume_argv if resumed else first_argv, env, watched, limit_seconds) as run:
+            if len(kills) == num_kills:
+                run.wait(lambda: False)
+                break
+            if watched is None or draw.random() < starting_share:
+                ended = run.wait_seconds(draw.uniform(0.0, started + at_work_seconds))
+            else:
+                ended = run.wait(lambda: run.written > 0)
+                started = run.seconds
+                ended = ended or run.wait_seconds(draw.uniform(0.0, at_work_seconds))
+            if ended:
+                break
+            kills.append(Kill(resumed, run.seconds, run.written))
+    return Report(kills, sittings, time.monotonic() - begun, run.output)
+
+
+class _Sitting:
+    """One process, with all that it started; it is killed at the end of the `with`."""
+
+    def __init__(self, argv, env, watched, limit_seconds):
+        self.argv, self.watched, self.limit = [*map(str, argv)], watched, limit_seconds
+        self._before, self._begun = self._size(), time.monotonic()
+        self.output = ""
+        self.process = subprocess.Popen(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | dict(env or {}),
+            start_new_session=True,  # so that its workers can be killed with it
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of them have ended
+        self.process.wait()
+        self._read()
+        self.process.stdout.close()
+
+    @property
+    def seconds(self):
+        return time.monotonic() - self._begun
+
+    @property
+    def written(self):
+        """Since the start; what is cut off meanwhile does not count."""
+        self._before = min(self._before, self._size())
+        return self._size() - self._before
+
+    def _size(self):
+        if callable(self.watched):
+            return self.watched()
+        path = None if self.watched is None else Path(self.watched)
+        return path.stat().st_size if path is not None and path.exists() else 0
+
+    def _read(self):
+        while found := self.process.stdout.read(1 << 16):
+            self.output += found.decode(errors="replace")
+
+    def wait_seconds(self, seconds):
+        """Wait so long; whether the command came to its end meanwhile."""
+        until = time.monotonic() + seconds
+        return self.wait(lambda: time.monotonic() >= until)
+
+    def wait(self, until):
+        """Wait for something; whether the command came to its end before."""
+        while not until():
+            self._read()
+            status = self.process.poll()
+            if status is not None:
+                self._read()
+                assert status == 0, f"{self.argv} ended with {status}:\n{self.output}"
+                return True
+            assert self.seconds < self.limit, (
+                f"{self.argv} was at work for {self.limit} s and longer:\n{self.output}"
+            )
+            time.sleep(0.002)
+        return False

@@ -1,0 +1,519 @@
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from raffia.data.folder import MANIFEST, read_folder, signed, write_folder
+from raffia.tensordict.disk import dump
+from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
+
+
+def state_of(update):
+    generator = torch.Generator().manual_seed(update)
+    weight = torch.randn(7, 5, generator=generator)
+    return TensorDict(step=torch.tensor(update), params=dict(weight=weight))
+
+
+def save(checkpoints, update, score=None):
+    extras = {"update_again": update, "rows": [1, None, 0.5]}
+    return checkpoints.save(update, {"state": state_of(update), "note": b"hello"}, extras, score)
+
+
+def assert_whole(found, update):
+    assert found.update == update
+    assert found.extras == {"update_again": update, "rows": [1, None, 0.5]}
+    assert found.read("note") == b"hello"
+    state = found.tensors("state")
+    assert torch.equal(state["params", "weight"], state_of(update)["params", "weight"])
+
+
+def names(checkpoints):
+    return sorted(os.listdir(checkpoints.folder))
+
+
+def stored(path, name):
+    return read_folder(path, "raffia.checkpoint", 1).files[name]
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "run" / "checkpoints", keep=2)
+
+
+# -- what is kept
+
+
+def test_a_round_trip(checkpoints):
+    path = save(checkpoints, 12, score=0.25)
+    assert path.name == "000000012"
+    found = Checkpoints(checkpoints.folder).newest()
+    assert_whole(found, 12)
+    assert found.score == 0.25 and found.root == str(path)
+    assert_whole(read_checkpoint(path), 12)
+
+
+def test_a_part_may_be_written_by_a_function(checkpoints):
+    def write(path):
+        with open(path, "wb") as file:
+            file.write(b"\0" * 1000)
+
+    checkpoints.save(1, {"zeros.bin": write})
+    found = checkpoints.newest()
+    assert os.path.getsize(found.path("zeros.bin")) == 1000
+    with pytest.raises(DamagedFileError, match=r"holds \['zeros.bin'\], and no 'ones.bin'"):
+        found.path("ones.bin")
+
+
+def test_the_newest_are_kept_and_the_best(checkpoints):
+    assert checkpoints.newest() is None and checkpoints.best() is None and checkpoints.kept() == []
+    for update, score in enumerate([1.0, 7.0, None, 3.0, 2.0, None]):
+        save(checkpoints, update, score)
+    assert [found.update for found in checkpoints.kept()] == [1, 4, 5]
+    assert checkpoints.best().update == 1 and checkpoints.newest().update == 5
+    save(checkpoints, 6, score=7.0)  # as good, and newer
+    assert [found.update for found in checkpoints.kept()] == [5, 6]
+    assert checkpoints.best().update == 6
+
+
+def test_another_process_keeps_the_same(checkpoints):
+    for update, score in enumerate([1.0, 7.0, None, 3.0]):
+        save(Checkpoints(checkpoints.folder, keep=2), update, score)
+    assert names(checkpoints) == ["000000001", "000000002", "000000003"]
+
+
+def test_the_same_update_is_saved_again(checkpoints):
+    for score in (None, 5.0, None):
+        save(checkpoints, 3, score)
+        assert checkpoints.newest().score == score
+    assert names(checkpoints) == ["000000003"]
+    assert len(os.listdir(f"{checkpoints.folder}/000000003")) == 3
+
+
+def test_updates_are_ordered_by_number_not_by_name(checkpoints):
+    for update in (999_999_999, 1_000_000_000, 1_000_000_001):
+        save(checkpoints, update)
+    assert [found.update for found in checkpoints.kept()] == [1_000_000_000, 1_000_000_001]
+
+
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        (lambda c: Checkpoints(c.folder, keep=0), "at least 1"),
+        (lambda c: c.save(-1, {}), "0 or more"),
+        (lambda c: c.save(1, {}, score=float("nan")), "finite or None"),
+        (lambda c: c.save(1, {"a": TensorDict(), "a.safetensors": b""}), "two parts"),
+        (lambda c: c.save(1, {"a/b": b""}), "plain name"),
+        (lambda c: c.save(1, {}, {1: 0, "1": 0}), "twice"),
+        (lambda c: c.save(1, {}, {"x": {1}}), "not JSON"),
+        (lambda c: c.save(1, {"state": TensorDict(x={1})}), "set, which can.t be stored"),
+    ],
+)
+def test_mistakes_leave_all_as_it_was(checkpoints, call, match):
+    save(checkpoints, 0)
+    with pytest.raises((ValueError, TypeError, DamagedFileError), match=match):
+        call(checkpoints)
+    assert names(checkpoints) == ["000000000"]
+    assert_whole(checkpoints.newest(), 0)
+
+
+def test_an_error_of_a_part_leaves_all_as_it_was(checkpoints):
+    save(checkpoints, 0)
+
+    def interrupted(path):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(1, {"first": b"1", "second": interrupted})
+    assert names(checkpoints) == ["000000000"]
+
+
+# -- damage
+
+
+def cut_short(path):
+    with open(path, "rb+") as file:
+        file.truncate(os.path.getsize(path) - 1)
+
+
+def flip_a_bit(path):
+    with open(path, "rb+") as file:
+        file.seek(os.path.getsize(path) // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 16]))
+
+
+def lengthen(path):
+    with open(path, "ab") as file:
+        file.write(b"\0")
+
+
+DAMAGES = [cut_short, flip_a_bit, lengthen, os.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["state.safetensors", "note"])
+def test_a_damaged_file_is_named_and_the_one_before_is_used(checkpoints, damage, name):
+    save(checkpoints, 1)
+    damage(stored(save(checkpoints, 2), name))
+    said = []
+    assert_whole(checkpoints.newest(said.append), 1)
+    assert len(said) == 1 and "checkpoints/000000002 is passed over" in said[0]
+    with pytest.warns(UserWarning, match="000000002 is passed over"):
+        checkpoints.newest()
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lengthen])
+def test_a_damaged_manifest_is_named_too(checkpoints, damage):
+    save(checkpoints, 1)
+    damage(f"{save(checkpoints, 2)}/{MANIFEST}")
+    said = []
+    assert_whole(checkpoints.newest(said.append), 1)
+    assert len(said) == 1 and "000000002" in said[0]
+
+
+def test_no_bit_can_change_unseen(checkpoints):
+    path = save(checkpoints, 2)
+    for name in os.listdir(path):
+        with open(f"{path}/{name}", "rb") as file:
+            content = file.read()
+        for place in range(0, len(content), 37):
+            changed = bytearray(content)
+            changed[place] ^= 1 << place % 8
+            with open(f"{path}/{name}", "wb") as file:
+                file.write(changed)
+            with pytest.raises((DamagedFileError, ValueError)):
+                read_checkpoint(path)
+        with open(f"{path}/{name}", "wb") as file:
+            file.write(content)
+    assert_whole(read_checkpoint(path), 2)
+
+
+@pytest.mark.parametrize("damaged", ["note", MANIFEST])
+def test_a_run_goes_on_over_a_damaged_one(checkpoints, damaged):
+    save(checkpoints, 1)
+    save(checkpoints, 3)
+    path = save(checkpoints, 4)
+    flip_a_bit(f"{path}/{MANIFEST}" if damaged == MANIFEST else stored(path, damaged))
+    again = Checkpoints(checkpoints.folder, keep=2)
+    assert again.newest(lambda line: None).update == 3
+    save(again, 4)
+    assert [found.update for found in again.kept()] == [3, 4]
+    assert_whole(again.newest(), 4)
+
+
+def test_a_damaged_best_one_does_not_keep_its_place(checkpoints):
+    for update, score in enumerate([5.0, 9.0, 1.0, 2.0]):
+        save(checkpoints, update, score)
+    flip_a_bit(stored(f"{checkpoints.folder}/000000001", "note"))
+    said = []
+    assert checkpoints.best(said.append).update == 3
+    assert "000000001 is passed over" in said[0]
+
+
+def test_damage_behind_the_new_one_does_not_take_its_place(checkpoints):
+    checkpoints.keep = 1
+    flip_a_bit(stored(save(checkpoints, 7), "note"))
+    again = Checkpoints(checkpoints.folder, keep=1)
+    assert again.newest(lambda line: None) is None
+    save(again, 5)
+    assert names(again) == ["000000005"]
+
+
+def test_what_is_not_ours_is_named_and_left_alone(checkpoints):
+    save(checkpoints, 1)
+    for name in ("000000002", "000000003"):
+        os.makedirs(f"{checkpoints.folder}/{name}")
+    with open(f"{checkpoints.folder}/000000002/notes.txt", "w") as file:
+        file.write("mine")
+    write_folder(f"{checkpoints.folder}/000000003", "storage", 1, {})
+    with open(f"{checkpoints.folder}/000000004", "w") as file:
+        file.write("a file")
+    said = []
+    assert checkpoints.newest(said.append).update == 1
+    assert len(said) == 3
+    with pytest.raises(CheckpointError, match=r"000000002 was not saved: .* Kept: 000000001"):
+        save(checkpoints, 2)
+    save(checkpoints, 5)
+    assert names(checkpoints) == [f"00000000{i}" for i in range(1, 6)]
+    assert os.listdir(f"{checkpoints.folder}/000000002") == ["notes.txt"]
+
+
+def test_notes_of_a_person_in_a_checkpoint_stay(checkpoints):
+    with open(save(checkpoints, 1) / "notes.txt", "w") as file:
+        file.write("mine")
+    assert_whole(checkpoints.newest(), 1)
+    for update in (2, 3, 4):
+        save(checkpoints, update)
+    assert os.listdir(f"{checkpoints.folder}/000000001") == ["notes.txt"]
+
+
+def test_a_later_version_is_refused_by_name(checkpoints):
+    save(checkpoints, 1)
+    path = save(checkpoints, 2)
+    with open(path / MANIFEST, "rb") as file:
+        record = json.load(file)
+    del record["sha256"]
+    with open(path / MANIFEST, "wb") as file:
+        file.write(dump(signed({**record, "version": 2})))
+    with pytest.raises(CheckpointError, match="000000002 was written by a later raffia.*version 2"):
+        checkpoints.newest()
+    save(Checkpoints(checkpoints.folder, keep=1), 3)
+    assert names(checkpoints) == ["000000002", "000000003"]
+
+
+def test_files_elsewhere_can_be_checked_too(checkpoints):
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+
+    def check(found):
+        if found.update == 2:
+            raise DamagedFileError("replay/rows", "the file is missing")
+
+    said = []
+    assert checkpoints.newest(said.append, check).update == 1
+    assert "000000002 is passed over: replay/rows: the file is missing" in said[0]
+    save(checkpoints, 1)  # what was passed over is given up
+    assert names(checkpoints) == ["000000001"]
+
+
+def test_a_past_run_is_not_thrown_away(checkpoints):
+    save(checkpoints, 5)
+    with pytest.raises(ValueError, match="update=4, and .* holds a checkpoint of update 5"):
+        save(checkpoints, 4)
+    assert_whole(checkpoints.newest(), 5)
+
+
+# -- full disks, and disks that fail
+
+
+class Guarded:
+    """A file whose writes can fail."""
+
+    def __init__(self, file, count):
+        self.file, self.count = file, count
+
+    def write(self, data):
+        self.count("write", self.file.name)
+        return self.file.write(data)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+class Faults:
+    """Makes calls of the system fail: the n-th, or all from the n-th on."""
+
+    def __init__(self, monkeypatch):
+        self.set(0)
+        for name in ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, self.guarded(name, getattr(os, name)))
+        for module in ("raffia.tensordict.disk", "raffia.data.folder"):
+            monkeypatch.setattr(f"{module}.open", self.open, raising=False)
+
+    def set(self, fail, ever_after=False, number=errno.ENOSPC):
+        self.calls, self.fail, self.ever_after, self.number = [], fail, ever_after, number
+
+    def guarded(self, name, call):
+        def guarded(*args, **kwargs):
+            if name != "open" or args[1] & os.O_CREAT:
+                self.count(name, args[0])
+            return None if name == "fsync" else call(*args, **kwargs)  # it takes its time
+
+        return guarded
+
+    def open(self, path, mode="r", **kwargs):
+        file = open(path, mode, **kwargs)
+        return file if mode == "rb" else Guarded(file, self.count)
+
+    def count(self, name, path):
+        self.calls.append(name)
+        here = len(self.calls)
+        if self.fail and (here == self.fail or (self.ever_after and here > self.fail)):
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+
+@pytest.mark.parametrize(
+    "number, ever_after", [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)]
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_failing_disk_leaves_what_was_saved(tmp_path, monkeypatch, number, ever_after, again):
+    save(Checkpoints(tmp_path / "start"), 1)
+    if again:
+        save(Checkpoints(tmp_path / "start"), 2, score=1.0)
+    faults, failed = Faults(monkeypatch), []
+    for fail in range(1, 100):
+        faults.set(0)
+        checkpoints = Checkpoints(tmp_path / str(fail), keep=1)
+        shutil.copytree(tmp_path / "start", checkpoints.folder)
+        before, told = checkpoints.newest(pytest.fail).update, ""
+        faults.set(fail, ever_after, number)
+        try:
+            save(checkpoints, 2, score=2.0)
+        except CheckpointError as error:
+            told = str(error)
+            assert f"/{fail}/000000002 was " in told and os.strerror(number) in told
+            assert f"{before:09d}" in told.split("Kept: ")[1] or "was saved" in told
+        calls = faults.calls
+        faults.set(0)
+        newest = Checkpoints(checkpoints.folder).newest(pytest.fail)
+        assert_whole(newest, newest.update)
+        if fail > len(calls):
+            break
+        failed.append((calls[fail - 1], bool(told)))
+        if "was not saved" in told and not ever_after and not again:
+            assert names(checkpoints) == ["000000001"]
+        elif told:
+            assert newest.update in (before, 2)
+        else:
+            assert newest.update == 2
+        path = save(checkpoints, 2)
+        assert_whole(checkpoints.newest(pytest.fail), 2)
+        assert names(checkpoints) == ["000000002"] and len(os.listdir(path)) == 3
+    assert {("open", True), ("write", True), ("fsync", True), ("replace", True)} <= {*failed}
+    assert len(failed) > 15 and newest.update == 2 and newest.score == 2.0
+
+
+def test_all_is_on_the_disk_before_an_older_one_goes(tmp_path, monkeypatch):
+    """In the order that no loss of power can spoil, wherever it comes."""
+    done, real = [], {name: getattr(os, name) for name in ("fsync", "replace", "unlink")}
+
+    def fsync(fd):
+        done.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+
+    def replace(old, new):
+        done.append(("replace", str(new)))
+        real["replace"](old, new)
+
+    def unlink(path):
+        done.append(("unlink", str(path)))
+        real["unlink"](path)
+
+    for call in (fsync, replace, unlink):
+        monkeypatch.setattr(os, call.__name__, call)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    first = str(save(checkpoints, 1))
+    assert done[0] == ("fsync", str(tmp_path))  # where the folder of all was made
+    done.clear()
+    second = str(save(checkpoints, 2))
+    committed = done.index(("replace", f"{second}/{MANIFEST}"))
+    for name in ("note", "state.safetensors"):
+        assert ("fsync", stored(second, name)) in done[:committed]
+    assert done[committed - 2] == ("fsync", second)  # the names; then the manifest itself
+    gone = done.index(("unlink", f"{first}/{MANIFEST}"))
+    assert done[committed + 1 : gone] == [("fsync", second), ("fsync", checkpoints.folder)]
+    assert done[gone + 1] == ("fsync", first)  # half a checkpoint without power: it has no manifest
+    assert {call for call, _ in done[gone + 2 :]} == {"unlink"}
+
+
+def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch):
+    faults = Faults(monkeypatch)
+    faults.set(1)
+    with pytest.raises(CheckpointError, match="000000001 was not saved: No space left on device"):
+        save(Checkpoints(tmp_path / "checkpoints"), 1)
+    faults.set(0)
+    assert_whole(read_checkpoint(save(Checkpoints(tmp_path / "checkpoints"), 1)), 1)
+
+
+def test_a_file_that_grows_too_large_for_the_disk(checkpoints):
+    save(checkpoints, 1)
+    large = {"state": TensorDict(x=torch.zeros(100_000)), "note": b"hello"}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # a write is cut off there, or fails
+    try:
+        with pytest.raises(CheckpointError, match="000000002 was not saved: File too large"):
+            checkpoints.save(2, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(checkpoints) == ["000000001"]
+    assert_whole(checkpoints.newest(), 1)
+
+
+# -- kills
+
+
+def killed_while(work, reports, seconds):
+    """What a forked child reported before it was killed, so long after so many reports."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            work(lambda number: os.write(writes, number.to_bytes(8, "little")))
+        finally:
+            os._exit(1)
+    os.close(writes)
+    with open(reads, "rb") as file:
+        found = file.read(8 * reports)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        found += file.read()
+    assert os.WIFSIGNALED(status), "the child ended by itself"
+    return [int.from_bytes(found[i : i + 8], "little") for i in range(0, len(found), 8)]
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_while_it_saves(checkpoints, kills):
+    draw, done, left_something = random.Random(0), -1, 0
+
+    def work(report):
+        os.fsync = lambda fd: None  # in the child: a kill is no loss of power
+        found = checkpoints.newest(pytest.fail)
+        update = -1 if found is None else found.update
+        report(update + 1)
+        while True:
+            update += 1
+            save(checkpoints, update, score=float(update % 7))
+            report(update + 1)
+
+    for _ in range(kills):
+        reported = killed_while(work, draw.randint(1, 5), draw.random() * 0.01)
+        done = max(done, reported[-1] - 1)
+        left_something += len(names(checkpoints)) > 3
+        found = Checkpoints(checkpoints.folder).newest(pytest.fail)
+        if found is None:
+            assert done == -1
+        else:
+            assert done <= found.update <= done + 1  # it may be killed before it reports
+            assert_whole(found, found.update)
+            done = found.update
+    assert done > kills and (left_something or kills < 50)
+    save(checkpoints, done + 1)
+    best = checkpoints.best(pytest.fail)
+    assert best.score == 6.0
+    assert 2 <= len(names(checkpoints)) <= 3  # two of the newest, and the best
+    for found in checkpoints.kept():
+        assert_whole(found, found.update)
+        assert len(os.listdir(found.root)) == 3
+
+
+def test_what_a_kill_leaves_is_passed_over_and_then_removed(checkpoints):
+    save(checkpoints, 1)
+    path = save(checkpoints, 2)
+    os.unlink(path / MANIFEST)  # as a killed save leaves it, and a killed removal
+    with open(path / ".0123456789ab.tmp", "wb") as file:
+        file.write(b"half a manifest")
+    os.makedirs(f"{checkpoints.folder}/000000003")
+    again = Checkpoints(checkpoints.folder)
+    assert_whole(again.newest(pytest.fail), 1)
+    assert again.best(pytest.fail) is None
+    assert names(again) == ["000000001", "000000002", "000000003"]  # a reader removes nothing
+    save(again, 2)
+    assert names(again) == ["000000001", "000000002"] and len(os.listdir(path)) == 3

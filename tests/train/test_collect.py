@@ -1,0 +1,155 @@
+"""Collecting: steps as they are, stacks of frames, and a stop in the middle."""
+
+import pytest
+import torch
+
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.envs.batch import SerialBatch
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.functional.seeds import derive_seed
+from raffia.train.collect import Collector
+from tests.train.worlds import Count, by_observation, counts
+
+
+def test_steps_follow_from_each_other_and_episodes_end_where_they_should():
+    collector = Collector(counts(2, [3, 5]), seed=1)
+    steps = collector.collect(by_observation, 7)
+    assert steps.batch_size == (7, 2)
+    ends = steps["terminated"] | steps["truncated"]
+    assert ends[:, 0].tolist() == [False, False, True, False, False, True, False]
+    assert ends[:, 1].tolist() == [False] * 4 + [True] + [False] * 2
+    goes_on = ~ends[:-1]
+    assert torch.equal(
+        steps["next", "observation"][:-1][goes_on], steps["observation"][1:][goes_on]
+    )
+    assert (steps["next", "observation"][2, 0] - steps["observation"][2, 0]).item() == 1
+    assert torch.equal(steps["reward"], steps["action"].float())
+
+
+def test_episodes_are_made_of_run_row_and_number():
+    collector = Collector(counts(2), seed=5)
+    steps = collector.collect(by_observation, 5)
+    firsts = [float(derive_seed(5, "episode", row, 0) % 7) for row in range(2)]
+    seconds = [float(derive_seed(5, "episode", row, 1) % 7) for row in range(2)]
+    assert steps["observation"][0].flatten().tolist() == firsts
+    assert steps["observation"][4].flatten().tolist() == seconds
+
+
+def test_ended_episodes_are_told_once_with_their_returns():
+    collector = Collector(counts(2), seed=0)
+    steps = collector.collect(by_observation, 4)
+    ended = collector.take_ended()
+    assert [episode.row for episode in ended] == [0, 1]
+    assert [episode.episode_return for episode in ended] == steps["reward"].sum(0).tolist()
+    assert [episode.length for episode in ended] == [4, 4]
+    assert collector.take_ended() == []
+    assert collector.num_env_steps == 8
+
+
+def test_steps_given_out_do_not_change_later():
+    collector = Collector(counts(2), seed=0)
+    steps = collector.collect(by_observation, 4)
+    before = steps.clone()
+    collector.collect(by_observation, 9)
+    assert (steps == before).all()
+
+
+def test_an_actor_sees_stacks_that_start_with_the_first_frame():
+    seen = []
+
+    def look(states):
+        seen.append(states["observation"].clone())
+        return by_observation(states)
+
+    collector = Collector(counts(1), seed=3, frame_stack=3)
+    steps = collector.collect(look, 5)
+    assert steps["observation"].shape == (5, 1, 1)  # the newest frame is what is stored
+    first = steps["observation"][0, 0, 0]
+    assert (seen[0][0, :, 0] - first).tolist() == [0, 0, 0]
+    assert (seen[1][0, :, 0] - first).tolist() == [0, 0, 1]
+    assert (seen[3][0, :, 0] - first).tolist() == [1, 2, 3]
+    again = steps["observation"][4, 0, 0]  # another episode
+    assert (seen[4][0, :, 0] - again).tolist() == [0, 0, 0]
+
+
+def test_the_replay_gives_the_stacks_that_the_actor_saw():
+    seen = []
+
+    def look(states):
+        seen.append(states["observation"].clone())
+        return by_observation(states)
+
+    collector = Collector(counts(2, [6, 4]), seed=3, frame_stack=3)
+    replay = SegmentReplayBuffer(
+        TensorStorage(60), unroll_steps=1, obs_keys=["observation"], frame_stack={"observation": 3}
+    )
+    index = replay.extend(collector.collect(look, 11))
+    for time in range(9):
+        windows = replay.read(index[time])
+        assert torch.equal(windows["observation"][:, 0], seen[time])
+
+
+@pytest.mark.parametrize("frame_stack", [1, 3])
+@pytest.mark.parametrize("num_before", [0, 1, 7])
+def test_a_resumed_collector_goes_on_as_if_it_had_not_been_stopped(frame_stack, num_before):
+    straight = Collector(counts(3, [5, 2, 9]), seed=2, frame_stack=frame_stack)
+    if num_before:
+        straight.collect(by_observation, num_before)
+    state = straight.state().clone()
+    straight.take_ended()
+    resumed = Collector(counts(3, [5, 2, 9]), seed=2, frame_stack=frame_stack)
+    resumed.load_state(state)
+    assert resumed.num_env_steps == straight.num_env_steps
+    assert (straight.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
+    assert straight.take_ended() == resumed.take_ended()
+
+
+class Lives(Count):
+    """Has lost a life after each third step; the game is over after the eighth."""
+
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(3), name="lives", continues=True)
+
+    def reset(self, seed):
+        self.length = 8
+        return super().reset(seed)
+
+    def step(self, action):
+        after = super().step(action)
+        lost = self.time % 3 == 0
+        over = after["terminated"] | after["truncated"]
+        after["continues"] = torch.tensor(lost) & ~over
+        after["terminated"] = after["terminated"] | lost
+        return after
+
+
+@pytest.mark.parametrize("num_before", [2, 3, 4, 7, 9])
+def test_a_game_goes_on_behind_a_lost_life(num_before):
+    seen = []
+
+    def look(states):
+        seen.append(states["observation"].clone())
+        return by_observation(states)
+
+    worlds = lambda: SerialBatch([Lives() for _ in range(2)])  # noqa: E731
+    collector = Collector(worlds(), seed=1, frame_stack=3)
+    steps = collector.collect(look, 9)
+    first = steps["observation"][0, :, 0]
+    assert (steps["observation"][:8, 0, 0] - first[0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert steps["terminated"][:8, 0].nonzero().flatten().tolist()[:2] == [2, 5]
+    assert (seen[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
+    assert (seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
+    assert [episode.length for episode in collector.take_ended()] == [8, 8]
+
+    straight = Collector(worlds(), seed=1, frame_stack=3)
+    straight.collect(by_observation, num_before)
+    resumed = Collector(worlds(), seed=1, frame_stack=3)
+    resumed.load_state(straight.state().clone())
+    assert torch.equal(straight.now["observation"], resumed.now["observation"])
+    assert (straight.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
+
+
+def test_a_state_of_other_worlds_is_refused():
+    state = Collector(counts(3), seed=2).state()
+    with pytest.raises(ValueError, match="3 environments, and there are 2: take env.num_envs"):
+        Collector(counts(2), seed=2).load_state(state)

@@ -1,0 +1,329 @@
+"""Configs from and to JSON, YAML and the command line, and what is said of mistakes."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raffia.algorithms.efficientzero.config
+import raffia.envs.config
+import raffia.recipes.config
+from raffia.recipes.config import EfficientZeroRun
+from raffia.train.config import (
+    ConfigError,
+    from_command_line,
+    from_json,
+    nearest_name,
+    read_config,
+    setting_names,
+    to_json,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """What lies within."""
+
+    rate: float = 0.5  # of something
+    kinds: tuple[Literal["one", "two"], ...] = ("one",)  # that are known
+    size: Literal[64, 96] = 64  # pixels
+    bounds: tuple[float, int] = (0.0, 3)  # lower and upper
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"rate={self.rate} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """What lies around it."""
+
+    name: str = "plain"  # anything
+    steps: int = 7  # to be made
+    quick: bool = False  # or slow
+    goal: float | None = None  # where to end
+    inner: Inner = field(default_factory=Inner)
+
+
+def asked(*words, default=None):
+    default = Outer() if default is None else default
+    return from_command_line(default, words, prog="prog", description="What it does.")
+
+
+inners = st.builds(
+    Inner,
+    rate=st.floats(min_value=0, allow_nan=False),
+    kinds=st.lists(st.sampled_from(["one", "two"])).map(tuple),
+    size=st.sampled_from([64, 96]),
+    bounds=st.tuples(st.floats(allow_nan=False), st.integers()),
+)
+outers = st.builds(
+    Outer,
+    name=st.text(),
+    steps=st.integers(),
+    quick=st.booleans(),
+    goal=st.none() | st.floats(allow_nan=False),
+    inner=inners,
+)
+
+
+@given(outers)
+@settings(deadline=None)
+def test_any_config_comes_back_from_json(config):
+    text = json.dumps(to_json(config), allow_nan=False)
+    assert from_json(Outer, json.loads(text)) == config
+
+
+@given(outers, outers)
+@settings(deadline=None, max_examples=30)
+def test_a_whole_config_hides_its_base(config, base):
+    assert from_json(Outer, to_json(config), base=base) == config
+
+
+@given(outers)
+@settings(deadline=None, max_examples=30)
+def test_any_config_comes_back_from_yaml(tmp_path_factory, config):
+    import yaml
+
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    path.write_text(yaml.safe_dump(to_json(config)), encoding="utf-8")
+    assert read_config(Outer, path) == config
+
+
+def test_the_runs_config_comes_back():
+    run = EfficientZeroRun(seed=3)
+    assert from_json(EfficientZeroRun, json.loads(json.dumps(to_json(run)))) == run
+
+
+def test_what_is_left_out_is_the_bases_or_the_default():
+    base = Outer(steps=9, inner=Inner(rate=2.0, size=96))
+    assert from_json(Outer, {"inner": {"size": 64}}, base=base) == replace(
+        base, inner=Inner(rate=2.0)
+    )
+    assert from_json(Outer, {"inner": {"size": 96}}) == Outer(inner=Inner(size=96))
+
+
+def test_whole_numbers_are_numbers():
+    rate = from_json(Inner, {"rate": 2}).rate
+    assert rate == 2.0 and type(rate) is float
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"inner": {"rat": 1}}, "no setting inner.rat; did you mean inner.rate?"),
+        ({"rate": 1}, "no setting rate; did you mean inner.rate?"),
+        ({"raet": 1}, "no setting raet; did you mean inner.rate?"),
+        ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, inner.rate"),
+        ({"inner.rate": 1}, "inner.rate is written inner: {rate: ...}"),
+        ({"inner": 3}, "inner must be a table of settings; seen 3"),
+        ([], "a config must be a table of settings; seen []"),
+        ({"steps": 1.5}, "steps must be a whole number; seen 1.5"),
+        ({"steps": True}, "steps must be a whole number; seen true"),
+        ({"steps": None}, "steps must be a whole number; seen null"),
+        ({"quick": 1}, "quick must be true or false; seen 1"),
+        ({"name": 1}, "name must be a text; seen 1"),
+        ({"goal": "x"}, 'goal must be a number or null; seen "x"'),
+        ({"inner": {"rate": "x"}}, 'inner.rate must be a number; seen "x"'),
+        ({"inner": {"size": 64.0}}, "inner.size must be one of 64, 96; seen 64.0"),
+        ({"inner": {"kinds": ["two", "on"]}}, 'inner.kinds[1] must be one of "one", "two"; seen'),
+        ({"inner": {"kinds": ["on"]}}, "did you mean one?"),
+        ({"inner": {"kinds": "one"}}, 'inner.kinds must be a list, each one of "one", "two"; seen'),
+        ({"inner": {"bounds": [1]}}, "inner.bounds must be a list of 2: a number, a whole number"),
+        ({"inner": {"rate": -1}}, "inner: rate=-1.0 must not be negative"),
+    ],
+)
+def test_mistakes_in_data_are_named_with_their_place(data, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        from_json(Outer, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.toml", "", "must end with .json, .yaml or .yml"),
+        ("a.json", "{", "is no JSON: "),
+        ("a.json", "[" * 100_000, "is no JSON: "),
+        ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; seen 1000"),
+        ("a.yaml", "a: [", "is no YAML: "),
+        ("a.json", '{"steps": 1, "steps": 2}', "steps is there twice"),
+        ("a.yaml", "inner: {rate: 1, rate: 2}", "rate is there twice"),
+        ("a.yaml", "seed: !!python/object:os.system 1", "is no YAML: "),
+        ("a.yaml", "a: &b [*b]", "no setting a"),
+        ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
+    ],
+)
+def test_mistakes_in_files_are_named_with_the_file(tmp_path, name, content, text):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        read_config(Outer, tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file .*gone.json"):
+        read_config(Outer, tmp_path / "gone.json")
+
+
+def test_yaml_reads_exponents_as_numbers_and_an_empty_file_as_nothing(tmp_path):
+    path = tmp_path / "a.yml"
+    path.write_text("name: '1e3'\ninner:\n  rate: 1e-3\n")
+    assert read_config(Outer, path) == Outer(name="1e3", inner=Inner(rate=1e-3))
+    path.write_text("# nothing\n")
+    assert read_config(Outer, path, base=Outer(steps=1)) == Outer(steps=1)
+
+
+def test_the_config_of_a_run_can_be_given_again(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(to_json(Outer(steps=4)) | {"run": {"version": "0"}}))
+    assert read_config(Outer, path).steps == 4
+
+
+def test_the_command_line_sets_any_field():
+    words = "--name x --steps=-3 --quick --goal 2 --inner.rate 1e-2 --inner.kinds two one"
+    got = asked(*words.split(), "--inner.size", "96", "--inner.bounds", "-1", "2")
+    inner = Inner(rate=0.01, kinds=("two", "one"), size=96, bounds=(-1.0, 2))
+    assert got == Outer(name="x", steps=-3, quick=True, goal=2.0, inner=inner)
+    assert asked("--no_quick", "--goal", "none", default=got) == replace(
+        got, quick=False, goal=None
+    )
+    assert asked("--steps", "1", "--steps=2").steps == 2
+    assert asked("--name=a=b").name == "a=b"
+    assert asked("--no-quick", default=got).quick is False
+    assert asked("--inner.kinds", default=got).inner.kinds == ()
+
+
+def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
+    (tmp_path / "one.json").write_text('{"steps": 1, "name": "one", "inner": {"rate": 1}}')
+    (tmp_path / "two.yaml").write_text("{name: two}")
+    words = ["--steps", "5", "--config", str(tmp_path / "one.json")]
+    got = asked(*words, f"--config={tmp_path / 'two.yaml'}", default=Outer(quick=True))
+    assert got == Outer(steps=5, name="two", quick=True, inner=Inner(rate=1.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--inner.rat 1", "there is no --inner.rat; did you mean --inner.rate?"),
+        ("--rate=1", "there is no --rate; did you mean --inner.rate?"),
+        ("--no_quik", "there is no --no_quik; did you mean --no_quick?"),
+        ("--config", "--config needs a file"),
+        ("--config --steps 1", "--config needs a file"),
+        ("--config gone.json", "there is no file gone.json"),
+        ("fast --steps 1", "'fast' is no flag; settings are given as --name value"),
+        ("--steps x", 'steps must be a whole number; seen "x"'),
+        ("--steps 1.0", 'steps must be a whole number; seen "1.0"'),
+        ("--inner.rate x", 'inner.rate must be a number; seen "x"'),
+        ("--goal x", 'goal must be a number or null; seen "x"'),
+        ("--inner.size 65", 'inner.size must be one of 64, 96; seen "65"'),
+        ("--inner.kinds one on", 'inner.kinds[1] must be one of "one", "two"; seen "on"'),
+        ("--inner.bounds 1", "inner.bounds must be a list of 2: a number, a whole number; seen"),
+        ("--inner.bounds 1 2 3", "inner.bounds must be a list of 2"),
+        ("--inner.rate -1", "inner: rate=-1.0 must not be negative"),
+        ("--steps", "--steps takes one value; seen none"),
+        ("--steps 1 2", "--steps takes one value; seen 2: 1 2"),
+        ("--quick yes", "--quick stands alone; seen 'yes' behind it. Write --quick or --no_quick"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told(words, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        asked(*words.split())
+
+
+def as_words(config, place=""):
+    for each in fields(config):
+        value, flag = getattr(config, each.name), f"--{place}{each.name}"
+        if isinstance(value, Inner):
+            yield from as_words(value, f"{place}{each.name}.")
+        elif isinstance(value, bool):
+            yield flag if value else f"--{place}no_{each.name}"
+        elif isinstance(value, tuple):
+            yield from [flag, *map(str, value)]
+        else:
+            yield from [flag, str(value)]
+
+
+@given(outers.filter(lambda config: not config.name.startswith("-")))
+@settings(deadline=None, max_examples=40)
+def test_words_mean_what_the_help_says_of_them(config):
+    words = list(as_words(config))
+    assert asked(*words) == config
+    # tyro prints the help; its own reading of the same words agrees
+    assert tyro.cli(Outer, args=words, use_underscores=True) == config
+
+
+def plain(text):
+    """Without boxes and line breaks."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+def help_of(default, capsys):
+    with pytest.raises(SystemExit) as left:
+        asked("--help", default=default)
+    assert left.value.code == 0
+    return plain(capsys.readouterr().out)
+
+
+def test_help_says_names_types_choices_and_defaults(capsys):
+    text = help_of(Outer(steps=9), capsys)
+    for part in ["What it does.", "What lies within.", "--quick, --no_quick", "(default: 9)"]:
+        assert part in text
+    for part in ["--inner.size {64,96}", "--inner.kinds [{one,two}", "--goal {None}|FLOAT"]:
+        assert part in text
+
+
+def comments(module):
+    """(field, comment on its line) of the dataclasses in a file."""
+    found = []
+    source = Path(module.__file__).read_text()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        match = re.match(r"    (\w+): [^#]*# (.*)", token.line)
+        if token.type == tokenize.COMMENT and match:
+            found.append((match[1], match[2]))
+    assert found
+    return found
+
+
+def test_each_fields_comment_is_in_the_help(capsys):
+    text = help_of(EfficientZeroRun(), capsys)
+    modules = [
+        raffia.algorithms.efficientzero.config,
+        raffia.envs.config,
+        raffia.recipes.config,
+    ]
+    said = [pair for module in modules for pair in comments(module)]
+    assert len(said) > 50
+    assert [pair for pair in said if " ".join(pair[1].split()) not in text] == []
+    for name in setting_names(EfficientZeroRun):
+        assert f"--{name}" in text
+
+
+def test_configs_and_their_help_need_no_torch():
+    program = (
+        "import sys\n"
+        "from raffia.recipes.config import EfficientZeroRun\n"
+        "from raffia.train.config import from_command_line\n"
+        "try:\n"
+        "    from_command_line(EfficientZeroRun(), ['--help'], prog='p', description='')\n"
+        "except SystemExit:\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+
+
+def test_the_nearest_name_may_lie_elsewhere():
+    names = ["seed", "search.num_simulations", "evaluate.num_simulations"]
+    assert nearest_name("num_simulations", names) == "search.num_simulations"
+    assert nearest_name("evaluate.num_simulation", names) == "evaluate.num_simulations"
+    assert nearest_name("xyz", names) is None

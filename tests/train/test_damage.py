@@ -1,0 +1,134 @@
+import json
+import os
+
+import pytest
+import torch
+
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.damage import Guard, NonFiniteError, all_finite, non_finite
+
+NAN, INF = float("nan"), float("inf")
+
+
+def learner():
+    """A state, a batch [4], what it changes, and metrics: all finite."""
+    state = TensorDict(params=dict(body=dict(weight=torch.ones(3, 2))), step=torch.tensor(11))
+    batch = TensorDict(
+        observation=torch.ones(4, 2, 3),
+        action=torch.zeros(4, dtype=torch.int64),
+        image=torch.full((4, 2), 255, dtype=torch.uint8),
+        batch_size=[4],
+    )
+    update = TensorDict(grads=dict(body=dict(weight=torch.ones(3, 2))))
+    metrics = TensorDict(
+        loss=torch.tensor(0.5), policy_loss=torch.tensor(0.25), priority=torch.ones(4)
+    )
+    return state, batch, update, metrics
+
+
+def stopped(folder, **changes):
+    """The error of a guard, after these entries were set."""
+    parts = dict(zip(("state", "batch", "update", "metrics"), learner(), strict=True))
+    for name, (key, value) in changes.items():
+        parts[name][key] = value
+    with pytest.raises(NonFiniteError) as error:
+        Guard(folder, seed=3)(*parts.values())
+    return error.value
+
+
+def test_what_is_finite_passes_and_writes_nothing(tmp_path):
+    Guard(tmp_path / "damage", seed=3)(*learner())
+    assert os.listdir(tmp_path) == []
+    assert all_finite(TensorDict()) and all_finite(TensorDict(n=torch.tensor(3)))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("key", ["loss", "policy_loss", "priority"])
+def test_a_term_is_found_by_its_name(tmp_path, key, value):
+    bad = torch.tensor([1.0, 1.0, value, value] if key == "priority" else value)
+    error = stopped(tmp_path, metrics=(key, bad))
+    assert [(finding.where, finding.key) for finding in error.found] == [("metrics", key)]
+    assert error.update == 12 and f"metrics {key}: {value}" in str(error)
+    assert error.found[0].rows == ((2, 3) if key == "priority" else ())
+
+
+def test_an_observation_is_found_by_key_and_row(tmp_path):
+    observation = torch.ones(4, 2, 3)
+    observation[1, 0, 2] = observation[3, 1, 1] = NAN
+    error = stopped(
+        tmp_path, batch=("observation", observation), metrics=("loss", torch.tensor(NAN))
+    )
+    assert "batch observation: nan in rows 1, 3 (2 of 24 numbers); metrics loss: nan" in str(error)
+    saved = TensorDict.load(f"{error.path}/batch.safetensors")
+    assert saved["observation"].isnan().nonzero().tolist() == [[1, 0, 2], [3, 1, 1]]
+    assert torch.equal(saved["image"], torch.full((4, 2), 255, dtype=torch.uint8))
+
+
+def test_parameters_and_gradients_are_found(tmp_path):
+    weight = torch.ones(3, 2)
+    weight[2] = INF
+    loss = ("loss", torch.tensor(NAN))
+    error = stopped(tmp_path, state=(("params", "body", "weight"), weight), metrics=loss)
+    assert error.found[0].where == "state" and error.found[0].key == "params.body.weight"
+    error = stopped(tmp_path, update=(("grads", "body", "weight"), weight), metrics=loss)
+    assert [finding.where for finding in error.found] == ["metrics", "update"]
+    assert error.found[1].key == "grads.body.weight" and error.found[1].value == "inf"
+
+
+def test_the_report_says_all_that_is_known(tmp_path):
+    error = stopped(tmp_path / "run" / "damage", metrics=("loss", torch.tensor(NAN)))
+    assert error.path == str(tmp_path / "run" / "damage" / "000000012")
+    assert sorted(os.listdir(error.path)) == ["batch.safetensors", "report.json"]
+    with open(f"{error.path}/report.json") as file:
+        report = json.load(file, parse_constant=lambda name: pytest.fail(name))
+    assert report["update"] == 12 and report["seeds"] == {"seed": 3}
+    assert report["metrics"] == {"loss": "nan", "policy_loss": 0.25}
+    assert report["found"] == [
+        {"where": "metrics", "key": "loss", "num": 1, "of": 1, "rows": [], "value": "nan"}
+    ]
+
+
+def test_it_can_happen_again(tmp_path):
+    for _ in range(2):
+        error = stopped(tmp_path, metrics=("loss", torch.tensor(NAN)))
+        assert os.listdir(tmp_path) == ["000000012"]
+        assert len(os.listdir(error.path)) == 2
+
+
+def test_what_worlds_say_can_be_checked(tmp_path):
+    steps = TensorDict(observation=torch.ones(4, 3), reward=torch.zeros(4), batch_size=[4])
+    guard = Guard(tmp_path)
+    guard.check(steps, update=5)
+    steps["reward"][2] = -INF
+    with pytest.raises(
+        NonFiniteError, match="update 5 is not finite: batch reward: -inf in rows 2"
+    ):
+        guard.check(steps, update=5)
+
+
+def test_a_full_disk_does_not_hide_it(tmp_path):
+    (tmp_path / "damage").write_text("a file in the way")
+    error = stopped(tmp_path / "damage", metrics=("loss", torch.tensor(NAN)))
+    assert "metrics loss: nan. The batch could not be saved in" in str(error)
+
+
+def test_many_findings_are_cut_short_in_the_text():
+    bad = TensorDict({f"w{i}": torch.full((30,), NAN) for i in range(20)})
+    found = non_finite("state", bad)
+    assert len(found) == 20 and found[0].rows == tuple(range(8))
+    assert "and 12 entries more" in str(NonFiniteError(1, found, "run/damage/1"))
+
+
+def test_several_members_at_once(tmp_path):
+    state, batch, update, metrics = learner()
+    metrics = TensorDict(loss=torch.tensor([0.5, NAN, 0.25]))
+    state["step"] = torch.tensor([11, 11, 11])
+    with pytest.raises(NonFiniteError, match=r"update 12 .* metrics loss: nan in rows 1"):
+        Guard(tmp_path)(state, batch, update, metrics)
+
+
+def test_other_numbers_of_bits():
+    for dtype in (torch.float64, torch.bfloat16, torch.complex64):
+        bad = torch.tensor([1.0, NAN]).to(dtype)
+        assert not all_finite(TensorDict(a=torch.ones(2), b=bad))
+        assert [finding.rows for finding in non_finite("batch", TensorDict(b=bad))] == [(1,)]

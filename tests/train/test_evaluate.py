@@ -1,0 +1,107 @@
+"""Whole episodes: how many, which seeds, who begins, what is broken off."""
+
+import pytest
+import torch
+
+from raffia.envs.board import TicTacToe
+from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
+from raffia.functional.seeds import derive_seed
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.evaluate import play_episodes
+from tests.train.worlds import by_observation, counts
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
+def test_returns_do_not_depend_on_how_many_are_played_at_once(num_envs):
+    found = play_episodes(counts(num_envs), by_observation, num_episodes=7, seed=4)
+    expected = []
+    for i in range(7):
+        first = derive_seed(4, "evaluate", i) % 7
+        expected.append(float(sum((first + t) % 3 for t in range(4))))
+    assert found.returns == expected
+    assert found.lengths == [4] * 7
+    assert found.mean_return == pytest.approx(sum(expected) / 7)
+
+
+def test_rows_of_unlike_length_are_counted_right():
+    found = play_episodes(counts(3, [2, 7, 3]), by_observation, num_episodes=10, seed=0)
+    assert len(found.lengths) == 10
+    assert set(found.lengths) == {2, 3, 7}
+
+
+def test_stacks_are_seen_as_when_collecting():
+    seen = []
+
+    def look(states):
+        seen.append(states["observation"].clone())
+        return by_observation(states)
+
+    play_episodes(counts(1), look, num_episodes=2, seed=0, frame_stack=3)
+    assert (seen[0] - seen[0][:, :1]).flatten().tolist() == [0, 0, 0]
+    assert (seen[2] - seen[2][:, :1]).flatten().tolist() == [0, 1, 2]
+    assert (seen[4] - seen[4][:, :1]).flatten().tolist() == [0, 0, 0]
+
+
+def test_long_episodes_are_broken_off():
+    found = play_episodes(counts(2), by_observation, num_episodes=3, seed=0, max_steps=2)
+    assert found.lengths == [2, 2, 2]
+
+
+def test_an_interrupted_evaluation_is_none():
+    calls = iter([False, False, True])
+    stop = lambda: next(calls)  # noqa: E731
+    assert play_episodes(counts(2), by_observation, num_episodes=3, seed=0, stop=stop) is None
+
+
+def test_somebody_can_look_on():
+    class Look:
+        def __init__(self):
+            self.pictures, self.ends = {}, {}
+
+        def saw(self, env, episode, row, chosen):
+            time = int(env.render(row)[0, 0, 0])
+            self.pictures.setdefault(episode, []).append((time, chosen is not None))
+
+        def ended(self, episode, episode_return):
+            self.ends[episode] = episode_return
+
+    look = Look()
+    found = play_episodes(counts(2), by_observation, num_episodes=3, seed=0, watch=look)
+    shown = [(0, True), (1, True), (2, True), (3, True), (4, False)]
+    assert look.pictures == {0: shown, 1: shown, 2: shown}
+    assert [look.ends[i] for i in range(3)] == found.returns
+
+
+def best_for(opponent):
+    def choose(states):
+        return TensorDict(action=opponent.act(states, torch.Generator()), batch_size=[len(states)])
+
+    return choose
+
+
+def test_two_perfect_players_draw_and_begin_in_turns():
+    perfect = PerfectTicTacToe()
+    found = play_episodes(
+        TicTacToe(4), best_for(perfect), num_episodes=6, seed=0, opponent=perfect, max_steps=9
+    )
+    assert found.returns == [0.0] * 6
+    assert found.as_first == [True, False] * 3
+    assert found.lengths == [9] * 6
+
+
+def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins():
+    perfect, random = PerfectTicTacToe(), RandomOpponent()
+
+    def first_legal(states):
+        action = states["action_mask"].float().argmax(-1)
+        return TensorDict(action=action, batch_size=[len(states)])
+
+    lost = play_episodes(TicTacToe(4), first_legal, num_episodes=8, seed=0, opponent=perfect)
+    assert min(lost.returns) == -1 and max(lost.returns) <= 0
+    won = play_episodes(TicTacToe(4), best_for(perfect), num_episodes=40, seed=0, opponent=random)
+    assert min(won.returns) >= 0 and won.mean_return > 0.7
+
+
+def test_a_game_of_two_needs_an_opponent():
+    with pytest.raises(ValueError, match="has two players: pass opponent=RandomOpponent()"):
+        play_episodes(TicTacToe(1), by_observation, num_episodes=1, seed=0)

@@ -1,0 +1,179 @@
+"""Recorded episodes: what is in the film, against a drawing done by hand."""
+
+import pytest
+import torch
+
+from raffia.train.record import (
+    AXIS,
+    BAR,
+    BEST,
+    CURVE,
+    GROUND,
+    MARGIN,
+    PANEL,
+    EpisodeRecorder,
+    annotated,
+)
+
+Image = pytest.importorskip("PIL.Image", reason="extra video is not installed")
+
+NONE = float("nan")
+
+
+def picture(shade, height=170, width=160):
+    return torch.full((height, width, 3), shade, dtype=torch.uint8)
+
+
+def film(path):
+    import numpy as np
+
+    with Image.open(path) as opened:
+        frames, times = [], []
+        for t in range(opened.n_frames):
+            opened.seek(t)
+            times.append(opened.info["duration"])
+            frames.append(torch.from_numpy(np.array(opened.convert("RGB"))))
+    return torch.stack(frames), times
+
+
+def letters(panel):
+    """A panel [h, w, 3] as lines of letters."""
+    names = {GROUND: ".", AXIS: "_", CURVE: "c", BAR: "b", BEST: "B"}
+    return ["".join(names[tuple(pixel.tolist())] for pixel in line) for line in panel]
+
+
+def test_pictures_alone(tmp_path):
+    recorder = EpisodeRecorder(tmp_path / "episodes", fps=10)
+    for shade in (10, 20, 30):
+        recorder.frame(picture(shade))
+    path = recorder.save("000000004_r12.5")
+    assert path == tmp_path / "episodes" / "000000004_r12.5.gif"
+    frames, times = film(path)
+    assert torch.equal(frames, torch.stack([picture(shade) for shade in (10, 20, 30)]))
+    assert times == [100] * 3
+
+
+def test_an_episode_begins_anew_after_save(tmp_path):
+    recorder = EpisodeRecorder(tmp_path, fps=10)
+    for number, num in enumerate((2, 5)):
+        for shade in range(num):
+            recorder.frame(picture(shade))
+        assert len(film(recorder.save(str(number)))[0]) == num
+    with pytest.raises(ValueError, match=r"no picture was taken; call frame\(picture\)"):
+        recorder.save("third")
+
+
+def test_value_and_policy_stand_below(tmp_path):
+    recorder = EpisodeRecorder(tmp_path, fps=10)
+    values, policies = [1.0, 2.0, 3.0], torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])
+    for t in range(3):
+        recorder.frame(picture(50 + t), value=values[t], policy=policies[t])
+    recorder.frame(picture(60))  # the last state: nothing was thought there
+    frames, _ = film(recorder.save("a"))
+    pictures = torch.stack([picture(shade) for shade in (50, 51, 52, 60)])
+    expected = annotated(pictures, torch.tensor([*values, NONE]), [*policies, None])
+    assert torch.equal(frames, expected)
+    assert frames.shape == (4, 170 + PANEL, 160, 3)
+    assert torch.equal(frames[:, :170], pictures)
+
+
+def test_bars_by_hand():
+    pictures = torch.zeros(2, 5, 2 * MARGIN + 10, 3, dtype=torch.uint8)
+    policies = [torch.tensor([0.25, 0.75]), None]
+    panel = annotated(pictures, torch.full((2,), NONE), policies)[:, 5:]
+    room = PANEL - 2 * MARGIN - 1  # 39 lines above the axis
+    low, high = round(0.25 * room), round(0.75 * room)
+    side = "." * MARGIN
+    blank = "." * (2 * MARGIN + 10)
+    lines = [blank] * (MARGIN + room - high)
+    lines += [side + "....." + "BBBBB" + side] * (high - low)
+    lines += [side + "bbbb." + "BBBBB" + side] * low
+    lines += [side + "_" * 10 + side] + [blank] * MARGIN
+    assert letters(panel[0]) == lines
+    lines[MARGIN : MARGIN + room] = [blank] * room
+    assert letters(panel[1]) == lines
+
+
+def test_the_curve_grows():
+    pictures = torch.zeros(3, 5, 2 * MARGIN + 3, 3, dtype=torch.uint8)
+    panel = annotated(pictures, torch.tensor([0.0, 4.0, 2.0]), [None] * 3)[:, 5:]
+    room = PANEL - 2 * MARGIN - 1
+    drawn = (panel == torch.tensor(CURVE, dtype=torch.uint8)).all(-1)
+    drawn = drawn[:, MARGIN : MARGIN + room, MARGIN:-MARGIN]
+    last = torch.zeros(room, 3, dtype=torch.bool)
+    last[room - 1, 0] = True  # the lowest value
+    last[:, 1] = True  # up to the highest, without a hole
+    last[: room // 2 + 1, 2] = True  # and half down
+    for t in range(3):
+        seen = last.clone()
+        seen[:, t + 1 :] = False
+        assert torch.equal(drawn[t], seen)
+    assert drawn.sum() == drawn[0].sum() + drawn[1].sum() + drawn[2].sum()
+
+
+@pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [NONE, 5.0, NONE]])
+def test_values_that_do_not_change_are_a_line_in_the_middle(values):
+    pictures = torch.zeros(len(values), 5, 30, 3, dtype=torch.uint8)
+    panel = annotated(pictures, torch.tensor(values), [None] * len(values))[-1, 5:]
+    drawn = (panel == torch.tensor(CURVE, dtype=torch.uint8)).all(-1)
+    assert drawn.any(1).nonzero().flatten().tolist() == [MARGIN + 19]
+    assert drawn.sum() == 30 - 2 * MARGIN
+
+
+def test_more_actions_than_pixels():
+    pictures = torch.zeros(1, 5, 30, 3, dtype=torch.uint8)
+    policy = torch.full((400,), 1 / 400)
+    assert annotated(pictures, torch.tensor([NONE]), [policy]).shape == (1, 5 + PANEL, 30, 3)
+
+
+def test_long_episodes_are_thinned_and_last_as_long(tmp_path):
+    recorder = EpisodeRecorder(tmp_path, fps=20, max_frames=6)
+    for t in range(30):
+        recorder.frame(picture(8 * t), value=float(t))
+    frames, times = film(recorder.save("a"))
+    assert frames[:, 0, 0, 0].tolist() == [0, 64, 128, 192]  # every eighth
+    assert times == [400] * 4
+
+
+def test_sizes(tmp_path):
+    recorder = EpisodeRecorder(tmp_path, max_side=300)
+    for height, width, expected in [
+        (400, 600, (200, 300)),
+        (48, 48, (192, 192)),
+        (7, 6, (161, 138)),
+    ]:
+        recorder.frame(picture(3, height, width))
+        assert film(recorder.save("a"))[0].shape[1:3] == expected
+
+
+def test_an_mp4(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
+    recorder = EpisodeRecorder(tmp_path, suffix="mp4")
+    recorder.frame(picture(1), value=1.0, policy=torch.tensor([1.0, 0.0]))
+    path = recorder.save("a")
+    assert path.suffix == ".mp4" and path.read_bytes()[4:8] == b"ftyp"
+
+
+def test_errors(tmp_path):
+    recorder = EpisodeRecorder(tmp_path)
+    with pytest.raises(ValueError, match=r"render gave None.*render=True"):
+        recorder.frame(None)
+    recorder.frame(picture(1))
+    with pytest.raises(ValueError, match=r"a picture of \[180, 160, 3\] does not fit"):
+        recorder.frame(picture(1, 180))
+    with pytest.raises(ValueError, match="videos end in .gif or .mp4, not in '.webm'"):
+        EpisodeRecorder(tmp_path, suffix="webm")
+    with pytest.raises(ValueError, match="max_frames=1 must be at least 2"):
+        EpisodeRecorder(tmp_path, max_frames=1)
+
+
+def test_a_world_is_recorded(tmp_path):
+    from raffia.envs.board import TicTacToe
+
+    worlds = TicTacToe(2)
+    worlds.reset(torch.arange(2))
+    recorder = EpisodeRecorder(tmp_path, fps=2)
+    recorder.frame(worlds.render(1), value=0.0, policy=torch.full((9,), 1 / 9))
+    worlds.step(torch.tensor([0, 4]))
+    recorder.frame(worlds.render(1))
+    assert len(film(recorder.save("board"))[0]) == 2

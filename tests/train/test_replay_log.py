@@ -1,0 +1,418 @@
+import os
+import shutil
+
+import pytest
+import torch
+
+import raffia.train.replay_log
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import CheckpointError, Checkpoints
+from raffia.train.replay_log import ReplayLog
+
+SIZE, ENVS, ACTIONS = 60, 3, 4
+
+
+def make_buffer(storage=None, **options):
+    return SegmentReplayBuffer(
+        TensorStorage(SIZE) if storage is None else storage,
+        **{
+            "unroll_steps": 2,
+            "n_step": 1,
+            "obs_keys": ["observation", "to_play"],
+            "frame_stack": {"observation": 2},
+            "alpha": 0.6,
+            "beta": 0.4,
+            "generator": torch.Generator().manual_seed(1),
+            **options,
+        },
+    )
+
+
+class Play:
+    """Fills a buffer, draws from it and changes it, as a run does."""
+
+    def __init__(self, buffer, seed=0):
+        self.buffer, self.draws = buffer, torch.Generator().manual_seed(seed)
+
+    def rand(self, *shape):
+        return torch.rand(shape, generator=self.draws)
+
+    def turn(self):
+        """Gives all that was drawn."""
+        buffer, times = self.buffer, int(torch.randint(1, 6, (), generator=self.draws))
+        shape = (times, ENVS)
+        steps = TensorDict(
+            observation=(self.rand(*shape, 2, 3) * 255).to(torch.uint8),
+            to_play=self.rand(*shape) < 0.5,
+            action=(self.rand(*shape) * ACTIONS).long(),
+            reward=self.rand(*shape),
+            policy=self.rand(*shape, ACTIONS),
+            next=dict(
+                observation=(self.rand(*shape, 2, 3) * 255).to(torch.uint8),
+                to_play=self.rand(*shape) < 0.5,
+            ),
+            terminated=self.rand(*shape) < 0.1,
+            truncated=self.rand(*shape) < 0.05,
+            batch_size=shape,
+        )
+        buffer.extend(steps, priority=self.rand(*shape) if self.rand(1) < 0.5 else None)
+        if self.rand(1) < 0.1:
+            buffer.cut(env=int(self.rand(1) * ENVS))
+        if not len(buffer):
+            return []
+        batch = buffer.sample(5)
+        buffer.update_priority(batch["index"], self.rand(5))
+        buffer.update_priority(torch.tensor([0]), 1.0)  # one that is gone, later
+        fresh = TensorDict(policy=self.rand(5, 4, ACTIONS), batch_size=[5, 4])
+        buffer.update(batch["step_index"], fresh)
+        buffer.beta = min(1.0, buffer.beta + 0.001)
+        return [batch]
+
+    def turns(self, num):
+        return [batch for _ in range(num) for batch in self.turn()]
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def assert_same(one, other):
+    assert same(one.state_dict(), other.state_dict()) and one.num_ignored == other.num_ignored
+
+
+class Run:
+    """A folder with checkpoints of a buffer."""
+
+    def __init__(self, folder, keep=2):
+        self.log = ReplayLog(folder / "replay", mutable=["policy"])
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep=keep)
+
+    def save(self, update, buffer):
+        logged = self.log.files(buffer)
+        self.checkpoints.save(update, logged.parts, {"replay": logged.extras})
+        self.log.prune(self.checkpoints.kept())
+
+    def restore(self, buffer, say=pytest.fail):
+        found = self.checkpoints.newest(say, self.log.check)
+        self.log.restore(found, buffer)
+        return found.update
+
+    @property
+    def chunks(self):
+        return sorted(name for name in os.listdir(self.log.folder) if name.startswith("rows-"))
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # without a loss of power it changes nothing
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(raffia.train.replay_log, "SMALL", 100)
+    monkeypatch.setattr(raffia.train.replay_log, "LARGE", 180)  # 30 rows
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4, 30])
+def test_what_is_restored_goes_on_bit_for_bit(tmp_path, small_chunks, turns):
+    play = Play(make_buffer())
+    for update in range(turns):
+        play.turn()
+        Run(tmp_path).save(update, play.buffer) if update == 0 else None
+    run = Run(tmp_path)
+    run.save(turns, play.buffer)
+    other = make_buffer(generator=torch.Generator())
+    assert Run(tmp_path).restore(other) == turns
+    assert_same(play.buffer, other)
+    going_on = Play(other)
+    going_on.draws.set_state(play.draws.get_state())
+    for one, two in zip(play.turns(8), going_on.turns(8), strict=True):
+        assert same(one.to_dict(), two.to_dict())
+    assert_same(play.buffer, other)
+    assert play.buffer.num_ignored > 0 or turns < 30
+
+
+@pytest.mark.parametrize("chunks", ["small", "large"])
+def test_a_run_that_is_stopped_and_resumed_at_any_save(tmp_path, chunks, request):
+    if chunks == "small":
+        request.getfixturevalue("small_chunks")
+    run, play, draw = Run(tmp_path), Play(make_buffer()), torch.Generator().manual_seed(5)
+    for update in range(21):
+        play.turns(int(torch.randint(0, 6, (), generator=draw)))
+        run.save(update, play.buffer)
+        state = play.draws.get_state()
+        if update % 3 == 2:
+            play.turns(2)  # lost by a kill
+            run, play = Run(tmp_path), Play(make_buffer())
+            assert run.restore(play.buffer) == update
+            play.draws.set_state(state)
+        other = make_buffer()
+        Run(tmp_path).restore(other)
+        if update % 3 != 2:
+            assert_same(play.buffer, other)
+    assert play.buffer.storage.total > 3 * SIZE
+    assert len(run.chunks) < (25 if chunks == "small" else 8)
+
+
+def test_it_equals_a_run_that_was_never_stopped(tmp_path, small_chunks):
+    never, play, run = Play(make_buffer()), Play(make_buffer()), Run(tmp_path)
+    for update in range(14):
+        never.turns(2)
+        play.turns(2)
+        run.save(update, play.buffer)
+        state = play.draws.get_state()
+        play.turns(update % 3)
+        run, play = Run(tmp_path), Play(make_buffer())
+        run.restore(play.buffer)
+        play.draws.set_state(state)
+    assert_same(never.buffer, play.buffer)
+
+
+def test_rows_are_written_once(tmp_path, small_chunks):
+    run, buffer = Run(tmp_path, keep=9), make_buffer(TensorStorage(1000))
+    play, before = Play(buffer), {}
+    for update in range(9):
+        play.turns(10)
+        run.save(update, buffer)
+        now = {name: os.stat(f"{run.log.folder}/{name}").st_mtime_ns for name in run.chunks}
+        assert len(now.keys() - before.keys()) <= 8 and before.items() <= now.items()
+        before = now
+    rows = [name.split("-")[1:3] for name in run.chunks]
+    assert sum(int(stop) - int(first) for first, stop in rows) < 1.3 * buffer.storage.total
+    whole = run.checkpoints.newest().tensors("replay")["columns"]
+    assert sorted(whole.keys()) == [
+        "2.action", "3.reward", "4.policy", "5.terminated", "6.truncated",
+    ]  # fmt: skip
+
+
+def test_chunks_go_with_the_checkpoints_that_need_them(tmp_path, small_chunks):
+    run, play = Run(tmp_path, keep=2), Play(make_buffer())
+    for update in range(12):
+        play.turns(10)  # the whole ring is overwritten
+        run.save(update, play.buffer)
+        needed = {
+            chunk["file"]
+            for found in run.checkpoints.kept()
+            for chunk in found.extras["replay"]["chunks"]
+        }
+        assert {*run.chunks} == needed
+    for found in run.checkpoints.kept():
+        run.log.check(found)
+
+
+def test_what_a_kill_left_is_removed(tmp_path):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turns(3)
+    run.save(1, play.buffer)
+    play.turns(3)
+    run.log.files(play.buffer)  # killed here
+    strays = [".0123456789ab.tmp", "notes.txt"]
+    for name in strays:
+        with open(f"{run.log.folder}/{name}", "w") as file:
+            file.write("half")
+    os.makedirs(f"{run.log.folder}/rows")
+    assert len(run.chunks) == 2
+    run = Run(tmp_path)
+    run.restore(play.buffer)
+    run.log.prune(run.checkpoints.kept())
+    assert len(run.chunks) == 1
+    assert sorted({*os.listdir(run.log.folder)} - {*run.chunks}) == ["notes.txt", "rows"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_chunk_is_named_and_the_checkpoint_before_is_used(tmp_path, damage, small_chunks):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turns(6)
+    run.save(1, play.buffer)
+    expected = play.buffer.state_dict()
+    play.turns(6)
+    run.save(2, play.buffer)
+    path = f"{run.log.folder}/{run.chunks[-1]}"
+    if damage == "remove":
+        os.unlink(path)
+    else:
+        with open(path, "rb+") as file:
+            file.seek(-5, os.SEEK_END)
+            file.truncate() if damage == "cut" else file.write(b"!")
+    with pytest.raises(DamagedFileError, match=os.path.basename(path)):
+        run.log.restore(run.checkpoints.newest(), play.buffer)
+    said, run, other = [], Run(tmp_path), make_buffer()
+    assert run.restore(other, said.append) == 1
+    assert len(said) == 1 and "000000002 is passed over" in said[0] and path in said[0]
+    assert same(expected, other.state_dict())
+    Play(other).turns(3)
+    run.save(2, other)
+    again = make_buffer()
+    assert Run(tmp_path).restore(again) == 2
+    assert_same(other, again)
+
+
+def test_a_buffer_that_was_emptied_or_is_another_is_written_anew(tmp_path, small_chunks):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turns(5)
+    run.save(1, play.buffer)
+    before = play.buffer.storage.total
+    play.buffer.empty()
+    while play.buffer.storage.total <= before:
+        play.turn()
+    run.save(2, play.buffer)
+    other = make_buffer()
+    run.restore(other)
+    assert_same(play.buffer, other)
+    third = Play(make_buffer(), seed=9)
+    third.turns(2)
+    run.save(3, third.buffer)
+    run.restore(other)
+    assert_same(third.buffer, other)
+
+
+def test_obs_that_can_change_are_saved_whole(tmp_path):
+    log, checkpoints = ReplayLog(tmp_path / "r", mutable=["observation"]), Checkpoints(tmp_path)
+    play, other = Play(make_buffer()), make_buffer()
+    for update in range(3):
+        play.turns(2)
+        index = play.buffer.sample(4)["step_index"]
+        new = TensorDict(observation=torch.full((4, 4, 2, 2, 3), update, dtype=torch.uint8))
+        play.buffer.update(
+            index, TensorDict(observation=new["observation"][:, :, 0], batch_size=[4, 4])
+        )
+        logged = log.files(play.buffer)
+        checkpoints.save(update, logged.parts, {"replay": logged.extras})
+    log.restore(checkpoints.newest(), other)
+    assert_same(play.buffer, other)
+
+
+@pytest.mark.parametrize("mutable", [["observation", "to_play"], []])
+def test_all_or_nothing_may_be_whole(tmp_path, mutable, small_chunks):
+    log, checkpoints = ReplayLog(tmp_path / "r", mutable=mutable), Checkpoints(tmp_path)
+    play, other = Play(make_buffer()), make_buffer()
+    play.turns(40)
+    logged = log.files(play.buffer)
+    checkpoints.save(1, logged.parts, {"replay": logged.extras})
+    assert bool(logged.extras["chunks"]) == (not mutable)
+    log.restore(checkpoints.newest(), other)
+    assert_same(play.buffer, other)
+
+
+def test_rows_on_disk_are_filled_anew(tmp_path, small_chunks):
+    never = Play(make_buffer())
+    run, storage = Run(tmp_path), MemmapStorage(SIZE, tmp_path / "replay" / "rows")
+    play = Play(make_buffer(storage))
+    for update in range(12):
+        never.turns(2)
+        play.turns(2)
+        run.save(update, play.buffer)
+        state = play.draws.get_state()
+        if update % 4 == 3:
+            play.turns(5)  # rows of the checkpoint are overwritten
+            if update % 8 == 3:
+                storage.close()  # else it is left as a kill leaves it
+            else:
+                storage._release()
+            storage = MemmapStorage(SIZE, tmp_path / "replay" / "rows")
+            run, play = Run(tmp_path), Play(make_buffer(storage))
+            assert run.restore(play.buffer) == update
+            play.draws.set_state(state)
+        assert_same(never.buffer, play.buffer)
+    storage.close()
+
+
+def test_a_buffer_made_otherwise_is_refused(tmp_path):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turns(4)
+    run.save(1, play.buffer)
+    for other, match in [
+        (make_buffer(TensorStorage(SIZE + 1)), "ring of 60 rows"),
+        (make_buffer(n_step=2), "windows look"),
+        (make_buffer(alpha=0.5), "alpha"),
+        (make_buffer(generator=None), "generator"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            run.restore(other)
+        assert len(other.storage) == 0 and len(other) == 0
+
+
+def test_a_checkpoint_without_a_buffer_is_refused(tmp_path):
+    checkpoints, log = Checkpoints(tmp_path), ReplayLog(tmp_path / "replay")
+    checkpoints.save(1, {})
+    with pytest.raises(DamagedFileError, match="000000001: it holds no replay buffer"):
+        log.restore(checkpoints.newest(), make_buffer())
+
+
+def test_rows_that_were_erased_are_refused(tmp_path):
+    play = Play(make_buffer())
+    play.turns(4)
+    play.buffer.storage.erase(3)
+    with pytest.raises(ValueError, match="must not be erased"):
+        ReplayLog(tmp_path).files(play.buffer)
+
+
+def test_a_full_disk_leaves_nothing_new(tmp_path, small_chunks, monkeypatch):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turns(4)
+    run.save(1, play.buffer)
+    expected, before = play.buffer.state_dict(), run.chunks
+    play.turns(20)
+    calls = []
+
+    def fsync(fd):
+        calls.append(fd)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(
+        CheckpointError, match="replay could not take in .* No space left on device"
+    ):
+        run.save(2, play.buffer)
+    monkeypatch.undo()
+    assert run.chunks == before
+    other = make_buffer()
+    assert Run(tmp_path).restore(other) == 1
+    assert same(expected, other.state_dict())
+    run.save(2, play.buffer)  # there is room again
+    Run(tmp_path).restore(other)
+    assert_same(play.buffer, other)
+
+
+def test_rows_of_a_save_that_failed_are_there_for_the_next(tmp_path, small_chunks):
+    run, play, other = Run(tmp_path), Play(make_buffer()), make_buffer()
+    play.turns(4)
+    run.save(1, play.buffer)
+    play.turns(4)
+    run.log.files(play.buffer)  # and the disk was full for the checkpoint
+    run.log.prune(run.checkpoints.kept())
+    play.turns(1)
+    run.save(2, play.buffer)
+    assert Run(tmp_path).restore(other) == 2
+    assert_same(play.buffer, other)
+
+
+def test_a_run_folder_can_be_copied(tmp_path):
+    run, play = Run(tmp_path / "one"), Play(make_buffer())
+    play.turns(20)
+    run.save(1, play.buffer)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    shutil.rmtree(tmp_path / "one")
+    other = make_buffer()
+    assert Run(tmp_path / "two").restore(other) == 1
+    assert_same(play.buffer, other)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_saving_changes_nothing(tmp_path, prefetch):
+    one, two = Play(make_buffer(prefetch=prefetch)), Play(make_buffer(prefetch=prefetch))
+    run = Run(tmp_path)
+    for update in range(5):
+        for batch, other in zip(one.turns(3), two.turns(3), strict=True):
+            assert same(batch.to_dict(), other.to_dict())
+        run.save(update, one.buffer)
+    assert_same(one.buffer, two.buffer)

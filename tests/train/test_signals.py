@@ -1,0 +1,94 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from raffia.train.signals import stop_on_signals
+
+HANDLERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", HANDLERS)
+def test_the_first_signal_asks_and_the_second_leaves(number):
+    before = [signal.getsignal(one) for one in HANDLERS]
+    with pytest.raises(SystemExit) as left, stop_on_signals() as stop:
+        assert not stop.requested and stop.name == ""
+        os.kill(os.getpid(), number)
+        assert stop.requested and stop.name == signal.Signals(number).name
+        os.kill(os.getpid(), number)
+        pytest.fail("it was to leave")
+    assert left.value.code == 128 + number
+    assert [signal.getsignal(one) for one in HANDLERS] == before
+
+
+def test_the_second_may_be_another_one():
+    with pytest.raises(SystemExit) as left, stop_on_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 143 and stop.name == "SIGINT"
+
+
+def test_handlers_are_restored():
+    def mine(number, frame):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with stop_on_signals():
+            assert signal.getsignal(signal.SIGTERM) is not mine
+        assert signal.getsignal(signal.SIGTERM) is mine
+        with pytest.raises(KeyError), stop_on_signals():
+            raise KeyError
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_nothing_is_done():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        with stop_on_signals() as stop:
+            seen.append((stop.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_status_says_which_signal(number, status):
+    script = """
+import time
+from raffia.train.signals import stop_on_signals
+with stop_on_signals() as stop:
+    print("ready", flush=True)
+    while not stop.requested:
+        time.sleep(0.001)
+    print(stop.name, flush=True)
+    time.sleep(60)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name}\n"
+        process.send_signal(number)
+        assert process.wait(timeout=30) == status

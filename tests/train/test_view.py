@@ -1,0 +1,257 @@
+"""raffia.train.view and live_view: what a person sees, and that it never stops a run."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from raffia.train.live_view import LiveView, StatusPanel
+from raffia.train.view import Output, PlainView, Status, make_view
+
+STATUS = Status(
+    title="EfficientZero on cartpole, seed 0",
+    update=4812,
+    num_updates=9400,
+    env_step=5412,
+    num_env_steps=10_000,
+    seconds=199.0,
+    seconds_left=192.0,
+    env_steps_per_second=82.0,
+    updates_per_second=7.14,
+    simulations_per_second=1820.0,
+    latest_return=187.0,
+    best_return=200.0,
+    evaluated_return=195.25,
+    losses={"loss": 2.31, "policy_loss": 0.312, "value_prefix_loss": 0.0213},
+)
+FACTS = [
+    "5,412 / 10,000", "82/s", "4,812 / 9,400", "7.1/s", "1,820/s", "51 %", "3:19", "3:12 left",
+    "187", "195.2", "200", "loss 2.310", "policy 0.312", "value prefix 0.021",
+]  # fmt: skip
+
+
+def drawn(status: Status, width: int, since: float = 0.0) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    console.print(StatusPanel(status, since))
+    return console.file.getvalue().splitlines()
+
+
+# ---- plain lines
+
+
+def test_plain_lines_come_now_and_then_and_the_last_state_at_the_end():
+    now, stream = [0.0], io.StringIO()
+    with PlainView(stream, every_seconds=10, clock=lambda: now[0]) as view:
+        for second in range(36):
+            now[0] = float(second)
+            view.show(replace(STATUS, update=second))
+            if second == 15:
+                view.say("episode recorded: a.gif")
+    lines = stream.getvalue().splitlines()
+    assert lines.pop(2) == "episode recorded: a.gif"
+    shown = [line.split("update ")[1].split("/")[0] for line in lines]
+    assert shown == ["0", "10", "20", "30", "35"]
+
+
+def test_a_state_is_not_printed_twice_at_the_end():
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        view.show(STATUS)
+    with PlainView(stream):
+        pass  # nothing was shown
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_plain_line_says_all_of_it():
+    stream = io.StringIO()
+    PlainView(stream).show(STATUS)
+    assert stream.getvalue() == (
+        "3:19 |  51 % | update 4,812/9,400 | env step 5,412/10,000 | 3:12 left | "
+        "return 187, evaluated 195.2, best 200 | 82 env steps/s | 7.1 updates/s | "
+        "1,820 simulations/s | loss 2.310, policy loss 0.312, value prefix loss 0.021\n"
+    )
+
+
+def test_the_state_before_the_end_is_printed_when_a_run_breaks_off():
+    now, stream = [0.0], io.StringIO()
+    with (
+        pytest.raises(RuntimeError, match="broke"),
+        PlainView(stream, clock=lambda: now[0]) as view,
+    ):
+        view.show(STATUS)
+        view.show(replace(STATUS, update=5000))
+        raise RuntimeError("broke")
+    assert "update 5,000" in stream.getvalue()
+
+
+# ---- streams that end
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("make", [PlainView, LiveView])
+def test_a_stream_that_is_gone_does_not_stop_the_run(make):
+    with make(Gone()) as view:
+        view.show(STATUS)
+        view.say("hello")
+        view.show(STATUS)
+
+
+def test_an_error_of_ours_is_not_hidden():
+    class Odd(io.StringIO):
+        def write(self, text: str) -> int:
+            raise ValueError("not about the stream")
+
+    with pytest.raises(ValueError, match="not about the stream"):
+        Output(Odd()).line("text")
+
+
+@pytest.mark.parametrize("make", [PlainView, LiveView])
+def test_letters_that_the_encoding_lacks_do_not_stop_the_run(make):
+    file = io.BytesIO()
+    stream = io.TextIOWrapper(file, encoding="ascii", errors="strict")
+    with make(stream) as view:
+        view.say("Größe")
+        view.show(replace(STATUS, title="Würfel"))
+    stream.flush()
+    assert b"Gr??e" in file.getvalue() and b"4,812" in file.getvalue()
+
+
+def test_which_view(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(make_view(Terminal()), LiveView)
+    assert isinstance(make_view(io.StringIO()), PlainView)
+    assert isinstance(make_view(), PlainView)  # pytest's output is no terminal
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_view(Terminal()), PlainView)
+
+
+# ---- the panel
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 66, 60, 47, 40])
+def test_the_panel_loses_nothing_at_any_width(width):
+    lines = drawn(STATUS, width)
+    assert all(len(line) == min(width, 100) for line in lines)
+    text = "\n".join(lines)
+    missing = [fact for fact in FACTS if fact not in text]
+    assert not missing and "…" not in text
+
+
+def test_a_terminal_too_narrow_for_a_panel_gets_lines():
+    lines = drawn(STATUS, 30)
+    assert all(len(line) <= 30 for line in lines)
+    text = " ".join(line.strip() for line in lines)
+    assert "update 4,812/9,400" in text and "value prefix loss 0.021" in text
+
+
+def test_the_panel_before_anything_is_known():
+    text = "\n".join(drawn(Status(title="new", num_updates=9), 80))
+    assert "0 / 9" in text and "0 %" in text and "left" not in text
+
+
+def test_clocks_go_on_between_two_states():
+    text = "\n".join(drawn(STATUS, 80, since=62.0))
+    assert "4:21" in text and "2:10 left" in text
+    assert "0:00 left" in "\n".join(drawn(STATUS, 80, since=1e4))
+
+
+def test_marks_of_rich_in_texts_are_texts():
+    stream = io.StringIO()
+    with LiveView(stream, width=80) as view:
+        view.say("checkpoint [/bold] is [red]damaged")
+        view.show(replace(STATUS, title="[red]run[/x]"))
+    assert "checkpoint [/bold] is [red]damaged\n" in stream.getvalue()
+    assert "[red]run[/x]" in stream.getvalue()
+
+
+# ---- in a terminal
+
+PROGRAM = """
+import sys, time
+from raffia.train.view import Status, make_view
+with make_view() as view:
+    print(type(view).__name__)
+    for update in range(5):
+        view.show(Status(title="a run", update=update, num_updates=4, losses={"loss": 0.5}))
+        view.say(f"said {update} " + "x" * 70)
+        print(f"printed {update}")
+        print(f"warned {update}", file=sys.stderr)
+        time.sleep(0.1)
+    print("half [/a] line", end="")
+open(sys.argv[1], "w").write("ended")
+"""
+
+
+def in_terminal(tmp_path, columns: int, hang_up: bool = False) -> tuple[int, str, bool]:
+    """Exit status, what the terminal got, and whether the program came to its end."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    end = tmp_path / "end"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(end)],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={"PATH": os.environ["PATH"], "TERM": "xterm", "PYTHONPATH": ":".join(sys.path)},
+    )
+    os.close(follower)
+    got = bytearray()
+
+    def read() -> None:
+        while True:
+            try:
+                part = os.read(leader, 4096)
+            except OSError:  # the other side is closed
+                return
+            got.extend(part)
+            if not part or (hang_up and b"said 0" in got):
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    if hang_up:
+        reader.join(60)
+        os.close(leader)
+    status = process.wait(60)
+    reader.join(60)
+    if not hang_up:
+        os.close(leader)
+    return status, got.decode(), end.exists()
+
+
+@pytest.mark.parametrize("columns", [100, 60])
+def test_in_a_terminal_all_output_is_kept_above_the_panel(tmp_path, columns):
+    status, got, ended = in_terminal(tmp_path, columns)
+    assert status == 0 and ended
+    assert "LiveView" in got and "half [/a] line" in got
+    for i in range(5):
+        assert f"said {i} {'x' * 70}" in got  # in one piece, whatever the width
+        assert f"printed {i}" in got and f"warned {i}" in got
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", got)
+    last = plain[plain.rindex("╭─ a run") :]
+    assert "4 / 4" in last and "said" not in last and "half" not in last
+    assert last.count("╰") == 1
+    assert got.rindex("\x1b[?25h") > got.rfind("\x1b[?25l")  # the cursor is there
+
+
+def test_a_terminal_that_hangs_up_does_not_stop_the_run(tmp_path):
+    _, got, ended = in_terminal(tmp_path, 80, hang_up=True)
+    assert "said 0" in got and ended
