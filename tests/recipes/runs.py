@@ -21,6 +21,7 @@ def short(num_env_steps=160, **changes) -> EfficientZeroRun:
             "env": replace(smoke.env, num_envs=4, frame_stack=2),
             "search": replace(smoke.search, num_simulations=4),
             "replay": replace(smoke.replay, batch_size=16),
+            "targets": replace(smoke.targets, n_step=5, reanalyse_ratio=0.25, target_interval=20),
             "collect": replace(smoke.collect, num_env_steps=num_env_steps, random_env_steps=40),
             "evaluate": replace(smoke.evaluate, every_env_steps=50, num_episodes=2, max_steps=20),
             "checkpoint": replace(smoke.checkpoint, every_updates=7),

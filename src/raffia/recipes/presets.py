@@ -50,7 +50,7 @@ CARTPOLE = EfficientZeroRun(
     env=EnvConfig(id="CartPole-v1", num_envs=8),
     model=SMALL,
     # A failure is felt some 100 steps before: 20 of them at each copy of the target network.
-    targets=TargetConfig(discount=0.99, n_step=20, target_interval=25, reanalyse_ratio=0.0),
+    targets=TargetConfig(discount=0.99, n_step=20, target_interval=25, reanalyse_ratio=0.5),
     optimizer=ADAM,
     search=SearchConfig(num_simulations=25, temperatures=(0.25,), temperature_from=(0.0,)),
     replay=ReplayConfig(capacity=50_000, batch_size=128),

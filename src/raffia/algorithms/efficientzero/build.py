@@ -70,6 +70,7 @@ def _for_images(
         self_supervised_learning_loss=consistency,
         state_norm=config.state_norm,
         norm_type=config.norm_type,
+        projection_norm_type=config.projection_norm_type,
     )
 
 
@@ -98,6 +99,7 @@ def _for_vectors(
         self_supervised_learning_loss=consistency,
         state_norm=config.state_norm,
         norm_type=config.norm_type,
+        projection_norm_type=config.projection_norm_type,
     )
 
 

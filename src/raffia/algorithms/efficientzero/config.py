@@ -34,6 +34,7 @@ class ModelConfig:
     reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # start, stop, step
     value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # of h(value)
     norm_type: Literal["BN", "LN"] = "BN"
+    projection_norm_type: Literal["BN", "LN"] = "BN"  # without BN all states may become alike
     state_norm: bool = False  # latent states are brought to 0..1
     action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # of discrete actions
     sigma_type: Literal["conditioned", "fixed"] = "conditioned"  # of continuous actions

@@ -60,7 +60,7 @@ class LatentModel(nn.Module):
         state_norm: bool,
         sizes_of_projection: tuple[int, int, int, int] | None,
         activation: nn.Module,
-        norm_type: str,
+        projection_norm_type: str,
     ) -> None:
         super().__init__()
         self.representation_network = representation_network
@@ -76,9 +76,9 @@ class LatentModel(nn.Module):
         if sizes_of_projection is not None:
             size = torch.Size(latent_shape).numel()
             hidden, out, head_hidden, head_out = sizes_of_projection
-            self.projection = projection(size, hidden, out, activation, norm_type)
+            self.projection = projection(size, hidden, out, activation, projection_norm_type)
             self.prediction_head = prediction_head(
-                out, head_hidden, head_out, activation, norm_type
+                out, head_hidden, head_out, activation, projection_norm_type
             )
 
     def initial_inference(

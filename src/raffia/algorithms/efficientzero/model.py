@@ -47,6 +47,8 @@ class EfficientZeroModel(LatentModel):
     downsample: for large images, see `latent_size`; otherwise height and width are kept (boards),
         and of an image of 96 x 96 the projection alone would have 600 million parameters.
     norm_type: "BN" or "LN".
+    projection_norm_type: of the projection and its head; None for that of the rest. Without "BN"
+        there, all states may come to look alike to the consistency loss.
     discrete_action_encoding_type: "one_hot" for a plane each, or "not_one_hot" for one plane of
         action / size.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see
@@ -92,6 +94,7 @@ class EfficientZeroModel(LatentModel):
         continuous_action_space: bool = False,
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
+        projection_norm_type: str | None = None,
     ) -> None:
         shape = image_shape(observation_shape)
         h, w = latent_size(*shape[1:], downsample)
@@ -148,5 +151,5 @@ class EfficientZeroModel(LatentModel):
                 (proj_hid, proj_out, pred_hid, pred_out) if self_supervised_learning_loss else None
             ),
             activation=activation,
-            norm_type=norm_type,
+            projection_norm_type=projection_norm_type or norm_type,
         )

@@ -199,6 +199,8 @@ class EfficientZeroModelMLP(LatentModel):
     last_linear_layer_init_zero: policy, value and value prefix start at zero.
     state_norm: latent states are brought to 0 .. 1.
     norm_type: "BN" or "LN".
+    projection_norm_type: of the projection and its head; None for that of the rest. Without "BN"
+        there, all states may come to look alike to the consistency loss.
     discrete_action_encoding_type: "one_hot", or "not_one_hot" for the one number action / size.
     res_connection_in_dynamics: see `DynamicsNetworkMLP`.
     latent_norm: see `RepresentationNetworkMLP`.
@@ -240,6 +242,7 @@ class EfficientZeroModelMLP(LatentModel):
         continuous_action_space: bool = False,
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
+        projection_norm_type: str | None = None,
     ) -> None:
         others = RELU if activation is None else activation
         actions = action_encoding(
@@ -290,7 +293,7 @@ class EfficientZeroModelMLP(LatentModel):
                 (proj_hid, proj_out, pred_hid, pred_out) if self_supervised_learning_loss else None
             ),
             activation=others,
-            norm_type=norm_type,
+            projection_norm_type=projection_norm_type or norm_type,
         )
 
 
