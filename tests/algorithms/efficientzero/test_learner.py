@@ -248,7 +248,10 @@ def test_a_small_batch_is_learnt_by_heart(norm_type):
 
 
 def test_parts_of_a_batch_add_up_to_it():
-    learner, batch = learner_of(model={"norm_type": "LN", "projection_norm_type": "LN"}), batch_of(size=8)
+    learner, batch = (
+        learner_of(model={"norm_type": "LN", "projection_norm_type": "LN"}),
+        batch_of(size=8),
+    )
     state = learner.init(0)
     whole, parts = (one.grads(state, batch) for one in (learner, Accumulate(learner, 4)))
     assert_equal(parts[0], whole[0], atol=1e-6, rtol=1e-4)
