@@ -85,7 +85,7 @@ class Collector:
     def collect(self, act: Act, num_steps: int) -> TensorDict:
         """Play this many steps in each world, and give them: [T, E]."""
         if self._state is None:
-            self._begin(torch.arange(self.env.num_envs))
+            self._begin(everywhere(self.env))
         return stack([self._step(act) for _ in range(num_steps)], 0)
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -113,38 +113,36 @@ class Collector:
             {**dict(before.items()), **dict(chosen.items()), **flags, "next": states},
             before.batch_size,
         )
-        self._count(chosen["action"], after)
+        self.num_env_steps += self.env.num_envs
+        self._count(everywhere(self.env), chosen["action"], after)
         self._show(states)
-        self._restart_frames(after)
+        self._restart_frames(everywhere(self.env), after)
         rows = over(after).nonzero().squeeze(-1)
         if len(rows):
             self._close(rows)
             self._begin(rows)
         return step
 
-    def _restart_frames(self, after: TensorDict, rows: Tensor | None = None) -> None:
+    def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
         """Where an episode has ended and the world plays on, nothing before is seen any more."""
         if self._frames is None or "continues" not in after.keys():
             return
         going_on = (after["terminated"] | after["truncated"]) & after["continues"]
         chosen = going_on.nonzero().squeeze(-1)
         if len(chosen):
-            placed = chosen if rows is None else rows[chosen]
-            newest = after["observation"][chosen].unsqueeze(1)
-            self._frames[placed] = newest.repeat_interleave(self.frame_stack, 1)
+            newest = after["observation"][chosen]
+            self._frames[rows[chosen]] = first_frames(newest, self.frame_stack)
 
-    def _count(self, action: Tensor, after: TensorDict) -> None:
-        self.num_env_steps += self.env.num_envs
-        self._return += after["reward"]
-        self._length += 1
-        for row, taken in enumerate(action.unbind()):
+    def _count(self, rows: Tensor, action: Tensor, after: TensorDict) -> None:
+        self._return[rows] += after["reward"]
+        self._length[rows] += 1
+        for row, taken in zip(rows.tolist(), action.unbind(), strict=True):
             self._actions[row].append(taken)
 
     def _show(self, states: TensorDict) -> None:
         self._state = states
         if self._frames is not None:
-            newest = states["observation"].unsqueeze(1)
-            self._frames = torch.cat([self._frames[:, 1:], newest], 1)
+            self._frames = next_frames(self._frames, states["observation"])
 
     def _close(self, rows: Tensor) -> None:
         for row in rows.tolist():
@@ -152,23 +150,15 @@ class Collector:
             self._ended.append(episode)
 
     def _begin(self, rows: Tensor) -> None:
-        self._begin_from(rows, self._seeds(rows))
+        first = self.env.reset(self._seeds(rows), rows)
         self._episode[rows] += 1
-
-    def _seeds(self, rows: Tensor) -> Tensor:
-        """Of the episodes that come next in these rows."""
-        pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
-        return torch.tensor([derive_seed(self.seed, "episode", *pair) for pair in pairs])
-
-    def _begin_from(self, rows: Tensor, seeds: Tensor) -> None:
-        first = self.env.reset(seeds, rows)
         if self._state is None:
             self._state = first
         else:
             self._state = self._state.clone()  # the steps that were given out hold the old one
             self._state[rows] = first
         if self.frame_stack > 1:
-            frames = first["observation"].unsqueeze(1).repeat_interleave(self.frame_stack, 1)
+            frames = first_frames(first["observation"], self.frame_stack)
             if self._frames is None:
                 self._frames = frames
             else:
@@ -178,6 +168,11 @@ class Collector:
         self._length[rows] = 0
         for row in rows.tolist():
             self._actions[row] = []
+
+    def _seeds(self, rows: Tensor) -> Tensor:
+        """Of the episodes that come next in these rows."""
+        pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
+        return torch.tensor([derive_seed(self.seed, "episode", *pair) for pair in pairs])
 
     # -- resume
 
@@ -209,7 +204,7 @@ class Collector:
             self._episode = state["episode"].clone()
             return
         self._episode = state["episode"] - 1
-        self._begin(torch.arange(num))
+        self._begin(everywhere(self.env))
         counts = state["num_actions"]
         by_row = state["actions"].split(counts.tolist())
         for t in range(int(counts.max())):
@@ -226,11 +221,37 @@ class Collector:
         if frames is not None and self._frames is not None and len(rows) < len(frames):
             kept = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
             self._frames[kept] = frames[kept]
-        self._restart_frames(after, rows)
-        self._return[rows] += after["reward"]
-        self._length[rows] += 1
-        for row, taken in zip(rows.tolist(), action.unbind(), strict=True):
-            self._actions[row].append(taken)
+        self._restart_frames(rows, after)
+        self._count(rows, action, after)
+
+
+def everywhere(env: BatchEnv) -> Tensor:
+    """The numbers of all worlds: int64 [E].
+
+    >>> from raffia.envs.batch import SerialBatch
+    >>> from raffia.envs.probe import ValueProbe
+    >>> everywhere(SerialBatch([ValueProbe(), ValueProbe()]))
+    tensor([0, 1])
+    """
+    return torch.arange(env.num_envs)
+
+
+def first_frames(observation: Tensor, frame_stack: int) -> Tensor:
+    """The stacks [n, S, *O] at the first observations [n, *O] of episodes: these, repeated.
+
+    >>> first_frames(torch.tensor([[7.0]]), 3).flatten()
+    tensor([7., 7., 7.])
+    """
+    return observation.unsqueeze(1).repeat_interleave(frame_stack, 1)
+
+
+def next_frames(frames: Tensor, observation: Tensor) -> Tensor:
+    """The stacks [n, S, *O] after these, with the newest observations [n, *O] last.
+
+    >>> next_frames(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([4.0]))
+    tensor([[2., 3., 4.]])
+    """
+    return torch.cat([frames[:, 1:], observation.unsqueeze(1)], 1)
 
 
 def over(after: TensorDict) -> Tensor:

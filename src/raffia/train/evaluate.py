@@ -16,7 +16,7 @@ from raffia.envs.env import BatchEnv
 from raffia.envs.opponents import Opponent
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import over
+from raffia.train.collect import first_frames, next_frames, over
 
 Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what is worth showing
 
@@ -130,7 +130,7 @@ class _Table:
         self.frames: Tensor | None = None  # [n, S, *O]
         self.states = self._begin(self.rows)
         if frame_stack > 1:
-            self.frames = self._first_frames(self.states)
+            self.frames = first_frames(self.states["observation"], frame_stack)
 
     def _begin(self, rows: Tensor) -> TensorDict:
         numbers = torch.arange(self.num_begun, self.num_begun + len(rows))
@@ -139,9 +139,6 @@ class _Table:
         self.total[rows], self.length[rows] = 0, 0
         seeds = [derive_seed(self.seed, "evaluate", number) for number in numbers.tolist()]
         return self.env.reset(torch.tensor(seeds), rows)
-
-    def _first_frames(self, states: TensorDict) -> Tensor:
-        return states["observation"].unsqueeze(1).repeat_interleave(self.frame_stack, 1)
 
     def seen(self) -> TensorDict:
         """The states with their stacks of frames."""
@@ -162,8 +159,7 @@ class _Table:
         self.length[self.rows] += 1
         self.states = after.select(*self.env.spec.state_keys)
         if self.frames is not None:
-            newest = after["observation"].unsqueeze(1)
-            self.frames = torch.cat([self.frames[:, 1:], newest], 1)
+            self.frames = next_frames(self.frames, after["observation"])
         ended = over(after) | (self.length[self.rows] >= max_steps)
         if bool(ended.any()):
             self._end(ended, watch)
@@ -180,7 +176,7 @@ class _Table:
             first = self._begin(self.rows[again])
             self.states[again] = first
             if self.frames is not None:
-                self.frames[again] = self._first_frames(first)
+                self.frames[again] = first_frames(first["observation"], self.frame_stack)
         goes_on = ~ended
         goes_on[again] = True
         self.rows, self.states = self.rows[goes_on], self.states[goes_on]

@@ -16,7 +16,9 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, Self
+from typing import BinaryIO
+
+from raffia.train.appended import AppendedFile
 
 PREFIX, SUFFIX = "events.out.tfevents.", ".raffia"
 TAIL = 1 << 16  # bytes that a crash can have spoilt
@@ -24,7 +26,7 @@ VERSION = b"brain.Event:2"
 POLYNOMIAL = 0x82F63B78  # with its bits in reverse order
 
 
-class EventFile:
+class EventFile(AppendedFile):
     """Scalars for `tensorboard --logdir FOLDER`; a file that is there already is gone on with.
 
     What a crash cut off at its end is removed.
@@ -42,8 +44,7 @@ class EventFile:
         names = sorted([n for n in os.listdir(folder) if n.startswith(PREFIX)])
         names = [name for name in names if name.endswith(SUFFIX)]
         name = names[-1] if names else f"{PREFIX}{int(time.time()):010d}{SUFFIX}"
-        self.path = os.path.abspath(f"{os.fspath(folder)}/{name}")
-        self._file = open(self.path, "a+b", buffering=0)  # a record is one call of the system
+        super().__init__(f"{os.fspath(folder)}/{name}")
         try:
             self._file.truncate(_end_of_records(self._file))
             self._begin()
@@ -66,10 +67,6 @@ class EventFile:
         event = b"\x09" + struct.pack("<d", now) + b"\x10" + _varint(step)
         self._append(event + _bytes(5, _bytes(1, point)))
 
-    def position(self) -> int:
-        """Bytes so far, for `rewind`."""
-        return os.fstat(self._file.fileno()).st_size
-
     def rewind(self, position: int) -> int:
         """Remove what was written after `position`; gives how many bytes that were.
 
@@ -82,20 +79,6 @@ class EventFile:
             self._file.truncate(_end_of_records(self._file))
             self._begin()
         return before - self.position()
-
-    def sync(self) -> None:
-        """Bring all points to disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file; nothing can be written any more."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin(self) -> None:
         if not self.position():

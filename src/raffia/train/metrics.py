@@ -12,18 +12,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.appended import AppendedFile
 
 AT_ONCE = 256  # additions that are kept before they are summed
 TAIL = 1 << 16  # bytes that are looked at to find the last line
 
 
-class MetricsFile:
+class MetricsFile(AppendedFile):
     """A file of JSON lines that is appended to; each row is in the system's hands when written.
 
     path: made if need be. What a crash cut off at its end is removed: a line without an end, or of
@@ -45,8 +46,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
-        self._file = open(self.path, "a+b", buffering=0)  # a row is one call of the system
+        super().__init__(path)
         try:
             self._file.truncate(_end_of_rows(self._file))
         except BaseException:
@@ -77,10 +77,6 @@ class MetricsFile:
                 error.filename = self.path
             raise
 
-    def position(self) -> int:
-        """Bytes so far, for `rewind`."""
-        return os.fstat(self._file.fileno()).st_size
-
     def rewind(self, position: int) -> int:
         """Remove what was written after `position`; gives how many bytes that were.
 
@@ -91,20 +87,6 @@ class MetricsFile:
             self._file.truncate(position)
             self._file.truncate(_end_of_rows(self._file))
         return before - self.position()
-
-    def sync(self) -> None:
-        """Bring all rows to disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file; nothing can be written any more."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _json(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raffia.algorithms.efficientzero.planning import Planner, action_sampler
+from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, EnvSpec
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
@@ -98,6 +98,3 @@ def act_at_random(
         policy = mask.float() / mask.sum(-1, keepdim=True)
         entries = {"action": torch.multinomial(policy, 1, generator=generator).squeeze(-1)}
     return TensorDict({**entries, "policy": policy, "value": torch.zeros(num)}, [num])
-
-
-__all__ = ["act", "act_at_random", "action_sampler", "kept"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
@@ -52,25 +53,7 @@ def _for_images(
         num_res_blocks=config.num_res_blocks,
         num_channels=config.num_channels,
         downsample=config.downsample,
-        action_space_size=_action_size(spec),
-        continuous_action_space=not isinstance(spec.action, Discrete),
-        discrete_action_encoding_type=config.action_encoding,
-        sigma_type=config.sigma_type,
-        fixed_sigma_value=config.fixed_sigma,
-        lstm_hidden_size=config.lstm_hidden_size,
-        reward_head_hidden_channels=config.head_hidden_channels,
-        value_head_hidden_channels=config.head_hidden_channels,
-        policy_head_hidden_channels=config.head_hidden_channels,
-        reward_support_range=config.reward_support_range,
-        value_support_range=config.value_support_range,
-        proj_hid=config.proj_hid,
-        proj_out=config.proj_out,
-        pred_hid=config.pred_hid,
-        pred_out=config.pred_out,
-        self_supervised_learning_loss=consistency,
-        state_norm=config.state_norm,
-        norm_type=config.norm_type,
-        projection_norm_type=config.projection_norm_type,
+        **_of_both(spec, config, consistency),
     )
 
 
@@ -81,26 +64,33 @@ def _for_vectors(
         observation_shape=shape,
         latent_state_dim=config.latent_state_dim,
         res_connection_in_dynamics=config.res_connection,
-        action_space_size=_action_size(spec),
-        continuous_action_space=not isinstance(spec.action, Discrete),
-        discrete_action_encoding_type=config.action_encoding,
-        sigma_type=config.sigma_type,
-        fixed_sigma_value=config.fixed_sigma,
-        lstm_hidden_size=config.lstm_hidden_size,
-        reward_head_hidden_channels=config.head_hidden_channels,
-        value_head_hidden_channels=config.head_hidden_channels,
-        policy_head_hidden_channels=config.head_hidden_channels,
-        reward_support_range=config.reward_support_range,
-        value_support_range=config.value_support_range,
-        proj_hid=config.proj_hid,
-        proj_out=config.proj_out,
-        pred_hid=config.pred_hid,
-        pred_out=config.pred_out,
-        self_supervised_learning_loss=consistency,
-        state_norm=config.state_norm,
-        norm_type=config.norm_type,
-        projection_norm_type=config.projection_norm_type,
+        **_of_both(spec, config, consistency),
     )
+
+
+def _of_both(spec: EnvSpec, config: ModelConfig, consistency: bool) -> dict[str, Any]:
+    """The arguments that both kinds of model take."""
+    return {
+        "action_space_size": _action_size(spec),
+        "continuous_action_space": not isinstance(spec.action, Discrete),
+        "discrete_action_encoding_type": config.action_encoding,
+        "sigma_type": config.sigma_type,
+        "fixed_sigma_value": config.fixed_sigma,
+        "lstm_hidden_size": config.lstm_hidden_size,
+        "reward_head_hidden_channels": config.head_hidden_channels,
+        "value_head_hidden_channels": config.head_hidden_channels,
+        "policy_head_hidden_channels": config.head_hidden_channels,
+        "reward_support_range": config.reward_support_range,
+        "value_support_range": config.value_support_range,
+        "proj_hid": config.proj_hid,
+        "proj_out": config.proj_out,
+        "pred_hid": config.pred_hid,
+        "pred_out": config.pred_out,
+        "self_supervised_learning_loss": consistency,
+        "state_norm": config.state_norm,
+        "norm_type": config.norm_type,
+        "projection_norm_type": config.projection_norm_type,
+    }
 
 
 def _action_size(spec: EnvSpec) -> int:
