@@ -57,6 +57,7 @@ def run_of(name, *, num_updates=240, **changes):
                 reward_support_range=(-2.0, 3.0, 1.0),
                 value_support_range=(-2.0, 3.0, 1.0),
                 norm_type="LN",
+                projection_norm_type="LN",
                 res_connection=False,
                 proj_hid=16,
                 proj_out=16,

@@ -249,7 +249,8 @@ def test_old_steps_get_a_shorter_horizon(corrected, tmp_path):
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
 def test_both_kinds_of_normalisation(norm_type, tmp_path):
-    played = Played(config_of(model={"norm_type": norm_type}), tmp_path / "run")
+    model = {"norm_type": norm_type, "projection_norm_type": norm_type}
+    played = Played(config_of(model=model), tmp_path / "run")
     buffers = played.state["buffers"]
     means = [buffers[key] for key in buffers.keys(True, True) if key[-1] == "running_mean"]
     assert bool(means) == (norm_type == "BN")
@@ -266,7 +267,8 @@ def test_sgd_warms_up(tmp_path):
 
 
 def test_accumulated_gradients_learn_the_same(tmp_path):
-    config = config_of(model={"norm_type": "LN"}, replay={"alpha": 0.0})
+    model = {"norm_type": "LN", "projection_norm_type": "LN"}  # BN: a half's means are its own
+    config = config_of(model=model, replay={"alpha": 0.0})
     whole = Played(config, tmp_path / "whole")
     halves = Played(config, tmp_path / "halves", lambda learner: Accumulate(learner, 2))
     for one, other in zip(whole.metrics[:3], halves.metrics[:3], strict=True):
