@@ -12,10 +12,9 @@ from torch import nn
 
 from raffia import TensorDict
 from raffia.algorithms.efficientzero import make_model
-from raffia.algorithms.efficientzero.config import OptimizerConfig, SearchConfig, TargetConfig
-from raffia.envs import BatchEnv, Discrete, EnvConfig, EnvSpec, SerialBatch, check_env
-from raffia.recipes import PRESETS, EfficientZeroRun, train
-from raffia.recipes.config import CheckpointConfig, CollectConfig, EvaluateConfig, ReplayConfig
+from raffia.algorithms.efficientzero.config import SearchConfig
+from raffia.envs import Discrete, EnvSpec, check_env, worlds_of
+from raffia.recipes import PRESETS, train
 
 
 class Corridor:
@@ -25,13 +24,13 @@ class Corridor:
 
     def reset(self, seed: int) -> TensorDict:
         self.place, self.time = 2 + seed % 3, 0
-        return TensorDict(observation=nn.functional.one_hot(torch.tensor(self.place), 7).float())
+        return TensorDict(observation=torch.eye(7)[self.place])
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        self.place, self.time = self.place + (1 if int(action) else -1), self.time + 1
+        self.place, self.time = self.place + 2 * int(action) - 1, self.time + 1
         at_end = self.place in (0, 6)
         return TensorDict(
-            observation=nn.functional.one_hot(torch.tensor(self.place), 7).float(),
+            observation=torch.eye(7)[self.place],
             reward=torch.tensor({0: 0.2, 6: 1.0}.get(self.place, -0.02)),
             terminated=torch.tensor(at_end),  # the task is over
             truncated=torch.tensor(self.time == 20 and not at_end),  # we stop looking
@@ -44,39 +43,28 @@ class Corridor:
         """Nothing to give back."""
 
 
-def worlds(
-    config: EnvConfig,
-    *,
-    evaluation: bool = False,
-    render: bool = False,
-    num_envs: int | None = None,
-) -> BatchEnv:
-    return SerialBatch([Corridor() for _ in range(num_envs or config.num_envs)])
-
-
 def networks() -> nn.Module:
-    model = make_model(Corridor.spec, run.model)  # then any part of it in another way:
+    model = make_model(Corridor.spec, run.model)  # then any part in another way: here the first,
     model.representation_network = nn.Sequential(  # from [B, 7] to [B, latent_state_dim]
         nn.Linear(7, 64), nn.SiLU(), nn.Linear(64, run.model.latent_state_dim), nn.LayerNorm(32)
     )
     return model
 
 
-run = EfficientZeroRun(  # small, to take seconds; what is not named has the paper's value
-    env=EnvConfig(id="corridor", num_envs=8),
-    model=replace(PRESETS["smoke"].model, norm_type="BN"),
-    targets=TargetConfig(target_interval=20, reanalyse_ratio=0.25),
-    optimizer=OptimizerConfig(name="adamw", learning_rate=3e-3, max_grad_norm=10.0),
-    search=SearchConfig(num_simulations=8),
-    replay=ReplayConfig(capacity=50_000, batch_size=32),
-    collect=CollectConfig(num_env_steps=800, random_env_steps=80, updates_per_env_step=0.3),
-    evaluate=EvaluateConfig(every_env_steps=300, num_episodes=4),
-    checkpoint=CheckpointConfig(every_updates=50),
+smoke = PRESETS["smoke"]  # small, to take seconds
+run = replace(
+    smoke,
+    env=replace(smoke.env, id="corridor", num_envs=8),
+    model=replace(smoke.model, norm_type="BN"),
+    targets=replace(smoke.targets, discount=0.997),
+    optimizer=replace(smoke.optimizer, learning_rate=3e-3),
+    search=SearchConfig(num_simulations=8),  # and it explores much at first
+    collect=replace(smoke.collect, num_env_steps=800, updates_per_env_step=0.3),
 )
 
 if __name__ == "__main__":
     print(check_env(Corridor()))
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs/corridor"
-    result = train(run, folder, worlds=worlds, networks=networks)
+    result = train(run, folder, worlds=worlds_of(Corridor), networks=networks)
     print(f"mean return {result.mean_return:.2f} after {result.env_step} steps")
     print("of one who walks to the left: 0.16; the best there is: 0.96")

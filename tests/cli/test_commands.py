@@ -40,6 +40,18 @@ def test_help_names_each_command(capsys):
     assert main(["help"]) == 0 and capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("columns", [80, 200])
+def test_prose_of_help_fits_the_terminal(name, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main([*[name][: bool(name)], "--help"]) == 0
+    prose = capsys.readouterr().out.partition("\nexamples:")[0].splitlines()
+    calls = ("usage:", " " * 7)  # are to be copied, and stay in one piece
+    assert max(len(line) for line in prose if not line.startswith(calls)) <= min(columns, 100)
+
+
 def test_without_a_command_there_is_help_and_a_failure(capsys):
     assert main([]) == 2
     assert "usage: raffia COMMAND" in capsys.readouterr().out
@@ -99,6 +111,11 @@ def test_unknown_flags_get_the_nearest_and_underscores_are_hyphens(capsys):
     assert "raffia evaluate --help" in said
     assert main(["evaluate", "one", "two"]) == 2
     assert "'two' is one word too many" in capsys.readouterr().err
+
+
+def test_the_package_can_be_run_where_the_program_is_not_on_the_path():
+    done = raffia("--version", code="import runpy; runpy.run_module('raffia', None, '__main__')")
+    assert done.returncode == 0 and done.stdout == f"raffia {__version__}\n"
 
 
 def raising(error):

@@ -100,10 +100,16 @@ def test_undo_keeps_the_first_move_of_the_agent():
     assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: Good bye.\n")
 
 
+def test_nothing_is_wider_than_a_terminal():
+    said = talk(Scripted(), "zz\nhelp\nb2\n").replace("your move: ", "")  # a line is typed there
+    assert "zz" in said and "plays a1" in said
+    assert max(map(len, said.splitlines())) < 80
+
+
 def test_wrong_words_are_answered_kindly():
     said = talk(Scripted(), "d4\n\n10\n?\n")
-    assert "'d4' is no move that I know. You can play a1 b1 c1 a2" in said
-    assert "'10' is no move that I know." in said
+    assert "'d4' is no move that I know; help says more.\nYou can play a1 b1 c1 a2" in said
+    assert "'10' is no move that I know;" in said
     assert said.count("Set a stone by its square, a1 to c3, or 1 to 9.") == 2
     assert said.endswith("your move: \nGood bye.\n")  # the input has ended
 
@@ -113,7 +119,7 @@ def test_connect4_is_played_by_columns():
     assert "Drop a stone by its column, 1 to 7." in said
     assert "1 is full. You can play 2 3 4 5 6 7." in said
     assert "     1    2    3    4    5    6    7\n   75%  25%" in said
-    assert "'0' is no move that I know." in said
+    assert "'0' is no move that I know;" in said
     assert "O . . . . . .\n" in said
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from raffia._version import __version__
 from raffia.cli import main
 from raffia.cli.resume import MAY_CHANGE
 from raffia.recipes.config import EfficientZeroRun
@@ -105,7 +106,10 @@ def test_a_preset_is_trained_in_a_folder_of_its_name_and_seed(here, recipe, caps
     config = PRESETS["cartpole"]
     config = replace(config, seed=3, search=replace(config.search, num_simulations=7))
     assert recipe.calls == [("train", config, Path("runs/cartpole-3"), "cartpole")]
-    said = capsys.readouterr().out.splitlines()
+    begins, *said = capsys.readouterr().out.splitlines()
+    assert begins == (
+        "EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C saves and leaves"
+    )
     assert said[0] == (
         "runs/cartpole-3 finished: 3,400 environment steps, 340 updates in 1 min 35 s; "
         "best mean return 187.0"
@@ -208,6 +212,19 @@ def test_a_stopped_run_says_how_to_go_on(here, recipe, capsys):
     assert "\n  raffia resume runs/smoke-0 " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [("gpu", "it knows no such device"), ("cuda:77", "there is no cuda for it here (")],
+)
+@pytest.mark.parametrize("words", ["train efficientzero --preset smoke", "resume runs/a"])
+def test_a_device_that_is_not_there_is_told(device, why, words, here, recipe, capsys):
+    make_run("runs/a", rows=STOPPED)
+    assert main([*words.split(), "--device", device]) == 2
+    said = capsys.readouterr().err
+    assert f"error: torch cannot compute on --device {device}: {why}" in said
+    assert said.endswith("\n  raffia doctor\n") and recipe.calls == []
+
+
 # -- resume
 
 
@@ -233,8 +250,8 @@ def test_a_run_may_be_lengthened(here, recipe):
 def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, capsys):
     make_run("runs/a", rows=FINISHED)
     recipe.error = OSError("no memory for so many")
-    said = fails("resume runs/a --collect.num_env_steps 30000", capsys, status=1)
-    assert "no memory for so many" in said
+    assert main("resume runs/a --collect.num_env_steps 30000".split()) == 1
+    assert "no memory for so many" in capsys.readouterr().err
     data = json.loads(Path("runs/a/config.json").read_text())
     assert data.pop("run")["preset"] == "cartpole"
     assert from_json(EfficientZeroRun, data) == PRESETS["cartpole"]
@@ -243,12 +260,12 @@ def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, c
 def test_what_shaped_the_learning_stays(here, recipe, capsys):
     make_run("runs/a", rows=STOPPED)
     text = Path("runs/a/config.json").read_text()
-    said = fails("resume runs/a --search.num_simulations 50 --collect.num_env_steps 9", capsys)
+    said = fails("resume runs/a --search.num_simulations 50 --collect.num_env_steps 900", capsys)
     assert "search.num_simulations shapes what is learnt" in said
     assert "  raffia resume runs/a\n" in said
     assert (
         "  raffia train efficientzero --config runs/a/config.json --search.num_simulations 50 "
-        "--collect.num_env_steps 9 --run runs/a-new\n"
+        "--collect.num_env_steps 900 --run runs/a-new\n"
     ) in said
     assert recipe.calls == [] and Path("runs/a/config.json").read_text() == text
     same = str(PRESETS["cartpole"].search.num_simulations)
@@ -320,6 +337,16 @@ def test_a_damaged_config_is_named(here, recipe, capsys):
     )
 
 
+def test_a_run_of_another_version_is_told_as_such(here, recipe, capsys):
+    run = make_run("runs/a", rows=STOPPED)
+    made_by = {"preset": "cartpole", "raffia": "9.8.7"}
+    (run / "config.json").write_text(json.dumps({"sead": 1, "run": made_by}))
+    for command in ("resume", "evaluate"):
+        said = fails(f"{command} runs/a", capsys)
+        assert "there is no setting sead" in said
+        assert f"The run is of raffia 9.8.7, this is {__version__}" in said
+
+
 # -- evaluate
 
 
@@ -346,6 +373,15 @@ def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     # by hand: deviations .75 .75 -1.25 -.25, squares sum to 2.75; sqrt(2.75 / 3) / sqrt(4)
     assert data["standard_error"] == pytest.approx(0.478714)
     assert (data["checkpoint"], data["opponent"], data["seed"]) == ("300", "rule", 2)
+
+
+def test_who_waits_for_an_evaluation_is_told(here, recipe, capsys, monkeypatch):
+    make_run("runs/a", rows=STOPPED)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main("evaluate runs/a --episodes 1 --json".split()) == 0
+    said = capsys.readouterr()
+    assert said.err == "playing 1 episode with runs/a ...\n" and json.loads(said.out)
 
 
 def test_an_evaluation_can_be_one_line_of_json(here, recipe, capsys):
@@ -404,6 +440,8 @@ def test_the_demo_trains_reports_and_says_what_to_try_next(here, recipe, capsys)
     assert config.env.id == "CartPole-v1" and preset == "cartpole"
     assert folder == Path("runs/demo")
     said = capsys.readouterr().out
+    assert "until a mean return of 200; Ctrl-C" in said.splitlines()[0]
+    assert "runs/demo reached its target return: 3,400 environment steps, 340 updates in" in said
     assert f"report: {here / 'runs/demo/report.html'}" in said
     for call in ["resume runs/demo", "evaluate runs/demo", "play runs/tictactoe-0"]:
         assert f"\n  raffia {call}" in said
@@ -417,6 +455,21 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(here, recipe, capsys):
     assert "\n  raffia resume mine " in capsys.readouterr().out
     said = fails("demo --out mine", capsys)
     assert "raffia resume mine\n" in said and "raffia demo --out mine-2\n" in said
+
+
+def test_a_demo_that_falls_short_can_go_on(here, recipe, capsys):
+    assert main("demo --out mine".split()) == 0
+    steps = 2 * PRESETS["cartpole"].collect.num_env_steps
+    said = capsys.readouterr().out
+    assert f"\n  raffia resume mine --collect.num_env_steps {steps} " in said
+
+
+def test_a_demo_without_what_draws_the_report_is_not_lost(here, recipe, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main("demo --out mine".split()) == 0
+    said = capsys.readouterr().out
+    assert "pip install 'raffia[report]'; then raffia report mine\n" in said
+    assert "\n  raffia evaluate mine " in said
 
 
 # -- list, report, check-env
@@ -484,3 +537,8 @@ def test_only_games_can_be_played(here, capsys):
     said = fails("play runs/a", capsys)
     assert "runs/a plays CartPole-v1; a person can play tictactoe and connect4" in said
     assert "\n  raffia train efficientzero --preset tictactoe\n" in said
+    made = PRESETS["tictactoe"]
+    said = fails("play", capsys)
+    assert said == "error: which run?\n  raffia train efficientzero --preset tictactoe\n"
+    make_run("runs/b", config=made, rows=STOPPED)
+    assert fails("play", capsys) == "error: which run?\n  raffia play runs/b\n"

@@ -1,3 +1,5 @@
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -90,6 +92,7 @@ def test_pictures_of_floats_stay_floats():
             [1, 0, 0, 1],
         ),
         (spaces.Box(-1, 1, (), np.float32), np.float32(0.5), [0.5]),
+        (spaces.Box(0, 9, (2, 3), np.int64), np.arange(6).reshape(2, 3), [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_numbers_and_parts_become_one_vector(space, shown, vector):
@@ -108,6 +111,21 @@ def test_numbers_and_parts_become_one_vector(space, shown, vector):
 def test_other_observations_are_refused_by_name(space, text):
     with pytest.raises(ValueError, match=f"World shows.*{text}"):
         GymEnv(World(space=space))
+
+
+@pytest.mark.parametrize(("says", "text"), [("reset", "gave 3 things"), ("step", "gave 4 things")])
+def test_worlds_of_the_old_gym_are_told_apart(says, text):
+    class Old(World):
+        def reset(self, **options):
+            return self.shown if says == "reset" else (self.shown, {})
+
+        def step(self, action):
+            return self.shown, 1.0, False, {}
+
+    env = GymEnv(Old(np.zeros(3, np.float32), spaces.Box(-1, 1, (3,))))
+    with pytest.raises(ValueError, match=f"{says} of Old {text}; Gymnasium's gives"):
+        env.reset(0)
+        env.step(torch.tensor(0))
 
 
 # Actions
@@ -242,3 +260,11 @@ def test_worlds_of_gymnasium_keep_the_contract(name):
         pytest.importorskip("Box2D")
     assert name in gym_names()
     check_env(lambda: GymEnv(name), num_steps=40).require()
+
+
+def test_a_package_that_pictures_need_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    env = GymEnv("CartPole-v1", render=True)
+    env.reset(0)
+    with pytest.raises(ImportError, match="pictures of CartPole-v1 need .*: pygame"):
+        env.render()

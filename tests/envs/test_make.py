@@ -7,8 +7,10 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.check import check_env
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv
-from raffia.envs.make import env_names, make_env
+from raffia.envs.make import env_names, make_env, worlds_of
+from raffia.envs.probe import ValueProbe
 from raffia.envs.timelimit import TimeLimit
+from raffia.envs.workers import WorkerBatch
 
 
 def names(prefix):
@@ -97,3 +99,16 @@ def test_atari_shows_true_rewards_and_whole_games_when_evaluated():
     lost = next(i for i in range(200) if training.step(torch.tensor([1]))["terminated"].any())
     after = training.step(torch.tensor([1]))  # the game goes on
     assert lost > 10 and not after["terminated"].any()
+
+
+def test_worlds_of_ones_own_come_as_the_config_says():
+    worlds = worlds_of(ValueProbe)
+    batch = worlds(EnvConfig(id="mine", num_envs=3, max_episode_steps=7), evaluation=True)
+    assert batch.num_envs == 3 and isinstance(batch, TimeLimit)
+    assert worlds(EnvConfig(id="mine", num_envs=3), num_envs=2, render=True).num_envs == 2
+    spread = worlds(EnvConfig(id="mine", num_envs=2, num_workers=5))
+    try:
+        assert isinstance(spread, WorkerBatch)
+        assert spread.reset(torch.arange(2))["observation"].shape == (2, 1)
+    finally:
+        spread.close()

@@ -63,6 +63,15 @@ def test_a_run_that_is_stopped_and_resumed_is_the_same_run(finished, tmp_path, s
         assert left == right
 
 
+def test_the_last_checkpoint_knows_the_last_evaluation(tmp_path):
+    config = short()  # its last update, the 30th, is saved before the run is evaluated at its end
+    config = replace(config, checkpoint=replace(config.checkpoint, every_updates=30))
+    config = replace(config, evaluate=replace(config.evaluate, every_env_steps=10**6))
+    result = train(config, tmp_path / "run", view=Quiet())
+    found, _ = last_state(tmp_path / "run")
+    assert found.update == 30 and found.extras["evaluate"]["latest"] == result.mean_return
+
+
 def _timeless(row):
     return {name: value for name, value in row.items() if name != "seconds"}
 
@@ -187,9 +196,12 @@ def test_what_can_go_wrong_with_folders_is_said(finished, tmp_path):
 
 
 class Breaks:
-    """Says NaN at its fifth step."""
+    """Says NaN at its fifth step: in the observation, or as a reward."""
 
     spec = EnvSpec(observation_shape=(2,), action=Discrete(2), name="breaks")
+
+    def __init__(self, place="observation"):
+        self.place = place
 
     def reset(self, seed):
         self.time = 0
@@ -199,9 +211,9 @@ class Breaks:
         self.time += 1
         number = float("nan") if self.time == 5 else 0.5
         return TensorDict(
-            observation=torch.tensor([0.0, number]),
-            reward=torch.tensor(1.0),
-            terminated=torch.tensor(False),
+            observation=torch.tensor([0.0, number if self.place == "observation" else 0.5]),
+            reward=torch.tensor(number if self.place == "reward" else 1.0),
+            terminated=torch.tensor(self.time == 7),
             truncated=torch.tensor(False),
         )
 
@@ -221,3 +233,151 @@ def test_nan_in_an_observation_stops_the_run_with_its_place(tmp_path):
     assert (tmp_path / "run" / "damage").exists()
     assert "batch.safetensors" in str(list((tmp_path / "run").rglob("*")))
     assert raised.value.path
+
+
+@pytest.mark.parametrize("place", ["observation", "reward"])
+def test_nan_in_an_evaluation_is_looked_for_where_it_is(place, tmp_path):
+    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+        where = place if evaluation else "nowhere"
+        return SerialBatch([Breaks(where) for _ in range(num_envs or config.num_envs)])
+
+    with pytest.raises(NonFiniteError, match=f"batch {place}: nan in rows 0, 1") as raised:
+        train(short(), tmp_path / "run", view=Quiet(), worlds=worlds)
+    saved = TensorDict.load(f"{raised.value.path}/batch.safetensors")
+    assert saved[place].isnan().any()
+
+
+def test_a_run_on_disk_goes_on_in_the_same_process(tmp_path):
+    config = short(num_env_steps=80, replay=replace(short().replay, on_disk=True))
+    train(config, tmp_path / "run", view=Quiet({3: terminate}))
+    assert resume(tmp_path / "run", view=Quiet()).reason == "finished"
+
+
+def corridor(config, *, evaluation=False, render=False, num_envs=None):
+    return SerialBatch([Breaks("nowhere") for _ in range(num_envs or config.num_envs)])
+
+
+def test_a_run_in_worlds_of_ones_own_is_not_resumed_in_others(tmp_path):
+    folder, config = tmp_path / "run", short(num_env_steps=60)  # whose env.id is of another world
+    train(config, folder, view=Quiet(), worlds=corridor)
+    for call in (resume, load_agent, lambda run: evaluate(run, episodes=1)):
+        with pytest.raises(RunError, match="begun with worlds of its own: pass the same"):
+            call(folder)
+    longer = short(num_env_steps=80)
+    assert resume(folder, config=longer, view=Quiet(), worlds=corridor).env_step == 80
+    with pytest.raises(RunError, match="worlds of its own"):
+        resume(folder)
+    assert load_agent(folder, worlds=corridor).spec.name == "breaks"
+
+
+def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
+    from raffia.algorithms.efficientzero import make_model
+
+    config = short(num_env_steps=60)
+    spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+
+    def networks():
+        return make_model(spec, config.model, frame_stack=2)
+
+    train(config, tmp_path / "run", view=Quiet(), networks=networks)
+    with pytest.raises(RunError, match=r"networks of its own: .*networks=\.\.\."):
+        resume(tmp_path / "run", view=Quiet())
+    assert resume(tmp_path / "run", view=Quiet(), networks=networks).reason == "finished"
+
+
+@pytest.mark.parametrize(
+    ("env", "evaluation", "message"),
+    [
+        ({"id": "connect4"}, {"opponent": "perfect"}, "no 'perfect' opponent in connect4"),
+        ({"id": "probe/value"}, {"record": "gif"}, "no picture to record"),
+    ],
+)
+def test_what_would_stop_the_first_evaluation_is_said_at_once(env, evaluation, message, tmp_path):
+    config = short()
+    config = replace(
+        config,
+        env=replace(config.env, frame_stack=1, **env),
+        model=replace(config.model, flatten=True),
+        evaluate=replace(config.evaluate, **evaluation),
+    )
+    with pytest.raises(ValueError, match=message):
+        train(config, tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_opponent_for_one_player_is_refused(finished):
+    with pytest.raises(ValueError, match="one player: there is nobody to play with"):
+        evaluate(finished, episodes=1, opponent="random")
+
+
+def test_a_device_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(RunError, match="device='gpu' can't be used"):
+        train(short(device="gpu"), tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_worlds_are_closed_if_a_run_cannot_be_made(tmp_path):
+    closed = []
+
+    class Closes(SerialBatch):
+        def close(self):
+            closed.append(self)
+
+    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+        return Closes([Breaks() for _ in range(num_envs or config.num_envs)])
+
+    with pytest.raises(ValueError, match="is of images"):
+        config = short(loss=replace(short().loss, augmentation=("shift",)))
+        train(config, tmp_path / "run", view=Quiet(), worlds=worlds)
+    assert len(closed) == 1
+
+
+def test_a_full_disk_costs_pictures_but_not_the_run(finished, tmp_path, monkeypatch):
+    from raffia.recipes import run
+    from raffia.train.metrics import MetricsFile
+
+    write, failed = MetricsFile.write, []
+
+    def full(self, row):
+        if row["kind"] == "train" and len(failed) < 3:
+            failed.append(row["update"])
+            raise OSError(28, "No space left on device", self.path)
+        write(self, row)
+
+    def no_room(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(MetricsFile, "write", full)
+    monkeypatch.setattr(run, "save_tree", no_room)
+    view = Quiet()
+    assert train(short(), tmp_path / "run", view=view).reason == "finished"
+    assert failed and any("tree of step 5" in line for line in view.said)
+    kept = [(row["kind"], row["update"]) for row in rows(tmp_path / "run")]
+    assert kept == [(row["kind"], row["update"]) for row in rows(finished)]
+
+
+@pytest.mark.parametrize("lost", ["checkpoints/*/state*", "replay/rows-*"])
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(lost, finished, tmp_path):
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for path in folder.glob(lost):
+        path.unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="none of the . checkpoints in .* can be gone on with"):
+        resume(folder, view=Quiet())
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("part", "change"), [("model", {"latent_state_dim": 48}), ("optimizer", {"name": "sgd"})]
+)
+def test_a_run_does_not_go_on_with_another_learner(part, change, finished, tmp_path):
+    import shutil
+
+    shutil.copytree(finished, tmp_path / "run")
+    other = replace(short(num_env_steps=180), **{part: replace(getattr(short(), part), **change)})
+    with pytest.raises(RunError, match="is of other networks or another optimizer"):
+        resume(tmp_path / "run", config=other, view=Quiet())
+    assert read_run(tmp_path / "run") == short()

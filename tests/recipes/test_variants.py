@@ -149,6 +149,7 @@ def test_images_are_shifted_and_brightened(kinds, tmp_path):
     config = config_of(
         "minatar-breakout",
         env=EnvConfig(id="minatar/breakout", num_envs=2, frame_stack=2),
+        model={"flatten": False, "downsample": False, "num_channels": 4},
         loss={"augmentation": kinds, "unroll_steps": 2},
         collect={"num_env_steps": 48},
         replay={"batch_size": 4},

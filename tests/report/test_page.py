@@ -56,6 +56,32 @@ def report(*folders, **options):
     return write_report(folders, **options).read_text(encoding="utf-8")
 
 
+def test_columns_that_say_nothing_of_any_run_are_left_out(tmp_path):
+    aimless = [(i, config(i, target=None)) for i in (0, 1)]
+    runs = [write_run(tmp_path / f"{i}", brief_rows(seed=i), made) for i, made in aimless]
+    text = Page(report(*runs)).text
+    assert "env steps/s" in text and "to target" not in text and "restarts" not in text
+    far = write_run(tmp_path / "far", brief_rows(seed=2, resumed_at=3000), config(2, target=9e9))
+    text = Page(report(*runs, far)).text
+    assert "to target" in text and "not reached" in text and "restarts" in text
+
+
+def test_alike_runs_are_summed_up_and_their_curve_is_explained(tmp_path):
+    runs = [write_run(tmp_path / f"{i}", brief_rows(seed=i), config(i)) for i in range(3)]
+    text = Page(report(*runs)).text
+    assert re.search(r"best mean return \d+(\.\d)? median; \d", text)
+    assert "wall time 3 min 20 s median; 3 min 20 s to 3 min 20 s" in text
+    assert "cartpole (3 runs) single run 95 % interval training episode" in text
+    assert "single run" not in Page(report(runs[0])).text
+
+
+def test_games_of_self_play_are_not_told_as_returns(tmp_path):
+    run = write_run(tmp_path / "run", brief_rows(game=True), config(env="tictactoe", target=None))
+    text = Page(report(run)).text
+    assert "20 of the last 20 not drawn" in text and "in the last 20" not in text
+    assert "game of self-play (1: not drawn)" in text and "training episode " not in text
+
+
 def test_a_run_is_shown_with_all_its_parts(tmp_path):
     made = write_run(tmp_path / "run", rows(resumed_at=3000), config())
     text = report(made)

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,24 @@ def test_the_first_signal_asks_and_the_second_leaves(number):
         pytest.fail("it was to leave")
     assert left.value.code == 128 + number
     assert [signal.getsignal(one) for one in HANDLERS] == before
+
+
+def test_who_asks_is_told_even_while_something_is_being_printed():
+    told, lock = [], threading.Lock()
+
+    def tell(line):
+        with lock:  # as a terminal's, which what was interrupted holds
+            told.append(line)
+
+    with stop_on_signals() as stop:
+        stop.tell = tell
+        with lock:
+            signal.raise_signal(signal.SIGINT)
+        for _ in range(200):
+            if told:
+                break
+            time.sleep(0.01)
+    assert told == ["SIGINT: saving after this step; once more leaves at once"]
 
 
 def test_the_second_may_be_another_one():

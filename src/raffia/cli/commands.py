@@ -99,25 +99,27 @@ def help_text() -> str:
     >>> print(help_text().splitlines()[2])
     usage: raffia COMMAND ...
     """
-    from raffia.cli.style import columns, paint
+    from raffia.cli.style import columns, paint, width_of
 
     lines = [
         f"raffia {__version__}: agents that learn by planning, on keyed tensors",
         "",
         "usage: raffia COMMAND ...",
     ]
+    across = width_of(sys.stdout)
     width = max(len(name) for group in GROUPS.values() for name in group)
     for title, group in GROUPS.items():
         rows = [[name.ljust(width), summary] for name, summary in group.items()]
-        lines += ["", paint(title, "bold", sys.stdout), columns(rows)]
+        lines += ["", paint(title, "bold", sys.stdout), columns(rows, width=across)]
     rows = [
         ["--help", "after a command: what it does, with examples"],
         ["--version", "of raffia"],
         ["--debug", "errors with the place in the code where they arose"],
     ]
     steps = [list(step) for step in FIRST_STEPS.items()]
-    lines += ["", paint("options", "bold", sys.stdout), columns(rows)]
-    lines += ["", paint("first steps", "bold", sys.stdout), columns(steps)]
+    lines += ["", paint("options", "bold", sys.stdout), columns(rows, width=across)]
+    lines += ["", paint("first steps", "bold", sys.stdout)]
+    lines += [columns(steps, width=across)]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from raffia.cli.parser import Parser
 from raffia.cli.report import write_page
 from raffia.cli.runs import HOME, free_folder, refuse_taken
 from raffia.cli.style import call, paint
-from raffia.cli.train import ENDS, exit_status, tell_next
+from raffia.cli.train import end_line, exit_status, tell_next, tell_start
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.presets import PRESETS
 
@@ -42,18 +42,25 @@ def demo(words: Sequence[str]) -> int:
     folder = free_folder(HOME / "demo") if args.out is None else args.out
     refuse_taken(folder, "demo", flag="--out")
 
+    config = demo_config(args.seed)
+    tell_start(config, folder, f", until a mean return of {TARGET:.0f}")
     from raffia.recipes.efficientzero import train
 
-    result = train(demo_config(args.seed), folder, preset="cartpole")
-    print(f"{folder} {ENDS[result.reason]}")
+    result = train(config, folder, preset="cartpole")
+    print(end_line(result))
     if result.reason == "stopped":
         tell_next([[call("raffia", "resume", folder), "go on where it was stopped"]])
         return exit_status(result)
-    print(f"report: {paint(str(write_page([folder]).resolve()), 'cyan', sys.stdout)}")
-    on = ["raffia", "resume", folder, "--evaluate.target_return", "none"]
+    try:
+        print(f"report: {paint(str(write_page([folder]).resolve()), 'cyan', sys.stdout)}")
+    except ImportError as missing:  # no reason to take back what was learnt
+        print(f"no report: {missing}; then {call('raffia', 'report', folder)}")
+    on = ["--evaluate.target_return", "none"]
+    if result.reason == "finished":  # without having reached it: there are no steps left
+        on = ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
     tell_next(
         [
-            [call(*on), "learn on, to the limit of 500 steps"],
+            [call("raffia", "resume", folder, *on), "learn on, to the limit of 500 steps"],
             [call("raffia", "evaluate", folder, "--record"), "100 episodes, three of them filmed"],
             ["raffia train efficientzero --preset tictactoe", "another world; raffia list"],
             ["raffia play runs/tictactoe-0", "... to play against, once it is trained"],

@@ -144,7 +144,8 @@ def torch_itself() -> Check:
         mend = "pip install --force-reinstall torch"
         return Check("torch", "fails", f"cannot be imported: {error}", mend)
     threads, cores = torch.get_num_threads(), usable_cores()
-    seen = f"{torch.__version__}, {threads} threads on {cores} usable cores, "
+    plural = "" if threads == 1 else "s"
+    seen = f"{torch.__version__}, {threads} thread{plural} on {cores} usable cores, "
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         seen += f"GPU: {', '.join(names)} (--device cuda)"

@@ -17,7 +17,7 @@ from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import chosen_run, config_of
-from raffia.cli.style import call, columns, number, paint
+from raffia.cli.style import call, columns, number, paint, waiting
 
 ABOUT = """\
 Play whole episodes with the agent of a run, without exploring: no noise at the root, the best
@@ -68,6 +68,7 @@ def evaluate(words: Sequence[str]) -> int:
             call("raffia", "evaluate", run),
         )
 
+    waiting(f"playing {plural(args.episodes)} with {run} ...")
     from raffia.recipes.efficientzero import evaluate
 
     found = evaluate(
@@ -99,13 +100,22 @@ def evaluate(words: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(record))
         return 0
-    played = f"{number(len(found.returns), 0)} episodes"
+    played = plural(len(found.returns))
     against = f" against the {opponent} player" if opponent else ""
     print(f"{run}, checkpoint {args.checkpoint}: {played}{against}")
     print(table(found.returns, found.lengths, as_first))
     for file in [path, *found.files]:
         print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
     return 0
+
+
+def plural(episodes: int) -> str:
+    """So many of them.
+
+    >>> plural(1), plural(2000)
+    ('1 episode', '2,000 episodes')
+    """
+    return f"{number(episodes, 0)} episode{'' if episodes == 1 else 's'}"
 
 
 def spread_of(returns: Sequence[float]) -> Spread:

@@ -9,7 +9,7 @@ from pathlib import Path
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
-from raffia.cli.style import call, columns, duration, number, paint
+from raffia.cli.style import call, columns, duration, number, paint, width_of
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.report.folder import find_runs
 from raffia.report.summary import RunSummary, summarise
@@ -73,7 +73,7 @@ def presets() -> str:
     for name, config in PRESETS.items():
         steps = number(config.collect.num_env_steps, 0)
         rows.append([name, config.env.id, steps, SUMMARIES[name]])
-    return columns(rows, right=[2])
+    return columns(rows, right=[2], width=width_of(sys.stdout))
 
 
 def runs(home: Path) -> str:

@@ -124,7 +124,7 @@ class Table:
             moves = f"Drop a stone by its column, {names[0]} to {names[-1]}."
         else:
             moves = f"Set a stone by its square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
-        self._say(f"{moves} Other words: undo, new, help, quit.")
+        self._say(f"{moves}\nOther words: undo, new, help, quit.")
 
     def _undo(self) -> None:
         """Back to before the person's last move."""
@@ -161,7 +161,7 @@ class Table:
         action = move_named(word, names)
         free = " ".join(names[legal] for legal in self.match.legal)
         if action is None:
-            self._say(f"{word!r} is no move that I know. You can play {free}; help says more.")
+            self._say(f"{word!r} is no move that I know; help says more.\nYou can play {free}.")
         elif action not in self.match.legal:
             taken = "full" if len(names) == self.match.game.columns else "taken"
             self._say(f"{names[action]} is {taken}. You can play {free}.")
@@ -179,7 +179,7 @@ class Table:
         game = self.match.game
         return (
             f"The agent plays {game.action_names[thought.action]}. It values the position at "
-            f"{thought.value:+.2f} for itself (1 wins, -1 loses); its search went to\n"
+            f"{thought.value:+.2f} for itself\n(1 wins, -1 loses); its search went to\n"
             f"{shares_text(thought.shares, game.action_names, game.columns)}"
         )
 

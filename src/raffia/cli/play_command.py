@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import chosen_run, config_of
-from raffia.cli.style import call
+from raffia.cli.style import call, waiting
 
 GAMES = ("tictactoe", "connect4")
 ABOUT = """\
@@ -37,7 +37,7 @@ def play(words: Sequence[str]) -> int:
         "--num-simulations", type=int, metavar="N", help="of its search, for each move"
     )
     args = parser.read(words)
-    run = chosen_run(args.run, "play")
+    run = chosen_run(args.run, "play", GAMES)
     game = config_of(run).env.id
     if game not in GAMES:
         raise UsageError(
@@ -46,6 +46,7 @@ def play(words: Sequence[str]) -> int:
             call("raffia", "evaluate", run, "--record"),
         )
 
+    waiting(f"loading the agent of {run} ...")
     from raffia.cli.play import play
 
     return play(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.style import call
-from raffia.cli.train import tell_end, tell_next
+from raffia.cli.style import call, filled, width_of
+from raffia.cli.train import require_device, tell_end, tell_next, tell_start
 from raffia.recipes.config import EfficientZeroRun
 from raffia.train.config import from_command_line, setting_names, to_json
-
-if TYPE_CHECKING:
-    pass
 
 HELP = """\
 usage: raffia resume RUN [settings]
@@ -24,12 +21,14 @@ ends on the CPU as if it had never been stopped, bit for bit. A checkpoint that 
 and the one before it is used.
 
 What says how long, how often and where may be changed; the run remembers it:
-  --collect.num_env_steps N        its length; schedules over the whole run stretch with it
-  --collect.extra_updates N        updates after the last step
-  --evaluate.target_return X       end at this mean return; `none` goes on behind it
-  --evaluate.* --checkpoint.*      how often, how much
+
+  --collect.num_env_steps N    its length; schedules over all of it stretch
+  --collect.extra_updates N    updates after the last step
+  --evaluate.target_return X   end at this mean return; `none` goes on behind it
+  --evaluate.* --checkpoint.*  how often, how much
   --device --num_threads --compile --env.num_workers
-                                   where it runs: then equal but for rounding
+                               where it runs: then equal but for rounding
+
 Any other setting shaped what was learnt, and needs a run of its own.
 
 examples:
@@ -58,7 +57,7 @@ def resume(words: Sequence[str]) -> int:
     0
     """
     if "--help" in words or "-h" in words:
-        print(HELP)
+        print(filled(HELP, width_of(sys.stdout)))
         return 0
     given = words[0] if words and not words[0].startswith("-") else None
     run = chosen_run(given, "resume")
@@ -72,8 +71,10 @@ def resume(words: Sequence[str]) -> int:
     if not changed and state.state in ("finished", "target"):
         return _nothing_to_do(run, before, state.state)
 
+    tell_start(after, run, " again")
     from raffia.recipes.efficientzero import resume
 
+    require_device(after.device)
     return tell_end(resume(run, config=after))
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.style import call, number
 from raffia.recipes.config import EfficientZeroRun
 from raffia.report.folder import find_runs, is_run
 from raffia.report.summary import RunSummary, summarise
-from raffia.train.config import read_config
+from raffia.train.config import ConfigError, read_config
 
 HOME = Path("runs")  # where runs lie if nothing else is said
 
 
-def chosen_run(given: str | None, command: str) -> Path:
+def chosen_run(given: str | None, command: str, envs: Sequence[str] = ()) -> Path:
     """The folder of the run; UsageError, with runs that there are, if it is none.
+
+    envs: of runs that are offered; none: all.
 
     >>> chosen_run("away/gone", "evaluate")
     Traceback (most recent call last):
@@ -28,7 +32,9 @@ def chosen_run(given: str | None, command: str) -> Path:
         return Path(given)
     runs = sorted(find_runs(HOME), key=_age)
     if given is None:
-        calls = [call("raffia", command, run) for run in runs[:3]] or [_begin()]
+        fit = [run for run in runs if not envs or summarise(run).env in envs]
+        calls = [call("raffia", command, run) for run in fit[:3]]
+        calls = calls or [_begin(envs[0] if envs else "cartpole")]
         raise UsageError("which run?", *calls)
     path = Path(given)
     around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
@@ -62,14 +68,27 @@ def state_of(run: Path) -> RunSummary:
 
 
 def config_of(run: Path) -> EfficientZeroRun:
-    """The settings of a run."""
-    return read_config(EfficientZeroRun, run / "config.json")
+    """The settings of a run; ConfigError, with the version that wrote it, if it was another one."""
+    path = run / "config.json"
+    try:
+        return read_config(EfficientZeroRun, path)
+    except ConfigError as error:
+        written_by = _version_of(path)
+        if written_by in ("", __version__):
+            raise
+        raise ConfigError(
+            f"{error}. The run is of raffia {written_by}, this is {__version__}: "
+            f"pip install raffia=={written_by} reads it"
+        ) from None
 
 
-def preset_of(run: Path) -> str:
-    """The preset a run began with, or nothing."""
-    made_by = json.loads((run / "config.json").read_text(encoding="utf-8")).get("run", {})
-    return str(made_by.get("preset", ""))
+def _version_of(path: Path) -> str:
+    """That wrote a run's config; nothing where the file does not say."""
+    try:
+        made_by = json.loads(path.read_text(encoding="utf-8")).get("run", {})
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return str(made_by.get("raffia", "")) if isinstance(made_by, dict) else ""
 
 
 def free_folder(wanted: Path) -> Path:
@@ -100,8 +119,8 @@ def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
     raise UsageError(f"{folder} is there already, and is no run", other)
 
 
-def _begin() -> str:
-    return "raffia train efficientzero --preset cartpole"
+def _begin(preset: str = "cartpole") -> str:
+    return call("raffia", "train", "efficientzero", "--preset", preset)
 
 
 def _age(run: Path) -> float:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+WIDEST = 100  # longer lines are hard to read
+NARROWEST = 20  # a column in less is not wrapped
 CODES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -31,8 +36,44 @@ def paint(text: str, colour: str, stream: TextIO) -> str:
     return f"\033[{CODES[colour]}m{text}\033[0m" if coloured(stream) else text
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 2) -> str:
+def width_of(stream: TextIO) -> int | None:
+    """Of the terminal behind it, at most 100; None where there is none: programs want whole lines.
+
+    >>> import io
+    >>> width_of(io.StringIO()) is None
+    True
+    """
+    return min(shutil.get_terminal_size().columns, WIDEST) if stream.isatty() else None
+
+
+def filled(text: str, width: int | None) -> str:
+    """Paragraphs in lines of this width, at most 100; those with an indented line stay as they are.
+
+    >>> print(filled("One two\\nthree four.\\n\\n  kept as\\n  it is", 13))
+    One two three
+    four.
+    <BLANKLINE>
+      kept as
+      it is
+    """
+    most = min(width or WIDEST, WIDEST)
+    parts = [
+        part if part.startswith(" ") or "\n " in part else textwrap.fill(part, most)
+        for part in text.split("\n\n")
+    ]
+    return "\n\n".join(parts)
+
+
+def columns(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    indent: int = 2,
+    width: int | None = None,
+) -> str:
     """Rows as aligned lines; the columns numbered in `right` are aligned there.
+
+    width: of lines; what is longer goes on below, in the last column. None: as long as it takes.
 
     >>> print(columns([["cartpole", "15,000"], ["smoke", "600"]], right=[1]))
       cartpole  15,000
@@ -42,11 +83,25 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent:
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(room) if i in right else cell.ljust(room)
+            for i, (cell, room) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append((" " * indent + "  ".join(cells)).rstrip())
+        line = (" " * indent + "  ".join(cells)).rstrip()
+        begin = indent + sum(widths[:-1]) + 2 * (len(widths) - 1)  # of the last column
+        if width is not None and len(line) > width >= begin + NARROWEST:
+            below = textwrap.wrap(row[-1], width - begin)
+            line = line[:begin] + ("\n" + " " * begin).join(below)
+        lines.append(line)
     return "\n".join(lines)
+
+
+def waiting(text: str) -> None:
+    """Say to who looks on what takes a while; what is piped away is not mixed with it.
+
+    >>> waiting("loading ...")  # no terminal here
+    """
+    if sys.stderr.isatty():
+        print(paint(text, "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def call(*words: str | Path) -> str:

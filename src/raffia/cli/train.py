@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import nearest
 from raffia.cli.runs import HOME, refuse_taken
-from raffia.cli.style import call, columns, duration, number, paint
+from raffia.cli.style import call, columns, duration, filled, number, paint, width_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.train.config import from_command_line
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 ALGORITHMS = ("efficientzero",)
 ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}
 HELP = """\
-usage: raffia train ALGORITHM (--preset NAME | --config FILE) [--run FOLDER] [settings]
+usage: raffia train ALGORITHM (--preset NAME | --config FILE)
+                    [--run FOLDER] [settings]
 
 Train an agent in a new folder, and show how it goes. Ctrl-C saves and leaves; `raffia resume` goes
 on. The folder holds settings, metrics (JSON lines and TensorBoard), checkpoints and recordings.
 
 algorithms:
-  efficientzero  plans with a learned model; by its settings also MuZero and Gumbel MuZero
+  efficientzero  plans with a learned model; its presets have MuZero, too
 
 examples:
-  raffia train efficientzero --preset cartpole             # into runs/cartpole-0
-  raffia train efficientzero --preset cartpole --seed 1    # into runs/cartpole-1
-  raffia train efficientzero --preset cartpole --help      # all settings, with their values
+  raffia train efficientzero --preset cartpole           # into runs/cartpole-0
+  raffia train efficientzero --preset cartpole --seed 1  # into runs/cartpole-1
+  raffia train efficientzero --preset cartpole --help    # all settings
 
 `raffia list presets` says what each preset is."""
 # tyro keeps the breaks of indented lines only.
@@ -73,7 +74,7 @@ def train(words: Sequence[str]) -> int:
     raffia.cli.errors.UsageError: there is no preset 'cartpol'; did you mean cartpole?
     """
     if words and words[0] in ("-h", "--help"):
-        print(HELP)
+        print(filled(HELP, width_of(sys.stdout)))
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which algorithm?", call("raffia", "train", "efficientzero", *words))
@@ -103,18 +104,50 @@ def train_efficientzero(words: Sequence[str]) -> int:
     named = ["--preset", preset] if preset else []
     refuse_taken(folder, "train", "efficientzero", *named, *settings)
 
+    tell_start(config, folder)
     from raffia.recipes.efficientzero import train
 
+    require_device(config.device)
     return tell_end(train(config, folder, preset=preset))
+
+
+def tell_start(config: EfficientZeroRun, folder: Path, remark: str = "") -> None:
+    """Say what begins, before seconds go into loading torch.
+
+    >>> tell_start(PRESETS["smoke"], Path("runs/a"))
+    EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and leaves
+    """
+    what = f"EfficientZero on {config.env.id}, seed {config.seed}, in {folder}{remark}"
+    print(f"{what}; Ctrl-C saves and leaves", flush=True)
+
+
+def require_device(name: str) -> None:
+    """UsageError where torch cannot compute there.
+
+    >>> require_device("cpu")
+    >>> require_device("gpu")
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: torch cannot compute on --device gpu: it knows no such device
+    """
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        why = "it knows no such device"
+    else:
+        try:
+            torch.zeros(1, device=name)
+            return
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            why = f"there is no {kind} for it here ({str(error).splitlines()[0]})"
+    raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")
 
 
 def tell_end(result: RunResult) -> int:
     """Say how a sitting ended and what can be done next; gives the exit status."""
-    steps = f"{number(result.env_step, 0)} environment steps"
-    plural = "" if result.update == 1 else "s"
-    updates = f"{number(result.update, 0)} update{plural} in {duration(result.seconds)}"
-    best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
-    print(f"{result.folder} {ENDS[result.reason]}: {steps}, {updates}{best}")
+    print(end_line(result))
     calls = [
         [call("raffia", "evaluate", result.folder), "play episodes without exploring"],
         [call("raffia", "report", result.folder), "learning curves on one page"],
@@ -123,6 +156,15 @@ def tell_end(result: RunResult) -> int:
         calls.insert(0, [call("raffia", "resume", result.folder), "go on where it was stopped"])
     tell_next(calls)
     return exit_status(result)
+
+
+def end_line(result: RunResult) -> str:
+    """How a sitting ended: why, after how much, how good."""
+    steps = f"{number(result.env_step, 0)} environment steps"
+    plural = "" if result.update == 1 else "s"
+    updates = f"{number(result.update, 0)} update{plural} in {duration(result.seconds)}"
+    best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
+    return f"{result.folder} {ENDS[result.reason]}: {steps}, {updates}{best}"
 
 
 def exit_status(result: RunResult) -> int:
@@ -135,7 +177,7 @@ def exit_status(result: RunResult) -> int:
 def tell_next(calls: Sequence[Sequence[str]]) -> None:
     """Calls to copy, with what each does."""
     print(paint("next", "bold", sys.stdout))
-    print(columns(calls))
+    print(columns(calls, width=width_of(sys.stdout)))
 
 
 def split_own(words: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:

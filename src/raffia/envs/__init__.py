@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from raffia.envs.check import check_env
     from raffia.envs.env import BatchEnv, Box, Discrete, Env, EnvSpec
     from raffia.envs.gym import GymEnv
-    from raffia.envs.make import env_names, make_env
+    from raffia.envs.make import env_names, make_env, worlds_of
     from raffia.envs.timelimit import TimeLimit
     from raffia.envs.workers import WorkerBatch, WorkerError
 
@@ -32,6 +32,7 @@ __all__ = [
     "check_env",
     "env_names",
     "make_env",
+    "worlds_of",
 ]
 
 
@@ -51,6 +52,6 @@ def __getattr__(name: str) -> Any:
             return import_module("raffia.envs.timelimit").TimeLimit
         case "check_env":
             return import_module("raffia.envs.check").check_env
-        case "env_names" | "make_env":
+        case "env_names" | "make_env" | "worlds_of":
             return getattr(import_module("raffia.envs.make"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raffia.envs.checked import check_choices, check_least
+
 __all__ = ["AtariConfig", "EnvConfig"]
 
 
@@ -25,6 +27,9 @@ class AtariConfig:
     sticky: float = 0.0  # probability that an action is repeated once more
     max_frames: int = 12_000  # of the emulator, in an episode: 3000 steps with a frame_skip of 4
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
@@ -42,3 +47,7 @@ class EnvConfig:
     max_episode_steps: int = 0  # 0: what the world itself says
     frame_stack: int = 1  # the newest observations, seen together
     atari: AtariConfig = field(default_factory=AtariConfig)
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "num_envs", "frame_stack")
+        check_least(self, 0, "num_workers", "max_episode_steps")

@@ -30,8 +30,9 @@ class GymEnv:
 
     Observations: a Box of one axis is a float32 vector; one of three axes is a picture and comes as
     [C, H, W] in its own dtype (the shorter one of first and last axis is the channels), a uint8 one
-    of two axes as [1, H, W]; a Discrete is one-hot; Dict, Tuple, MultiBinary and MultiDiscrete are
-    flattened to one float32 vector, as `gymnasium.spaces.flatten` does.
+    of two axes as [1, H, W]; a Discrete is one-hot; other Boxes of two axes (a row for each thing
+    that is seen), Dict, Tuple, MultiBinary and MultiDiscrete are flattened to one float32 vector,
+    as `gymnasium.spaces.flatten` does.
     Actions: Discrete counts from 0, whatever its start; a Box is flat, with finite bounds.
 
     >>> env = GymEnv("CartPole-v1")
@@ -87,7 +88,10 @@ class GymEnv:
     def reset_row(self, seed: int, rows: Rows, row: int) -> None:
         """Like reset, into a row of arrays."""
         small = seed if seed < 2**31 else derive_seed(seed, "gymnasium") % 2**31
-        seen, _ = self.gym.reset(seed=small)
+        said = self.gym.reset(seed=small)
+        if len(said) != 2:
+            raise self._odd("reset", "an observation and an info", len(said))
+        seen, _ = said
         rows.observation[row] = self._read(seen)
 
     def step_row(self, action: Any, rows: Rows, row: int) -> None:
@@ -95,7 +99,10 @@ class GymEnv:
 
         Where the task has ended at the limit of time it has ended: that is not `truncated`.
         """
-        seen, reward, terminated, truncated, _ = self.gym.step(self._act(action))
+        said = self.gym.step(self._act(action))
+        if len(said) != 5:
+            raise self._odd("step", "observation, reward, terminated, truncated, info", len(said))
+        seen, reward, terminated, truncated, _ = said
         rows.observation[row] = self._read(seen)
         rows.reward[row] = reward
         rows.terminated[row] = terminated
@@ -109,11 +116,24 @@ class GymEnv:
         """
         if self.gym.render_mode != "rgb_array":
             return None
-        return torch.from_numpy(np.array(self.gym.render(), dtype=np.uint8))
+        try:
+            picture = self.gym.render()
+        except DependencyNotInstalled as error:
+            raise ImportError(
+                f"pictures of {self.spec.name} need a package that is not installed: {error}"
+            ) from error
+        return torch.from_numpy(np.array(picture, dtype=np.uint8))
 
     def close(self) -> None:
         """Close the world of Gymnasium."""
         self.gym.close()
+
+    def _odd(self, method: str, wanted: str, num: int) -> ValueError:
+        """The answer to a world of another interface, such as that of gym before Gymnasium."""
+        return ValueError(
+            f"{method} of {self.spec.name} gave {num} things; Gymnasium's gives {wanted}. A world "
+            "of the old gym is brought to that by the package shimmy, or by a few lines of its own"
+        )
 
     def _said(self, keys: tuple[str, ...]) -> TensorDict:
         return TensorDict(
@@ -197,6 +217,8 @@ def observation_reader(
             return space.shape, torch.float32, _as_it_is
         case spaces.Box(shape=(_, _), dtype=np.uint8):
             return (1, *space.shape), torch.uint8, _as_it_is  # numpy broadcasts [H, W] to [1, H, W]
+        case spaces.Box(shape=(_, _)):
+            return (spaces.flatdim(space),), torch.float32, np.ravel
         case spaces.Box(shape=(first, height, last)):
             dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
             if last <= first:

@@ -51,6 +51,31 @@ def make_env(
     return spread(make, num_envs, num_workers)
 
 
+def worlds_of(make: Callable[[], Env]) -> Callable[..., BatchEnv]:
+    """A function like `make_env` for worlds of one's own: as many, and in as many workers, as a
+    config says; its `id` names them only.
+
+    make: makes one world. For worker processes it must be a class or a function of a module.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> worlds_of(ValueProbe)(EnvConfig(id="mine", num_envs=3)).num_envs
+    3
+    """
+
+    def worlds(
+        config: EnvConfig,
+        *,
+        evaluation: bool = False,
+        render: bool = False,
+        num_envs: int | None = None,
+    ) -> BatchEnv:
+        num = config.num_envs if num_envs is None else num_envs
+        batch = spread(make, num, min(config.num_workers, num))
+        return limited(batch, config.max_episode_steps)
+
+    return worlds
+
+
 def env_names() -> list[str]:
     """The names that `make_env` knows: ours, then Gymnasium's.
 

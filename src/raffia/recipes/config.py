@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
 from raffia.envs.config import EnvConfig
 
 __all__ = [
@@ -27,6 +28,11 @@ class ReplayConfig:
     beta: float = 0.4  # at the start; it rises to 1 over the run
     on_disk: bool = False  # memory-mapped files in the run folder, for more than memory holds
 
+    def __post_init__(self) -> None:
+        check_least(self, 1, "capacity", "batch_size")
+        check_least(self, 0, "alpha")
+        check_share(self, "beta")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
@@ -37,6 +43,11 @@ class CollectConfig:
     updates_per_env_step: float = 1.0
     extra_updates: int = 0  # after the last step, without new data
     steps_per_turn: int = 1  # of each environment, between updates
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "num_env_steps", "steps_per_turn")
+        check_least(self, 0, "random_env_steps", "extra_updates")
+        check_above_zero(self, "updates_per_env_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,11 @@ class EvaluateConfig:
     opponent: Literal["random", "rule", "perfect"] = "perfect"  # games of two players
     record: Literal["none", "gif", "mp4"] = "none"  # an episode of each evaluation (extra: video)
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "every_env_steps", "num_episodes", "max_steps")
+        check_least(self, 0, "num_simulations")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -58,6 +74,9 @@ class CheckpointConfig:
 
     every_updates: int = 1_000
     keep: int = 3  # the newest ones; the best one is kept besides
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "every_updates", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +97,16 @@ class EfficientZeroRun(EfficientZeroConfig):
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     compile: bool = False  # torch.compile of the gradients; pays on a GPU
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "num_threads")
+        if not self.num_updates:
+            raise ValueError(
+                f"num_env_steps={self.collect.num_env_steps} leaves nothing to learn, as the first "
+                f"random_env_steps={self.collect.random_env_steps} are played at random: take more "
+                "of the former, or fewer of the latter"
+            )
 
     @property
     def num_updates(self) -> int:

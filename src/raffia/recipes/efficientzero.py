@@ -15,6 +15,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env
+from raffia.envs.opponents import make_opponent
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
 from raffia.recipes.run import Run, RunResult
@@ -25,6 +26,7 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run,
+    refuse_without_own,
     write_config,
 )
 from raffia.search.policies import PolicyOutput
@@ -65,7 +67,7 @@ def train(
     >>> result.reason, result.env_step
     ('finished', 120)
     """
-    create_run(Path(folder), config, preset)
+    create_run(Path(folder), config, preset, _own(worlds, networks))
     with given_back(Path(folder)):
         return _sit(config, Path(folder), view, worlds, networks)
 
@@ -95,13 +97,20 @@ def resume(
     >>> first.update, then.update
     (2, 4)
     """
-    folder = Path(folder)
+    folder, own = Path(folder), _own(worlds, networks)
     before = read_run(folder)
+    refuse_without_own(folder, own)
     begun = _nothing
     if config is not None and config != before:
         preset = read_made_by(folder)["preset"]
-        begun = functools.partial(write_config, folder, config, preset)
+        begun = functools.partial(write_config, folder, config, preset, own)
     return _sit(config or before, folder, view, worlds, networks, begun)
+
+
+def _own(worlds: MakeEnv, networks: ModelFactory | None) -> list[str]:
+    """What of a run does not follow from its config."""
+    given = {"worlds": worlds is not make_env, "networks": networks is not None}
+    return [name for name, is_own in given.items() if is_own]
 
 
 def _nothing() -> None:
@@ -123,6 +132,7 @@ def _sit(
         view or make_view() as shown,
         contextlib.closing(Run(config, folder, shown, worlds, networks)) as run,
     ):
+        signals.tell = shown.say
         result = run.go(lambda: signals.requested, begun)
     return replace(result, signal=signals.name)
 
@@ -197,6 +207,7 @@ def load_agent(
     torch.Size([2])
     """
     config = read_run(Path(folder))
+    refuse_without_own(Path(folder), _own(worlds, networks))
     with contextlib.closing(worlds(config.env, num_envs=1)) as env:
         spec = env.spec
     made = EfficientZeroLearner(
@@ -265,6 +276,8 @@ def evaluate(
     agent = load_agent(
         folder, checkpoint, num_simulations=num_simulations, worlds=worlds, networks=networks
     )
+    if opponent is not None:
+        make_opponent(opponent, agent.spec)  # refuses it in a world of one player
     config = agent_config(read_run(folder), episodes, agent.num_simulations, opponent)
     recording = None
     if record:
@@ -298,6 +311,8 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
     checkpoints = Checkpoints(folder / "checkpoints")
     if which in ("best", "newest"):
         found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
+        if found is None and checkpoints.passed_over:
+            raise RunError(f"none of the checkpoints of {folder} is whole")
         if found is None:
             raise RunError(
                 f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"

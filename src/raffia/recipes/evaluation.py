@@ -7,16 +7,19 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.envs.env import BatchEnv
+from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env
 from raffia.envs.opponents import make_opponent
+from raffia.envs.video import require_writer
 from raffia.recipes.config import EfficientZeroRun
 from raffia.tensordict.disk import write_atomically
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import Episodes, play_episodes
-from raffia.train.record import EpisodeRecorder
+from raffia.train.record import EpisodeRecorder, require_picture
 
 AT_ONCE = 32  # worlds that are played together
 
@@ -59,6 +62,16 @@ class Evaluator:
         """Of each search."""
         return self.config.evaluate.num_simulations or self.config.search.num_simulations
 
+    def prepare(self, spec: EnvSpec) -> None:
+        """Raise now what would stop the first evaluation: no such opponent, or no pictures."""
+        evaluate = self.config.evaluate
+        if spec.num_players == 2:
+            make_opponent(evaluate.opponent, spec)
+        if self.record and evaluate.record != "none":
+            require_writer(f".{evaluate.record}")
+            self.env.reset(torch.arange(self.env.num_envs))
+            require_picture(self.env.render(0))
+
     def play(
         self,
         planner: Planner,
@@ -66,8 +79,12 @@ class Evaluator:
         seed: int,
         recording: Recording | None = None,
         stop: Callable[[], bool] = lambda: False,
+        check: Callable[[TensorDict], None] = lambda said: None,
     ) -> Episodes | None:
-        """Play as many episodes as the config says; None if `stop` said so meanwhile."""
+        """Play as many episodes as the config says; None if `stop` said so meanwhile.
+
+        check: is shown what the worlds said; it may raise.
+        """
         evaluate, spec = self.config.evaluate, self.env.spec
         opponent = make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None
 
@@ -90,6 +107,7 @@ class Evaluator:
             opponent=opponent,
             watch=recording,
             stop=stop,
+            check=check,
         )
 
     def close(self) -> None:
@@ -104,14 +122,22 @@ class Recording:
 
     folder: gets the files.
     name: from an episode's number to the file's name without suffix.
+    say: hears of a film that can't be written, as the disk is full; None: that is an error.
 
     >>> Recording(Path("nowhere"), lambda episode: f"{episode:03d}", num=2).files
     []
     """
 
     def __init__(
-        self, folder: Path, name: Callable[[int], str], *, num: int, suffix: str = "gif"
+        self,
+        folder: Path,
+        name: Callable[[int], str],
+        *,
+        num: int,
+        suffix: str = "gif",
+        say: Callable[[str], object] | None = None,
     ) -> None:
+        self._say = say
         self._saved: dict[int, Path] = {}
         self._folder, self._name, self._num, self._suffix = folder, name, num, suffix
         self._going: dict[int, EpisodeRecorder] = {}
@@ -134,8 +160,14 @@ class Recording:
     def ended(self, episode: int, episode_return: float) -> None:
         """The film is complete."""
         recorder = self._going.pop(episode, None)
-        if recorder is not None:
+        if recorder is None:
+            return
+        try:
             self._saved[episode] = recorder.save(self._name(episode))
+        except OSError as error:
+            if self._say is None:
+                raise
+            self._say(f"an episode was not recorded: {error}")
 
 
 def save_tree(folder: Path, name: str, planner: Planner, state: TensorDict) -> None:

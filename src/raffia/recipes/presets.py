@@ -81,35 +81,31 @@ SMOKE = replace(
 LUNARLANDER = replace(
     CARTPOLE,
     env=EnvConfig(id="LunarLander-v3", num_envs=8),
-    model=replace(SMALL, latent_state_dim=128, lstm_hidden_size=128),
-    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyse_ratio=0.25),
-    optimizer=replace(ADAM, decay_updates=20_000),
-    search=SearchConfig(num_simulations=30, temperatures=(1.0, 0.5, 0.25)),
+    targets=TargetConfig(discount=0.99, n_step=20, target_interval=50, reanalyse_ratio=0.25),
+    optimizer=replace(ADAM, learning_rate=2e-3, decay_updates=15_000),
+    search=SearchConfig(num_simulations=30, temperatures=(0.5, 0.25), temperature_from=(0.0, 0.5)),
     replay=ReplayConfig(capacity=200_000, batch_size=128),
-    collect=CollectConfig(num_env_steps=400_000, random_env_steps=2_000, updates_per_env_step=0.15),
-    evaluate=EvaluateConfig(every_env_steps=10_000, num_episodes=16, max_steps=1_000),
+    collect=CollectConfig(num_env_steps=200_000, random_env_steps=2_000, updates_per_env_step=0.25),
+    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=20, max_steps=1_000),
     checkpoint=CheckpointConfig(every_updates=1_000),
 )
 PENDULUM = replace(
     CARTPOLE,
-    env=EnvConfig(id="Pendulum-v1", num_envs=16),
+    env=EnvConfig(id="Pendulum-v1", num_envs=8),
     model=replace(
         SMALL,
         reward_support_range=(-30.0, 31.0, 1.0),
         value_support_range=(-60.0, 61.0, 1.0),
     ),
-    loss=LossConfig(entropy_weight=5e-3),
-    targets=TargetConfig(discount=0.99, n_step=5, target_interval=50, reanalyse_ratio=0.0),
-    optimizer=replace(ADAM, decay_updates=5_000),
+    loss=LossConfig(entropy_weight=0.02),
+    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyse_ratio=0.25),
+    optimizer=replace(ADAM, learning_rate=2e-3),
     search=SearchConfig(
-        num_simulations=25,
-        num_sampled_actions=12,
-        temperatures=(1.0, 0.5, 0.25),
-        temperature_from=(0.0, 0.5, 0.75),
+        policy="gumbel", num_simulations=24, max_considered=12, num_sampled_actions=12
     ),
     replay=ReplayConfig(capacity=100_000, batch_size=128, alpha=0.0),
-    collect=CollectConfig(num_env_steps=60_000, random_env_steps=1_000, updates_per_env_step=0.2),
-    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=16, max_steps=200),
+    collect=CollectConfig(num_env_steps=20_000, random_env_steps=1_000, updates_per_env_step=0.25),
+    evaluate=EvaluateConfig(every_env_steps=4_000, num_episodes=20, max_steps=200),
     checkpoint=CheckpointConfig(every_updates=500),
 )
 TICTACTOE = replace(
@@ -152,16 +148,18 @@ CONNECT4 = replace(
     evaluate=EvaluateConfig(every_env_steps=20_000, num_episodes=32, max_steps=42, opponent="rule"),
     checkpoint=CheckpointConfig(every_updates=1_000),
 )
-MINATAR_BREAKOUT = EfficientZeroRun(
+MINATAR_BREAKOUT = replace(
+    CARTPOLE,
     env=EnvConfig(id="minatar/breakout", num_envs=16),
-    model=replace(SMALL, num_channels=32, downsample=False),
-    targets=TargetConfig(discount=0.99, reanalyse_ratio=0.0),
-    optimizer=replace(ADAM, decay_updates=5_000),
-    search=SearchConfig(num_simulations=25),
+    # As vectors: a search over convolutions is 20 times slower on two cores.
+    model=replace(SMALL, flatten=True, latent_state_dim=128),
+    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyse_ratio=0.0),
+    optimizer=replace(ADAM, learning_rate=2e-3, decay_updates=15_000),
+    search=SearchConfig(num_simulations=25, temperatures=(0.5, 0.25), temperature_from=(0.0, 0.5)),
     replay=ReplayConfig(capacity=200_000, batch_size=128),
-    collect=CollectConfig(num_env_steps=200_000, random_env_steps=2_000, updates_per_env_step=0.05),
-    evaluate=EvaluateConfig(every_env_steps=10_000, num_episodes=16, max_steps=5_000),
-    checkpoint=CheckpointConfig(every_updates=500),
+    collect=CollectConfig(num_env_steps=200_000, random_env_steps=2_000, updates_per_env_step=0.2),
+    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=32, max_steps=5_000),
+    checkpoint=CheckpointConfig(every_updates=1_000),
 )
 ATARI_100K = EfficientZeroRun(
     env=EnvConfig(id="atari/pong", num_envs=8, frame_stack=4, atari=AtariConfig()),

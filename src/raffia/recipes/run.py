@@ -18,14 +18,12 @@ from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.storage import TensorStorage
-from raffia.envs.env import EnvSpec
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording, save_tree
+from raffia.recipes.parts import close_replay, compiled, make_replay, require_device
+from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints
@@ -75,8 +73,22 @@ class Run:
     ) -> None:
         self.config, self.folder, self.view = config, folder, view
         self._stop: Callable[[], bool] = lambda: False
-        self.env = worlds(config.env)
-        self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
+        self._update = 0
+        require_device(config.device)
+        with contextlib.ExitStack() as opened:  # closed if the run can't be made
+            self.env = worlds(config.env)
+            opened.callback(self.env.close)
+            self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
+            opened.callback(self.evaluator.close)
+            self.evaluator.prepare(self.env.spec)
+            self._make_parts(networks)
+            self.replay = make_replay(config, self.env.spec, folder)
+            opened.callback(close_replay, self.replay)
+            self._join_parts()
+            self._opened = opened.pop_all()
+
+    def _make_parts(self, networks: ModelFactory | None) -> None:
+        config, folder = self.config, self.folder
         self.networks = EfficientZeroLearner(
             self.env.spec,
             config,
@@ -89,18 +101,18 @@ class Run:
         self.analyst = self._make_planner()  # makes targets, with those of the target network
         self.guard = Guard(folder / "damage", seed=config.seed)
         self.clock = PhaseClock()
-        self.replay = make_replay(config, self.env.spec, folder)
         self.collector = Collector(
             self.env,
             seed=config.seed,
             frame_stack=config.env.frame_stack,
             check=lambda step: self.guard.check(step, update=self._update),
         )
-        self.stream = self._make_stream()
         self.checkpoints = Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep)
         self.replay_log = ReplayLog(folder / "replay", mutable=SEARCHED)
-        self.records = Records(folder)
-        self._update = 0
+
+    def _join_parts(self) -> None:
+        self.stream = self._make_stream()
+        self.records = Records(self.folder)
         self._wire_tasks()
 
     def _make_planner(self) -> Planner:
@@ -191,13 +203,14 @@ class Run:
         found = self.checkpoints.newest(self.view.say, check=self.replay_log.check)
         state = self.networks.init(derive_seed(self.config.seed, "networks"))
         if found is None:
+            refuse_to_begin_anew(self.folder, self.checkpoints.passed_over)
             if self.records.state()["rows"]:
                 self.view.say("no checkpoint was saved yet: it begins anew")
             self.replay.empty()  # on disk, a run that was killed before may have left rows
             self.records.rewind({"seconds": 0.0, "rows": 0, "events": 0})
             self._write("start", state, **self._made_by())
         else:
-            state = self._restore(found)
+            state = self._restore(found, like=state)
             self.view.say(f"goes on after update {found.update:,}")
             self._write("resume", state, **self._made_by())
         return state.to(self.config.device)
@@ -220,6 +233,7 @@ class Run:
         update, env_step = int(state["step"]), self.stream.num_env_steps
         self.log.row(update, env_step)
         if self.evaluate.is_old(env_step, update):
+            self.save.last = -1  # what comes of it belongs into the last checkpoint, too
             self.evaluate.now(state)
         return "stopped" if self.evaluate.is_old(env_step, update) else "finished"
 
@@ -246,9 +260,8 @@ class Run:
 
     def close(self) -> None:
         """Close worlds and files."""
-        self.env.close()
-        self.evaluator.close()
-        self.records.close()
+        with self._opened:
+            self.records.close()
 
     # -- playing and learning
 
@@ -326,18 +339,29 @@ class Run:
             recording, kind = None, self.config.evaluate.record
             if kind != "none":
                 recording = Recording(
-                    self.folder / "episodes", lambda _: f"{env_step:09d}", num=1, suffix=kind
+                    self.folder / "episodes",
+                    lambda _: f"{env_step:09d}",
+                    num=1,
+                    suffix=kind,
+                    say=self.view.say,
                 )
             found = self.evaluator.play(
                 self.planner,
                 seed=derive_seed(self.config.seed, "evaluate", env_step),
                 recording=recording,
                 stop=self._stop,
+                check=lambda said: self.guard.check(said, update=int(state["step"])),
             )
             if found is not None:
-                shown = self.collector.now[:1]
-                save_tree(self.folder / "trees", f"{env_step:09d}", self.planner, shown)
+                self._keep_tree(env_step)
             return found
+
+    def _keep_tree(self, env_step: int) -> None:
+        state = self.collector.now[:1]
+        try:
+            save_tree(self.folder / "trees", f"{env_step:09d}", self.planner, state)
+        except OSError as error:  # a full disk, of which the next save tells more
+            self.view.say(f"the searched tree of step {env_step:,} was not saved: {error}")
 
     def _try_to_save(self, state: TensorDict) -> bool:
         try:
@@ -365,49 +389,13 @@ class Run:
         )
         self.replay_log.prune(self.checkpoints.kept())
 
-    def _restore(self, found: Checkpoint) -> TensorDict:
+    def _restore(self, found: Checkpoint, *, like: TensorDict) -> TensorDict:
+        state = found.tensors("state")
+        refuse_other_state(state, like, found.root)
         self.stream.load_state(found.tensors("stream"))
         self.replay_log.restore(found, self.replay)
         self.evaluate.load_state(found.extras["evaluate"])
         self.log.load_state(found.extras["log"])
         self.records.rewind(found.extras["records"])
         self.save.last = -1 if self.evaluate.is_due else found.update
-        return found.tensors("state")
-
-
-def make_replay(config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> SegmentReplayBuffer:
-    """Where a run keeps its steps; on disk in the folder, where that is asked for.
-
-    >>> from pathlib import Path
-    >>> from raffia.envs.env import Discrete
-    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
-    >>> make_replay(EfficientZeroRun(), spec, Path("nowhere")).length
-    11
-    """
-    replay, stack = config.replay, config.env.frame_stack
-    # Of the capacity alone, so that a run can be made longer. Each of the worlds can end at once,
-    # and needs a closing row besides its step then.
-    rows = replay.capacity + 2 * config.env.num_envs
-    on_disk = replay.on_disk
-    return SegmentReplayBuffer(
-        MemmapStorage(rows, folder / "replay" / "rows") if on_disk else TensorStorage(rows),
-        unroll_steps=config.loss.unroll_steps,
-        n_step=config.targets.n_step,
-        obs_keys=spec.state_keys,
-        frame_stack={"observation": stack} if stack > 1 else 1,
-        absorb=config.loss.absorb,
-        alpha=replay.alpha or None,
-        beta=replay.beta if replay.alpha else None,
-        generator=generator_for(config.seed, "replay"),
-    )
-
-
-def compiled(learner: EfficientZeroLearner) -> Learner:
-    """The learner with its gradients compiled by torch.compile."""
-    return _Compiled(learner)
-
-
-class _Compiled:
-    def __init__(self, learner: EfficientZeroLearner) -> None:
-        self.init, self.apply = learner.init, learner.apply
-        self.grads = torch.compile(learner.grads)
+        return state

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from raffia._version import __version__
 from raffia.recipes.config import EfficientZeroRun
 from raffia.tensordict.disk import write_atomically
+from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import ConfigError, from_json, to_json
 
 CONFIG = "config.json"
@@ -31,7 +32,9 @@ class RunError(RuntimeError):
     """
 
 
-def create_run(folder: Path, config: EfficientZeroRun, preset: str = "") -> None:
+def create_run(
+    folder: Path, config: EfficientZeroRun, preset: str = "", own: Sequence[str] = ()
+) -> None:
     """Make the folder of a new run; RunError if there is one already, or something else.
 
     >>> import tempfile
@@ -48,7 +51,7 @@ def create_run(folder: Path, config: EfficientZeroRun, preset: str = "") -> None
     if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
         raise RunError(f"{folder} exists and is no run: give another folder by `--run OTHER`")
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, config, preset)
+    write_config(folder, config, preset, own)
 
 
 def _is_foreign(path: Path) -> bool:
@@ -68,14 +71,20 @@ def given_back(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_config(folder: Path, config: EfficientZeroRun, preset: str) -> None:
-    """Write the config, complete, with what it is run by."""
+def write_config(
+    folder: Path, config: EfficientZeroRun, preset: str, own: Sequence[str] = ()
+) -> None:
+    """Write the config, complete, with what it is run by.
+
+    own: of "worlds" and "networks", what the caller gave, which no config can hold.
+    """
     made_by = {
         "algorithm": "efficientzero",
         "preset": preset,
         "raffia": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "own": [*own],
     }
     text = json.dumps({**to_json(config), "run": made_by}, indent=2)
     write_atomically(str(folder / CONFIG), (text + "\n").encode())
@@ -109,6 +118,61 @@ def _read(folder: Path) -> tuple[EfficientZeroRun, dict[str, Any]]:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
     except (ValueError, KeyError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} can't be read: {error}") from error
+
+
+def refuse_without_own(folder: Path, given: Sequence[str]) -> None:
+    """RunError if a run was begun with worlds or networks of its own that are not given now.
+
+    Others would do as well as these if their shapes are alike, and it would not show.
+    """
+    lacks = [name for name in read_made_by(folder).get("own", []) if name not in given]
+    if lacks:
+        call = ", ".join(f"{name}=..." for name in lacks)
+        raise RunError(
+            f"{folder} was begun with {' and '.join(lacks)} of its own: pass the same, "
+            f"as in resume({str(folder)!r}, {call}), from the script that it was begun by"
+        )
+
+
+def refuse_to_begin_anew(folder: Path, passed_over: Sequence[str]) -> None:
+    """RunError if there are checkpoints, of which none can be used: they would be removed.
+
+    >>> refuse_to_begin_anew(Path("runs/x"), [])
+    """
+    if passed_over:
+        raise RunError(
+            f"none of the {len(passed_over)} checkpoints in {folder} can be gone on with, as said "
+            "above. Nothing was changed: bring back what is missing, or begin another run. Where "
+            "the replay alone is missing, they can still be evaluated"
+        )
+
+
+def refuse_other_state(state: TensorDict, like: TensorDict, where: str) -> None:
+    """RunError unless a state that was saved is one of the learner that is to go on with it.
+
+    >>> one = TensorDict(weight=torch.ones(2))
+    >>> refuse_other_state(one, TensorDict(weight=torch.ones(3)), "checkpoints/7")
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.run_folder.RunError: checkpoints/7 is of other networks or another optimizer: ...
+    """
+    saved, wanted = _shapes(state), _shapes(like)
+    differ = [key for key in {**wanted, **saved} if saved.get(key) != wanted.get(key)]
+    if differ:
+        key = differ[0]
+        raise RunError(
+            f"{where} is of other networks or another optimizer: {key} is "
+            f"{saved.get(key, 'not there')} in it, and {wanted.get(key, 'not there')} here, and "
+            f"{len(differ) - 1} more differ. Go on with model.*, env.* and optimizer.name as they "
+            "were, and with the same networks"
+        )
+
+
+def _shapes(state: TensorDict) -> dict[str, list[int]]:
+    return {
+        key if isinstance(key, str) else ".".join(key): list(value.shape)
+        for key, value in state.items(True, True)
+    }
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from raffia.report.folder import Evaluated, Run
 from raffia.report.groups import Group
 from raffia.report.markup import Html, el, join, table
 from raffia.report.panel import tone
+from raffia.report.plots import is_game
 from raffia.report.rows import number
 from raffia.report.wording import NONE, count, duration, figure, plural
 
@@ -77,12 +79,15 @@ def _one(run: Run) -> Html:
     episodes = [number(row.get("return")) for row in run.of("episode")]
     recent = [value for value in episodes if not math.isnan(value)][-20:]
     mean = figure(sum(recent) / len(recent)) if recent else NONE
+    lately = f"return {mean} in the last 20"
+    if is_game([run]):  # both sides are the agent: what one wins the other loses
+        lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
     cards += [
         _card("wall time", duration(run.seconds), plural(run.num_restarts, "restart")),
         _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
         _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
-        _card("training episodes", count(float(len(episodes))), f"return {mean} in the last 20"),
+        _card("training episodes", count(float(len(episodes))), lately),
     ]
     return join(
         [
@@ -102,7 +107,9 @@ def _several(groups: Sequence[Group]) -> Html:
     rows = [_run_row(index, run) for index, group in enumerate(groups) for run in group.runs]
     heads = ["run", "seed", "state", "best return", "last return", "to target", "env steps"]
     heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "restarts"]
+    heads, rows = _told(heads, rows, {"to target": NONE, "restarts": "0"})
     cards = [_group_card(index, group) for index, group in enumerate(groups)]
+    cards += _range_cards(runs) if len(groups) == 1 else []
     return join(
         [
             el("p.eyebrow", eyebrow),
@@ -112,6 +119,18 @@ def _several(groups: Sequence[Group]) -> Html:
             table(heads, rows, numeric=range(3, len(heads))),
         ]
     )
+
+
+def _told(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], silent: Mapping[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """Without columns that say of all runs nothing more than `silent` has for them."""
+    kept = [
+        index
+        for index, name in enumerate(heads)
+        if any(row[index] != silent.get(name) for row in rows)
+    ]
+    return [heads[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -155,13 +174,14 @@ def _at(found: Evaluated | None) -> str:
 def _run_row(index: int, run: Run) -> list[str]:
     chip = el("i.chip", style=f"background:var(--{tone(index)})")
     best, last, reached = run.best, run.last, run.reached
+    missed = NONE if math.isnan(run.target_return) else "not reached"
     return [
         join([chip, run.name]),
         run.seed or NONE,
         state_pill(run),
         figure(best.mean) if best else NONE,
         figure(last.mean) if last else NONE,
-        f"{count(reached.env_step)} ({duration(reached.seconds)})" if reached else NONE,
+        f"{count(reached.env_step)} ({duration(reached.seconds)})" if reached else missed,
         count(run.env_step),
         count(run.update),
         duration(run.seconds),
@@ -185,6 +205,22 @@ def _group_card(index: int, group: Group) -> Html | None:
         below = "last return, 1 run"
     value = figure(float(interquartile_mean(values)))
     return el("div.card", el("span", chip, group.label), el("b", value), el("span", below))
+
+
+def _range_cards(runs: Sequence[Run]) -> list[Html]:
+    """What alike runs have in the middle, and from where to where."""
+    told: list[tuple[str, list[float], Callable[[float], str]]] = [
+        ("best mean return", [run.best.mean for run in runs if run.best], figure),
+        ("env steps / s", [_env_rate(run) for run in runs], figure),
+        ("wall time", [run.seconds for run in runs], duration),
+    ]
+    cards = []
+    for label, found, write in told:
+        values = sorted([value for value in found if not math.isnan(value)])
+        if values:
+            below = f"median; {write(values[0])} to {write(values[-1])}"
+            cards.append(_card(label, write(statistics.median(values)), below))
+    return cards
 
 
 def _env_rate(run: Run) -> float:

@@ -129,12 +129,16 @@ def _curve_legend(
         for index, group in enumerate(groups):
             seeds = plural(len(group.runs), "run")
             chips.append(_chip("line", tone(index), f"{group.label} ({seeds})"))
+        if any(len(group.runs) > 1 for group in groups):
+            colour = "c0" if len(groups) == 1 else "muted"
+            chips += [_chip("thin", colour, "single run"), _chip("band", colour, "95 % interval")]
     elif evaluated:
         chips.append(_chip("line", "c0", "mean return of an evaluation"))
         if any(panel.lines[0].curve.low for panel in panels if panel.lines):
             chips.append(_chip("band", "c0", "middle half of its episodes"))
     if played:
-        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", "training episode"))
+        says = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
+        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", says))
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
     chips += [_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
     if len(runs) == 1 and runs[0].num_restarts:

@@ -47,6 +47,7 @@ font-variant-numeric:tabular-nums}
 margin:10px 0 4px}
 .legend span{white-space:nowrap;display:inline-flex;align-items:center;gap:7px}
 .legend i{flex:none;display:inline-block;width:20px;height:0;border-top:2.5px solid}
+.legend i.thin{border-top-width:1px;opacity:.7}
 .legend i.area{height:11px;width:14px;border:0;border-radius:3px}
 .legend i.band{height:11px;border:0;opacity:.25;border-radius:3px}
 .legend i.dot{width:6px;height:6px;border:0;border-radius:9px;opacity:.6}

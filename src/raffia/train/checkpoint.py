@@ -220,6 +220,15 @@ class Checkpoints:
 
     # -- reading
 
+    @property
+    def passed_over(self) -> list[str]:
+        """The paths of those that `newest` or `best` found and could not use.
+
+        >>> Checkpoints("nowhere").passed_over
+        []
+        """
+        return sorted(self._passed_over)
+
     def kept(self) -> list[Checkpoint]:
         """All that are whole, the oldest first; each is checked once in the life of this object.
 

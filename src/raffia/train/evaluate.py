@@ -69,12 +69,14 @@ def play_episodes(
     opponent: Opponent | None = None,
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
+    check: Callable[[TensorDict], None] = lambda said: None,
 ) -> Episodes | None:
     """Play episodes, as many at a time as there are worlds; None if `stop` said so meanwhile.
 
     Episode i has the seed derive_seed(seed, "evaluate", i), whatever E is. In games of two players
     the agent begins the even episodes and `opponent` the odd ones; returns are the agent's.
-    An episode of more than `max_steps` steps is broken off there.
+    An episode of more than `max_steps` steps is broken off there. `check` is shown what the worlds
+    said, after each reset and step; it may raise.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
@@ -89,7 +91,7 @@ def play_episodes(
             f"{env.spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
             "another of raffia.envs.opponents"
         )
-    table = _Table(env, num_episodes, seed, frame_stack)
+    table = _Table(env, num_episodes, seed, frame_stack, check)
     while len(table.rows):
         if stop():
             return None
@@ -117,8 +119,15 @@ def _show(watch: Watch, table: _Table, turn: Tensor, chosen: TensorDict | None) 
 class _Table:
     """The worlds in which episodes are going on."""
 
-    def __init__(self, env: BatchEnv, num_episodes: int, seed: int, frame_stack: int) -> None:
-        self.env, self.seed, self.frame_stack = env, seed, frame_stack
+    def __init__(
+        self,
+        env: BatchEnv,
+        num_episodes: int,
+        seed: int,
+        frame_stack: int,
+        check: Callable[[TensorDict], None],
+    ) -> None:
+        self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
         self.num_episodes, self.num_begun = num_episodes, 0
         self.generator = generator_for(seed, "opponent")
         self.episode = torch.zeros(env.num_envs, dtype=torch.int64)
@@ -138,7 +147,9 @@ class _Table:
         self.episode[rows] = numbers
         self.total[rows], self.length[rows] = 0, 0
         seeds = [derive_seed(self.seed, "evaluate", number) for number in numbers.tolist()]
-        return self.env.reset(torch.tensor(seeds), rows)
+        first = self.env.reset(torch.tensor(seeds), rows)
+        self._check(first)
+        return first
 
     def seen(self) -> TensorDict:
         """The states with their stacks of frames."""
@@ -155,6 +166,7 @@ class _Table:
     def step(self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None) -> None:
         """Act in all rows, and begin other episodes where one has ended."""
         after = self.env.step(action, self.rows)
+        self._check(after)
         self.total[self.rows] += torch.where(turn, after["reward"], -after["reward"])
         self.length[self.rows] += 1
         self.states = after.select(*self.env.spec.state_keys)

@@ -126,7 +126,7 @@ class StatusPanel:
     since: seconds that went by since; the clocks go on.
 
     >>> status = Status(title="a run", update=1, num_updates=4, latest_return=9.0)
-    >>> Console(width=44, file=sys.stdout).print(StatusPanel(status, since=0.0))
+    >>> Console(width=46, file=sys.stdout).print(StatusPanel(status, since=0.0))
     ╭─ a run ──────────────────────────────────╮
     │ ━━━━━━━                       25 %  0:00 │
     │                                          │
@@ -143,7 +143,8 @@ class StatusPanel:
         self._status, self._since = status, since
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, MAX_WIDTH)
+        # ^C, which terminals print where the cursor stands, must not begin a line below the panel
+        width = min(options.max_width - len("^C"), MAX_WIDTH)
         if width < PANEL:
             yield Text("\n".join([self._status.title, *plain_parts(self._status)]))
             return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raffia.envs.video import require_writer, save_video, shrunk
 
-__all__ = ["EpisodeRecorder", "annotated"]
+__all__ = ["EpisodeRecorder", "annotated", "require_picture"]
 
 SMALLEST = 160  # pixels: smaller pictures, as of boards, are shown in larger squares
 PANEL = 48  # lines below the picture
@@ -20,6 +20,22 @@ AXIS = (70, 74, 86)
 CURVE = (92, 200, 255)
 BAR = (150, 156, 172)
 BEST = (255, 176, 60)  # the action with the most visits
+
+
+def require_picture(picture: Tensor | None) -> Tensor:
+    """The picture; an error if there is none.
+
+    >>> require_picture(None)
+    Traceback (most recent call last):
+    ...
+    ValueError: there is no picture to record: render gave None. ...
+    """
+    if picture is None:
+        raise ValueError(
+            "there is no picture to record: render gave None. Worlds of Gymnasium draw one "
+            "after make_env(config, render=True); with other ones, do not record"
+        )
+    return picture
 
 
 class EpisodeRecorder:
@@ -69,11 +85,7 @@ class EpisodeRecorder:
 
         picture: what `render` gives; None is refused.
         """
-        if picture is None:
-            raise ValueError(
-                "there is no picture to record: render gave None. Worlds of Gymnasium draw one "
-                "after make_env(config, render=True); with other ones, do not record"
-            )
+        picture = require_picture(picture)
         self._seen += 1
         if (self._seen - 1) % self._every:
             return

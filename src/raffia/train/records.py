@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ class Records:
     """`metrics.jsonl` and TensorBoard's event file of a run folder.
 
     seconds: how long the run had lasted before this sitting.
+
+    What can't be written, as the disk is full, waits until it can; `state` and `close` raise the
+    OSError if that is not yet so.
 
     >>> import json, tempfile
     >>> from pathlib import Path
@@ -31,6 +37,7 @@ class Records:
         self._rows = MetricsFile(folder / "metrics.jsonl")
         self._events = EventFile(folder)
         self._before, self._begun = seconds, time.monotonic()
+        self._waiting: deque[Callable[[], object]] = deque()  # writes, in their order
 
     @property
     def seconds(self) -> float:
@@ -41,13 +48,22 @@ class Records:
         """One row; what of it is a number is a curve in TensorBoard, over the updates."""
         now = self.seconds
         place = {"kind": kind, "update": update, "env_step": env_step, "seconds": round(now, 3)}
-        self._rows.write({**place, **values})
+        self._waiting.append(functools.partial(self._rows.write, {**place, **values}))
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._events.write(f"{kind}/{name}", float(value), step=update)
+                write = functools.partial(self._events.write, f"{kind}/{name}", float(value))
+                self._waiting.append(functools.partial(write, step=update))
+        with contextlib.suppress(OSError):  # `state` raises it, if it lasts
+            self._write_what_waits()
+
+    def _write_what_waits(self) -> None:
+        while self._waiting:
+            self._waiting[0]()
+            self._waiting.popleft()
 
     def state(self) -> dict[str, Any]:
         """How far the files are written, for a checkpoint; what is written is on the disk then."""
+        self._write_what_waits()
         self._rows.sync()
         self._events.sync()
         return {
@@ -58,11 +74,12 @@ class Records:
 
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Take back what was written after the checkpoint with this state."""
+        self._waiting.clear()
         self._before, self._begun = float(state["seconds"]), time.monotonic()
         self._rows.rewind(state["rows"])
         self._events.rewind(state["events"])
 
     def close(self) -> None:
         """Close both files."""
-        self._rows.close()
-        self._events.close()
+        with contextlib.closing(self._rows), contextlib.closing(self._events):
+            self._write_what_waits()

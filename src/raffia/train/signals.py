@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -24,6 +24,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.name = ""  # of the signal
+        self.tell: Callable[[str], None] | None = None  # gets a line, for who asked
 
     @property
     def requested(self) -> bool:
@@ -43,6 +44,9 @@ class Stop:
         if self.requested:
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
+        if self.tell is not None:  # by a thread: what was interrupted may be printing itself
+            says = f"{self.name}: saving after this step; once more leaves at once"
+            threading.Thread(target=self.tell, args=(says,), daemon=True).start()
 
 
 @contextlib.contextmanager

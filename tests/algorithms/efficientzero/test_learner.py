@@ -397,6 +397,17 @@ def test_worlds_without_networks_for_them_are_refused():
         EfficientZeroLearner(spec, CONFIG, num_updates=10)
 
 
+def test_observations_that_no_network_takes_are_refused():
+    spec = EnvSpec(observation_shape=(4,), observation_dtype=torch.float64, action=Discrete(2))
+    with pytest.raises(ValueError, match="observation_dtype=torch.float64: the networks take"):
+        EfficientZeroLearner(spec, CONFIG, num_updates=10)
+
+
+def test_vectors_are_not_augmented():
+    with pytest.raises(ValueError, match=r"is of images \[C, H, W\], and .* shows \[4\]"):
+        learner_of(loss={"augmentation": ("shift",)})
+
+
 def test_a_planner_takes_what_was_learnt():
     learner, batch = learner_of(), batch_of()
     state = update(learner, learner.init(0), batch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.model import EfficientZeroModel
@@ -31,6 +33,11 @@ def make_model(
     >>> make_model(board, ModelConfig(downsample=False, num_channels=8)).latent_shape
     (8, 6, 7)
     """
+    if spec.observation_dtype not in (torch.float32, torch.uint8):
+        raise ValueError(
+            f"observation_dtype={spec.observation_dtype}: the networks take float32, or uint8 of "
+            "0..255; have the world give observation.float(), and say so in its spec"
+        )
     first, *rest = spec.observation_shape or (0,)
     shape = (frame_stack * first, *rest)
     if config.flatten:

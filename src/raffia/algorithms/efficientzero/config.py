@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+
 __all__ = [
     "EfficientZeroConfig",
     "LossConfig",
@@ -44,6 +46,13 @@ class ModelConfig:
     pred_hid: int = 512
     pred_out: int = 1024
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "num_channels", "latent_state_dim")
+        check_least(self, 0, "num_res_blocks")
+        check_least(self, 1, "lstm_hidden_size", "proj_hid", "proj_out", "pred_hid", "pred_out")
+        check_above_zero(self, "fixed_sigma")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -62,11 +71,11 @@ class LossConfig:
     augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # of images, drawn per sample
 
     def __post_init__(self) -> None:
-        for name in ("unroll_steps", "lstm_horizon"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.gradient_scale <= 1:
-            raise ValueError(f"gradient_scale={self.gradient_scale} must lie in 0..1")
+        check_choices(self)
+        check_least(self, 1, "unroll_steps", "lstm_horizon")
+        check_least(self, 0, "policy_weight", "value_weight", "value_prefix_weight")
+        check_least(self, 0, "consistency_weight", "entropy_weight")
+        check_share(self, "gradient_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +95,11 @@ class TargetConfig:
     horizon_share: float = 0.3  # one step less for each such share of training that it is old
 
     def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"discount={self.discount} must lie in 0..1, above 0")
-        if not 0 <= self.reanalyse_ratio <= 1:
-            raise ValueError(f"reanalyse_ratio={self.reanalyse_ratio} must lie in 0..1")
-        for name in ("n_step", "target_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_choices(self)
+        check_share(self, "discount", "reanalyse_ratio")
+        check_above_zero(self, "discount")
+        check_least(self, 1, "n_step", "target_interval")
+        check_least(self, 0, "horizon_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +114,13 @@ class OptimizerConfig:
     warmup_share: float = 0.01  # of all updates: the rate rises from 0
     decay_updates: int = 100_000  # the rate is multiplied by decay_rate after each so many
     decay_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 0, "learning_rate", "weight_decay", "decay_rate")
+        check_least(self, 1, "decay_updates")
+        check_share(self, "momentum", "warmup_share")
+        check_above_zero(self, "max_grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +137,12 @@ class SearchConfig:
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)  # ... from this share of training on
 
     def __post_init__(self) -> None:
-        if self.num_simulations < 1:
-            raise ValueError(f"num_simulations={self.num_simulations} must be at least 1")
+        check_choices(self)
+        check_least(self, 1, "num_simulations", "max_considered", "num_sampled_actions")
+        check_above_zero(self, "dirichlet_alpha")
+        check_share(self, "dirichlet_fraction")
+        if not all(temperature >= 0 for temperature in self.temperatures):
+            raise ValueError(f"temperatures={self.temperatures} must be 0 or more")
         starts = self.temperature_from
         if len(starts) != len(self.temperatures) or not starts or starts[0] != 0:
             raise ValueError(

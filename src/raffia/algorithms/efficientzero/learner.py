@@ -51,6 +51,11 @@ class EfficientZeroLearner:
         frame_stack: int = 1,
     ) -> None:
         self.spec, self.config, self.num_updates = spec, config, num_updates
+        if config.loss.augmentation and len(spec.observation_shape) != 3:
+            raise ValueError(
+                f"augmentation={config.loss.augmentation} is of images [C, H, W], and "
+                f"{spec.name or 'this world'} shows {list(spec.observation_shape)}: leave it out"
+            )
 
         def default() -> LatentModel:
             with_projection = config.loss.consistency_weight > 0
