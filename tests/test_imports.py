@@ -18,6 +18,7 @@ LAYER_0 = ["tensordict", "functional", "jit"]
 LAYER_1 = ["learner", "nn", "data", "envs", "search"]
 TABLE = {
     "_version": [],
+    "__main__": ["cli"],
     "__init__": LAYER_0 + LAYER_1,
     "tensordict": [],
     "functional": [],

@@ -33,9 +33,11 @@ CORE = {
 EXTRAS = {
     "atari": ({"ale-py": "ale_py"}, "Atari games"),
     "box2d": ({"box2d": "Box2D"}, "LunarLander, BipedalWalker"),
+    "hf": ({"transformers": "transformers"}, "language models of Hugging Face folders"),
     "hdf5": ({"h5py": "h5py"}, "offline episodes from HDF5"),
     "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
     "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
+    "text": ({"tokenizers": "tokenizers"}, "tokenizers of Hugging Face"),
     "video": ({"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL"}, "recorded episodes"),
 }
 LITTLE = 2 * 2**30  # bytes: a run of Atari with its replay on disk takes some

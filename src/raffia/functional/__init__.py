@@ -3,7 +3,14 @@
 from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
 from raffia.functional.clipping import clip_by_global_norm, global_norm
 from raffia.functional.gradients import value_and_grad
-from raffia.functional.losses import negative_cosine_similarity, soft_cross_entropy
+from raffia.functional.losses import (
+    conservative_loss,
+    expectile_loss,
+    margin_loss,
+    masked_mean,
+    negative_cosine_similarity,
+    soft_cross_entropy,
+)
 from raffia.functional.optim import Optimizer, Update, adamw, sgd
 from raffia.functional.returns import discounted_sum, lambda_return, n_step_return, value_prefix
 from raffia.functional.schedules import cosine_decay, linear, step_decay, warmup
@@ -25,17 +32,21 @@ __all__ = [
     "adamw",
     "categorical_to_scalar",
     "clip_by_global_norm",
+    "conservative_loss",
     "cosine_decay",
     "derive_seed",
     "discounted_sum",
     "draw_intensity",
     "draw_shift",
     "expected_value",
+    "expectile_loss",
     "generator_for",
     "global_norm",
     "intensity",
     "lambda_return",
     "linear",
+    "margin_loss",
+    "masked_mean",
     "n_step_return",
     "negative_cosine_similarity",
     "random_shift",

@@ -1,7 +1,8 @@
 """Losses of single predictions; weights, masks and means are the caller's."""
 
+import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 
 def soft_cross_entropy(
@@ -36,3 +37,75 @@ def negative_cosine_similarity(
     tensor([-0., -1.])
     """
     return -(normalize(x, dim=-1, eps=eps) * normalize(y, dim=-1, eps=eps)).sum(-1)
+
+
+def expectile_loss(
+    error: Tensor,  # [*], target - prediction
+    tau: Tensor | float,  # 0..1
+) -> Tensor:  # [*]
+    """Squared error that counts more on one side: its minimum is the targets' expectile.
+
+        |tau - 1[error < 0]| error^2
+
+    0.5 gives half the squared error, whose minimum is the mean; towards 1 it is the largest target.
+    Source: Kostrikov, Nair & Levine (2021), "Offline RL with Implicit Q-Learning", equation 5.
+
+    >>> expectile_loss(torch.tensor([-2.0, 2.0]), 0.75)
+    tensor([1., 3.])
+    """
+    return (tau - (error < 0).to(error.dtype)).abs() * error.square()
+
+
+def conservative_loss(
+    q: Tensor,  # [*, V]
+    action: Tensor,  # int64 [*]
+    temperature: float = 1.0,
+) -> Tensor:  # [*]
+    """How far the value of an action is from standing out among those of all actions, in nats.
+
+        log sum_k exp(q_k / T) - q_a / T
+
+    Source: Kumar, Zhou, Tucker & Levine (2020), "Conservative Q-Learning", equation 4; as a cross
+    entropy for tokens in Snell et al. (2022), section 4.2.
+
+    >>> conservative_loss(torch.tensor([[1.0, 1.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([0.6931, 9.0001])
+    """
+    losses = cross_entropy((q / temperature).flatten(0, -2), action.flatten(), reduction="none")
+    return losses.view(action.shape)
+
+
+def margin_loss(
+    q: Tensor,  # [*, V]
+    action: Tensor,  # int64 [*]
+    margin: float = 0.0,
+) -> Tensor:  # [*]
+    """By how much other actions are valued above one, or too little below it: sum of squares.
+
+        sum_k max(0, q_k - q_a + margin)^2
+
+    The action itself is one of the k: it adds margin^2, of which nothing is learnt.
+
+    >>> margin_loss(torch.tensor([[1.0, 3.0, 0.5]]), torch.tensor([0]), margin=1.0)
+    tensor([10.2500])
+    """
+    own = q.gather(-1, action.unsqueeze(-1))
+    return (q - own + margin).relu().square().sum(-1)
+
+
+def masked_mean(
+    values: Tensor,  # [*]
+    mask: Tensor,  # bool [*]
+    count: Tensor | None = None,  # [], what the sum is divided by; None: how many are True
+) -> Tensor:  # []
+    """The mean of what counts; what does not may be anything, NaN too. Of nothing it is 0.
+
+    >>> values = torch.tensor([1.0, 3.0, torch.nan])
+    >>> masked_mean(values, torch.tensor([True, True, False]))
+    tensor(2.)
+    >>> masked_mean(values, torch.zeros(3, dtype=torch.bool))
+    tensor(0.)
+    """
+    total = torch.where(mask, values, 0).sum()
+    count = mask.sum() if count is None else count
+    return total / torch.where(count == 0, 1, count)

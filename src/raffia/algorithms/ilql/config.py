@@ -1,0 +1,263 @@
+"""What can be set of ILQL, with the paper's numbers. Imports no torch: help comes at once.
+
+What ILQL is compared with is ILQL with other numbers: see `method`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig as DecodeConfig
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+
+__all__ = [
+    "DecodeConfig",
+    "ILQLConfig",
+    "ILQLLossConfig",
+    "ILQLModelConfig",
+    "Method",
+    "OptimizerConfig",
+    "TargetConfig",
+    "TrunkConfig",
+    "method",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkConfig:
+    """A causal language model, by default of the shape of the small GPT-2."""
+
+    vocab_size: int = 50257
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    block_size: int = 1024  # the longest context, in tokens
+    dim_feedfwd: int | None = None  # None: 4 n_embd
+    dropout: float = 0.0  # when training; GPT-2's is 0.1
+    layer_norm_eps: float = 1e-5
+    bias: bool = True
+    positions: Literal["learned", "rotary"] = "learned"
+    gradient_checkpointing: bool = False  # activations are computed again: less memory, more time
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "vocab_size", "n_layer", "n_head", "n_embd", "block_size")
+        check_above_zero(self, "layer_norm_eps")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must lie in 0..1, below 1")
+        if self.dim_feedfwd is not None:
+            check_least(self, 1, "dim_feedfwd")
+        if self.n_embd % self.n_head:
+            heads = [n for n in range(1, self.n_head + 1) if self.n_embd % n == 0]
+            raise ValueError(
+                f"n_embd={self.n_embd} can't be cut into n_head={self.n_head} equal parts; "
+                f"n_head may be one of {heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLModelConfig:
+    """The networks: which trunks there are, and the heads on them.
+
+    Trunk passes of one update, a backward pass counted as two: 7 with a target trunk and a separate
+    policy, 4 with a target trunk alone, 3 where all is shared.
+
+    >>> ILQLModelConfig(trunk=TrunkConfig(vocab_size=35, n_embd=64, n_head=4)).policy
+    'shared'
+    """
+
+    trunk: TrunkConfig = field(default_factory=TrunkConfig)
+    # Where the next token's logits come from: the trunk that the values read, or one of its own.
+    policy: Literal["shared", "separate"] = "shared"
+    # What the slow copy holds: the Q heads, on the online trunk's states; or the trunk as well.
+    target: Literal["heads", "trunk"] = "heads"
+    double_q: bool = True  # two Q heads, of whose targets the smaller counts
+    detach_v: bool = False  # no gradient flows from the V head into the trunk
+    detach_q: bool = False  # ... from the Q heads
+    detach_pi: bool = False  # ... from the logits; the tied output weights still learn
+    per_token: bool = True  # an action is a token; else a whole utterance, with Q a number
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLLossConfig:
+    """What is learnt of a batch. A term of weight 0 costs nothing."""
+
+    gamma: float = 0.99  # per token of the agent
+    tau: float = 0.6  # expectile: 0.5 the mean of the data's values, towards 1 the best of them
+    beta: float = 0.0  # how much better tokens count more for the policy; 0: all alike
+    exp_weights: bool = True  # weights exp(beta A); else beta where A > 0 and 1 - beta elsewhere
+    transition_weight: float = 0.0  # of tokens that are not the agent's
+    clip_weight: float | None = None  # no token counts more
+    value_min: float | None = None  # target Q values are kept within
+    value_max: float | None = None
+    awac_weight: float = 1.0  # of the policy's loss
+    v_weight: float = 1.0
+    q_weight: float = 1.0
+    cql_weight: float = 0.01
+    cql_temp: float = 1.0
+    dm_weight: float = 0.0
+    dm_margin: float = 0.0
+    mc_returns: bool = False  # V is trained towards the rewards that came, not towards Q
+    # What Q is trained towards, behind the reward: V of the next state, or the largest target Q.
+    backup: Literal["expectile", "max"] = "expectile"
+    # Which slots of the batch count: real actions; or all not marked terminal, as in the paper's
+    # code, which lets in one slot of padding of each unfinished row.
+    mask: Literal["strict", "published"] = "strict"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_share(self, "gamma", "tau")
+        check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
+        check_least(self, 0, "transition_weight")
+        check_above_zero(self, "cql_temp")
+        if not self.exp_weights and not 0 <= self.beta <= 1:
+            raise ValueError(
+                f"beta={self.beta}: without exp_weights it is a weight itself and must lie in 0..1"
+            )
+        if not self.needs_values and self.awac_weight == 0:
+            raise ValueError(
+                "all weights are 0, so that nothing is learnt: set awac_weight=1.0 for a policy, "
+                "v_weight=1.0 and q_weight=1.0 for values"
+            )
+        low, high = self.value_min, self.value_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"value_min={low} must not be above value_max={high}")
+
+    @property
+    def needs_advantage(self) -> bool:
+        """Whether the policy's loss looks at the values.
+
+        >>> ILQLLossConfig(beta=0.0).needs_advantage, ILQLLossConfig(beta=1.0).needs_advantage
+        (False, True)
+        """
+        return self.awac_weight > 0 and (self.beta != 0 or not self.exp_weights)
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the heads are computed at all.
+
+        >>> ILQLLossConfig().needs_values, method("bc", ILQLConfig()).loss.needs_values
+        (True, False)
+        """
+        weights = (self.v_weight, self.q_weight, self.cql_weight, self.dm_weight)
+        return any(weight > 0 for weight in weights) or self.needs_advantage
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """How the slow copy follows: target <- (1 - alpha) target + alpha online."""
+
+    alpha: float = 0.005  # 1: a hard update
+    interval: int = 1  # updates from one move to the next
+
+    def __post_init__(self) -> None:
+        check_share(self, "alpha")
+        check_least(self, 1, "interval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How parameters follow their gradients: AdamW, or Adam where nothing decays."""
+
+    learning_rate: float = 1e-5
+    value_rate: float = 1.0  # the V and Q heads' learning rate is so many times the trunk's
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    max_grad_norm: float | None = 1.0  # None: gradients are never made shorter
+    warmup_updates: int = 0  # the rate rises from 0
+    decay: Literal["constant", "linear", "cosine"] = "constant"  # ... and falls, over the run
+    final_share: float = 0.1  # of the rate, at the end of the run
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
+        check_share(self, "final_share")
+        if self.max_grad_norm is not None:
+            check_above_zero(self, "max_grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLConfig:
+    """The agent; how long it trains, and on what, is said by the run.
+
+    >>> ILQLConfig(loss=ILQLLossConfig(tau=0.9)).target.alpha
+    0.005
+    """
+
+    model: ILQLModelConfig = field(default_factory=ILQLModelConfig)
+    loss: ILQLLossConfig = field(default_factory=ILQLLossConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products, by autocast
+    keep_best: float = 1.0  # share of the dialogues, by return, that are trained on
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_share(self, "keep_best")
+        check_above_zero(self, "keep_best")
+        loss = self.loss
+        if self.model.per_token:
+            return
+        for name in ("cql_weight", "dm_weight"):
+            if getattr(loss, name) > 0:
+                raise ValueError(
+                    f"{name}={getattr(loss, name)} compares Q with that of other tokens, and with "
+                    f"per_token=False Q is a number for the whole utterance: set {name}=0"
+                )
+        if loss.backup == "max":
+            raise ValueError(
+                'backup="max" is over tokens: with per_token=False use backup="expectile"'
+            )
+
+
+Method = Literal["ilql", "bc", "filtered_bc", "single_step", "cql"]
+
+
+def method(name: Method, config: ILQLConfig) -> ILQLConfig:
+    """What ILQL is compared with: the same networks and data, other numbers.
+
+    ilql         as it is
+    bc           behaviour cloning: the policy alone, all of the agent's tokens alike
+    filtered_bc  ... of the best dialogues, by return: a tenth, unless `keep_best` says otherwise
+    single_step  values of the policy that made the data (SARSA, tau 0.5); they act when decoding,
+                 which is one step of policy improvement
+    cql          conservative Q-learning (Kumar et al. 2020): the largest target Q as backup, held
+                 down by the CQL term with weight 1 (unless `cql_weight` is above); no V, no policy
+
+    >>> config = method("filtered_bc", ILQLConfig())
+    >>> config.keep_best, config.loss.q_weight, config.decode.include_adv
+    (0.1, 0.0, False)
+    """
+    loss, decode = config.loss, config.decode
+    cloning = replace(
+        loss, beta=0.0, exp_weights=True, v_weight=0.0, q_weight=0.0, cql_weight=0.0, dm_weight=0.0,
+        awac_weight=loss.awac_weight or 1.0,
+    )  # fmt: skip
+    by_logits = replace(decode, include_logits=True, include_adv=False)
+    match name:
+        case "ilql":
+            return config
+        case "bc":
+            return replace(config, loss=cloning, decode=by_logits)
+        case "filtered_bc":
+            share = config.keep_best if config.keep_best < 1 else 0.1
+            return replace(config, loss=cloning, decode=by_logits, keep_best=share)
+        case "single_step":
+            return replace(config, loss=replace(loss, tau=0.5))
+        case "cql":
+            only_q = replace(
+                loss, backup="max", v_weight=0.0, awac_weight=0.0, beta=0.0, exp_weights=True,
+                q_weight=loss.q_weight or 1.0, cql_weight=max(1.0, loss.cql_weight),
+            )  # fmt: skip
+            by_values = replace(
+                decode, include_logits=False, include_adv=True, exp_adv=True,
+                adv_weight=decode.adv_weight or 1.0,
+            )  # fmt: skip
+            return replace(config, loss=only_q, decode=by_values)
+    raise ValueError(f"method={name!r} is none of {', '.join(map(repr, get_args(Method)))}")

@@ -1,0 +1,152 @@
+"""`generate`: what the agent says after prompts, by sampling, greedily or by beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.beam import beam_search
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generations import Generations, Stop
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.rerank import rerank
+from raffia.algorithms.ilql.sampling import best_token, drawing, new_seeds
+from raffia.algorithms.ilql.scorer import Needs, Scorer, check_prompts
+from raffia.algorithms.ilql.steps import Choose, gathered, limits_of, token_steps
+
+__all__ = ["chooser", "decode", "forbid", "generate"]
+
+
+def generate(
+    model: ILQLModel,
+    target: ILQLTarget | None,  # None: no values are wanted (include_adv=False)
+    prompts: Sequence[Sequence[int]],  # tokens; of unlike length
+    config: DecodeConfig,
+    *,
+    generator: torch.Generator | None = None,  # of sampling; None: torch's own
+    num_generations: int | None = None,  # None: the config's
+    stop: Stop | None = None,  # None: the limits only
+    pad_token: int | None = None,  # never said
+) -> Generations:
+    """The agent's texts after the prompts; the model is not changed, and its mode is as before.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> config = DecodeConfig(adv_weight=4.0, max_new_tokens=5)
+    >>> texts = generate(model, make_target(model), [[1, 2, 3], [4]], config, num_generations=2,
+    ...                  stop=Stop(tokens=(9,)), generator=torch.Generator().manual_seed(0))
+    >>> texts.log_prob.shape, len(texts.best())
+    (torch.Size([2, 2]), 2)
+    """
+    with evaluating(model, target), torch.no_grad():
+        return decode(
+            ModelScorer(model, target),
+            prompts,
+            config,
+            generator=generator,
+            num_generations=num_generations,
+            stop=stop,
+            pad_token=pad_token,
+        )
+
+
+def decode(
+    scorer: Scorer,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    *,
+    generator: torch.Generator | None = None,
+    num_generations: int | None = None,
+    stop: Stop | None = None,
+    pad_token: int | None = None,
+) -> Generations:
+    """The same with any scorer.
+
+    >>> from raffia.algorithms.ilql.scorer import NextToken
+    >>> class Parrot:  # wants the last token again, and has nothing to remember
+    ...     vocab_size, block_size, device = 5, 4, torch.device("cpu")
+    ...     def start(self, prompts, needs, max_new_tokens):
+    ...         return self, self.advance(torch.tensor([prompt[-1] for prompt in prompts]))
+    ...     def advance(self, tokens):
+    ...         logits = 10.0 * torch.nn.functional.one_hot(tokens, 5)
+    ...         return NextToken(logits, None, None)
+    ...     def reorder(self, rows):
+    ...         pass
+    >>> decode(Parrot(), [[3], [1, 4]], DecodeConfig(include_adv=False, num_beams=1)).best()
+    [[3, 3, 3], [4, 4]]
+    """
+    check_prompts(prompts, scorer)
+    if num_generations is None:
+        num_generations = config.num_generations
+    _check_number(num_generations, config)
+    if not prompts:
+        nothing = torch.zeros(0, num_generations)
+        return Generations(tokens=[], log_prob=nothing, stopped=nothing.bool())
+    stop = Stop() if stop is None else stop
+    forbidden = forbid(pad_token, scorer)
+    if config.num_beams is not None and config.num_beams > 1:
+        texts = beam_search(scorer, prompts, config, stop=stop, forbidden=forbidden)
+        texts = texts.first(num_generations)
+    else:
+        steps = token_steps(
+            *(scorer, prompts, config),
+            chooser(scorer, prompts, config, num_generations, generator),
+            needs=Needs.of(config),
+            stop=stop,
+            num_generations=num_generations,
+            forbidden=forbidden,
+        )
+        texts = gathered(list(steps), len(prompts), num_generations)
+    return texts if config.rerank is None else rerank(texts, config.rerank)
+
+
+def chooser(
+    scorer: Scorer,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    num_generations: int,
+    generator: torch.Generator | None,
+) -> Choose:
+    """Draws, or the best token where the config wants one beam.
+
+    >>> chooser(None, [[1]], DecodeConfig(num_beams=1), 1, None) is best_token
+    True
+    """
+    if config.num_beams is not None:
+        return best_token
+    seeds = new_seeds(len(prompts) * num_generations, generator).to(scorer.device)
+    return drawing(seeds, int(limits_of(scorer, prompts, config).max()))
+
+
+def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
+    """What is added to the scores [V] so that padding is never said: 0, and -inf for it.
+
+    >>> from types import SimpleNamespace
+    >>> forbid(1, SimpleNamespace(vocab_size=3, device="cpu"))
+    tensor([0., -inf, 0.])
+    """
+    if pad_token is None:
+        return None
+    if not 0 <= pad_token < scorer.vocab_size:
+        raise ValueError(
+            f"pad_token={pad_token} is none of the model's {scorer.vocab_size} tokens; pass the "
+            "tokenizer's pad_token_id, or None if it has none"
+        )
+    forbidden = torch.zeros(scorer.vocab_size, device=scorer.device)
+    forbidden[pad_token] = -torch.inf
+    return forbidden
+
+
+def _check_number(num_generations: int, config: DecodeConfig) -> None:
+    if num_generations < 1:
+        raise ValueError(f"num_generations={num_generations} must be at least 1")
+    if config.num_beams is not None and num_generations > config.num_beams:
+        raise ValueError(
+            f"num_generations={num_generations} of num_beams={config.num_beams}: a beam search "
+            f"ends with as many texts as beams; pass DecodeConfig(num_beams={num_generations})"
+        )

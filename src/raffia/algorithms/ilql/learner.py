@@ -1,0 +1,283 @@
+"""ILQL's learner: gradients of a batch of dialogues, and an update by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.loss import Loss
+from raffia.algorithms.ilql.model import ILQLModel
+from raffia.functional.clipping import clip_by_global_norm, global_norm
+from raffia.functional.gradients import value_and_grad
+from raffia.functional.optim import adamw
+from raffia.functional.schedules import cosine_decay, linear, warmup
+from raffia.functional.seeds import derive_seed
+from raffia.functional.trees import is_traced
+from raffia.nn.params import update_target
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["ILQLLearner"]
+
+Key = tuple[str, ...]
+ModelFactory = Callable[[], ILQLModel]
+LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate of its own
+
+
+class ILQLLearner:
+    """Learns from the batches that `Loss` describes.
+
+    A state's "params" are "trunk", "policy" (where separate), "v", "q1" and "q2" (with double_q),
+    its "target" has "q1", "q2" and, where the config has it, "trunk". What does not learn (a frozen
+    language model under small changes) is among "buffers".
+
+    num_updates: of the whole run; a falling learning rate follows it.
+    model_factory: makes the networks, with fresh weights at each call; None for the config's.
+    lean: see `Loss`.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    >>> state = learner.init(seed=0)
+    >>> sorted(state["params"].keys()), sorted(state["target"].keys())
+    (['q1', 'q2', 'trunk', 'v'], ['q1', 'q2'])
+    """
+
+    def __init__(
+        self,
+        config: ILQLConfig,
+        *,
+        num_updates: int | None = None,
+        model_factory: ModelFactory | None = None,
+        lean: bool = True,
+    ) -> None:
+        if config.optimizer.decay != "constant" and num_updates is None:
+            raise ValueError(
+                f"decay={config.optimizer.decay!r} falls over the run: pass "
+                "ILQLLearner(config, num_updates=...)"
+            )
+        self.config, self.num_updates = config, num_updates
+        self._make = (lambda: ILQLModel(config.model)) if model_factory is None else model_factory
+        # The module's own weights are never used: on this device they take no memory.
+        model = _on_meta(self.make_model(0))
+        inner = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
+        self._drops = max([config.model.trunk.dropout, *inner]) > 0
+        self._loss = Loss(model, config.loss, lean=lean, precision=config.precision).train()
+        self._optimizer = adamw(config.optimizer.beta1, config.optimizer.beta2)
+
+    def make_model(self, seed: int) -> ILQLModel:
+        """Networks as this learner trains, with fresh weights; torch's own generator stays.
+
+        >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+        >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+        >>> first, second = learner.make_model(0), learner.make_model(0)
+        >>> torch.equal(first.v[0].weight, second.v[0].weight)
+        True
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._make()
+
+    def init(self, seed: int) -> TensorDict:
+        """The state before the first update."""
+        return self.state_of(self.make_model(seed), seed)
+
+    def state_of(self, model: ILQLModel, seed: int = 0) -> TensorDict:
+        """The state before the first update of these networks, whose weights it copies.
+
+        seed: of dropout.
+
+        >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+        >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+        >>> int(learner.state_of(learner.make_model(0))["step"])
+        0
+        """
+        named = list(model.named_parameters())
+        params = _nested((name, p) for name, p in named if p.requires_grad)
+        kept = [(name, p) for name, p in named if not p.requires_grad]
+        state = TensorDict(
+            params=params,
+            buffers=_nested([*kept, *model.named_buffers()]),
+            target=_followed(params, self._target_names).clone(),
+            opt=TensorDict(
+                language=self._optimizer.init(_followed(params, LANGUAGE)),
+                values=self._optimizer.init(_followed(params, VALUES)),
+            ),
+            hyper=_hyper(self.config, next(model.parameters())),
+            step=torch.tensor(0),
+        )
+        if self._drops:
+            state["dropout_seed"] = torch.tensor(seed)
+        return state
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The gradients, and what there is to tell: means [].
+
+        "loss"; of the terms that have a weight "v_loss", "q_loss", "cql_loss", "dm_loss" and
+        "token_loss"; over actions, where the heads are computed, "v_mean", "q_mean" and
+        "advantage_mean"; "grad_norm"; and "num_tokens" of the batch, padding not counted.
+
+        `Accumulate` gives the mean over the parts of a batch, which weighs the actions of parts
+        that have fewer of them more; `with_row_means(batch)` mends that for gradients and losses,
+        to equal those of the whole batch. The other means, and num_tokens, are of a part.
+        """
+
+        def loss(params: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+            named = self._named(params, state["buffers"], state["target"])
+            return functional_call(self._loss, named, (batch, state["hyper"]))
+
+        with self._draws(state, batch):
+            grads, (_, metrics) = value_and_grad(loss, state["params"])
+        metrics["grad_norm"] = global_norm(grads)
+        return TensorDict(grads=grads, buffers=state["buffers"]), TensorDict(metrics)
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The state after the update, in the memory of the one before where that is possible."""
+        config, hyper, step = self.config.optimizer, state["hyper"], state["step"] + 1
+        grads, old, opt = update["grads"], state["params"], state["opt"]
+        if config.max_grad_norm is not None:
+            grads, _ = clip_by_global_norm(grads, config.max_grad_norm)
+        rate = hyper["learning_rate"] * self._schedule(step)
+        params, new_opt = TensorDict(), TensorDict()
+        for group, names, factor in (
+            ("language", LANGUAGE, 1.0),
+            ("values", VALUES, hyper["value_rate"]),
+        ):
+            moved, new_opt[group] = self._optimizer.update(
+                _followed(old, names),
+                _followed(grads, names),
+                opt[group],
+                learning_rate=rate * factor,
+                weight_decay=hyper["weight_decay"],
+            )
+            params.update(moved)
+        online = _followed(params, self._target_names)
+        target = _moved(state["target"], online, step, hyper["alpha"], self.config.target.interval)
+        new = {"params": params, "buffers": update["buffers"], "target": target, "opt": new_opt}
+        return TensorDict({**dict(state.items()), **new, "step": step})
+
+    def learning_rate(self, step: int) -> float:
+        """Of this update, counted from 1, as the config has it.
+
+        >>> from raffia.algorithms.ilql.config import *
+        >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> optimizer = OptimizerConfig(learning_rate=0.5, warmup_updates=10)
+        >>> config = ILQLConfig(model=ILQLModelConfig(trunk=trunk), optimizer=optimizer)
+        >>> ILQLLearner(config).learning_rate(5)
+        0.25
+        """
+        return self.config.optimizer.learning_rate * float(self._schedule(torch.tensor(step)))
+
+    def _schedule(self, step: Tensor) -> Tensor:
+        """What the learning rate is multiplied by in this update, counted from 1."""
+        config = self.config.optimizer
+        factor = warmup(step, config.warmup_updates)
+        if config.decay == "constant":
+            return factor
+        assert self.num_updates is not None
+        falls = max(1, self.num_updates - config.warmup_updates)
+        behind = step - config.warmup_updates
+        if config.decay == "cosine":
+            return factor * cosine_decay(behind, falls, config.final_share)
+        return factor * linear(behind, falls, 1.0, config.final_share)
+
+    @property
+    def _target_names(self) -> tuple[str, ...]:
+        return ("q1", "q2", "trunk") if self.config.model.target == "trunk" else ("q1", "q2")
+
+    def _named(
+        self, params: TensorDict, buffers: TensorDict, target: TensorDict
+    ) -> dict[str, Tensor]:
+        """All tensors by the names that they have in `Loss`."""
+        named = _dotted("model", params) | _dotted("model", buffers)
+        if self.config.model.target == "trunk":  # what does not learn is the same in both
+            named |= _dotted("target", _followed(buffers, ("trunk",)))
+        return named | _dotted("target", target)
+
+    @contextmanager
+    def _draws(self, state: TensorDict, batch: TensorDict) -> Iterator[None]:
+        """Dropout's draws: of this update of this run, whatever was drawn before."""
+        if not self._drops:
+            yield
+            return
+        if is_traced():
+            raise ValueError(
+                "dropout draws, which torch.vmap and torch.compile can't repeat: set dropout=0.0"
+            )
+        device = batch["tokens"].device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed = int(state["dropout_seed"])
+            torch.manual_seed(derive_seed(seed, "dropout", int(state["step"])))
+            yield
+
+
+def _moved(
+    target: TensorDict, online: TensorDict, step: Tensor, alpha: Tensor, interval: int
+) -> TensorDict:
+    """The slow copy after an update: (1 - alpha) target + alpha online, each `interval` updates."""
+    if is_traced():
+        rate = torch.where(step % interval == 0, alpha, 0)
+        return target.apply(lambda slow, fast: slow + rate * (fast - slow), online)
+    if int(step) % interval == 0:
+        update_target(target, online, alpha)
+    return target
+
+
+def _hyper(config: ILQLConfig, like: Tensor) -> TensorDict:
+    """What a member of a population may have of its own, as precise as the weights, at least."""
+    loss, optimizer = config.loss, config.optimizer
+    numbers = {
+        "learning_rate": optimizer.learning_rate,
+        "value_rate": optimizer.value_rate,
+        "weight_decay": optimizer.weight_decay,
+        "alpha": config.target.alpha,
+        "gamma": loss.gamma,
+        "tau": loss.tau,
+        "beta": loss.beta,
+        "awac_weight": loss.awac_weight,
+        "v_weight": loss.v_weight,
+        "q_weight": loss.q_weight,
+        "cql_weight": loss.cql_weight,
+        "dm_weight": loss.dm_weight,
+    }
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})
+
+
+def _followed(nest: TensorDict, names: Iterable[str]) -> TensorDict:
+    """These of the networks, as far as they are there."""
+    return TensorDict({name: nest[name] for name in names if name in nest.keys()})
+
+
+def _on_meta(model: ILQLModel) -> ILQLModel:
+    """The model without the memory of its tensors; what is one tensor stays one."""
+    memo: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty_like(parameter, device="meta")
+            replaced = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            setattr(module, name, memo.setdefault(id(parameter), replaced))
+    return model
+
+
+def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
+    """Copies of a module's tensors by the names of its layers."""
+    nest = TensorDict()
+    for name, tensor in named:
+        nest.set(tuple(name.split(".")), tensor.detach().clone())
+    return nest
+
+
+def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
+    """The other way round, for the module that `Loss` wraps around the networks."""
+    return {".".join((prefix, *_key(key))): tensor for key, tensor in nest.items(True, True)}
+
+
+def _key(key: str | Key) -> Key:
+    return (key,) if isinstance(key, str) else key

@@ -1,0 +1,291 @@
+"""ILQL's loss of a batch of dialogues.
+
+Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary; M slots that are
+computed, of the B A actions.
+
+    loss = awac_weight token + v_weight V + q_weight Q + cql_weight CQL + dm_weight DM
+
+The terms are in `terms.py`, the weights of tokens in `token_weights.py`. Heads are computed at
+actions only, the logits where a token can have a weight, the trunk on what is not padding; where
+shapes must not depend on data (`torch.vmap`, `torch.compile`), everywhere, with equal results.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raffia.algorithms.ilql.config import ILQLLossConfig
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.places import HiddenStates, Places, Trunk, hidden_states
+from raffia.algorithms.ilql.terms import (
+    bellman_target,
+    cql_loss,
+    dm_loss,
+    min_target_q,
+    monte_carlo_returns,
+    q_loss,
+    token_loss,
+    v_loss,
+)
+from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of, token_weights
+from raffia.functional.losses import masked_mean
+from raffia.functional.trees import is_traced
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Loss", "Values", "with_row_means"]
+
+Terms = dict[str, Tensor]  # by name, []
+
+
+class Values(NamedTuple):
+    """What the heads say of the M slots.
+
+    >>> x = torch.zeros(4)
+    >>> Values(Places((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
+    torch.Size([4])
+    """
+
+    places: Places  # of the M slots in [B, A]
+    v: Tensor  # [M]
+    next_value: Tensor  # [M], behind the action; anything where the dialogue ended
+    q: tuple[Tensor, ...]  # each [M]
+    q_rows: tuple[Tensor, ...]  # each [M, V], where a term looks at all tokens; else none
+    target_q: Tensor  # [M], the smaller one, within bounds
+    action: Tensor  # int64 [M]
+
+
+class Loss(nn.Module):
+    """The loss of a batch, as a module around the networks and the slow copy of them:
+    `torch.func.functional_call` gives it the parameters, "model. ..." and "target. ...".
+
+    lean: compute only what counts; False computes all slots and is there for comparison.
+    precision: of the matrix products; values and losses stay as precise as the parameters.
+
+    It is called with a batch [B], right-padded:
+
+        tokens [B, T] int64        attn_mask [B, T] bool
+        action_idxs [B, A] int64   state_idxs [B, A + 1] int64   0 where padded
+        action_mask [B, A] bool    terminals [B, A + 1] bool     True where padded
+        rewards [B, A]
+
+    and with numbers [], "tau", "gamma", "beta" and the weights of the terms. A term whose weight is
+    0 in the config is not computed, whatever the number says.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> loss = Loss(ILQLModel(ILQLModelConfig(trunk=trunk)), ILQLLossConfig())
+    >>> loss.target.q1[0].weight.requires_grad
+    False
+    """
+
+    def __init__(
+        self,
+        model: ILQLModel,
+        config: ILQLLossConfig,
+        *,
+        lean: bool = True,
+        precision: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        super().__init__()
+        self.model, self.target = model, make_target(model)
+        self.config, self.lean, self.precision = config, lean, precision
+
+    def forward(self, batch: TensorDict, numbers: TensorDict) -> tuple[Tensor, Terms]:
+        """What is differentiated; and the metrics."""
+        device, mixed = batch["tokens"].device.type, self.precision == "bfloat16"
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+            terms, metrics = self._terms(batch, numbers)
+        weights = {name: numbers[f"{'awac' if name == 'token' else name}_weight"] for name in terms}
+        loss = sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
+        told = {f"{name}_loss": term.detach() for name, term in terms.items()}
+        return loss, {"loss": loss.detach(), **told, **metrics}
+
+    def _terms(self, batch: TensorDict, numbers: TensorDict) -> tuple[Terms, Terms]:
+        config, model = self.config, self.model
+        lean = self.lean and not is_traced()
+        masks = masks_of(batch["action_mask"], batch["terminals"], config.mask)
+        states: HiddenStates | None = None
+        if config.needs_values or model.config.policy == "shared":
+            states = self._states(model.trunk, batch)
+        terms: Terms = {}
+        metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
+        advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
+        if config.needs_values:
+            assert states is not None
+            values = self._values(batch, masks, states, lean)
+            terms |= self._value_terms(values, batch, masks, numbers)
+            metrics |= _told(values, values.places.take(masks.values))
+            advantage = values.places.spread(values.target_q - values.v)
+        if config.awac_weight > 0:
+            weights = advantage_weights(
+                advantage,
+                numbers["beta"],
+                exp_weights=config.exp_weights,
+                clip_weight=config.clip_weight,
+            )
+            if model.config.policy == "separate":
+                states = self._states(model.policy, batch)
+            assert states is not None
+            terms["token"] = self._token_loss(batch, masks, weights, states, lean)
+        return terms, metrics
+
+    def _states(self, trunk: Trunk, batch: TensorDict) -> HiddenStates:
+        return hidden_states(trunk, batch["tokens"], batch["attn_mask"], packed=self.lean)
+
+    def _values(self, batch: TensorDict, masks: Masks, states: HiddenStates, lean: bool) -> Values:
+        """The heads at the actions, and what the states behind them are worth."""
+        config, model = self.config, self.model
+        mask = masks.values | masks.weights
+        places = Places.of(mask, lean)
+        goes_on = mask & ~batch["terminals"][:, 1:]
+        nothing = torch.zeros_like(mask[:, :1])
+        needed = torch.cat([mask, nothing], 1) | torch.cat([nothing, goes_on], 1)
+        state_places = Places.of(needed, lean)
+
+        v = state_places.spread(model.value(states.at(batch["state_idxs"], state_places)))
+        at_actions = states.at(batch["action_idxs"], places)
+        action = torch.zeros_like(batch["action_idxs"])  # whole utterances have one number only
+        if model.config.per_token:
+            action = _next_tokens(batch)
+        action = places.take(action)
+        q, q_rows = self._q(model.q_input(at_actions), action)
+        with torch.no_grad():
+            slow = states if self.target.trunk is None else self._states(self.target.trunk, batch)
+            x = slow.at(batch["action_idxs"], places)
+            target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
+            following = v
+            if config.backup == "max":
+                x = slow.at(batch["state_idxs"], state_places)
+                rows = self._bounded([head(x) for head in self.target.q_heads])
+                following = state_places.spread(rows.amax(-1).to(v.dtype))
+        own_v, next_value = places.take(v[:, :-1]), places.take(following[:, 1:])
+        return Values(places, own_v, next_value, q, q_rows, target_q, action)
+
+    def _q(self, x: Tensor, action: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Of the actions, and of all tokens where a term looks at them."""
+        heads = self.model.q_heads
+        if self.config.cql_weight == 0 and self.config.dm_weight == 0:
+            return tuple(head.at(x, action) for head in heads), ()
+        rows = tuple(_precise(head(x)) for head in heads)
+        if self.precision == "bfloat16":
+            return tuple(head.at(x, action) for head in heads), rows
+        return tuple(row.gather(1, action.unsqueeze(1)).squeeze(1) for row in rows), rows
+
+    def _bounded(self, target_q: list[Tensor]) -> Tensor:
+        return min_target_q(target_q, self.config.value_min, self.config.value_max)
+
+    def _value_terms(
+        self, values: Values, batch: TensorDict, masks: Masks, numbers: TensorDict
+    ) -> Terms:
+        config, take = self.config, values.places.take
+        mask, count = take(masks.values), _count(batch, "actions_per_row")
+        rewards = batch["rewards"].to(values.v.dtype)
+        terms: Terms = {}
+        if config.v_weight > 0:
+            target = values.target_q
+            if config.mc_returns:
+                target = take(monte_carlo_returns(rewards, numbers["gamma"]))
+            terms["v"] = v_loss(values.v, target, mask, numbers["tau"], count)
+        if config.q_weight > 0:
+            ended = take(batch["terminals"][:, 1:])
+            target = bellman_target(take(rewards), values.next_value, ended, numbers["gamma"])
+            terms["q"] = q_loss(values.q, target, mask, count)
+        if config.cql_weight > 0:
+            terms["cql"] = cql_loss(values.q_rows, values.action, mask, config.cql_temp, count)
+        if config.dm_weight > 0:
+            terms["dm"] = dm_loss(values.q_rows, values.action, mask, config.dm_margin, count)
+        return terms
+
+    def _token_loss(
+        self,
+        batch: TensorDict,
+        masks: Masks,
+        weights: Tensor,  # [B, A]
+        states: HiddenStates,  # of the policy
+        lean: bool,
+    ) -> Tensor:
+        """The policy's loss: over the actions where nothing else can have a weight."""
+        config = self.config
+        attended, tokens = batch["attn_mask"], batch["tokens"]
+        count = _count(batch, "next_tokens_per_row")
+        count = attended[:, 1:].sum() if count is None else count
+        if self.model.config.per_token and config.transition_weight == 0:
+            position, token, weight, mask = (
+                batch["action_idxs"], _next_tokens(batch), weights, masks.weights
+            )  # fmt: skip
+            if config.mask == "published":  # a row of one token has no next one
+                mask = mask & attended[:, :2].all(1, keepdim=True)
+        else:
+            weight = self._spread(weights, batch, masks)[:, :-1]
+            position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
+            token, mask = tokens[:, 1:], attended[:, 1:]
+        places = Places.of(mask & (weight != 0) if lean else mask, lean)
+        logits = _precise(self.model.logits(states.at(position, places)))
+        take = places.take
+        return token_loss(logits, take(token), take(weight), take(mask), count)
+
+    def _spread(self, weights: Tensor, batch: TensorDict, masks: Masks) -> Tensor:
+        """The weights of all tokens [B, T]."""
+        config = self.config
+        first, last = batch["action_idxs"], batch["action_idxs"]
+        if not self.model.config.per_token:  # from the state to the end token's own position
+            first, last = batch["state_idxs"][:, :-1], last - 1
+        others = config.transition_weight
+        if config.clip_weight is not None:
+            others = min(others, config.clip_weight)
+        return token_weights(weights, masks.weights, first, last, batch["tokens"].shape[1], others)
+
+
+def with_row_means(
+    batch: TensorDict, mask: Literal["strict", "published"] = "strict"
+) -> TensorDict:
+    """A batch whose parts have the gradients of which its own is the mean.
+
+    Losses are sums over actions and tokens, divided by how many a batch has. Parts of a batch have
+    more or fewer, so that the mean over parts is not the mean over the batch: it weighs the
+    actions of a part with few of them more. This adds what a row has of both in the mean, by which
+    the parts then divide.
+
+    mask: which slots count, as the config of the loss has it.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> ends = torch.tensor([[False, False, True], [False, True, True]])
+    >>> batch = TensorDict(action_mask=mask, attn_mask=mask, terminals=ends, batch_size=[2])
+    >>> with_row_means(batch)["actions_per_row"]
+    tensor([1.5000, 1.5000])
+    """
+    counted = masks_of(batch["action_mask"], batch["terminals"], mask).values
+    actions = counted.sum(1).to(torch.float32)
+    next_tokens = batch["attn_mask"][:, 1:].sum(1).to(torch.float32)
+    batch = batch.copy()
+    batch["actions_per_row"] = actions.mean().expand_as(actions)
+    batch["next_tokens_per_row"] = next_tokens.mean().expand_as(next_tokens)
+    return batch
+
+
+def _count(batch: TensorDict, name: str) -> Tensor | None:
+    """What sums are divided by, where the batch is a part of a larger one."""
+    return batch[name].sum() if name in batch.keys() else None
+
+
+def _next_tokens(batch: TensorDict) -> Tensor:
+    """The token behind each action's position [B, A]."""
+    last = batch["tokens"].shape[1] - 1
+    return batch["tokens"].gather(1, (batch["action_idxs"] + 1).clamp_max(last))
+
+
+def _precise(x: Tensor) -> Tensor:
+    """Sums over a vocabulary are not for 8 bits of precision."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def _told(values: Values, mask: Tensor) -> Terms:
+    means = {
+        "v_mean": values.v,
+        "q_mean": torch.stack(values.q).mean(0),
+        "advantage_mean": values.target_q - values.v,
+    }
+    return {name: masked_mean(mean.detach(), mask) for name, mean in means.items()}

@@ -1,0 +1,250 @@
+"""ILQL's networks: a language model, and heads that say what a state and each next token are worth.
+
+Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.places import Trunk
+from raffia.nn.transformer import CausalLM
+
+__all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"]
+
+
+class ILQLOutputs(NamedTuple):
+    """What the networks say of whole rows, padding and all.
+
+    >>> zeros = torch.zeros(2, 3)
+    >>> ILQLOutputs(zeros, (zeros,), (zeros,), zeros).v.shape
+    torch.Size([2, 3])
+    """
+
+    v: Tensor  # [B, A + 1]
+    q: tuple[Tensor, ...]  # each [B, A, V], or [B, A, 1] for whole utterances
+    target_q: tuple[Tensor, ...]  # likewise, of the slow copy; empty where none was given
+    logits: Tensor  # [B, T, V], of the policy
+
+
+class ILQLModel(nn.Module):
+    """The trunk, V and Q heads on it, and the policy, which may be a second language model.
+
+    trunk, policy: other language models than the config's, such as one from a folder; their own
+        sizes count, not those of the config.
+
+    >>> from raffia.algorithms.ilql.config import TrunkConfig
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> tokens = torch.tensor([[1, 2, 3, 4]])
+    >>> states, actions = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]])
+    >>> outputs = model(tokens, states, actions, target=make_target(model))
+    >>> outputs.v.shape, outputs.q[1].shape, outputs.logits.shape
+    (torch.Size([1, 3]), torch.Size([1, 2, 10]), torch.Size([1, 4, 10]))
+    """
+
+    trunk: Trunk
+    policy: Trunk  # only where it is separate
+    v: Head
+    q1: Head
+    q2: Head  # only with double_q
+
+    def __init__(
+        self,
+        config: ILQLModelConfig,
+        trunk: Trunk | None = None,
+        policy: Trunk | None = None,
+    ) -> None:
+        super().__init__()
+        if policy is not None and config.policy != "separate":
+            raise ValueError(
+                'a policy of its own was given, and policy="shared" has none: '
+                'pass ILQLModelConfig(policy="separate")'
+            )
+        self.config = config
+        self.trunk = make_trunk(config.trunk) if trunk is None else trunk
+        if config.policy == "separate":  # a copy: both start as the same language model
+            self.policy = copy.deepcopy(self.trunk) if policy is None else policy
+        n_embd = self.trunk.n_embd
+        num_values = self.trunk.vocab_size if config.per_token else 1
+        self.v = Head(n_embd, 1)
+        self.q1 = Head(n_embd, num_values)
+        if config.double_q:
+            self.q2 = Head(n_embd, num_values)
+
+    @property
+    def policy_trunk(self) -> Trunk:
+        """The language model that gives the policy's logits.
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> model = ILQLModel(ILQLModelConfig(trunk=small, policy="shared"))
+        >>> model.policy_trunk is model.trunk
+        True
+        """
+        return self.policy if self.config.policy == "separate" else self.trunk
+
+    @property
+    def q_heads(self) -> tuple[Head, ...]:
+        """One, or two.
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> len(ILQLModel(ILQLModelConfig(trunk=small, double_q=False)).q_heads)
+        1
+        """
+        return (self.q1, self.q2) if self.config.double_q else (self.q1,)
+
+    def value(self, hidden: Tensor) -> Tensor:
+        """V [*] of the trunk's hidden states [*, d].
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> ILQLModel(ILQLModelConfig(trunk=small)).value(torch.zeros(2, 3, 8)).shape
+        torch.Size([2, 3])
+        """
+        return self.v.at(hidden.detach() if self.config.detach_v else hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The policy's logits [*, V] of `policy_trunk`'s hidden states [*, d].
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> ILQLModel(ILQLModelConfig(trunk=small)).logits(torch.zeros(2, 3, 8)).shape
+        torch.Size([2, 3, 10])
+        """
+        return self.policy_trunk.logits(hidden.detach() if self.config.detach_pi else hidden)
+
+    def q_input(self, hidden: Tensor) -> Tensor:
+        """What the Q heads are given of the trunk's hidden states: with `detach_q` no gradient.
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> model = ILQLModel(ILQLModelConfig(trunk=small, detach_q=True))
+        >>> model.q_input(torch.zeros(2, 8, requires_grad=True)).requires_grad
+        False
+        """
+        return hidden.detach() if self.config.detach_q else hidden
+
+    def forward(
+        self,
+        tokens: Tensor,  # int64 [B, T]
+        state_idxs: Tensor,  # int64 [B, A + 1]
+        action_idxs: Tensor,  # int64 [B, A]
+        attn_mask: Tensor | None = None,  # bool [B, T]
+        *,
+        prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
+        prefix_attn_mask: Tensor | None = None,  # bool [B, P]
+        remove_prefix_position_embs: bool = False,
+        target: ILQLTarget | None = None,
+    ) -> ILQLOutputs:
+        """All of it for all positions; `Loss` computes what it needs only."""
+
+        def states(trunk: Trunk) -> Tensor:
+            if prefix_embs is None:
+                return trunk(tokens, attn_mask)
+            return trunk(
+                tokens,
+                attn_mask,
+                prefix_embs=prefix_embs,
+                prefix_attn_mask=prefix_attn_mask,
+                remove_prefix_position_embs=remove_prefix_position_embs,
+            )
+
+        hidden = states(self.trunk)
+        at_actions = _gather(hidden, action_idxs)
+        target_q: tuple[Tensor, ...] = ()
+        if target is not None:
+            with torch.no_grad():
+                slow = None if target.trunk is None else states(target.trunk)
+                at = at_actions if slow is None else _gather(slow, action_idxs)
+                target_q = tuple(head(at.detach()) for head in target.q_heads)
+        separate = self.config.policy == "separate"
+        return ILQLOutputs(
+            v=self.value(_gather(hidden, state_idxs)),
+            q=tuple(head(self.q_input(at_actions)) for head in self.q_heads),
+            target_q=target_q,
+            logits=self.logits(states(self.policy) if separate else hidden),
+        )
+
+
+class ILQLTarget(nn.Module):
+    """The slow copy: of the Q heads, and of the trunk where the config has it.
+
+    >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=small, target="heads"))
+    >>> ILQLTarget(model).trunk is None
+    True
+    """
+
+    trunk: Trunk | None
+    q1: Head
+    q2: Head | None
+
+    def __init__(self, model: ILQLModel) -> None:
+        super().__init__()
+        with_trunk = model.config.target == "trunk"
+        self.trunk = copy.deepcopy(model.trunk) if with_trunk else None
+        self.q1 = copy.deepcopy(model.q1)
+        self.q2 = copy.deepcopy(model.q2) if model.config.double_q else None
+        self.requires_grad_(False).eval()
+
+    @property
+    def q_heads(self) -> tuple[Head, ...]:
+        """One, or two.
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> len(ILQLTarget(ILQLModel(ILQLModelConfig(trunk=small))).q_heads)
+        2
+        """
+        return (self.q1,) if self.q2 is None else (self.q1, self.q2)
+
+    def train(self, mode: bool = True) -> ILQLTarget:
+        """Stays as it is: a target drops nothing out.
+
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> ILQLTarget(ILQLModel(ILQLModelConfig(trunk=small))).train().training
+        False
+        """
+        return super().train(False)
+
+
+def make_target(model: ILQLModel) -> ILQLTarget:
+    """A copy of what the target Q values come from; no gradient, and in no optimiser.
+
+    >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> target = make_target(ILQLModel(ILQLModelConfig(trunk=small)))
+    >>> sorted(name for name, _ in target.named_children()), target.q1[0].weight.requires_grad
+    (['q1', 'q2'], False)
+    """
+    return ILQLTarget(model)
+
+
+def make_trunk(config: TrunkConfig) -> CausalLM:
+    """The language model that a config describes, with fresh weights.
+
+    >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> make_trunk(small)(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 8])
+    """
+    return CausalLM(
+        config.vocab_size,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        block_size=config.block_size,
+        dim_feedfwd=config.dim_feedfwd,
+        dropout=config.dropout,
+        layer_norm_eps=config.layer_norm_eps,
+        bias=config.bias,
+        positions=config.positions,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+def _gather(
+    hidden: Tensor,  # [B, T, d]
+    index: Tensor,  # [B, K]
+) -> Tensor:  # [B, K, d]
+    return hidden.gather(1, index.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

@@ -1,0 +1,324 @@
+"""ILQL's networks as a scorer: each language model that is needed reads each token once.
+
+Legend: R rows, T tokens or columns of a row, V tokens of the vocabulary, d numbers of a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.one_token import read_token, steps_by_one
+from raffia.algorithms.ilql.scorer import Needs, NextToken
+
+__all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
+
+
+class CachedTrunk(Protocol):
+    """What decoding needs of a language model: `CausalLM`, or any other of the same face.
+
+    >>> from raffia.nn.transformer import CausalLM
+    >>> trunk: CachedTrunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)
+    >>> cache = trunk.new_cache(1, capacity=4)
+    >>> with torch.no_grad():
+    ...     trunk(torch.tensor([[1, 2, 3]]), cache=cache).shape, cache.length
+    (torch.Size([1, 3, 8]), 3)
+    """
+
+    def __call__(
+        self,
+        tokens: Tensor,  # int64 [R, T]
+        attn_mask: Tensor | None = None,  # bool [R, T]
+        *,
+        cache: Any = None,
+    ) -> Tensor:
+        """Hidden states [R, T, d] after the last norm."""
+
+    def new_cache(self, batch_size: int, capacity: int | None = None) -> Any:
+        """An empty `KeyValueCache`, or what is used like one."""
+
+
+class ModelScorer:
+    """A scorer made of the model and of the slow copy of its Q heads.
+
+    target: None where no values are wanted, as for behaviour cloning.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> scorer = ModelScorer(model, make_target(model))
+    >>> rows, said = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=True), 5)
+    >>> said.logits.shape, rows.advance(torch.tensor([5, 6])).target_q.shape
+    (torch.Size([2, 10]), torch.Size([2, 10]))
+    """
+
+    def __init__(self, model: ILQLModel, target: ILQLTarget | None = None) -> None:
+        self.model, self.target = model, target
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.trunk.vocab_size
+
+    @property
+    def block_size(self) -> int:
+        return self.model.config.trunk.block_size
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.v.parameters()).device
+
+    def trunks(self, needs: Needs) -> dict[str, CachedTrunk]:
+        """The language models that are run, each one once; "policy" and "target" may be "trunk".
+
+        >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> model = ILQLModel(ILQLModelConfig(trunk=small, policy="separate"))
+        >>> list(ModelScorer(model).trunks(Needs(policy=True, values=False)))
+        ['policy']
+        """
+        model, separate = self.model, self.model.config.policy == "separate"
+        found: dict[str, Any] = {}
+        if needs.values or (needs.policy and not separate):
+            found["trunk"] = model.trunk
+        if needs.policy and separate:
+            found["policy"] = model.policy
+        if needs.values and self._target().trunk is not None:
+            found["target"] = self._target().trunk
+        return found
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], needs: Needs, max_new_tokens: int
+    ) -> tuple[ModelRows, NextToken]:
+        """One row for each prompt, with room for as many new tokens."""
+        if needs.values and not self.model.config.per_token:
+            raise ValueError(
+                "with per_token=False Q is a number for a whole utterance, and says nothing of the "
+                "next token: decode with include_adv=False, and put whole utterances in order with "
+                "score_utterances"
+            )
+        tokens, mask = padded_left(prompts, self.device)
+        capacity = min(self.block_size, tokens.shape[1] + max_new_tokens)
+        rows = ModelRows(self, needs, [len(prompt) for prompt in prompts], capacity)
+        return rows, rows.read(tokens, mask)
+
+    def said(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
+        """What the heads say of hidden states [*, d], by the names of `trunks`.
+
+        >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+        >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> scorer = ModelScorer(ILQLModel(ILQLModelConfig(trunk=small)))
+        >>> said = scorer.said({"trunk": torch.zeros(3, 8)}, Needs(policy=True, values=False))
+        >>> said.logits.shape, said.v
+        (torch.Size([3, 10]), None)
+        """
+        model, logits, target_q, v = self.model, None, None, None
+        if needs.policy:
+            separate = model.config.policy == "separate"
+            logits = model.logits(hidden["policy" if separate else "trunk"])
+        if needs.values:
+            v = model.value(hidden["trunk"])
+            target = self._target()
+            states = hidden["trunk" if target.trunk is None else "target"]
+            q_heads = QHeads(target.q_heads, states)
+            if needs.num_candidates is not None and 8 * needs.num_candidates < self.vocab_size:
+                return NextToken(logits, None, v, q_heads)
+            target_q = q_heads.all()
+        return NextToken(logits, target_q, v)
+
+    def _target(self) -> ILQLTarget:
+        if self.target is None:
+            raise ValueError(
+                "values are wanted and no target network was given: pass target=make_target(model) "
+                "or the one of the learner's state, or decode with include_adv=False"
+            )
+        return self.target
+
+
+class QHeads(NamedTuple):
+    """The smaller Q of both heads, of all tokens or of some.
+
+    >>> from raffia.algorithms.ilql.heads import Head
+    >>> q = QHeads((Head(4, 10), Head(4, 10)), torch.randn(2, 4))
+    >>> tokens = torch.tensor([[1, 7, 3], [9, 0, 1]])
+    >>> torch.allclose(q.of(tokens), q.all().gather(-1, tokens), atol=1e-6)
+    True
+    """
+
+    heads: tuple[Head, ...]
+    states: Tensor  # [*, d]
+
+    def all(self) -> Tensor:
+        """[*, V]"""
+        return reduce(torch.minimum, [head(self.states) for head in self.heads])
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """int64 [R, K] -> [R, K]; the other rows of the last layer's weight are not even read."""
+
+        def some(head: Head) -> Tensor:
+            first, activation, last = cast(tuple[nn.Linear, nn.ReLU, nn.Linear], tuple(head))
+            inner = activation(first(self.states)).unsqueeze(-1)
+            return (last.weight[tokens] @ inner).squeeze(-1) + last.bias[tokens]
+
+        return reduce(torch.minimum, [some(head) for head in self.heads])
+
+    def at(self, rows: Tensor) -> QHeads:
+        """The same of these rows: int64 [R']."""
+        return QHeads(self.heads, self.states[rows])
+
+
+class ModelRows:
+    """Rows of text, and what each language model keeps of them.
+
+    Rows of unlike length are padded at the left; padding that no row has any more is dropped.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> scorer = ModelScorer(ILQLModel(ILQLModelConfig(trunk=small)))
+    >>> rows, _ = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=False), 5)
+    >>> rows.reorder(torch.tensor([1]))
+    >>> rows.num_rows, rows.num_passes, rows.room
+    (1, 1, 7)
+    """
+
+    def __init__(
+        self, scorer: ModelScorer, needs: Needs, lengths: list[int], capacity: int
+    ) -> None:
+        self._scorer, self._needs = scorer, needs
+        self._trunks = scorer.trunks(needs)
+        self._caches: dict[str, Any] = {
+            name: trunk.new_cache(len(lengths), capacity=capacity)
+            for name, trunk in self._trunks.items()
+        }
+        self._capacity = capacity
+        longest = max(lengths)
+        self._padding = [longest - length for length in lengths]  # columns before each row
+        self._padding_tensor = self._as_tensor()
+        self.num_passes = 0  # of one language model, over all rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._padding)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, mask: Tensor | None = None) -> NextToken:
+        """Append tokens [R, T], of which the mask [R, T] tells; what comes behind the last."""
+        hidden: dict[str, Tensor] = {}
+        for name, trunk in self._trunks.items():
+            hidden[name] = trunk(tokens, mask, cache=self._caches[name])[:, -1]
+            self.num_passes += 1
+        return self._scorer.said(hidden, self._needs)
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor) -> NextToken:
+        """Append a token to each row: int64 [R]."""
+        hidden: dict[str, Tensor] = {}
+        for name, trunk in self._trunks.items():
+            cache = self._caches[name]
+            if steps_by_one(trunk):
+                hidden[name] = read_token(trunk, tokens, cache, self._padding_tensor)
+            else:
+                hidden[name] = trunk(tokens.unsqueeze(1), cache=cache)[:, -1]
+            self.num_passes += 1
+        return self._scorer.said(hidden, self._needs)
+
+    @property
+    def room(self) -> int:
+        """How many further tokens each row has room for."""
+        return self._capacity - next(iter(self._caches.values())).length
+
+    @torch.no_grad()
+    def ahead(
+        self,
+        rows: Tensor,  # int64 [M]
+        tokens: Tensor,  # int64 [M, T]
+        lengths: Tensor,  # int64 [M], 1..T: how many of the tokens count
+    ) -> NextToken:
+        """What would be said behind further tokens of these rows; the rows stay as they are."""
+        num_tokens = tokens.shape[1]
+        column = torch.arange(num_tokens, device=tokens.device)
+        mask = None
+        if int(lengths.min()) < num_tokens:
+            mask = column < lengths.unsqueeze(-1)
+        all_rows = rows.tolist() == list(range(self.num_rows))
+        hidden: dict[str, Tensor] = {}
+        for name, trunk in self._trunks.items():
+            cache = self._caches[name] if all_rows else self._caches[name].select(rows)
+            length = cache.length
+            states = trunk(tokens, mask, cache=cache)
+            cache.length = length  # what was read is forgotten, and written over
+            last = (lengths - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
+            hidden[name] = states.gather(1, last).squeeze(1)
+            self.num_passes += 1
+        return self._scorer.said(hidden, self._needs)
+
+    @torch.no_grad()
+    def reorder(self, rows: Tensor) -> None:
+        """Row i is from now on the text that row rows[i] was: int64 [R']."""
+        chosen = rows.tolist()
+        if chosen == list(range(self.num_rows)):
+            return
+        same_number = len(chosen) == self.num_rows
+        padding = [self._padding[row] for row in chosen]
+        unused = min(padding)
+        self._padding = [columns - unused for columns in padding]
+        self._padding_tensor = self._as_tensor()
+        for name, cache in self._caches.items():
+            if unused or not same_number:
+                self._caches[name] = cache.select(rows, start=unused)
+            else:
+                cache.reorder(rows)
+
+    def _as_tensor(self) -> Tensor | None:
+        """The padding as int64 [R]; None without any."""
+        if not any(self._padding):
+            return None
+        return torch.tensor(self._padding, device=self._scorer.device)
+
+
+def padded_left(
+    prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor | None]:  # int64 [R, T], bool [R, T]
+    """Rows of tokens that end together, and which are tokens; None: all are.
+
+    >>> padded_left([[1, 2], [3]])
+    (tensor([[1, 2],
+            [0, 3]]), tensor([[ True,  True],
+            [False,  True]]))
+    """
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(row)) + [*row] for row in prompts], device=device)
+    lengths = torch.tensor([len(row) for row in prompts], device=device)
+    if min(map(len, prompts)) == longest:
+        return tokens, None
+    column = torch.arange(longest, device=device)
+    return tokens, column >= longest - lengths.unsqueeze(1)
+
+
+@contextmanager
+def evaluating(*modules: nn.Module | None) -> Iterator[None]:
+    """Within the block modules drop nothing out; afterwards they are as they were.
+
+    >>> layer = nn.Dropout(0.5)
+    >>> with evaluating(layer):
+    ...     print(layer.training)
+    False
+    >>> layer.training
+    True
+    """
+    parts = [part for module in modules if module is not None for part in module.modules()]
+    trained = [part for part in parts if part.training]
+    for part in trained:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in trained:
+            part.training = True

@@ -1,0 +1,203 @@
+"""What ILQL thinks of texts that are there already: of every next token, and of whole utterances.
+
+Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary, P prompts, G
+utterances for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import forbid
+from raffia.algorithms.ilql.generations import Generations
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.perturb import advantage_term
+from raffia.algorithms.ilql.scorer import Choice, Needs
+
+__all__ = ["get_scores", "score_utterances"]
+
+
+def get_scores(
+    model: ILQLModel,
+    target: ILQLTarget | None,  # None: without include_advantage
+    tokens: Tensor,  # int64 [B, T], right-padded
+    action_idxs: Tensor,  # int64 [B, A]: where the next token is the agent's
+    *,
+    attn_mask: Tensor | None = None,  # bool [B, T]; None: all are tokens
+    action_mask: Tensor | None = None,  # bool [B, A]: real actions; None: all are
+    beta: float = 0.0,
+    exp_weights: bool = True,  # beta (Q - V); else log(beta) or log(1 - beta), by sign
+    clip_weight: float | None = None,  # the advantage's part is never above
+    include_advantage: bool = True,  # at the agent's tokens
+    include_logits: bool = False,  # log-probabilities of the policy, at all tokens
+    logit_temp: float = 1.0,  # divides the policy's logits
+) -> Tensor:  # [B, T, V]
+    """The score of each token of the vocabulary behind each token; 0 at padding.
+
+        score = term(min target Q - V) + log_softmax(logits / logit_temp)
+
+    Source: the published `get_scores`; summed in logarithms, where no probability rounds to 0.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> scores = get_scores(model, make_target(model), torch.tensor([[1, 2, 3]]),
+    ...                     torch.tensor([[1]]), beta=2.0)
+    >>> scores.shape, (scores != 0).any(-1)
+    (torch.Size([1, 3, 10]), tensor([[False,  True, False]]))
+    """
+    if include_advantage and not model.config.per_token:
+        raise ValueError(
+            "with per_token=False Q is a number for a whole utterance: score those with "
+            "score_utterances, or single tokens with include_advantage=False"
+        )
+    config = DecodeConfig(
+        temperature=logit_temp,
+        exp_adv=exp_weights,
+        adv_weight=beta,
+        adv_clip=clip_weight,
+        include_adv=include_advantage,
+    )
+    scorer = ModelScorer(model, target)
+    with evaluating(model, target), torch.no_grad():
+        needs = Needs(policy=include_logits, values=include_advantage)
+        hidden = {name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()}
+        shape = (*tokens.shape, scorer.vocab_size)
+        scores = next(model.v.parameters()).new_zeros(shape)
+        if include_advantage:
+            place = _places(action_idxs, action_mask, tokens.shape[1])
+            at_actions = {name: states.flatten(0, 1)[place] for name, states in hidden.items()}
+            advantage = scorer.said(at_actions, Needs(policy=False, values=True)).advantage()
+            assert advantage is not None
+            scores.view(-1, shape[-1])[place] = advantage_term(advantage, config).to(scores.dtype)
+        if include_logits:
+            logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
+            assert logits is not None
+            log_probs = (logits / logit_temp).log_softmax(-1)
+            if attn_mask is not None:
+                log_probs = log_probs.masked_fill(~attn_mask.bool().unsqueeze(-1), 0.0)
+            scores = scores + log_probs
+    return scores
+
+
+def score_utterances(
+    model: ILQLModel,
+    target: ILQLTarget | None,  # None: no values are wanted
+    prompts: Sequence[Sequence[int]],  # P
+    utterances: Sequence[Sequence[Sequence[int]]],  # [P][G][n], with their end tokens
+    config: DecodeConfig,
+    *,
+    pad_token: int | None = None,  # never said
+) -> Generations:
+    """The sums that `generate` would tell had it said these utterances: to be put in order by.
+
+    One pass of each network. With `per_token=False` the value is that of the whole utterance, Q at
+    its last token, and the advantage that less V before its first.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> both = score_utterances(model, make_target(model), [[1, 2]], [[[3, 9], [4, 5, 9]]],
+    ...                         DecodeConfig())
+    >>> both.log_prob.shape, both.value.shape
+    (torch.Size([1, 2]), torch.Size([1, 2]))
+    """
+    num = _check_utterances(prompts, utterances)
+    rows = [
+        ([*prompt, *utterance], len(prompt))
+        for prompt, those in zip(prompts, utterances, strict=True)
+        for utterance in those
+    ]
+    scorer = ModelScorer(model, target)
+    shape = len(prompts), num
+    with evaluating(model, target), torch.no_grad():
+        sums = _sums(scorer, rows, config, forbid(pad_token, scorer))
+    log_prob, kl, advantage, value = (None if part is None else part.view(shape) for part in sums)
+    assert log_prob is not None
+    return Generations(
+        tokens=[[list(utterance) for utterance in those] for those in utterances],
+        log_prob=log_prob,
+        stopped=torch.ones(shape, dtype=torch.bool, device=log_prob.device),
+        kl=kl,
+        advantage=advantage,
+        value=value,
+    )
+
+
+def _sums(
+    scorer: ModelScorer,
+    rows: list[tuple[list[int], int]],  # tokens, and how many of them are the prompt's
+    config: DecodeConfig,
+    forbidden: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Log-probability, KL, advantage, value of each row, each [R]."""
+    device = scorer.device
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows], device=device)
+    starts = torch.tensor([start for _, start in rows], device=device)
+    longest = int(lengths.max())
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row, _ in rows], device=device)
+    column = torch.arange(longest, device=device)
+    mask = column < lengths.unsqueeze(-1)
+    per_token = scorer.model.config.per_token
+    needs = Needs(policy=True, values=scorer.target is not None)
+    hidden = {
+        name: trunk(padded, mask).flatten(0, 1) for name, trunk in scorer.trunks(needs).items()
+    }
+    # The state before each token of an utterance, and the row that it is in
+    before = (column >= starts.unsqueeze(-1) - 1) & (column < lengths.unsqueeze(-1) - 1)
+    place = before.flatten().nonzero().squeeze(-1)
+    row = place // longest
+    token = padded.flatten()[place + 1]
+    states = {name: part[place] for name, part in hidden.items()}
+    said = scorer.said(states, needs._replace(values=needs.values and per_token))
+    log_prob, kl, value, advantage = Choice.of(said, config, forbidden).of_token(token)
+
+    def total(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part.new_zeros(len(rows)).index_add_(0, row, part)
+
+    first_column = torch.arange(len(rows), device=device) * longest
+    last = first_column + lengths - 1
+    if value is not None:
+        of_last = (lengths - starts).cumsum(0) - 1
+        value, advantage = value[of_last], total(advantage)
+    elif needs.values:
+        at_end = {name: part[last] for name, part in hidden.items()}
+        at_start = {name: part[first_column + starts - 1] for name, part in hidden.items()}
+        values = needs._replace(policy=False)
+        q = scorer.said(at_end, values).target_q
+        v = scorer.said(at_start, values).v
+        assert q is not None and v is not None
+        value, advantage = q.squeeze(-1), q.squeeze(-1) - v
+    summed = total(log_prob)
+    assert summed is not None
+    return summed, total(kl), advantage, value
+
+
+def _places(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
+    """Where actions lie in the rows laid end to end: int64 [M]."""
+    first = torch.arange(len(action_idxs), device=action_idxs.device).unsqueeze(-1) * num_tokens
+    flat = (action_idxs + first).flatten()
+    return flat if action_mask is None else flat[action_mask.bool().flatten()]
+
+
+def _check_utterances(
+    prompts: Sequence[Sequence[int]], utterances: Sequence[Sequence[Sequence[int]]]
+) -> int:
+    """How many there are for each prompt."""
+    counts = sorted({len(those) for those in utterances})
+    if len(utterances) != len(prompts) or len(counts) != 1 or counts[0] < 1:
+        raise ValueError(
+            f"{len(prompts)} prompts and utterances for {len(utterances)}, {counts} for each: pass "
+            "a list for each prompt, all of the same length, with at least one utterance"
+        )
+    for number, those in enumerate(utterances):
+        if not all(len(utterance) for utterance in those) or not len(prompts[number]):
+            raise ValueError(f"prompt {number}, or an utterance for it, has no tokens")
+    return counts[0]

@@ -1,0 +1,97 @@
+"""`stream`: the tokens of one answer as they come, for chat and for the picture of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import chooser, forbid
+from raffia.algorithms.ilql.generations import Stop
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.scorer import Needs, check_prompts
+from raffia.algorithms.ilql.steps import token_steps
+
+__all__ = ["StreamedToken", "stream"]
+
+
+class StreamedToken(NamedTuple):
+    """A token, and what the model thought of it; None where its networks were not run.
+
+    >>> StreamedToken(token=5, log_prob=-0.1, advantage=0.5, v=1.0, value=1.5).token
+    5
+    """
+
+    token: int
+    log_prob: float  # under the perturbed policy
+    advantage: float | None  # min target Q - V
+    v: float | None  # V before the token
+    value: float | None  # min target Q of the token
+
+
+def stream(
+    model: ILQLModel,
+    target: ILQLTarget | None,  # None: no values are wanted (include_adv=False)
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    *,
+    generator: torch.Generator | None = None,  # of sampling; None: torch's own
+    stop: Stop | None = None,  # None: the limits only
+    pad_token: int | None = None,  # never said
+) -> Iterator[StreamedToken]:
+    """The same tokens as `generate` gives at once; leave the loop to stop early.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> answer = stream(model, make_target(model), [1, 2], DecodeConfig(max_new_tokens=3))
+    >>> len([step.token for step in answer])
+    3
+    """
+    if config.num_beams is not None and config.num_beams > 1:
+        raise ValueError(
+            f"num_beams={config.num_beams}: which beam is the best is known at its end only; "
+            "stream with num_beams=1 (greedy) or None (sampling)"
+        )
+    if config.rerank is not None or config.num_generations > 1:
+        raise ValueError(
+            f"num_generations={config.num_generations} and rerank={config.rerank!r} are of several "
+            "texts, and a stream is one: use generate, or num_generations=1 and rerank=None"
+        )
+    scorer = ModelScorer(model, target)
+    check_prompts([prompt], scorer)
+    return _stream(scorer, prompt, config, generator, stop or Stop(), pad_token)
+
+
+def _stream(
+    scorer: ModelScorer,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    generator: torch.Generator | None,
+    stop: Stop,
+    pad_token: int | None,
+) -> Iterator[StreamedToken]:
+    steps = token_steps(
+        *(scorer, [prompt], config, chooser(scorer, [prompt], config, 1, generator)),
+        needs=Needs.of(config),
+        stop=stop,
+        forbidden=forbid(pad_token, scorer),
+    )
+    with evaluating(scorer.model, scorer.target):
+        for step in steps:
+            yield StreamedToken(
+                token=int(step.token),
+                log_prob=float(step.log_prob),
+                advantage=_number(step.advantage),
+                v=_number(step.v),
+                value=_number(step.value),
+            )
+
+
+def _number(entry: Tensor | None) -> float | None:
+    return None if entry is None else float(entry)

@@ -1,0 +1,207 @@
+"""Planning over tokens: a tree search before each token, with ILQL's networks as its model.
+
+The actions of a node are the likeliest tokens of the perturbed policy, which is the prior; the
+value of a node is V, and what ends the utterance is worth its target Q.
+
+Legend: R rows of text, K candidates, D tokens looked ahead at most, M rows of a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
+from raffia.algorithms.ilql.generate import forbid
+from raffia.algorithms.ilql.generations import Generations, Stop
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.sampling import new_seeds
+from raffia.algorithms.ilql.scorer import Choice, Needs, NextToken, check_prompts
+from raffia.algorithms.ilql.steps import Choose, Moment, gathered, token_steps
+from raffia.search.draws import child_seed, seeded_gumbel
+from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
+
+__all__ = ["TextModel", "plan_tokens", "planned"]
+
+
+class RowsAhead(Protocol):
+    """Rows of text that can say what they would say later."""
+
+    @property
+    def room(self) -> int: ...
+
+    def ahead(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> NextToken: ...
+
+
+def plan_tokens(
+    model: ILQLModel,
+    target: ILQLTarget,
+    prompts: Sequence[Sequence[int]],  # P
+    config: DecodeConfig,  # the prior, num_generations and max_new_tokens
+    plan: TokenPlanConfig,
+    *,
+    stop: Stop,  # its tokens end a branch of the tree; its condition only the text
+    generator: torch.Generator | None = None,  # of the noise; None: torch's own
+    pad_token: int | None = None,  # never said
+) -> Generations:
+    """The agent's texts, each token the choice of a search of its own.
+
+    A token costs one step of the networks and `num_simulations` further ones, in which all rows
+    go together.
+    Source of the searches: Danihelka et al. (2022), Schrittwieser et al. (2020).
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> config, plan = DecodeConfig(max_new_tokens=3), TokenPlanConfig(num_simulations=4)
+    >>> texts = plan_tokens(model, make_target(model), [[1, 2], [3]], config, plan,
+    ...                     stop=Stop(tokens=(9,)))
+    >>> len(texts.best())
+    2
+    """
+    if config.num_beams is not None or config.rerank is not None:
+        raise ValueError(
+            f"num_beams={config.num_beams}, rerank={config.rerank!r}: a plan chooses the tokens by "
+            "itself; leave both None"
+        )
+    scorer = ModelScorer(model, target)
+    check_prompts(prompts, scorer)
+    num = config.num_generations
+    if not prompts:
+        nothing = torch.zeros(0, num)
+        return Generations(tokens=[], log_prob=nothing, stopped=nothing.bool())
+    forbidden = forbid(pad_token, scorer)
+    seeds = new_seeds(len(prompts) * num, generator).to(scorer.device)
+    needs = Needs.of(config)._replace(values=True)
+    with evaluating(model, target), torch.no_grad():
+        steps = token_steps(
+            *(scorer, prompts, config, planned(config, plan, stop, forbidden, seeds)),
+            needs=needs,
+            stop=stop,
+            num_generations=num,
+            forbidden=forbidden,
+        )
+        return gathered(list(steps), len(prompts), num)
+
+
+def planned(
+    config: DecodeConfig,
+    plan: TokenPlanConfig,
+    stop: Stop,
+    forbidden: Tensor | None,  # [V]: 0, and -inf for tokens that never come
+    seeds: Tensor,  # int64 [N], of the noise of each text
+) -> Choose:
+    """Chooses tokens by a search.
+
+    >>> planned(DecodeConfig(), TokenPlanConfig(), Stop(), None, torch.tensor([3])).__name__
+    'choose'
+    """
+
+    def choose(now: Moment) -> Tensor:
+        text_model = TextModel(cast(RowsAhead, now.rows), config, plan, stop, forbidden)
+        root = text_model.root(now.choice)
+        place = torch.full_like(now.text, now.place)
+        gumbel = seeded_gumbel(child_seed(seeds[now.text], place), root.prior_logits.shape[1])
+        return _search(root, text_model, plan, gumbel).action
+
+    return choose
+
+
+def _search(
+    root: RootOutput, text_model: TextModel, plan: TokenPlanConfig, gumbel: Tensor
+) -> PolicyOutput:
+    if plan.policy == "gumbel":
+        return gumbel_policy(
+            *(root, text_model, plan.num_simulations),
+            discount=plan.discount,
+            max_considered=min(plan.num_candidates, plan.num_simulations),
+            root_gumbel=plan.noise * gumbel,
+            max_depth=text_model.depth,
+        )
+    return muzero_policy(
+        *(root, text_model, plan.num_simulations),
+        discount=plan.discount,
+        dirichlet_fraction=0.0,
+        temperature=plan.noise,
+        action_gumbel=gumbel if plan.noise > 0 else None,
+        max_depth=text_model.depth,
+    )
+
+
+class TextModel:
+    """The recurrent function of a search over texts.
+
+    A node is known by the tokens that lead to it from the text so far, which its networks keep;
+    those few tokens are read anew, in one step.
+
+    >>> TextModel.__call__.__name__
+    '__call__'
+    """
+
+    def __init__(
+        self,
+        rows: RowsAhead,
+        config: DecodeConfig,
+        plan: TokenPlanConfig,
+        stop: Stop,
+        forbidden: Tensor | None,
+    ) -> None:
+        self.rows, self.config, self.plan = rows, config, plan
+        self.stop, self.forbidden = stop, forbidden
+        self.depth = max(1, min(plan.max_depth, rows.room))
+
+    def root(self, choice: Choice) -> RootOutput:
+        """The text so far."""
+        logits, tokens, q = self._candidates(choice)
+        num, device = len(tokens), tokens.device
+        assert choice.v is not None
+        embedding = {
+            "row": torch.arange(num, device=device),
+            "path": torch.zeros((num, self.depth), dtype=torch.int64, device=device),
+            "length": torch.zeros(num, dtype=torch.int64, device=device),
+            "tokens": tokens,
+            "q": q,
+        }
+        mask = logits > -torch.inf  # filters may leave fewer tokens than candidates
+        return RootOutput(logits, choice.v.float(), embedding, mask=mask, actions=tokens)
+
+    def __call__(
+        self, embedding: dict[str, Tensor], token: Tensor
+    ) -> tuple[RecurrentOutput, dict[str, Tensor]]:
+        """What is behind a token: embedding [M], int64 [M]."""
+        at = embedding["length"].unsqueeze(-1)
+        # Branches that have come to the end are asked for again, and their answer is left.
+        path = embedding["path"].scatter(1, at.clamp_max(self.depth - 1), token.unsqueeze(-1))
+        length = (embedding["length"] + 1).clamp_max(self.depth)
+        said = self.rows.ahead(embedding["row"], path[:, : int(length.max())], length)
+        choice = Choice.of(said, self.config, self.forbidden)
+        logits, tokens, q = self._candidates(choice)
+        of_token = (embedding["q"] * (embedding["tokens"] == token.unsqueeze(-1))).sum(-1)
+        assert choice.v is not None
+        v = choice.v.float()
+        ended = self.stop.ended_by_token(token)
+        reward = torch.zeros_like(v)
+        if self.plan.inner_reward == "implied":
+            reward = of_token - self.plan.discount * v
+        output = RecurrentOutput(
+            reward=torch.where(ended, of_token, reward),
+            value=v.masked_fill(ended, 0.0),
+            prior_logits=logits,
+            mask=(logits > -torch.inf) & ~ended.unsqueeze(-1),
+            actions=tokens,
+        )
+        after = {"row": embedding["row"], "path": path, "length": length, "tokens": tokens, "q": q}
+        return output, after
+
+    def _candidates(self, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
+        """The likeliest tokens: log-probability, token, target Q, each [., K]."""
+        num = min(self.plan.num_candidates, choice.log_probs.shape[-1])
+        logits, tokens = choice.log_probs.topk(num, -1)
+        assert choice.target_q is not None
+        return logits.float(), tokens, choice.target_q.gather(-1, tokens).float()

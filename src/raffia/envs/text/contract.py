@@ -1,0 +1,119 @@
+"""What a task in language is: observations that are dialogues so far, and worlds that answer.
+
+A dialogue is a sequence of utterances, each an agent's, with the reward that followed it, or the
+environment's, with None in its place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+__all__ = [
+    "BatchLanguagePolicy",
+    "LanguagePolicy",
+    "Language_Environment",
+    "Language_Observation",
+    "Utterance",
+]
+
+Utterance: TypeAlias = tuple[str, float | None]  # None: the environment said it
+
+
+class Language_Observation(ABC):
+    """A dialogue so far, as whoever acts next sees it.
+
+    It is a value: a step of the environment gives a new one and leaves the old as it was.
+
+    >>> class Asked(Language_Observation):
+    ...     def to_sequence(self):
+    ...         return [("2 + 2?", None)], False
+    ...     def __str__(self):
+    ...         return "2 + 2?"
+    >>> Asked().to_sequence(), Asked().metadata()
+    (([('2 + 2?', None)], False), {})
+    """
+
+    @abstractmethod
+    def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
+        """The utterances with their rewards, and whether the dialogue has ended (`terminal`)."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The dialogue for a person to read."""
+
+    def metadata(self) -> dict[str, Any]:
+        """What else is known, as JSON could hold it; nothing that the agent reads."""
+        return {}
+
+
+class Language_Environment(ABC):
+    """A world that is talked to: the agent says a text, the world answers.
+
+    >>> class Said(Language_Observation):
+    ...     def __init__(self, *utterances, terminal=False):
+    ...         self.utterances, self.terminal = utterances, terminal
+    ...     def to_sequence(self):
+    ...         return list(self.utterances), self.terminal
+    ...     def __str__(self):
+    ...         return " / ".join(text for text, _ in self.utterances)
+    >>> class Sum(Language_Environment):
+    ...     def reset(self, seed):
+    ...         self.seen = Said(("2 + 2?", None))
+    ...         return self.seen
+    ...     def step(self, action):
+    ...         reward = float(action == "4")
+    ...         self.seen = Said(*self.seen.utterances, (action, reward), terminal=True)
+    ...         return self.seen, reward, True
+    ...     def is_terminal(self):
+    ...         return self.seen.terminal
+    >>> env = Sum()
+    >>> question = env.reset(seed=0)
+    >>> observation, reward, done = env.step("4")
+    >>> print(observation, reward, done)
+    2 + 2? / 4 1.0 True
+    """
+
+    @abstractmethod
+    def reset(self, seed: int) -> Language_Observation:
+        """Begin a dialogue: everything that chance decides in it follows from the seed."""
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[Language_Observation, float, bool]:
+        """The agent says this: the dialogue after the answer, the reward, whether it has ended.
+
+        After the end it raises an error that says `reset`.
+        """
+
+    @abstractmethod
+    def is_terminal(self) -> bool:
+        """Whether the dialogue has ended."""
+
+
+class LanguagePolicy(Protocol):
+    """Whoever says the agent's part.
+
+    >>> class Polite:
+    ...     def act(self, observation):
+    ...         return "please"
+    >>> policy: LanguagePolicy = Polite()
+    """
+
+    def act(self, observation: Any) -> str:
+        """What to say next in a dialogue that has not ended."""
+
+
+class BatchLanguagePolicy(LanguagePolicy, Protocol):
+    """A policy that answers in many dialogues at once, which is quicker for a model.
+
+    >>> class Polite:
+    ...     def act(self, observation):
+    ...         return self.act_batch([observation])[0]
+    ...     def act_batch(self, observations):
+    ...         return ["please"] * len(observations)
+    >>> policy: BatchLanguagePolicy = Polite()
+    """
+
+    def act_batch(self, observations: Sequence[Any]) -> list[str]:
+        """What to say next in each of the dialogues."""

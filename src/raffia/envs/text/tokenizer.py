@@ -1,0 +1,303 @@
+"""Texts as numbers: what a tokenizer is, and two of our own, by pieces and by words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "TOKENIZER_FILE",
+    "PieceTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "character_tokenizer",
+]
+
+TOKENIZER_FILE = "raffia_tokenizer.json"
+
+SPECIAL_TOKENS = {  # role -> token; in this order our own tokenizers have them
+    "pad": "<|pad|>",  # fills rows up
+    "eoa": "</a>",  # ends an utterance of the agent
+    "eos": "</s>",  # ends an utterance of the environment
+    "bos": "<s>",  # begins a dialogue that the environment begins
+    "boa": "<a>",  # begins a dialogue that the agent begins
+    "eod": "</eod>",  # ends a dialogue that is over
+}
+
+
+class Tokenizer(Protocol):
+    """What learning and decoding need of a tokenizer.
+
+    >>> tokenizer: Tokenizer = character_tokenizer(["abc"])
+    >>> tokenizer.encode("cab"), tokenizer.decode([0, 1]), tokenizer.pad_token_id
+    ([2, 0, 1], 'ab', 3)
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """One more than the largest number of a token: the size of a model's vocabulary."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """Fills rows up."""
+
+    @property
+    def bos_token_id(self) -> int:
+        """Begins a dialogue that the environment begins."""
+
+    @property
+    def boa_token_id(self) -> int:
+        """Begins a dialogue that the agent begins."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """Ends an utterance of the environment."""
+
+    @property
+    def eoa_token_id(self) -> int:
+        """Ends an utterance of the agent."""
+
+    @property
+    def eod_token_id(self) -> int:
+        """Ends a dialogue that is over."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of an utterance: never special ones, whatever it says."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens; special ones are left out."""
+
+    def token_to_id(self, token: str) -> int:
+        """The number of a token; KeyError if there is none."""
+
+    def id_to_token(self, number: int) -> str:
+        """The token of a number; KeyError if there is none."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write it into a folder, for `load_tokenizer`."""
+
+
+class SpecialTokens(ABC):
+    """The numbers of the special tokens, by their roles."""
+
+    @abstractmethod
+    def special(self, role: str) -> int:
+        """The number of the special token that has this role."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """Fills rows up."""
+        return self.special("pad")
+
+    @property
+    def bos_token_id(self) -> int:
+        """Begins a dialogue that the environment begins."""
+        return self.special("bos")
+
+    @property
+    def boa_token_id(self) -> int:
+        """Begins a dialogue that the agent begins."""
+        return self.special("boa")
+
+    @property
+    def eos_token_id(self) -> int:
+        """Ends an utterance of the environment."""
+        return self.special("eos")
+
+    @property
+    def eoa_token_id(self) -> int:
+        """Ends an utterance of the agent."""
+        return self.special("eoa")
+
+    @property
+    def eod_token_id(self) -> int:
+        """Ends a dialogue that is over."""
+        return self.special("eod")
+
+
+@dataclass(frozen=True)
+class ListTokenizer(SpecialTokens):
+    """A list of tokens, whose numbers are their places.
+
+    tokens: all of them, with the special ones
+    unknown: one of them, that stands for what has no token; None: that is an error
+    """
+
+    kind: ClassVar[str]
+
+    tokens: tuple[str, ...]
+    unknown: str | None = None
+
+    def __post_init__(self) -> None:
+        missing = [token for token in SPECIAL_TOKENS.values() if token not in self._ids]
+        if missing:
+            raise ValueError(
+                f"the tokens lack {', '.join(missing)}, which say where utterances begin and end; "
+                "add what is missing: tokens=(*words, *SPECIAL_TOKENS.values())"
+            )
+        if len(self._ids) < len(self.tokens):
+            twice = next(t for place, t in enumerate(self.tokens) if self._ids[t] != place)
+            raise ValueError(f"the token {twice!r} stands there twice; leave one of them out")
+        if "" in self._ids:
+            raise ValueError(f"token {self._ids['']} is empty; leave it out")
+        if self.unknown is not None and self.unknown not in self._ids:
+            raise ValueError(f"unknown={self.unknown!r} is none of the tokens; add it to them")
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        # Of a token that stands there twice the first place.
+        return {token: place for place, token in reversed(list(enumerate(self.tokens)))}
+
+    @cached_property
+    def _content(self) -> dict[str, int]:
+        """Tokens that texts are made of: no text is taken for a special one."""
+        return {
+            token: number for token, number in self._ids.items() if number not in self._specials
+        }
+
+    @cached_property
+    def _specials(self) -> frozenset[int]:
+        return frozenset(self._ids[token] for token in SPECIAL_TOKENS.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokens)
+
+    def special(self, role: str) -> int:
+        """The number of the special token that has this role."""
+        return self._ids[SPECIAL_TOKENS[role]]
+
+    def token_to_id(self, token: str) -> int:
+        """The number of a token."""
+        if token not in self._ids:
+            near = difflib.get_close_matches(token, self.tokens, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise KeyError(f"there is no token {token!r}{hint}")
+        return self._ids[token]
+
+    def id_to_token(self, number: int) -> str:
+        """The token of a number."""
+        if not 0 <= number < len(self.tokens):
+            raise KeyError(f"there is no token {number}; they are 0..{len(self.tokens) - 1}")
+        return self.tokens[number]
+
+    def save(self, folder: str | Path) -> None:
+        """Write it into a folder, which is made if need be."""
+        write_description(
+            folder, {"kind": self.kind, "tokens": list(self.tokens), "unknown": self.unknown}
+        )
+
+    def _texts(self, ids: Iterable[int]) -> list[str]:
+        """The tokens, without the special ones."""
+        return [self.id_to_token(int(i)) for i in ids if int(i) not in self._specials]
+
+    def _unknown_id(self, piece: str, text: str) -> int:
+        if self.unknown is None:
+            raise ValueError(
+                f"there is no token for {piece!r} in {text!r}; make the tokenizer with it, or with "
+                "a token that stands for all such: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
+            )
+        return self._ids[self.unknown]
+
+
+@dataclass(frozen=True)
+class PieceTokenizer(ListTokenizer):
+    """Tokens of any lengths; at each place of a text the longest that stands there.
+
+    >>> tokenizer = PieceTokenizer(("a", "b", "<b>", *SPECIAL_TOKENS.values()))
+    >>> tokenizer.encode("ab<b>"), tokenizer.decode([0, 2, 4])
+    ([0, 1, 2], 'a<b>')
+    """
+
+    kind = "pieces"
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self._content, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # none: no match
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        if text in self._content:
+            return [self._content[text]]
+        ids: list[int] = []
+        end = 0
+        for found in self._pattern.finditer(text):
+            if found.start() > end:
+                ids.append(self._unknown_id(text[end : found.start()], text))
+            ids.append(self._content[found.group()])
+            end = found.end()
+        if end < len(text):
+            ids.append(self._unknown_id(text[end:], text))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens; special ones are left out."""
+        return "".join(self._texts(ids))
+
+
+@dataclass(frozen=True)
+class WordTokenizer(ListTokenizer):
+    """Tokens are what stands between spaces.
+
+    >>> tokenizer = WordTokenizer.from_texts(["the cat", "the dog"])
+    >>> tokenizer.encode("the  dog"), tokenizer.decode([0, 1])
+    ([2, 1], 'cat dog')
+    """
+
+    kind = "words"
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str], unknown: str | None = None) -> WordTokenizer:
+        """The words of some texts, in the order of the alphabet.
+
+        unknown: a token of its own for other words
+
+        >>> WordTokenizer.from_texts(["a b"], unknown="<|unk|>").encode("a c")
+        [0, 2]
+        """
+        words = sorted({word for text in texts for word in text.split()})
+        return cls(_with_specials(words, unknown), unknown)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        ids = self._content
+        return [ids[word] if word in ids else self._unknown_id(word, text) for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, with a space between them; special ones are left out."""
+        return " ".join(self._texts(ids))
+
+
+def character_tokenizer(texts: Iterable[str], unknown: str | None = None) -> PieceTokenizer:
+    """One token for each character of some texts, in the order of their codes.
+
+    unknown: a token of its own for what other characters stand together
+
+    >>> tokenizer = character_tokenizer(["hello"])
+    >>> tokenizer.tokens[:4], tokenizer.num_tokens
+    (('e', 'h', 'l', 'o'), 10)
+    """
+    characters = sorted({character for text in texts for character in text})
+    return PieceTokenizer(_with_specials(characters, unknown), unknown)
+
+
+def write_description(folder: str | Path, description: dict[str, Any]) -> None:
+    """What `load_tokenizer` reads."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(description, ensure_ascii=False, indent=1)
+    Path(folder, TOKENIZER_FILE).write_text(text + "\n", "utf-8")
+
+
+def _with_specials(content: Sequence[str], unknown: str | None) -> tuple[str, ...]:
+    own = [] if unknown is None else [unknown]
+    return tuple(dict.fromkeys([*content, *own, *SPECIAL_TOKENS.values()]))

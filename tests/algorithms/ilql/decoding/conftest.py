@@ -1,0 +1,102 @@
+"""The small model of the oracle: three language models of unlike weights, so that none is mixed up.
+
+`decode.json`, `scores.json` and `../ilql_small.safetensors` come from an independent restatement in
+float64 of the formulas of Snell et al. (2022).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
+from raffia.algorithms.ilql.scorer import Needs, NextToken
+
+HERE = Path(__file__).parent
+PAD, END = 29, 30
+ALL = Needs(policy=True, values=True)
+NAMES = {"temp": "temperature"}  # of the oracle's options
+
+
+def decode_config(options, **more):
+    return DecodeConfig(**{NAMES.get(name, name): value for name, value in options.items()}, **more)
+
+
+@dataclass
+class Oracle:
+    model: ILQLModel
+    target: ILQLTarget
+    decode: list  # next-token scores, greedy and beam continuations
+    utterances: list  # sums of forced utterances
+    scores: dict  # of whole rows
+
+    def whole(self, rows):
+        """What the networks say behind the last token of each row: read anew, one by one."""
+        said = []
+        for row in rows:
+            tokens = torch.tensor([row])
+            with torch.no_grad():
+                trunk, policy = self.model.trunk(tokens)[:, -1], self.model.policy(tokens)[:, -1]
+                target = self.target.trunk(tokens)[:, -1]
+                q = torch.minimum(self.target.q1(target), self.target.q2(target))
+                logits = self.model.policy.logits(policy)
+                said.append((logits, q, self.model.v(trunk).squeeze(-1)))
+        return NextToken(*(torch.cat(part) for part in zip(*said, strict=True)))
+
+
+class Uncached:
+    """A scorer that reads every text from its beginning for every token, each by itself."""
+
+    vocab_size, block_size, device = 35, 64, torch.device("cpu")
+
+    def __init__(self, oracle):
+        self.oracle, self.rows = oracle, []
+
+    def start(self, prompts, needs, max_new_tokens):
+        rows = Uncached(self.oracle)
+        rows.rows = [list(prompt) for prompt in prompts]
+        return rows, self.oracle.whole(rows.rows)
+
+    def advance(self, tokens):
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return self.oracle.whole(self.rows)
+
+    def reorder(self, rows):
+        self.rows = [list(self.rows[row]) for row in rows.tolist()]
+
+
+@pytest.fixture(scope="session")
+def oracle():
+    shape = TrunkConfig(
+        vocab_size=35, n_layer=2, n_head=2, n_embd=16, dim_feedfwd=40, block_size=64
+    )
+    model = ILQLModel(ILQLModelConfig(trunk=shape, policy="separate", target="trunk")).double()
+    target = make_target(model)
+    weights = load_file(HERE.parent / "ilql_small.safetensors")
+
+    def part(prefix):
+        return {
+            name.removeprefix(prefix + "."): tensor
+            for name, tensor in weights.items()
+            if name.startswith(prefix + ".")
+        }
+
+    for module, prefix in (
+        *((model.trunk, "trunk"), (model.policy, "policy"), (model.v, "v"), (model.q1, "q1")),
+        *((model.q2, "q2"), (target.trunk, "target_trunk"), (target.q1, "tq1"), (target.q2, "tq2")),
+    ):
+        module.load_state_dict(part(prefix))
+    decode = json.loads((HERE / "decode.json").read_text())
+    scores = json.loads((HERE / "scores.json").read_text())
+    return Oracle(model.eval(), target, decode["decode"], decode["utterances"], scores)
+
+
+@pytest.fixture
+def uncached(oracle):
+    return Uncached(oracle)

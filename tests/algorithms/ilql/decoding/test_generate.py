@@ -1,0 +1,383 @@
+"""What must hold of generation, whatever the weights."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.beam import beam_search
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import decode, forbid, generate
+from raffia.algorithms.ilql.generations import Stop
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.model_scorer import ModelScorer
+from raffia.algorithms.ilql.sampling import draw_tokens, drawing
+from raffia.algorithms.ilql.scorer import Choice, Needs
+from raffia.algorithms.ilql.steps import Moment
+from raffia.algorithms.ilql.stream import stream
+
+PAD, END = 29, 30
+PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
+STOP = Stop(tokens=(20, 15))  # tokens that come soon, and not in all texts at once
+CONFIGS = {
+    "greedy": DecodeConfig(adv_weight=2.0, num_beams=1, max_new_tokens=9),
+    "sample": DecodeConfig(adv_weight=0.5, temperature=2.0, max_new_tokens=9),
+    "several": DecodeConfig(adv_weight=0.5, num_generations=3, max_new_tokens=9),
+    "filters": DecodeConfig(top_k=9, top_p=0.9, max_new_tokens=9),
+    "few": DecodeConfig(adv_weight=2.0, top_k=4, top_p=0.95, max_new_tokens=9),  # Q of 4 tokens
+    "beam": DecodeConfig(num_beams=3, num_generations=3, max_new_tokens=9),
+    "policy": DecodeConfig(include_adv=False, num_beams=3, max_new_tokens=9),
+    "values": DecodeConfig(include_logits=False, num_beams=2, max_new_tokens=9),
+}
+
+
+def draws():
+    return torch.Generator().manual_seed(11)
+
+
+def small(**options):
+    shape = TrunkConfig(vocab_size=12, n_layer=2, n_head=2, n_embd=8, block_size=24, dropout=0.3)
+    torch.manual_seed(1)
+    model = ILQLModel(ILQLModelConfig(trunk=shape, **options)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)  # so that texts are not all alike
+    return model, make_target(model)
+
+
+def assert_same(one, other, tolerance=1e-9):
+    assert one.tokens == other.tokens
+    for part in fields(one):
+        a, b = getattr(one, part.name), getattr(other, part.name)
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+        elif part.name != "tokens":
+            assert a is None and b is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cached_equals_reading_all_anew(oracle, uncached, name):
+    config = replace(CONFIGS[name], report_all=True)
+    cached = generate(
+        *(oracle.model, oracle.target, PROMPTS, config),
+        generator=draws(),
+        stop=STOP,
+        pad_token=PAD,
+    )
+    anew = decode(uncached, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD)
+    assert_same(cached, anew)
+    lengths = {len(text) for texts in cached.tokens for text in texts}
+    assert len(lengths) > 1  # the texts ended at unlike times
+
+
+def test_q_is_computed_of_the_tokens_that_can_follow_only(oracle):
+    scorer = ModelScorer(oracle.model, oracle.target)
+    _, said = scorer.start([[33]], Needs.of(DecodeConfig(top_k=4)), 1)
+    assert said.target_q is None and said.some_q is not None
+    _, said = scorer.start([[33]], Needs.of(DecodeConfig(top_k=5)), 1)  # 8 * 5 > 35
+    assert said.target_q.shape == (1, 35)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_steps_of_any_trunk_equal_reading_all_anew(positions):
+    shape = TrunkConfig(
+        vocab_size=12, n_layer=2, n_head=2, n_embd=8, block_size=24, positions=positions
+    )
+    torch.manual_seed(2)
+    model = ILQLModel(ILQLModelConfig(trunk=shape)).double().eval()
+    prompts = [[1, 2, 3], [4], [5, 6], [7], [8, 9]]
+    scorer = ModelScorer(model)
+    rows, _ = scorer.start(prompts, Needs(policy=True, values=False), 3)
+    for token in (10, 11):
+        said = rows.advance(torch.full((5,), token))
+        prompts = [[*prompt, token] for prompt in prompts]
+        with torch.no_grad():
+            anew = [model.logits(model.trunk(torch.tensor([row]))[:, -1]) for row in prompts]
+        torch.testing.assert_close(said.logits, torch.cat(anew), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_batched_equals_one_by_one(oracle, name):
+    config, together = CONFIGS[name], draws()
+    batch = generate(
+        oracle.model, oracle.target, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD
+    )
+    for number, prompt in enumerate(PROMPTS):
+        alone = generate(
+            *(oracle.model, oracle.target, [prompt], config),
+            generator=together,
+            stop=STOP,
+            pad_token=PAD,
+        )
+        assert alone.tokens[0] == batch.tokens[number]
+        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], rtol=0, atol=1e-9)
+        assert alone.stopped[0].tolist() == batch.stopped[number].tolist()
+
+
+@pytest.mark.parametrize("num_beams", [None, 1, 2])
+def test_prompts_of_unlike_length_fill_the_context_each_by_itself(num_beams):
+    model, target = small()
+    prompts = [[1] * 22, [2], [3] * 15, [4] * 23]
+    config = DecodeConfig(num_beams=num_beams)
+    batch = generate(model, target, prompts, config, generator=draws())
+    assert [len(text) for text in batch.best()] == [2, 23, 9, 1]
+    assert not batch.stopped.any()
+    one_by_one = draws()
+    for number, prompt in enumerate(prompts):
+        alone = generate(model, target, [prompt], config, generator=one_by_one)
+        assert alone.tokens[0] == batch.tokens[number]
+        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("number", range(18))
+def test_a_beam_of_one_is_greedy(oracle, number):
+    case = oracle.decode[number]
+    options = {"temperature" if k == "temp" else k: v for k, v in case["options"].items()}
+    config = DecodeConfig(**options, num_beams=1, max_new_tokens=8)
+    scorer = ModelScorer(oracle.model, oracle.target)
+    greedy = decode(scorer, [case["prompt"], [33]], config, stop=STOP, pad_token=PAD)
+    beam = beam_search(
+        scorer, [case["prompt"], [33]], config, stop=STOP, forbidden=forbid(PAD, scorer)
+    )
+    assert_same(greedy, beam)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beam_search_is_exhaustive_where_the_beams_are_enough(seed):
+    """With as many beams as there are texts, the best are those of all."""
+    shape = TrunkConfig(vocab_size=4, n_layer=1, n_head=1, n_embd=6, block_size=9)
+    torch.manual_seed(seed)
+    model = ILQLModel(ILQLModelConfig(trunk=shape)).double()
+    target, end = make_target(model), 3
+    config = DecodeConfig(num_beams=64, num_generations=64, max_new_tokens=3, adv_weight=3.0)
+    found = generate(model, target, [[1, 2]], config, stop=Stop(tokens=(end,)))
+    texts = [[a] for a in range(4)]
+    for _ in range(2):
+        texts = [
+            more
+            for text in texts
+            for more in ([text] if text[-1] == end else [[*text, a] for a in range(4)])
+        ]
+    there = found.log_prob[0] > -torch.inf
+    assert sorted(texts) == sorted(text for text in found.tokens[0] if text)
+    assert int(there.sum()) == len(texts) == 40
+    assert found.log_prob[0, there].exp().sum().item() == pytest.approx(1.0)
+    assert found.log_prob[0, there].diff().max() <= 0
+
+
+class Counting(ModelScorer):
+    """Counts rows of each pass."""
+
+    def start(self, *arguments):
+        self.rows, said = super().start(*arguments)
+        self.num_rows = [self.rows.num_rows]
+        advance = self.rows.advance
+
+        def counted(tokens):
+            self.num_rows.append(len(tokens))
+            return advance(tokens)
+
+        self.rows.advance = counted
+        return self.rows, said
+
+
+@pytest.mark.parametrize(
+    "arrangement, options, passes",
+    [
+        (dict(), dict(), 6),
+        (dict(), dict(include_adv=False), 6),
+        (dict(), dict(num_beams=4), 6),
+        (dict(policy="separate"), dict(), 12),
+        (dict(policy="separate"), dict(include_adv=False), 6),
+        (dict(policy="separate"), dict(adv_weight=0.0), 6),
+        (dict(policy="separate"), dict(include_logits=False), 6),
+        (dict(policy="separate", target="trunk"), dict(), 18),
+        (dict(policy="separate", target="trunk"), dict(include_logits=False), 12),
+        (dict(policy="separate", target="trunk"), dict(include_adv=False), 6),
+        (dict(policy="separate", target="trunk"), dict(include_adv=False, report_all=True), 18),
+        (dict(policy="separate", target="trunk"), dict(include_adv=False, rerank="value"), 18),
+    ],
+)
+def test_passes_for_six_tokens(arrangement, options, passes):
+    """Each network that is needed reads the prompt once and each token but the last once."""
+    model, target = small(**arrangement)
+    run = {"trunk": 0, "policy": 0, "target": 0}
+    for name, module in (
+        *(("trunk", model.trunk), ("policy", getattr(model, "policy", None))),
+        ("target", target.trunk),
+    ):
+        if module is not None:
+
+            def count(module, inputs, output, name=name):
+                run[name] += 1
+
+            module.ln_f.register_forward_hook(count)
+    scorer = Counting(model.eval(), target)
+    config = DecodeConfig(**options, max_new_tokens=6)
+    decode(scorer, [[1, 2, 3]], config, generator=draws())
+    assert sum(run.values()) == scorer.rows.num_passes == passes
+
+
+@pytest.mark.parametrize("name", ["sample", "beam"])
+def test_complete_texts_leave_the_batch(oracle, name):
+    scorer = Counting(oracle.model, oracle.target)
+    config = CONFIGS[name]
+    said = decode(scorer, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD)
+    assert scorer.num_rows[-1] < max(scorer.num_rows)
+    if name == "sample":
+        lengths = [len(text) for text in said.best()]
+        wanted = [sum(length > place for length in lengths) for place in range(max(lengths))]
+        assert scorer.num_rows == wanted
+
+
+def test_several_generations_read_the_prompt_once(oracle):
+    scorer = Counting(oracle.model, oracle.target)
+    config = DecodeConfig(max_new_tokens=3)
+    said = decode(scorer, [[33, 4], [32]], config, generator=draws(), num_generations=4)
+    assert scorer.num_rows == [2, 8, 8]
+    assert len({tuple(text) for text in said.tokens[0]}) > 1
+
+
+def test_without_a_target_network_the_policy_still_speaks():
+    model, _ = small()
+    said = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
+    assert len(said.best()[0]) == 2 and said.advantage is None and said.kl is not None
+    with pytest.raises(ValueError, match=r"pass target=make_target\(model\)"):
+        generate(model, None, [[1]], DecodeConfig())
+
+
+def test_the_policy_as_it_is_has_no_kl(oracle):
+    config = DecodeConfig(include_adv=False, max_new_tokens=5, num_generations=3)
+    said = generate(oracle.model, None, [[33]], config, generator=draws(), pad_token=PAD)
+    assert said.kl.abs().max() < 1e-9
+
+
+def test_dropout_is_off_and_the_mode_is_as_before():
+    model, target = small()
+    model.train()
+    config = DecodeConfig(max_new_tokens=6)
+    one = generate(model, target, [[1]], config, generator=draws())
+    assert model.training and model.trunk.h[0].training
+    other = generate(model.eval(), target, [[1]], config, generator=draws())
+    assert_same(one, other)
+    assert not model.training and not one.log_prob.requires_grad
+
+
+def test_stops_at_tokens_a_condition_and_the_limit(oracle):
+    def text(**options):
+        config = DecodeConfig(num_beams=1, include_adv=False, max_new_tokens=6)
+        prompt = oracle.decode[0]["prompt"]  # goes on with 15 7 33 20 20 30
+        return generate(oracle.model, None, [prompt], config, stop=Stop(**options), pad_token=PAD)
+
+    assert text().best() == [[15, 7, 33, 20, 20, 30]] and not text().stopped.any()
+    assert text(tokens=(7, 20)).best() == [[15, 7]] and text(tokens=(7, 20)).stopped.all()
+    twice = text(condition=lambda tokens: tokens[-2:] == [20, 20])
+    assert twice.best() == [[15, 7, 33, 20, 20]] and twice.stopped.all()
+
+
+def test_a_condition_sees_each_beam(oracle):
+    seen = []
+
+    def condition(tokens):
+        seen.append(tokens)
+        return len(tokens) == 2
+
+    config = DecodeConfig(num_beams=3, num_generations=3)
+    said = generate(
+        oracle.model, oracle.target, [[33], [32, 1]], config, stop=Stop(condition=condition)
+    )
+    assert {len(text) for texts in said.tokens for text in texts} == {2}
+    assert all(text in seen for texts in said.tokens for text in texts)
+
+
+@pytest.mark.parametrize("num_beams", [None, 1])
+def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
+    config = DecodeConfig(adv_weight=2.0, num_beams=num_beams, max_new_tokens=12)
+    options = dict(stop=STOP, pad_token=PAD)
+    arguments = oracle.model, oracle.target
+    said = generate(*arguments, [[33, 4]], config, generator=draws(), **options)
+    steps = list(stream(*arguments, [33, 4], config, generator=draws(), **options))
+    assert [step.token for step in steps] == said.best()[0]
+    assert sum(step.log_prob for step in steps) == pytest.approx(said.log_prob.item())
+    assert sum(step.advantage for step in steps) == pytest.approx(said.advantage.item())
+    assert steps[0].value - steps[0].v == pytest.approx(steps[0].advantage)
+    assert steps[-1].value == pytest.approx(said.value.item())
+
+
+def test_a_stream_is_of_one_text():
+    model, target = small()
+    for config in (DecodeConfig(num_beams=4), DecodeConfig(num_generations=2)):
+        with pytest.raises(ValueError, match="stream"):
+            stream(model, target, [1], config)
+    with pytest.raises(ValueError, match="prompt 0 has no tokens"):
+        stream(model, target, [], DecodeConfig())
+
+
+@pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
+@pytest.mark.parametrize("num_beams", [None, 4])
+def test_generations_are_re_ranked(oracle, by, num_beams):
+    config = DecodeConfig(num_generations=4, num_beams=num_beams, max_new_tokens=5)
+    plain, ordered = (
+        generate(oracle.model, oracle.target, PROMPTS, c, generator=draws(), stop=STOP)
+        for c in (config, replace(config, rerank=by))
+    )
+    scores = getattr(ordered, by)
+    assert (scores.diff(dim=-1) <= 0).all()
+    for row, (one, other) in enumerate(zip(plain.tokens, ordered.tokens, strict=True)):
+        assert sorted(one) == sorted(other)
+        best = getattr(plain, by)[row].argmax()
+        assert other[0] == one[best]
+
+
+def test_draws_follow_the_probabilities():
+    torch.manual_seed(0)
+    log_probs = torch.tensor([[0.5, 0.0, 0.2, 0.3]]).log().expand(40_000, 4)
+    tokens = draw_tokens(log_probs, torch.rand(40_000, dtype=torch.float64))
+    share = tokens.bincount(minlength=4) / 40_000
+    assert share.tolist() == pytest.approx([0.5, 0.0, 0.2, 0.3], abs=0.01)
+    edges = torch.tensor([1e-12, 1 - 1e-12], dtype=torch.float64)
+    certain = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
+    assert draw_tokens(certain, edges).tolist() == [1, 1]
+
+
+def test_the_numbers_of_texts_are_even_and_unlike():
+    num = 5000
+    choose = drawing(torch.arange(num), 2)
+    even = Choice(torch.full((num, 10), 0.1).log(), None, None, None)
+    drawn = [choose(Moment(even, None, torch.arange(num), place)) for place in range(2)]
+    for tokens in drawn:
+        assert (tokens.bincount(minlength=10) / num - 0.1).abs().max() < 0.02
+    assert abs((drawn[0] == drawn[1]).float().mean() - 0.1) < 0.02
+
+
+def test_nothing_to_answer():
+    model, target = small()
+    said = generate(model, target, [], DecodeConfig(num_generations=2))
+    assert said.tokens == [] and said.log_prob.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "prompts, text",
+    [
+        ([[1], []], "prompt 1 has no tokens"),
+        ([[1, 12]], r"prompt 0 holds token 12, and the model's vocabulary has 12 tokens, 0\.\.11"),
+        ([[1, -1]], "prompt 0 holds token -1"),
+        ([[1] * 24], "prompt 0 has 24 tokens and the model's context 24"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused(prompts, text):
+    model, target = small()
+    with pytest.raises(ValueError, match=text):
+        generate(model, target, prompts, DecodeConfig())
+
+
+def test_other_mistakes_are_answered():
+    model, target = small()
+    with pytest.raises(ValueError, match="pad_token=12 is none of the model's 12 tokens"):
+        generate(model, target, [[1]], DecodeConfig(), pad_token=12)
+    with pytest.raises(ValueError, match="ends with as many texts as beams"):
+        generate(model, target, [[1]], DecodeConfig(num_beams=2), num_generations=3)
+    whole = small(per_token=False)
+    with pytest.raises(ValueError, match="Q is a number for a whole utterance"):
+        generate(*whole, [[1]], DecodeConfig())

@@ -1,0 +1,119 @@
+"""The order of operations, worked by hand, and what filters do at their edges."""
+
+import math
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
+from raffia.algorithms.ilql.perturb import keep_top_k, keep_top_p, perturb
+
+INF = math.inf
+
+
+def scores(logits, advantage, forbidden=None, **options):
+    tensors = [
+        None if x is None else torch.tensor([x], dtype=torch.float64)
+        for x in (logits, advantage, forbidden)
+    ]
+    if tensors[2] is not None:
+        tensors[2] = tensors[2][0]
+    return perturb(tensors[0], tensors[1], DecodeConfig(**options), tensors[2])[0].exp().tolist()
+
+
+def test_temperature_divides_the_logits_and_not_the_advantage():
+    # exp(2 log 2 / 2 + 3 * 0) : exp(0 / 2 + 3 log 2) = 2 : 8
+    assert scores(
+        [2 * math.log(2), 0.0], [0.0, math.log(2)], temperature=2.0, adv_weight=3.0
+    ) == pytest.approx([0.2, 0.8])
+
+
+def test_filters_look_at_the_policy_alone():
+    """The third token is unlikely, and its advantage does not bring it back."""
+    logits = [math.log(6), math.log(3), 0.0]
+    assert scores(logits, [0.0, 0.0, 50.0], top_k=2) == pytest.approx([2 / 3, 1 / 3, 0.0])
+    assert scores(logits, [0.0, 0.0, 50.0], top_p=0.8) == pytest.approx([2 / 3, 1 / 3, 0.0])
+
+
+def test_top_p_comes_after_temperature_and_top_k():
+    # 8 : 4 : 1 : 1 becomes 64 : 16 : 1 : 1; of the first two the first has 0.8, all it takes
+    logits = [math.log(8), math.log(4), 0.0, 0.0]
+    options = dict(temperature=0.5, top_k=2, top_p=0.79, include_adv=False)
+    assert scores(logits, None, **options) == [1.0, 0.0, 0.0, 0.0]
+    assert scores(logits, None, **options | {"temperature": 1.0})[1] > 0.3
+
+
+def test_the_advantage_is_clipped_above_after_its_weight():
+    weights = scores([0.0, 0.0, 0.0], [5.0, 1.0, -1.0], adv_weight=2.0, adv_clip=2.0)
+    assert weights[0] == pytest.approx(weights[1])
+    assert weights[2] / weights[1] == pytest.approx(math.exp(-4.0))
+
+
+def test_binary_advantages_prefer_what_is_better():
+    better, equal, worse = scores([0.0, 0.0, 0.0], [0.3, 0.0, -7.0], exp_adv=False, adv_weight=0.8)
+    assert better == pytest.approx(4 * worse) and equal == pytest.approx(worse)
+
+
+def test_a_forbidden_token_never_comes_and_takes_no_place_in_the_filters():
+    forbidden = [-INF, 0.0, 0.0]
+    assert scores([9.0, 1.0, 1.0], [0.0] * 3, forbidden, top_k=2) == [0.0, 0.5, 0.5]
+    assert scores([9.0, 1.0, 1.0], [0.0] * 3, forbidden, include_logits=False) == [0.0, 0.5, 0.5]
+
+
+def test_parts_are_switched_off():
+    assert scores(None, [0.0, math.log(3)], include_logits=False) == pytest.approx([0.25, 0.75])
+    assert scores([0.0, math.log(3)], None, include_adv=False) == pytest.approx([0.25, 0.75])
+    assert scores([0.0, math.log(3)], None, adv_weight=0.0) == pytest.approx([0.25, 0.75])
+
+
+def test_top_k_above_the_vocabulary_keeps_all():
+    logits = torch.randn(2, 5)
+    assert torch.equal(keep_top_k(logits, 6), logits)
+    assert torch.equal(keep_top_k(logits, 5), logits)
+    assert keep_top_k(logits, 1).isfinite().sum(-1).tolist() == [1, 1]
+
+
+def test_top_p_at_its_ends():
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    assert keep_top_p(logits, 0.0).isfinite().tolist() == [[True, False, False]]
+    assert torch.equal(keep_top_p(logits, 1.0), logits)
+
+
+def test_rows_are_distributions_and_do_not_depend_on_each_other():
+    torch.manual_seed(0)
+    logits, advantage = torch.randn(3, 7), torch.randn(3, 7)
+    config = DecodeConfig(temperature=0.7, top_k=5, top_p=0.9, adv_weight=2.0, adv_clip=1.0)
+    both = perturb(logits, advantage, config)
+    assert torch.allclose(both.exp().sum(-1), torch.ones(3))
+    one = [perturb(logits[i : i + 1], advantage[i : i + 1], config) for i in range(3)]
+    assert torch.equal(both, torch.cat(one))
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (dict(temperature=0.0), "pass num_beams=1"),
+        (dict(temperature=-1.0), "temperature=-1.0 must be above 0"),
+        (dict(top_k=0), "top_k=0 must be at least 1"),
+        (dict(top_p=1.5), "top_p=1.5 must lie in 0..1"),
+        (dict(exp_adv=False), "adv_weight=1.0 must lie between 0 and 1 with exp_adv=False"),
+        (dict(include_logits=False, include_adv=False), "leave nothing to choose tokens by"),
+        (dict(include_logits=False, adv_weight=0.0), "leave nothing to choose tokens by"),
+        (dict(num_beams=2, num_generations=3), "pass num_beams=3"),
+        (
+            dict(rerank="values"),
+            "rerank='values' is none of 'log_prob', 'advantage', 'value', None",
+        ),
+        (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        DecodeConfig(**options)
+
+
+def test_plans_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="num_candidates=1 must be at least 2"):
+        TokenPlanConfig(num_candidates=1)
+    with pytest.raises(ValueError, match="policy='puct' is none of 'muzero', 'gumbel'"):
+        TokenPlanConfig(policy="puct")

@@ -1,0 +1,121 @@
+"""`get_scores` and the sums of forced utterances, against the recorded cases."""
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import generate
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.rerank import rerank
+from raffia.algorithms.ilql.scores import get_scores, score_utterances
+
+PAD, END = 29, 30
+
+
+def batch(oracle):
+    rows = oracle.scores["batch"]
+    longest = max(len(row["tokens"]) for row in rows)
+    most = max(len(row["action_idxs"]) for row in rows)
+    padded = [row["tokens"] + [PAD] * (longest - len(row["tokens"])) for row in rows]
+    tokens = torch.tensor(padded)
+    actions = [row["action_idxs"] + [0] * (most - len(row["action_idxs"])) for row in rows]
+    real = torch.tensor([len(row["action_idxs"]) for row in rows])
+    return tokens, torch.tensor(actions), tokens != PAD, torch.arange(most) < real[:, None]
+
+
+@pytest.mark.parametrize("name", ["adv", "both", "binary"])
+def test_scores_are_the_recorded_ones(oracle, name):
+    case = dict(oracle.scores["options"][name])
+    total, norm, row0, row2 = (case.pop(k) for k in ("sum", "norm", "row0_pos5", "row2_pos4"))
+    tokens, actions, mask, action_mask = batch(oracle)
+    scores = get_scores(
+        oracle.model,
+        oracle.target,
+        tokens,
+        actions,
+        attn_mask=mask,
+        action_mask=action_mask,
+        **case,
+    )
+    assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
+    assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
+    assert not scores[~mask].any()
+    if name != "both":  # the record's sums also have log-probabilities behind padding in them
+        assert scores.sum().item() == pytest.approx(total, abs=1e-9)
+        assert scores.norm().item() == pytest.approx(norm, abs=1e-9)
+
+
+def test_no_score_is_infinite_where_a_probability_would_round_to_zero(oracle):
+    tokens, actions, mask, action_mask = batch(oracle)
+    scores = get_scores(
+        *(oracle.model, oracle.target, tokens, actions),
+        attn_mask=mask,
+        action_mask=action_mask,
+        beta=1.0,
+        include_logits=True,
+        logit_temp=1e-3,
+    )
+    assert scores[mask].min() < -800 and torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_forced_utterances(oracle, number):
+    case = oracle.utterances[number]
+    options = {"temperature" if k == "temp" else k: v for k, v in case["options"].items()}
+    utterance = [ord(letter) - ord("a") for letter in case["word"]] + [END]
+    sums = score_utterances(
+        *(oracle.model, oracle.target, [case["prompt"]], [[utterance]], DecodeConfig(**options)),
+        pad_token=PAD,
+    )
+    assert sums.log_prob.item() == pytest.approx(case["log_prob"], abs=1e-9)
+    assert sums.kl.item() == pytest.approx(case["kl_term"], abs=1e-9)
+    assert sums.advantage.item() == pytest.approx(case["advantage"], abs=1e-9)
+
+
+def test_sums_are_those_that_generate_tells(oracle):
+    config = DecodeConfig(adv_weight=2.0, num_generations=3, max_new_tokens=7)
+    prompts = [[33], [32, 27, 27, 31], [33, 0, 17]]
+    draws = torch.Generator().manual_seed(3)
+    said = generate(oracle.model, oracle.target, prompts, config, generator=draws, pad_token=PAD)
+    forced = score_utterances(
+        oracle.model, oracle.target, prompts, said.tokens, config, pad_token=PAD
+    )
+    for name in ("log_prob", "kl", "advantage", "value"):
+        torch.testing.assert_close(getattr(forced, name), getattr(said, name), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
+def test_utterances_are_put_in_order_by(oracle, by):
+    utterances = [[[2, 17, END], [0, 0, END], [3, END], [24, 5, 5, END]]]
+    config = DecodeConfig(adv_weight=2.0)
+    sums = score_utterances(oracle.model, oracle.target, [[33, 4]], utterances, config)
+    ordered = rerank(sums, by)
+    scores = getattr(sums, by)[0].tolist()
+    order = sorted(range(4), key=lambda place: -scores[place])
+    assert ordered.tokens[0] == [utterances[0][place] for place in order]
+    assert getattr(ordered, by)[0].tolist() == sorted(scores, reverse=True)
+    assert ordered.log_prob[0].tolist() == [sums.log_prob[0, place].item() for place in order]
+
+
+def test_whole_utterances_have_one_value():
+    shape = TrunkConfig(vocab_size=9, n_layer=1, n_head=1, n_embd=6, block_size=8)
+    model = ILQLModel(ILQLModelConfig(trunk=shape, per_token=False)).double()
+    target = make_target(model)
+    config = DecodeConfig(include_adv=False)
+    sums = score_utterances(model, target, [[1, 2], [3]], [[[4, 8]], [[5, 6, 8]]], config)
+    with torch.no_grad():
+        hidden = model.trunk(torch.tensor([[3, 5, 6, 8]]))[0]
+        q = torch.minimum(target.q1(hidden[3]), target.q2(hidden[3]))
+        v = model.v(hidden[0])
+    assert sums.value[1].item() == pytest.approx(q.item())
+    assert sums.advantage[1].item() == pytest.approx((q - v).item())
+    with pytest.raises(ValueError, match="score those with score_utterances"):
+        get_scores(model, target, torch.tensor([[1, 2]]), torch.tensor([[0]]))
+
+
+def test_utterances_that_do_not_fit_the_prompts_are_refused(oracle):
+    with pytest.raises(ValueError, match="a list for each prompt, all of the same length"):
+        score_utterances(
+            oracle.model, oracle.target, [[1], [2]], [[[3]], [[4], [5]]], DecodeConfig()
+        )

@@ -1,0 +1,168 @@
+"""Planning over tokens: what the search sees is right, and it finds what one step does not."""
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
+from raffia.algorithms.ilql.generations import Stop
+from raffia.algorithms.ilql.model_scorer import ModelScorer
+from raffia.algorithms.ilql.scorer import Choice, Needs, NextToken
+from raffia.algorithms.ilql.steps import gathered, token_steps
+from raffia.algorithms.ilql.token_planning import TextModel, plan_tokens, planned
+
+PAD, END = 29, 30
+ALL = Needs(policy=True, values=True)
+PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2]]
+PLANS = {
+    "gumbel": TokenPlanConfig(num_simulations=6, num_candidates=4),
+    "muzero": TokenPlanConfig(num_simulations=6, num_candidates=4, policy="muzero"),
+    "noisy": TokenPlanConfig(num_simulations=6, num_candidates=4, noise=1.0),
+    "implied": TokenPlanConfig(num_simulations=6, num_candidates=4, inner_reward="implied"),
+}
+
+
+def draws():
+    return torch.Generator().manual_seed(5)
+
+
+def assert_said(one, other):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_looking_ahead_equals_reading_on_and_leaves_the_rows_as_they_are(oracle):
+    scorer = ModelScorer(oracle.model, oracle.target)
+    rows, _ = scorer.start(PROMPTS, ALL, 12)
+    rows.advance(torch.tensor([1, 2, 3]))
+    texts = [[*prompt, last] for prompt, last in zip(PROMPTS, (1, 2, 3), strict=True)]
+    further = torch.tensor([[7, 8, 9], [5, 0, 0], [6, 4, 0]])
+    lengths = torch.tensor([3, 1, 2])
+    for index in (torch.tensor([0, 1, 2]), torch.tensor([2, 0, 0])):
+        said = rows.ahead(index, further, lengths)
+        longer = [
+            texts[row] + further[place, : lengths[place]].tolist()
+            for place, row in enumerate(index.tolist())
+        ]
+        assert_said(said, oracle.whole(longer))
+    room = rows.room
+    assert_said(
+        rows.advance(torch.tensor([4, 5, 6])),
+        oracle.whole([[*text, token] for text, token in zip(texts, (4, 5, 6), strict=True)]),
+    )
+    assert rows.room == room - 1
+
+
+def test_what_the_search_is_told(oracle):
+    scorer = ModelScorer(oracle.model, oracle.target)
+    rows, said = scorer.start([[33, 4]], ALL, 12)
+    config, plan = DecodeConfig(adv_weight=2.0), TokenPlanConfig(num_candidates=4, max_depth=3)
+    model = TextModel(rows, config, plan, Stop(tokens=(END,)), None)
+    root = model.root(Choice.of(said, config, None))
+    best = Choice.of(said, config, None).log_probs.topk(4)
+    assert torch.equal(root.actions, best.indices)
+    torch.testing.assert_close(root.prior_logits, best.values.float())
+    token = int(root.actions[0, 1])
+    output, after = model(root.embedding, torch.tensor([token]))
+    behind = oracle.whole([[33, 4, token]])
+    assert output.value.item() == pytest.approx(behind.v.item(), rel=1e-6)
+    assert output.reward.item() == 0 and output.mask.all()
+    assert after["path"][0, :1].tolist() == [token] and after["length"].item() == 1
+
+
+def test_the_end_of_an_utterance_is_worth_its_q_and_ends_the_branch(oracle):
+    scorer = ModelScorer(oracle.model, oracle.target)
+    rows, said = scorer.start([[33, 4]], ALL, 12)
+    config, plan = DecodeConfig(), TokenPlanConfig(num_candidates=35)
+    model = TextModel(rows, config, plan, Stop(tokens=(END,)), None)
+    root = model.root(Choice.of(said, config, None))
+    output, _ = model(root.embedding, torch.tensor([END]))
+    assert output.reward.item() == pytest.approx(said.target_q[0, END].item(), rel=1e-6)
+    assert output.value.item() == 0 and not output.mask.any()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_batched_equals_one_by_one(oracle, name):
+    config = DecodeConfig(max_new_tokens=3, num_generations=2)
+    options = dict(stop=Stop(tokens=(20, 15)), pad_token=PAD)
+    arguments = oracle.model, oracle.target
+    one_by_one = draws()
+    batch = plan_tokens(*arguments, PROMPTS, config, PLANS[name], generator=draws(), **options)
+    for number, prompt in enumerate(PROMPTS):
+        alone = plan_tokens(
+            *arguments, [prompt], config, PLANS[name], generator=one_by_one, **options
+        )
+        assert alone.tokens[0] == batch.tokens[number]
+
+
+class Table:
+    """A language of four tokens, 3 of which ends it, whose values stand in a table.
+
+    What begins with 0 looks better (V 1.0), and each of its ends is bad; 1 2 3 is the best text.
+    """
+
+    vocab_size, block_size, device = 4, 8, torch.device("cpu")
+
+    def __init__(self, texts=(), room=6):
+        self.texts, self.room = [list(text) for text in texts], room
+
+    def start(self, prompts, needs, max_new_tokens):
+        rows = Table([[] for _ in prompts], max_new_tokens)
+        return rows, rows.said(rows.texts)
+
+    def said(self, texts):
+        q = torch.full((len(texts), 4), -1.0)
+        for row, text in enumerate(texts):
+            for token in range(3):
+                q[row, token] = self.value([*text, token])
+            q[row, 3] = {(1, 2): 3.0, (1, 1): 0.5}.get(tuple(text), -2.0)
+        v = torch.tensor([self.value(text) for text in texts])
+        return NextToken(torch.zeros(len(texts), 4), q, v)
+
+    def value(self, text):
+        return {(): 0.2, (0,): 1.0, (1,): 0.3, (1, 2): 0.4}.get(tuple(text), -1.0)
+
+    def ahead(self, rows, tokens, lengths):
+        texts = [
+            self.texts[row] + tokens[place, : lengths[place]].tolist()
+            for place, row in enumerate(rows.tolist())
+        ]
+        return self.said(texts)
+
+    def advance(self, tokens):
+        self.texts = [
+            [*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)
+        ]
+        self.room -= 1
+        return self.said(self.texts)
+
+    def reorder(self, rows):
+        self.texts = [self.texts[row] for row in rows.tolist()]
+
+
+@pytest.mark.parametrize("policy", ["gumbel", "muzero"])
+def test_a_plan_finds_what_one_step_does_not(policy):
+    config, stop = DecodeConfig(max_new_tokens=5), Stop(tokens=(3,))
+    plan = TokenPlanConfig(num_simulations=40, num_candidates=4, policy=policy, discount=1.0)
+
+    def text(choose):
+        steps = token_steps(Table(), [[0]], config, choose, needs=ALL, stop=stop)
+        return gathered(list(steps), 1).best()[0]
+
+    assert text(lambda now: now.choice.log_probs.argmax(-1))[0] == 0
+    assert text(planned(config, plan, stop, None, torch.tensor([1]))) == [1, 2, 3]
+
+
+def test_the_look_ahead_ends_where_the_context_does(oracle):
+    model, target = oracle.model, oracle.target
+    prompts = [[1] * 61, [2] * 40]
+    config, plan = DecodeConfig(), TokenPlanConfig(num_simulations=3, num_candidates=3)
+    said = plan_tokens(model, target, prompts, config, plan, stop=Stop(), pad_token=PAD)
+    assert [len(text) for text in said.best()] == [3, 24]
+
+
+def test_settings_that_a_plan_cannot_follow_are_refused(oracle):
+    for config in (DecodeConfig(num_beams=2), DecodeConfig(rerank="value")):
+        with pytest.raises(ValueError, match="a plan chooses the tokens by itself"):
+            plan_tokens(
+                *(oracle.model, oracle.target, [[1]], config, TokenPlanConfig()), stop=Stop()
+            )

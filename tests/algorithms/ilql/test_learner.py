@@ -1,0 +1,303 @@
+"""The learner's contract: pure, stackable, in parts; targets; what learns and what does not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from raffia.algorithms.ilql.config import (
+    ILQLConfig,
+    ILQLLossConfig,
+    ILQLModelConfig,
+    OptimizerConfig,
+    TargetConfig,
+    TrunkConfig,
+)
+from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.algorithms.ilql.loss import with_row_means
+from raffia.algorithms.ilql.model import ILQLModel
+from raffia.functional.clipping import global_norm
+from raffia.learner import Accumulate
+from raffia.tensordict.tensordict import TensorDict
+
+from .small import TRUNK, batch_of, float32
+
+LOSS = ILQLLossConfig(beta=0.5, dm_weight=0.1, dm_margin=0.1, cql_weight=0.2, clip_weight=3.0)
+
+
+def learner_of(*, model=None, loss=LOSS, trunk=TRUNK, **options):
+    lean = options.pop("lean", True)
+    factory = options.pop("model_factory", None)
+    num_updates = options.pop("num_updates", None)
+    options.setdefault("optimizer", OptimizerConfig(learning_rate=1e-3))
+    config = ILQLConfig(model=ILQLModelConfig(trunk=trunk, **(model or {})), loss=loss, **options)
+    return ILQLLearner(config, lean=lean, model_factory=factory, num_updates=num_updates)
+
+
+def assert_equal(found, expected, **tolerance):
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    for key, value in expected.items(True, True):
+        torch.testing.assert_close(
+            found[key], value, **(tolerance or {"rtol": 0, "atol": 0}), msg=str(key)
+        )
+
+
+def test_the_state_and_what_is_told():
+    learner = learner_of(model={"policy": "separate", "target": "trunk"})
+    state = learner.init(0)
+    assert set(state["params"].keys()) == {"trunk", "policy", "v", "q1", "q2"}
+    assert set(state["target"].keys()) == {"trunk", "q1", "q2"}
+    update, metrics = learner.grads(state, float32(batch_of("B")))
+    assert set(update.keys()) == {"grads", "buffers"}
+    assert set(metrics.keys()) == {
+        *("loss", "v_loss", "q_loss", "cql_loss", "dm_loss", "token_loss"),
+        *("grad_norm", "v_mean", "q_mean", "advantage_mean", "num_tokens"),
+    }
+    assert metrics["num_tokens"] == 104
+    assert metrics["grad_norm"] == pytest.approx(global_norm(update["grads"]).item())
+
+
+def test_same_seed_same_bits_and_gradients_are_pure():
+    learner, batch = learner_of(), float32(batch_of("A"))
+    state = learner.init(3)
+    assert_equal(state, learner.init(3))
+    kept, random = state.clone(), torch.get_rng_state()
+    first, second = learner.grads(state, batch), learner.grads(state, batch)
+    assert_equal(first[0], second[0])
+    assert_equal(state, kept)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("model", [{}, {"policy": "separate", "target": "trunk"}])
+def test_two_stacked_states_are_as_two_calls(model, lean):
+    learner, batch = learner_of(model=model, lean=lean), float32(batch_of("B"))
+    alone = [learner.init(0), learner.init(1)]
+    alone[1]["hyper"] = alone[1]["hyper"].apply(lambda number: number * 0.9)
+    stacked = torch.stack([state.clone() for state in alone])
+    for _ in range(2):
+        told = [learner.grads(state, batch) for state in alone]
+        found, metrics = torch.vmap(learner.grads, (0, None), randomness="error")(stacked, batch)
+        close = {"rtol": 1e-3, "atol": 2e-5}
+        assert_equal(found["grads"], torch.stack([t[0]["grads"] for t in told]), **close)
+        assert_equal(metrics, torch.stack([t[1] for t in told]), **close)
+        alone = [learner.apply(state, t[0]) for state, t in zip(alone, told, strict=True)]
+        one_by_one = [t[0]["grads"] for t in told]
+        exact = found.copy().set("grads", torch.stack(one_by_one))  # Adam makes signs of noise
+        stacked = torch.vmap(learner.apply)(stacked, exact)
+        assert_equal(stacked, torch.stack(alone), rtol=1e-4, atol=1e-6)
+    assert stacked["step"].tolist() == [2, 2]
+
+
+def test_the_part_gradients_of_a_batch_with_row_means_are_those_of_the_whole():
+    learner, batch = learner_of(), float32(batch_of("B"))
+    batch = batch[[0, 2, 3, 0, 1, 4, 4, 1]]
+    state = learner.init(0)
+    whole, told = learner.grads(state, batch)
+    parts = Accumulate(learner, 4)
+    found, metrics = parts.grads(state, with_row_means(batch))
+    assert_equal(found["grads"], whole["grads"], rtol=1e-4, atol=1e-6)
+    assert metrics["loss"].item() == pytest.approx(told["loss"].item(), rel=1e-5)
+    found, _ = parts.grads(state, batch)  # parts with few actions weigh more
+    far = global_norm(found["grads"] - whole["grads"]) / global_norm(whole["grads"])
+    assert far > 0.01
+
+
+@pytest.mark.parametrize("target", ["heads", "trunk"])
+def test_targets_follow_and_never_learn(target):
+    learner = learner_of(model={"target": target}, target=TargetConfig(alpha=0.25))
+    batch = float32(batch_of("A"))
+    state = learner.init(0)
+    before = state["target"].clone()
+    update, _ = learner.grads(state, batch)
+    state = learner.apply(state, update)
+    online = state["params"].select(*before.keys())
+    expected = before.apply(lambda slow, fast: 0.75 * slow + 0.25 * fast, online)
+    assert_equal(state["target"], expected, rtol=1e-6, atol=1e-7)
+    slots = [state["opt", group, "mean"] for group in ("language", "values")]
+    assert sum(len(list(slot.keys(True, True))) for slot in slots) == len(
+        list(state["params"].keys(True, True))
+    )  # what the optimiser keeps is of what learns, and of nothing else
+
+
+def test_hard_updates_at_an_interval():
+    learner = learner_of(target=TargetConfig(alpha=1.0, interval=2))
+    state, batch = learner.init(0), float32(batch_of("A"))
+    start = state["target"].clone()
+    for step in range(1, 3):
+        state = learner.apply(state, learner.grads(state, batch)[0])
+        if step == 1:
+            assert_equal(state["target"], start)
+    assert_equal(state["target"], state["params"].select("q1", "q2"))
+    changed = state["params", "q1", "0", "weight"] - start["q1", "0", "weight"]
+    assert changed.abs().max() > 0
+
+
+def test_only_the_arrangement_asked_for_has_memory():
+    def size(nest):
+        return sum(tensor.numel() for tensor in nest.values(True, True))
+
+    shared, full = (
+        learner_of(model=model).init(0) for model in ({}, {"policy": "separate", "target": "trunk"})
+    )
+    trunk, heads = size(shared["params", "trunk"]), size(shared["target"])
+    assert size(full["params"]) == size(shared["params"]) + trunk
+    assert size(full["target"]) == heads + trunk
+    module = learner_of()._loss  # its weights are given at each call
+    assert all(parameter.is_meta for parameter in module.parameters())
+
+
+def test_a_learning_rate_of_their_own_for_the_values():
+    def moved(value_rate):
+        optimizer = OptimizerConfig(learning_rate=1e-3, value_rate=value_rate)
+        learner, batch = learner_of(optimizer=optimizer), float32(batch_of("A"))
+        state = learner.init(0)
+        start = state["params"].clone()
+        state = learner.apply(state, learner.grads(state, batch)[0])
+        change = state["params"] - start
+        return [change[name, *rest].abs().max().item() for name, *rest in (
+            ("trunk", "wpe", "weight"), ("v", "0", "weight"), ("q2", "2", "bias"),
+        )]  # fmt: skip
+
+    assert moved(1.0) == pytest.approx([1e-3, 1e-3, 1e-3], rel=1e-3)
+    assert moved(4.0) == pytest.approx([1e-3, 4e-3, 4e-3], rel=1e-3)
+
+
+def test_learning_rates_over_a_run():
+    options = {"learning_rate": 1.0, "warmup_updates": 10, "final_share": 0.2}
+    linear = learner_of(optimizer=OptimizerConfig(decay="linear", **options), num_updates=110)
+    assert [linear.learning_rate(step) for step in (5, 10, 60, 110, 200)] == pytest.approx(
+        [0.5, 1.0, 0.6, 0.2, 0.2]
+    )
+    cosine = learner_of(optimizer=OptimizerConfig(decay="cosine", **options), num_updates=110)
+    assert cosine.learning_rate(60) == pytest.approx(0.6)
+    with pytest.raises(ValueError, match=r"ILQLLearner\(config, num_updates=...\)"):
+        learner_of(optimizer=OptimizerConfig(decay="linear"))
+
+
+def test_dropout_draws_by_update_and_leaves_the_generator_alone():
+    learner = learner_of(trunk=replace(TRUNK, dropout=0.3))
+    state, batch = learner.init(0), float32(batch_of("A"))
+    random = torch.get_rng_state()
+    first, again = learner.grads(state, batch)[0], learner.grads(state, batch)[0]
+    assert_equal(first, again)
+    assert torch.equal(torch.get_rng_state(), random)
+    later = learner.grads(state.copy().set("step", torch.tensor(1)), batch)[0]
+    assert global_norm(later["grads"] - first["grads"]) > 0.01
+    with pytest.raises(ValueError, match=r"set dropout=0\.0"):
+        torch.vmap(learner.grads, (0, None))(torch.stack([state, state]), batch)
+
+
+def test_what_is_frozen_stays_and_is_no_parameter():
+    def frozen():
+        torch.manual_seed(0)
+        model = ILQLModel(ILQLModelConfig(trunk=TRUNK, target="trunk"))
+        model.trunk.requires_grad_(False)
+        model.trunk.ln_f.requires_grad_(True)
+        return model
+
+    learner = learner_of(model={"target": "trunk"}, model_factory=frozen)
+    state, batch = learner.init(0), float32(batch_of("B"))
+    assert set(state["params", "trunk"].keys()) == {"ln_f"}
+    assert set(state["target", "trunk"].keys()) == {"ln_f"}
+    kept = state["buffers"].clone()
+    for _ in range(2):
+        state = learner.apply(state, learner.grads(state, batch)[0])
+    assert_equal(state["buffers"], kept)
+    assert "trunk" in kept.keys()
+
+
+def test_gradient_checkpointing_gives_the_same():
+    plain, again = learner_of(), learner_of(trunk=replace(TRUNK, gradient_checkpointing=True))
+    state, batch = plain.init(0), float32(batch_of("B"))
+    assert_equal(again.grads(state, batch)[0], plain.grads(state, batch)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_is_near_and_keeps_values_precise():
+    precise, mixed = learner_of(), learner_of(precision="bfloat16")
+    state, batch = precise.init(0), float32(batch_of("B"))
+    (expected, told), (found, metrics) = (it.grads(state, batch) for it in (precise, mixed))
+    for name, value in told.items():
+        assert metrics[name].dtype == torch.float32
+        assert metrics[name].item() == pytest.approx(value.item(), rel=0.05, abs=0.01), name
+    assert found["grads", "v", "0", "weight"].dtype == torch.float32
+    off = global_norm(found["grads"] - expected["grads"]) / global_norm(expected["grads"])
+    assert 0 < off < 0.05
+
+
+def test_an_update_lowers_the_loss_in_float64_too():
+    def double():
+        torch.manual_seed(0)
+        return ILQLModel(ILQLModelConfig(trunk=TRUNK)).double()
+
+    learner, batch = learner_of(model_factory=double), batch_of("B")
+    state = learner.init(0)
+    assert state["hyper", "tau"].dtype == torch.float64
+    losses = []
+    for _ in range(30):
+        update, metrics = learner.grads(state, batch)
+        state = learner.apply(state, update)
+        losses.append(metrics["loss"].item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_batch_without_any_action():
+    learner, batch = learner_of(), float32(batch_of("B"))[4:]
+    update, metrics = learner.grads(learner.init(0), batch)
+    assert metrics["loss"] == 0
+    assert metrics["grad_norm"] == 0
+    assert all(grad.isfinite().all() for grad in update["grads"].values(True, True))
+
+
+@pytest.mark.slow
+def test_compiled_gradients_are_the_same():
+    torch.compiler.reset()
+    learner, batch = learner_of(), float32(batch_of("A"))
+    state = learner.init(0)
+    compiled = torch.compile(learner.grads, backend="eager", fullgraph=True)
+    (found, metrics), (expected, told) = compiled(state, batch), learner.grads(state, batch)
+    assert_equal(found["grads"], expected["grads"], rtol=1e-4, atol=1e-6)
+    assert_equal(metrics, told, rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+
+
+def test_modules_without_packing_serve_as_trunk():
+    """No more is asked of a trunk than `forward`, `logits` and its sizes."""
+
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = ILQLModel(ILQLModelConfig(trunk=TRUNK)).trunk
+            self.n_embd, self.vocab_size = self.inner.n_embd, self.inner.vocab_size
+
+        def forward(self, tokens, attn_mask=None):
+            return self.inner(tokens, attn_mask)
+
+        def logits(self, hidden):
+            return self.inner.logits(hidden)
+
+    def bare():
+        return ILQLModel(ILQLModelConfig(trunk=TRUNK), trunk=Bare())
+
+    learner, plain = learner_of(model_factory=bare), learner_of()
+    batch, state = float32(batch_of("B")), learner.init(0)
+    same = state.copy()
+    same["params"] = state["params"].copy().set("trunk", state["params", "trunk", "inner"])
+    assert learner.grads(state, batch)[1]["loss"].item() == pytest.approx(
+        plain.grads(same, batch)[1]["loss"].item(), rel=1e-5
+    )
+
+
+def test_the_config_refuses_what_can_not_be():
+    with pytest.raises(ValueError, match="n_head may be one of"):
+        TrunkConfig(n_embd=10, n_head=4)
+    with pytest.raises(ValueError, match="must lie in 0..1"):
+        ILQLLossConfig(tau=1.5)
+    with pytest.raises(ValueError, match="set cql_weight=0"):
+        ILQLConfig(model=ILQLModelConfig(per_token=False))
+    with pytest.raises(ValueError, match="did you mean 'shared'"):
+        ILQLModelConfig(policy="share")
+    with pytest.raises(ValueError, match='policy="separate"'):
+        ILQLModel(ILQLModelConfig(trunk=TRUNK), policy=nn.Identity())
+    assert isinstance(learner_of().init(0), TensorDict)

@@ -1,0 +1,367 @@
+"""Terms by hand, arrangements against one another, the lean way against the plain one."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig, ILQLModelConfig, method
+from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.loss import Loss
+from raffia.algorithms.ilql.model import ILQLModel
+from raffia.algorithms.ilql.terms import (
+    bellman_target,
+    cql_loss,
+    dm_loss,
+    monte_carlo_returns,
+    q_loss,
+    token_loss,
+    v_loss,
+)
+from raffia.algorithms.ilql.token_weights import advantage_weights, masks_of, token_weights
+from raffia.functional.losses import conservative_loss, expectile_loss, margin_loss, masked_mean
+
+from .small import TOLERANCE, TRUNK, batch_of, make_loss, numbers_of
+
+# ------------------------------------------------------------------------------ terms
+
+
+def test_expectile_of_one_half_is_half_the_squared_error():
+    error = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(expectile_loss(error, 0.5), error.square() / 2)
+    samples = torch.tensor([0.0, 1.0, 10.0], dtype=torch.float64)
+    grid = torch.linspace(0, 10, 10_001, dtype=torch.float64)
+    losses = expectile_loss(samples[:, None] - grid, 0.9).sum(0)
+    # tau (10 - m) = (1 - tau) (m + m - 1):  9 - 0.9 m = 0.2 m - 0.1
+    assert grid[losses.argmin()].item() == pytest.approx(9.1 / 1.1, abs=1e-3)
+
+
+def test_conservative_and_margin_losses_by_hand():
+    q, action = torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([1])
+    by_hand = math.log(math.exp(0.5) + math.exp(1.5) + 1) - 1.5
+    assert conservative_loss(q, action, temperature=2.0).item() == pytest.approx(by_hand)
+    assert margin_loss(q, action, margin=2.5).item() == pytest.approx(0.5**2 + 2.5**2)
+    one = torch.tensor([True])
+    assert cql_loss([q, q], action, one, 2.0).item() == pytest.approx(2 * by_hand)
+    assert dm_loss([q], action, one, 2.5).item() == pytest.approx(0.5**2 + 2.5**2)
+
+
+def test_what_does_not_count_may_be_anything():
+    values = torch.tensor([2.0, math.nan, 4.0], requires_grad=True)
+    mask = torch.tensor([True, False, True])
+    mean = masked_mean(values, mask)
+    [grad] = torch.autograd.grad(mean, values)
+    assert mean == 3
+    assert grad.tolist() == [0.5, 0.0, 0.5]
+    assert masked_mean(values, mask, torch.tensor(4.0)) == 1.5
+
+
+def test_targets_and_weights_take_no_gradient():
+    v = torch.ones(3, requires_grad=True)
+    mask = torch.ones(3, dtype=torch.bool)
+    target = bellman_target(torch.zeros(3), v, ~mask, 0.9)
+    assert not target.requires_grad
+    q = torch.zeros(3, requires_grad=True)
+    q_loss([q], v, mask).backward()
+    v_loss(v, q, mask, 0.7).backward()
+    assert q.grad.tolist() == pytest.approx([-2 / 3] * 3)  # from its own loss alone
+    assert v.grad.tolist() == pytest.approx([0.2] * 3)
+    weight = advantage_weights(v, 1.0)
+    assert not weight.requires_grad
+    logits = torch.zeros(3, 4, requires_grad=True)
+    token_loss(logits, torch.zeros(3).long(), v, mask).backward()
+    assert v.grad.tolist() == pytest.approx([0.2] * 3)
+
+
+def test_weights_by_hand():
+    advantage = torch.tensor([-2.0, 0.0, 1.0])
+    assert advantage_weights(advantage, 0.0).tolist() == [1.0, 1.0, 1.0]
+    expected = [math.exp(-1), 1.0, 1.5]
+    assert advantage_weights(advantage, 0.5, clip_weight=1.5).tolist() == pytest.approx(expected)
+    binary = advantage_weights(advantage, 0.9, exp_weights=False)
+    assert binary.tolist() == pytest.approx([0.1, 0.1, 0.9])
+
+
+def test_utterances_spread_their_weight_over_their_tokens():
+    mask = torch.tensor([[True, True], [False, False]])
+    found = token_weights(
+        torch.tensor([[2.0, 3.0], [7.0, 7.0]]), mask,
+        torch.tensor([[1, 4], [0, 0]]), torch.tensor([[2, 6], [0, 0]]), 7,
+    )  # fmt: skip
+    assert found.tolist() == [[0, 2, 2, 0, 3, 3, 3], [0] * 7]
+
+
+def test_masks_of_rows_that_end_and_rows_that_do_not():
+    real = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    ended = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]]).bool()
+    strict, published = masks_of(real, ended), masks_of(real, ended, "published")
+    assert strict.values is real
+    assert published.values.int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0]]
+    assert published.weights.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
+def test_returns_are_finite_for_all_discounts_and_lengths(gamma):
+    rewards = torch.zeros(2, 5000)
+    rewards[0, -1], rewards[1, 0] = 4.0, -1.0
+    found = monte_carlo_returns(rewards, gamma)
+    assert found.isfinite().all()
+    assert found[0, -3:].tolist() == pytest.approx([4 * gamma**2, 4 * gamma, 4.0])
+    assert found[1, :2].tolist() == [-1.0, 0.0]
+
+
+def test_a_head_at_an_output_is_its_row_there():
+    head = Head(6, 11).double()
+    hidden = torch.randn(4, 3, 6, dtype=torch.float64)
+    index = torch.randint(11, (4, 3))
+    expected = head(hidden).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(head.at(hidden, index), expected, **TOLERANCE)
+    number = Head(6, 1).double()
+    torch.testing.assert_close(number.at(hidden), number(hidden).squeeze(-1), **TOLERANCE)
+
+
+# ------------------------------------------------------------------------------ arrangements
+
+OPTIONS = {
+    "default": {},
+    "beta": {"beta": 0.7, "clip_weight": 1.2},
+    "transition": {"beta": 0.7, "transition_weight": 0.3, "dm_weight": 0.5, "dm_margin": 0.2},
+    "clipped": {"clip_weight": 0.4, "transition_weight": 0.6},
+    "binary": {"beta": 0.8, "exp_weights": False, "cql_temp": 2.0, "mc_returns": True},
+    "plain": {"cql_weight": 0.0, "value_min": -0.2, "value_max": 0.3},
+    "max": {"backup": "max", "v_weight": 0.0, "awac_weight": 0.0},
+    "cloning": {"v_weight": 0.0, "q_weight": 0.0, "cql_weight": 0.0},
+}
+ARRANGEMENTS = [
+    ("separate", "trunk"), ("shared", "trunk"), ("separate", "heads"), ("shared", "heads"),
+]  # fmt: skip
+
+
+def gradients(loss, batch):
+    loss.zero_grad()
+    total, metrics = loss(batch, numbers_of(loss.config))
+    total.backward()
+    named = loss.model.named_parameters()
+    return total.detach(), metrics, {n: p.grad for n, p in named if p.grad is not None}
+
+
+def assert_same(first, second):
+    torch.testing.assert_close(first[0], second[0], **TOLERANCE)
+    torch.testing.assert_close(dict(first[1]), dict(second[1]), **TOLERANCE)
+    zeros = {n: torch.zeros_like(g) for n, g in (first[2] | second[2]).items()}
+    torch.testing.assert_close(zeros | first[2], zeros | second[2], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("policy", "target", "mask"),
+    [*((*both, "strict") for both in ARRANGEMENTS), ("shared", "heads", "published")],
+)
+def test_the_lean_way_equals_the_plain_one(policy, target, name, mask):
+    ways = [
+        make_loss(policy=policy, target=target, lean=lean, mask=mask, **OPTIONS[name])
+        for lean in (True, False)
+    ]
+    assert_same(*(gradients(way, batch_of("B")) for way in ways))
+
+
+@pytest.mark.parametrize("name", ["default", "beta", "transition"])
+@pytest.mark.parametrize("lean", [True, False])
+def test_padding_changes_nothing(name, lean):
+    loss, batch = make_loss(policy="shared", lean=lean, **OPTIONS[name]), batch_of("B")[1:2]
+    lengths = {"tokens": 14, "attn_mask": 14, "action_idxs": 6, "rewards": 6, "action_mask": 6}
+    lengths |= {"state_idxs": 7, "terminals": 7}
+    short = batch.copy().update({key: batch[key][:, :n] for key, n in lengths.items()})
+    assert_same(gradients(loss, batch), gradients(loss, short))
+
+
+def test_masked_tokens_are_not_seen():
+    """What stands in padding changes nothing, and what is attended to does."""
+    loss, batch = make_loss(policy="shared", lean=False), batch_of("A")
+    other = batch.copy()
+    other["tokens"] = torch.where(batch["attn_mask"], batch["tokens"], 7)
+    assert_same(gradients(loss, batch), gradients(loss, other))
+    model, tokens = loss.model, batch["tokens"][:1]
+    seen, hidden = batch["attn_mask"][:1], batch["attn_mask"][:1].clone()
+    hidden[:, 3] = False
+    states, actions = batch["state_idxs"][:1], batch["action_idxs"][:1]
+    logits = [model(tokens, states, actions, mask).logits for mask in (seen, hidden)]
+    torch.testing.assert_close(logits[0][:, :3], logits[1][:, :3])
+    assert (logits[0] - logits[1])[:, 4:].abs().amax(-1).min() > 1e-3
+    assert_same(*(gradients(way, other.set("attn_mask", holes(batch))) for way in (
+        make_loss(policy="shared"), make_loss(policy="shared", lean=False)
+    )))  # fmt: skip
+
+
+def holes(batch):
+    """The second token of each row masked: what the packed way can't have."""
+    mask = batch["attn_mask"].clone()
+    mask[:, 1] = False
+    return mask
+
+
+def test_a_shared_policy_has_both_gradients():
+    shared = make_loss(policy="shared", target="trunk", beta=0.5)
+    separate = make_loss(policy="separate", target="trunk", beta=0.5)
+    separate.model.policy.load_state_dict(separate.model.trunk.state_dict())
+    (one, _, both), (two, _, apart) = (gradients(it, batch_of("B")) for it in (shared, separate))
+    torch.testing.assert_close(one, two, **TOLERANCE)
+    for name, grad in both.items():
+        expected = apart[name] + apart.get(name.replace("trunk.", "policy."), 0) * (
+            "trunk." in name
+        )
+        torch.testing.assert_close(grad, expected, **TOLERANCE)
+
+
+def test_a_shared_target_equals_a_target_trunk_with_the_same_weights():
+    shared, own = make_loss(target="heads"), make_loss(target="trunk")
+    own.target.trunk.load_state_dict(own.model.trunk.state_dict())
+    assert_same(gradients(shared, batch_of("B")), gradients(own, batch_of("B")))
+
+
+@pytest.mark.parametrize("flag", ["detach_v", "detach_q", "detach_pi"])
+def test_each_flag_stops_one_gradient(flag):
+    term = {"detach_v": "v", "detach_q": "q", "detach_pi": "awac"}[flag]
+    off = {f"{name}_weight": 0.0 for name in ("v", "q", "awac", "cql") if name != term}
+
+    def trunk_gradients(**model_options):
+        loss = make_loss(policy="shared", model_options=model_options, **off)
+        _, _, grads = gradients(loss, batch_of("A"))
+        return {n.removeprefix("trunk."): g for n, g in grads.items() if n.startswith("trunk.")}
+
+    assert trunk_gradients()["wpe.weight"].norm() > 0
+    stopped = trunk_gradients(**{flag: True})
+    left = {"wte.weight"} if flag == "detach_pi" else set()  # the tied output weights
+    assert {name for name, grad in stopped.items() if grad.any()} == left
+
+
+def test_one_q_head():
+    batch = batch_of("B")
+    both = make_loss(policy="shared", target="heads", q_weight=0.5)
+    for model in (both.model, both.target):
+        model.q2.load_state_dict(model.q1.state_dict())
+    one = make_loss(policy="shared", target="heads", model_options={"double_q": False})
+    assert not hasattr(one.model, "q2")
+    (_, told, _), (_, expected, _) = gradients(one, batch), gradients(both, batch)
+    assert told["v_loss"].item() == pytest.approx(expected["v_loss"].item())
+    assert 2 * told["q_loss"].item() == pytest.approx(expected["q_loss"].item())
+
+
+# ------------------------------------------------------------------------------ utterances
+
+
+def test_whole_utterances_by_hand():
+    torch.manual_seed(0)
+    config = ILQLModelConfig(trunk=TRUNK, per_token=False)
+    options = ILQLLossConfig(cql_weight=0.0, beta=0.5, gamma=0.9, tau=0.8)
+    model, batch = ILQLModel(config).double(), batch_of("A", "u_")
+    assert model.q1[2].out_features == 1
+    loss = Loss(model, options)
+    _, told, _ = gradients(loss, batch)
+    q_error = v_error = token = 0.0
+    for row in range(3):
+        hidden = model.trunk(batch["tokens"][row : row + 1], batch["attn_mask"][row : row + 1])[0]
+        log_prob = model.logits(hidden).log_softmax(-1)
+        v = model.v(hidden).squeeze(-1)
+        for u in range(int(batch["action_mask"][row].sum())):
+            state, end = (int(batch[name][row, u]) for name in ("state_idxs", "action_idxs"))
+            assert batch["tokens"][row, end] == 30  # </a>
+            last = bool(batch["terminals"][row, u + 1])
+            after = 0 if last else v[batch["state_idxs"][row, u + 1]]
+            target = batch["rewards"][row, u] + 0.9 * after
+            q_error += sum((target - head(hidden[end])) ** 2 for head in model.q_heads)
+            slow = min(head(hidden[end]) for head in loss.target.q_heads)
+            d = slow - v[state]
+            v_error += abs(0.8 - float(d < 0)) * d**2
+            said = batch["tokens"][row, state + 1 : end + 1]
+            chosen = log_prob[state:end].gather(1, said[:, None])
+            token -= (0.5 * d).exp() * chosen.sum()
+    count, next_tokens = batch["action_mask"].sum(), batch["attn_mask"][:, 1:].sum()
+    assert told["q_loss"].item() == pytest.approx((q_error / count).item())
+    assert told["v_loss"].item() == pytest.approx((v_error / count).item())
+    assert told["token_loss"].item() == pytest.approx((token / next_tokens).item())
+
+
+@pytest.mark.parametrize("name", ["A", "B"])
+def test_utterances_in_the_lean_way(name):
+    torch.manual_seed(0)
+    model = ILQLModel(ILQLModelConfig(trunk=TRUNK, per_token=False)).double()
+    options = ILQLLossConfig(cql_weight=0.0, beta=0.5)
+    batch = batch_of(name, "u_")
+    assert_same(*(gradients(Loss(model, options, lean=lean), batch) for lean in (True, False)))
+
+
+# ------------------------------------------------------------------------------ what is compared
+
+
+def test_methods_are_numbers():
+    config = ILQLConfig(model=ILQLModelConfig(trunk=TRUNK), loss=ILQLLossConfig(tau=0.8, beta=1.0))
+    assert method("ilql", config) is config
+    bc = method("bc", config)
+    assert (bc.loss.needs_values, bc.loss.awac_weight, bc.keep_best) == (False, 1.0, 1.0)
+    assert not bc.decode.needs_values
+    assert method("filtered_bc", config).keep_best == 0.1
+    assert method("filtered_bc", replace(config, keep_best=0.3)).keep_best == 0.3
+    assert method("single_step", config).loss == replace(config.loss, tau=0.5)
+    cql = method("cql", config)
+    assert (cql.loss.backup, cql.loss.cql_weight, cql.loss.v_weight) == ("max", 1.0, 0.0)
+    assert not cql.decode.needs_policy
+    with pytest.raises(ValueError, match="'bc', 'filtered_bc'"):
+        method("clone", config)
+
+
+def test_clipped_weights_without_advantages():
+    whole, clipped = (
+        gradients(make_loss(policy="shared", q_weight=0.0, v_weight=0.0, cql_weight=0.0, **options),
+                  batch_of("B"))[0]
+        for options in ({}, {"clip_weight": 0.25})
+    )  # fmt: skip
+    assert clipped.item() == pytest.approx(whole.item() / 4)
+
+
+def test_a_population_may_differ_in_beta():
+    """The number in the state counts where values are learnt, also if the config's is 0."""
+    by_number, by_config = make_loss(beta=0.0), make_loss(beta=0.8)
+    numbers = numbers_of(by_config.config)
+    found, expected = (loss(batch_of("B"), numbers)[0] for loss in (by_number, by_config))
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_cloning_runs_no_head():
+    loss = make_loss(policy="shared", **vars(method("bc", ILQLConfig()).loss))
+    for head in (loss.model.v, loss.model.q1, loss.target.q1):
+        head.forward = head.at = None  # a call would raise
+    _, told, grads = gradients(loss, batch_of("B"))
+    assert set(told) == {"loss", "token_loss", "num_tokens"}
+    assert all(name.startswith("trunk.") for name in grads)
+
+
+def test_the_largest_target_as_backup():
+    loss = make_loss(target="heads", backup="max", gamma=0.5, v_weight=0.0, cql_weight=0.0)
+    batch = batch_of("B")
+    _, told, _ = gradients(loss, batch)
+    hidden = loss.model.trunk(batch["tokens"], batch["attn_mask"])
+    rows = torch.minimum(*(head(hidden) for head in loss.target.q_heads)).amax(-1)
+    following = rows.gather(1, batch["state_idxs"][:, 1:])
+    target = batch["rewards"] + 0.5 * following * ~batch["terminals"][:, 1:]
+    said = loss.model(*(batch[key] for key in ("tokens", "state_idxs", "action_idxs", "attn_mask")))
+    action = batch["tokens"].gather(1, batch["action_idxs"] + 1).unsqueeze(2)
+    q = [head.gather(2, action).squeeze(2) for head in said.q]
+    expected = q_loss(q, target, batch["action_mask"])
+    assert told["q_loss"].item() == pytest.approx(expected.item())
+
+
+def test_prefixes_are_sliced_off_and_masked():
+    model = make_loss(policy="separate").model
+    batch = batch_of("A")
+    args = [batch[key] for key in ("tokens", "state_idxs", "action_idxs", "attn_mask")]
+    prefix = torch.randn(3, 2, 16, dtype=torch.float64)
+    plain, with_prefix = model(*args), model(*args, prefix_embs=prefix)
+    assert with_prefix.logits.shape == plain.logits.shape
+    assert with_prefix.v.shape == plain.v.shape
+    assert (with_prefix.v - plain.v).abs().min() > 0
+    hidden = torch.zeros(3, 2, dtype=torch.bool)
+    unseen = model(*args, prefix_embs=prefix, prefix_attn_mask=hidden)
+    real = batch["attn_mask"]
+    torch.testing.assert_close(unseen.logits[real], plain.logits[real])

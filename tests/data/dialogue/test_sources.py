@@ -1,0 +1,196 @@
+"""Rows of files and lists: the four forms, gzip, Parquet, and what is refused with its place."""
+
+import gzip
+import json
+
+import pytest
+
+from raffia.data.dialogue import (
+    Dialogue,
+    DialogueDataset,
+    JsonLineDialogues,
+    ObservationDialogues,
+    ParquetDialogues,
+    TranscriptDialogues,
+    read_dialogues,
+)
+from raffia.data.readers import MalformedDataError
+
+MESSAGES = [
+    {"role": "system", "content": "be"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "lo", "reward": 0.5},
+]
+SEQUENCE = [["be", None], ["hi", None], ["lo", 0.5]]
+TOKENS = [32, 1, 4, 31, 7, 8, 31, 11, 14, 30, 34]
+FORMS = {
+    "messages": {"messages": MESSAGES},
+    "reward of the row": {
+        "messages": [*MESSAGES[:2], {"role": "assistant", "content": "lo"}],
+        "reward": 0.5,
+    },
+    "sequence": {"sequence": SEQUENCE, "terminal": True},
+    "utterances": {"utterances": ["be", "hi", "lo"], "rewards": [None, None, 0.5]},
+    "tokens": {"tokens": TOKENS, "action_idxs": [6, 7, 8], "rewards": [0, 0, 0.5]},
+    "null is nothing": {"messages": MESSAGES, "reward": None, "terminal": None, "tokens": None},
+    "more columns": {"messages": MESSAGES, "id": 7, "split": "train"},
+}
+
+
+def write_lines(path, *rows):
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_a_row_say_the_same(tmp_path, tokenizer, form):
+    path = write_lines(tmp_path / "a.jsonl", FORMS[form])
+    data = DialogueDataset.build(read_dialogues(path), tokenizer)
+    expected = DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE)]), tokenizer)
+    assert data[0] == expected[0]
+    assert data[0].tokens == TOKENS and data[0].episode_return == 0.5
+
+
+def test_a_row_that_is_not_over(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "a.jsonl", {"messages": MESSAGES, "terminal": False})
+    point = DialogueDataset.build(read_dialogues(path), tokenizer)[0]
+    assert point.tokens == TOKENS[:-1] and point.terminals[-1] == 0
+
+
+def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl.gz"
+    row = {"chat": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}
+    row |= {"messages": 3, "score": -2}
+    path.write_bytes(gzip.compress(json.dumps(row).encode()))
+    source = read_dialogues(
+        path,
+        columns={"chat": "messages", "messages": None, "score": "reward"},
+        roles={"human": False, "gpt": True},
+    )
+    assert DialogueDataset.build(source, tokenizer)[0].rewards == [0.0, -2.0]
+
+
+def test_chats_as_lists_and_as_objects(tokenizer):
+    source = TranscriptDialogues([MESSAGES, {"messages": MESSAGES, "terminal": False}])
+    data = DialogueDataset.build(source, tokenizer)
+    assert data[0].tokens == TOKENS and data[1].tokens == TOKENS[:-1]
+
+
+def test_parquet(tmp_path, tokenizer):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    names = ("messages", "reward of the row", "utterances", "tokens")
+    for name in names:
+        rows = [FORMS[name]] * 3
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=2)
+        data = DialogueDataset.build(read_dialogues(tmp_path / "a.parquet"), tokenizer)
+        assert len(data) == 3
+        assert all(point.tokens == TOKENS for point in data)
+        assert data[2].rewards == [0.0, 0.0, 0.5]
+    rows = [FORMS["messages"], {"messages": [{"role": "robot", "content": "a"}]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(MalformedDataError, match=r"a.parquet: row 1, 'messages': the role of"):
+        DialogueDataset.build(ParquetDialogues(tmp_path / "a.parquet"), tokenizer)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(MalformedDataError, match="the file may be damaged"):
+        DialogueDataset.build(ParquetDialogues(tmp_path / "b.parquet"), tokenizer)
+
+
+USER, AGENT = MESSAGES[1], MESSAGES[2]
+BAD = [
+    ("[1]", r"it begins with '\[1\]', not with an object: .*TranscriptDialogues\(json.load"),
+    ("", "it is blank"),
+    ('{"messages": [}', "character 15: it is not JSON"),
+    ({"conversation": []}, r"it has \['conversation'\]; a row has one of"),
+    ({"messages": [], "sequence": []}, "it has messages and sequence; a row has one of"),
+    ({"messages": MESSAGES, "rewrad": 1}, "'rewrad': did you mean 'reward'"),
+    ({"messages": MESSAGES, "rewards": [1]}, "'rewards': it has no meaning beside"),
+    ({"messages": "hi"}, "'messages': 'hi' where a list of messages stands"),
+    ({"messages": ["hi"]}, "message 0 is 'hi', not"),
+    ({"messages": [{"role": "robot", "content": ""}]}, "the role of message 0 is 'robot', known"),
+    ({"messages": [{"role": "user"}]}, "the content of message 0 is nothing, no text"),
+    ({"messages": [{"role": "agent", "content": "a", "rewrad": 1}]}, "did you mean 'reward'"),
+    ({"messages": [USER | {"reward": 1}]}, "message 0 has a reward and the role 'user'"),
+    ({"messages": [AGENT | {"reward": "1"}]}, "the reward of message 0 is '1', not a number"),
+    ({"messages": [AGENT | {"reward": True}]}, "the reward of message 0 is True, not a number"),
+    ('{"messages": [{"role": "agent", "content": "a", "reward": 1e999}]}', "is not finite"),
+    ({"messages": MESSAGES, "reward": 1}, "its messages have rewards of their own"),
+    ({"messages": [USER], "reward": 1}, "no message is the agent's"),
+    ({"messages": MESSAGES, "terminal": 1}, "'terminal': 1 where true or false says"),
+    ({"sequence": [["a"]]}, r"utterance 0 is \['a'\], not a pair"),
+    ({"sequence": [["a", []]]}, r"the reward of utterance 0 is \[\], not a number"),
+    ({"utterances": ["a", "b"], "rewards": [1]}, "'rewards': 1 rewards for 2 utterances"),
+    ({"utterances": ["a"]}, "'rewards': nothing where a list of numbers stands"),
+    ({"tokens": [1, 2], "action_idxs": [0], "rewards": [1, 2]}, "2 rewards for 1 action_idxs"),
+    ({"tokens": [1, 99], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is 99, and the"),
+    ({"tokens": [1, -1], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is -1, and the"),
+    ({"tokens": [1, 2], "action_idxs": [1], "rewards": [1]}, "must rise and lie in 0..0"),
+    ({"tokens": [1.5], "action_idxs": [], "rewards": []}, "where a list of whole numbers stands"),
+    ({"tokens": [], "action_idxs": [], "rewards": []}, "a row has no tokens"),
+    ({"sequence": [["A", None]]}, "line 2: the tokenizer has no token for it: 'A'"),
+    ({"sequence": [["a</s>", None]]}, "holds the eos token"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD)
+def test_malformed_rows_are_refused_with_their_line_or_left_out(tmp_path, tokenizer, row, message):
+    path = write_lines(tmp_path / "a.jsonl", FORMS["messages"], row, FORMS["tokens"])
+    with pytest.raises(MalformedDataError, match=message) as found:
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    assert str(found.value).startswith(f"{path}: line 2")
+    data = DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
+    assert [point.tokens for point in data] == [TOKENS, TOKENS]
+    assert data.statistics().num_skipped == 1
+    assert data.store.report.reasons[0] == str(found.value)
+
+
+def test_a_line_that_is_too_long_is_passed_over_whole(tmp_path, tokenizer):
+    long = json.dumps({"sequence": [["a" * 3_000_000, None]]})
+    path = write_lines(tmp_path / "a.jsonl", FORMS["sequence"], long, FORMS["sequence"])
+    source = JsonLineDialogues(path, max_line_bytes=1000)
+    with pytest.raises(MalformedDataError, match="line 2: it is longer than 1000 bytes"):
+        DialogueDataset.build(source, tokenizer)
+    data = DialogueDataset.build(source, tokenizer, malformed="skip")
+    assert len(data) == 2 and data.statistics().num_skipped == 1
+
+
+def test_a_damaged_archive_is_no_malformed_row(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl.gz"
+    lines = "\n".join(json.dumps(FORMS["messages"] | {"id": n}) for n in range(500))
+    path.write_bytes(gzip.compress(lines.encode())[:-30])
+    with pytest.raises(MalformedDataError, match="the file may be damaged"):
+        DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
+
+
+def test_rows_that_are_longer_than_the_context(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "a.jsonl", {"sequence": [["a", 1.0]]}, FORMS["sequence"])
+    source = read_dialogues(path)
+    with pytest.raises(MalformedDataError, match="line 2: it has 11 tokens, more than the 8 of"):
+        DialogueDataset.build(source, tokenizer, max_len=8)
+    cut = DialogueDataset.build(source, tokenizer, max_len=8, too_long="cut")
+    assert cut[1].tokens == TOKENS[:8] and cut[1].terminals == [0, 0]
+    assert cut.statistics().num_cut == 1
+    assert cut.statistics().mean_return == 0.75, "the return is that of the whole row"
+    left = DialogueDataset.build(source, tokenizer, max_len=8, too_long="skip")
+    assert len(left) == 1 and left.statistics().num_skipped == 1
+
+
+def test_no_rows_at_all(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "a.jsonl", "no")
+    with pytest.raises(
+        ValueError, match="no row is left to learn from, 1 were left out; the first"
+    ):
+        DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
+    path.write_text("")
+    with pytest.raises(ValueError, match="no rows to learn from: the source is empty"):
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_dialogues(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="too_long='shorten'; it is one of"):
+        DialogueDataset.build(read_dialogues(path), tokenizer, too_long="shorten")
+
+
+def test_an_observation_says_its_sequence(tokenizer):
+    with pytest.raises(MalformedDataError, match=r"row 1: a str has no to_sequence\(\)"):
+        DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE), "no"]), tokenizer)

@@ -1,0 +1,238 @@
+"""Tokens in a folder: made once, mapped, made anew when they are out of date or damaged."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from raffia.data.dialogue import (
+    ConstantTokenReward,
+    DataPoint,
+    DialogueDataset,
+    TokenReward,
+    TranscriptDialogues,
+    read_dialogues,
+)
+from raffia.data.token_store import TokenStore
+from raffia.tensordict.memmap import DamagedFileError
+
+ROWS = [
+    {"sequence": [["ab", -0.5], ["<g>", None], ["c", 2.25]]},
+    {"sequence": [["<b>", None], ["abc", 0.75]], "terminal": False},
+    {"sequence": [["<y>", None]]},
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "a.jsonl", ROWS)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def build(path, tokenizer, folder=None, **options):
+    return DialogueDataset.build(read_dialogues(path), tokenizer, folder=folder, **options)
+
+
+def test_the_folder_holds_the_same_rows(tmp_path, path, tokenizer):
+    in_memory = build(path, tokenizer)
+    made = build(path, tokenizer, tmp_path / "store")
+    found = build(path, tokenizer, tmp_path / "store")
+    assert in_memory.origin == "memory" and made.origin == "made: there was none"
+    assert found.origin == "folder"
+    assert list(in_memory) == list(made) == list(found)
+    for per_token in (True, False):
+        ours, theirs = (d.batches(1, 2, 4, per_token=per_token) for d in (in_memory, found))
+        for left, right in zip(range(5), range(5), strict=True):
+            left, right = next(ours), next(theirs)
+            assert all(torch.equal(left[name], right[name]) for name in left.keys())
+    assert found.statistics() == in_memory.statistics()
+
+
+def test_rows_are_mapped_and_can_not_be_written_to(tmp_path, path, tokenizer):
+    data = build(path, tokenizer, tmp_path / "store")
+    words = data.store.words
+    while not isinstance(words, np.memmap):
+        words = words.base
+    with pytest.raises(ValueError, match="read-only"):
+        data.store.row(0).tokens[0] = 7
+    batch = next(data.batches(0, 0, 2))
+    batch["tokens"].zero_()  # a batch is its learner's
+    assert data[0].tokens[0] == 33
+
+
+def stat_of(folder):
+    return sorted(os.listdir(folder))
+
+
+def test_a_store_is_used_as_long_as_its_source_is_the_same(tmp_path, path, tokenizer):
+    folder = tmp_path / "store"
+    build(path, tokenizer, folder)
+    files = stat_of(folder)
+    os.utime(path, ns=(1, 1))  # touched or copied: the content is the same
+    assert build(path, tokenizer, folder).origin == "folder"
+    assert stat_of(folder) == files
+    text = path.read_text()
+    path.write_text(text.replace("2.25", "2.75"))  # as long as before
+    changed = build(path, tokenizer, folder)
+    assert changed.origin == "made: the one there was of other rows or settings"
+    assert changed[0].episode_return == 2.25 and stat_of(folder) != files
+
+
+def test_another_tokenizer_or_setting_makes_the_store_anew(
+    tmp_path, path, tokenizer, make_tokenizer
+):
+    folder = tmp_path / "store"
+    build(path, tokenizer, folder)
+    other = make_tokenizer("zyxwvutsrqponmlkjihgfedcba")
+    for options in (
+        {"tokenizer": other},
+        {"max_len": 20},
+        {"max_len": 5, "too_long": "cut"},
+        {"token_reward": ConstantTokenReward(0.5)},
+        {"token_reward": ConstantTokenReward(0.25)},
+        {"malformed": "skip"},
+    ):
+        arguments = {"tokenizer": tokenizer, **options}
+        assert build(path, folder=folder, **arguments).origin.startswith("made: the one there")
+        assert build(path, folder=folder, **arguments).origin == "folder"
+    assert build(path, other, folder)[0].tokens != build(path, tokenizer)[0].tokens
+
+
+def test_settings_of_ones_own_reward_are_compared_as_json(tmp_path, path, tokenizer):
+    class Own(TokenReward):
+        def get_token_reward(self, tokens):
+            return [0.0] * len(tokens)
+
+        def settings(self):
+            return {"own": (1, 2)}
+
+    for origin in ("made: there was none", "folder"):
+        assert build(path, tokenizer, tmp_path / "s", token_reward=Own()).origin == origin
+
+
+def test_a_list_is_known_by_its_content(tmp_path, tokenizer):
+    def origin(*rows):
+        return DialogueDataset.build(
+            TranscriptDialogues(rows), tokenizer, folder=tmp_path / "s"
+        ).origin
+
+    assert origin(*ROWS).startswith("made") and origin(*ROWS) == "folder"
+    assert origin(*ROWS[:2]).startswith("made")
+
+
+def test_what_was_left_out_is_remembered(tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [*ROWS, {"sequence": 3}])
+    for _ in range(2):
+        data = build(path, tokenizer, tmp_path / "s", malformed="skip")
+        assert data.statistics().num_skipped == 1
+        assert "line 4, 'sequence': 3 where a list" in data.store.report.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["rows", "index", "report", "manifest"])
+def test_a_damaged_store_is_made_anew(tmp_path, path, tokenizer, name):
+    folder = tmp_path / "store"
+    build(path, tokenizer, folder)
+    (file,) = (file for file in folder.iterdir() if file.name.startswith(name))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    if name == "manifest":  # nobody can say whose folder it was
+        with pytest.raises((DamagedFileError, FileExistsError, ValueError)):
+            build(path, tokenizer, folder)
+        return
+    again = build(path, tokenizer, folder)
+    assert again.origin.startswith("made: the one there was damaged")
+    assert list(again) == list(build(path, tokenizer))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, path, tokenizer):
+    (tmp_path / "thesis.txt").write_text("chapter 1")
+    with pytest.raises(FileExistsError, match="this folder holds other files"):
+        build(path, tokenizer, tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "chapter 1"
+
+
+def test_a_failure_leaves_the_old_store(tmp_path, path, tokenizer):
+    folder = tmp_path / "store"
+    before = build(path, tokenizer, folder)
+    files = stat_of(folder)
+    write(path, [*ROWS, {"sequence": 3}])
+    with pytest.raises(ValueError, match="line 4"):
+        build(path, tokenizer, folder)
+    assert stat_of(folder) == files
+    write(path, ROWS)
+    assert list(build(path, tokenizer, folder)) == list(before)
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, path, tokenizer):
+    class Growing(type(read_dialogues(path))):
+        def rows(self):
+            yield from super().rows()
+            write(path, [*ROWS, *ROWS])
+
+    with pytest.raises(RuntimeError, match="was changed while it was read"):
+        DialogueDataset.build(Growing(path), tokenizer, folder=tmp_path / "s")
+    assert not os.listdir(tmp_path / "s")
+
+
+def test_killed_at_any_time_the_store_is_whole_or_not_there(tmp_path):
+    folder = tmp_path / "store"
+    point = DataPoint.from_tokens(list(range(9)), [1, 2], [0.5, -0.5])
+
+    def slow():
+        for _ in range(10_000):
+            time.sleep(0.0005)
+            yield point
+
+    TokenStore.write(folder, [point], key={"n": 1})
+    child = os.fork()
+    if child == 0:
+        TokenStore.write(folder, slow(), key={"n": 2})
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    store = TokenStore.open(folder, lambda key: key == {"n": 1})
+    assert store is not None and store.point(0) == point
+    TokenStore.write(folder, [point, point], key={"n": 3})
+    assert len(stat_of(folder)) == 4, "what the killed process left is still there"
+
+
+def test_an_open_store_outlives_its_replacement(tmp_path, path, tokenizer):
+    old = build(path, tokenizer, tmp_path / "s")
+    expected = list(old)
+    write(path, ROWS[:1])
+    assert len(build(path, tokenizer, tmp_path / "s")) == 1
+    assert list(old) == expected
+
+
+def test_many_rows(tmp_path):
+    """More than one block of summaries."""
+    rng = np.random.default_rng(0)
+    points = []
+    for _ in range(5000):
+        length = int(rng.integers(2, 20))
+        actions = sorted(rng.choice(length - 1, int(rng.integers(0, length)), replace=False))
+        rewards = rng.normal(size=len(actions)).astype(np.float32).tolist()
+        points.append(
+            DataPoint.from_tokens(
+                rng.integers(0, 70_000, length).tolist(), [int(a) for a in actions], rewards
+            )
+        )
+    TokenStore.write(tmp_path / "s", points, key={})
+    store = TokenStore.open(tmp_path / "s", lambda key: True)
+    assert len(store) == 5000
+    for number in range(0, 5000, 37):
+        found, given = store.point(number), points[number]
+        assert found.tokens == given.tokens and found.state_idxs == given.state_idxs
+        assert found.rewards == given.rewards
+        assert found.utterance_rewards == pytest.approx(given.utterance_rewards, rel=1e-6)
+    assert store.summary.length.tolist() == [len(point.tokens) for point in points]

@@ -1,0 +1,186 @@
+"""The contract suite passes what keeps the contract, and names what does not."""
+
+import itertools
+
+import pytest
+
+from raffia.envs.text.check import check_language_environment
+from raffia.envs.text.contract import Language_Environment, Language_Observation
+from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.envs.text.wordle.env import WordleEnv
+from raffia.envs.text.wordle.game import Wordle
+from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+
+WORDS = ("crane", "slate", "crown", "adieu")
+
+
+class Said(Language_Observation):
+    def __init__(self, sequence, terminal):
+        self.sequence, self.terminal = sequence, terminal
+
+    def to_sequence(self):
+        return self.sequence, self.terminal
+
+    def __str__(self):
+        return str(self.sequence)
+
+
+class Count(Language_Environment):
+    """Two turns; asks for the number that the seed says. A subclass breaks one thing each."""
+
+    def reset(self, seed):
+        self.goal = str(seed % 2)
+        self.turns = 0
+        self.seen = self.first(seed)
+        return self.seen
+
+    def first(self, seed):
+        return Said((("which?", None),), False)
+
+    def step(self, action):
+        if self.is_terminal():
+            raise RuntimeError("it is over: reset(seed)")
+        self.turns += 1
+        reward = float(action == self.goal)
+        self.seen = self.after(action, reward)
+        return self.seen, reward, self.is_terminal()
+
+    def after(self, action, reward):
+        answer = (action, reward), ("good" if reward else "bad", None)
+        return Said((*self.seen.sequence, *answer), self.turns == 2)
+
+    def is_terminal(self):
+        return self.turns == 2
+
+
+class NoEnd(Count):
+    def step(self, action):
+        self.turns = min(self.turns, 1)
+        return super().step(action) if self.turns < 1 else (self.seen, 0.0, False)
+
+
+class Forgets(Count):
+    def after(self, action, reward):
+        return Said(((action, reward), ("so", None)), self.turns == 2)
+
+
+class SaysNothingOfTheAgent(Count):
+    def after(self, action, reward):
+        return Said((*self.seen.sequence, ("so", None)), self.turns == 2)
+
+
+class OtherReward(Count):
+    def after(self, action, reward):
+        return Said((*self.seen.sequence, (action, reward - 1)), self.turns == 2)
+
+
+class OtherEnd(Count):
+    def after(self, action, reward):
+        return Said((*self.seen.sequence, (action, reward)), False)
+
+
+class GoesOn(Count):
+    def step(self, action):
+        self.turns = min(self.turns, 1)
+        return super().step(action)
+
+
+class ByChance(Count):
+    numbers = itertools.count()
+
+    def first(self, seed):
+        return Said(((f"which, {next(self.numbers)}?", None),), False)
+
+
+class InPlace(Count):
+    def first(self, seed):
+        return Said([("which?", None)], False)
+
+    def after(self, action, reward):
+        self.seen.sequence.append((action, reward))
+        return Said(self.seen.sequence, self.turns == 2)
+
+
+class NoText(Count):
+    def first(self, seed):
+        return Said(((seed, None),), False)
+
+
+class NotANumber(Count):
+    def after(self, action, reward):
+        return Said((*self.seen.sequence, (action, float("nan"))), self.turns == 2)
+
+
+class Broken(Count):
+    def after(self, action, reward):
+        raise ZeroDivisionError("of its own")
+
+
+class Tensors(Count):
+    def first(self, seed):
+        said = super().first(seed)
+        said.metadata = lambda: {"seed": {seed}}
+        return said
+
+
+def test_a_world_that_keeps_the_contract():
+    report = check_language_environment(Count, ["0", "1"])
+    assert report.ok and "note" not in str(report)
+    report.require()
+
+
+def test_wordle_keeps_the_contract():
+    for wordle in (
+        Wordle(vocabulary=Vocabulary(WORDS)),
+        Wordle.as_published(Vocabulary(WORDS)),
+    ):
+        report = check_language_environment(
+            lambda wordle=wordle: WordleEnv(wordle),
+            [*WORDS, "toolong", "robot"],
+            tokenizer=wordle_letter_tokenizer(),
+        )
+        assert "note" not in str(report)
+        report.require()
+
+
+@pytest.mark.parametrize(
+    ("world", "complaint"),
+    [
+        (Forgets, "growth: what was said before is no longer there"),
+        (SaysNothingOfTheAgent, "growth: the agent said '[01]', and .*'so'"),
+        (OtherReward, "rewards: step gave the reward"),
+        (OtherEnd, "ends: done=True, is_terminal.*terminal=False"),
+        (GoesOn, "after the end: a step after the end gave no error"),
+        (ByChance, "seeds repeat: the dialogue with seed 0 was another one"),
+        (NoText, "utterances: an utterance is"),
+        (NotANumber, "utterances: the reward of '[01]' is nan"),
+        (Broken, "steps: ZeroDivisionError: of its own"),
+        (Tensors, "metadata: .* is not JSON"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(world, complaint):
+    report = check_language_environment(world, ["0", "1"])
+    assert not report.ok
+    with pytest.raises(AssertionError, match=complaint):
+        report.require()
+
+
+def test_observations_that_change_are_seen():
+    report = check_language_environment(InPlace, ["0", "1"])
+    assert not report.ok and "memory" in str(report) or "growth" in str(report)
+
+
+def test_a_world_without_an_end_is_noted():
+    report = check_language_environment(NoEnd, ["0", "1"], max_steps=1)
+    assert report.ok and "note   ends: no dialogue ended in 1 steps" in str(report)
+
+
+def test_a_tokenizer_that_lacks_tokens_is_seen():
+    report = check_language_environment(Count, ["0", "1"], tokenizer=character_tokenizer(["01"]))
+    assert not report.ok and "tokens: there is no token for" in str(report)
+
+
+def test_nothing_to_say():
+    with pytest.raises(ValueError, match="actions is empty"):
+        check_language_environment(Count, [])

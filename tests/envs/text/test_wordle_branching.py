@@ -1,0 +1,147 @@
+"""The values of small data sets, and the set on which one step of improvement is not enough."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raffia.envs.text.contract import Language_Observation
+from raffia.envs.text.tabular import TabularPolicy, expectile, tabular_values
+from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.envs.text.wordle.branching import (
+    BranchingConfig,
+    branching_games,
+    branching_scripts,
+    first_words,
+)
+from raffia.envs.text.wordle.game import Wordle, WordleObservation
+from raffia.envs.text.wordle.play import evaluate
+from raffia.envs.text.wordle.policies import Fitting
+from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+
+EXACT = json.loads((Path(__file__).parent / "oracles" / "exact_values.json").read_text())
+WORDLE = Wordle(vocabulary=Vocabulary.built_in().subset(24))
+
+
+class Said(Language_Observation):
+    def __init__(self, sequence, terminal=True):
+        self.sequence, self.terminal = sequence, terminal
+
+    def to_sequence(self):
+        return [tuple(utterance) for utterance in self.sequence], self.terminal
+
+    def __str__(self):
+        return str(self.sequence)
+
+
+DIALOGUES = [Said(sequence) for count, sequence in EXACT["dialogues"] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "case", EXACT["values"], ids=lambda c: f"gamma {c['gamma']} tau {c['tau']}"
+)
+def test_values_by_tokens_are_those_of_the_exact_task(case):
+    tokenizer = character_tokenizer(["abghklmnqrxy012389"])
+    values = tabular_values(DIALOGUES, tau=case["tau"], gamma=case["gamma"], tokenizer=tokenizer)
+    assert {" ".join(state) for state in values.v} == set(case["v"])
+    for state, value in values.v.items():
+        assert value == pytest.approx(case["v"][" ".join(state)], abs=1e-12)
+        assert values.q[state] == pytest.approx(case["q"][" ".join(state)], abs=1e-12)
+        assert sum(values.share[state].values()) == pytest.approx(1)
+
+
+def test_values_by_utterances_agree_where_they_should():
+    tokenizer = character_tokenizer(["abghklmnqrxy012389"])
+    for tau in (0.5, 1):
+        by_tokens = tabular_values(DIALOGUES, tau=tau, tokenizer=tokenizer)
+        by_utterances = tabular_values(DIALOGUES, tau=tau)
+        assert by_utterances.v[("q",)] == pytest.approx(by_tokens.v[("q",)], abs=1e-12)
+    assert tabular_values(DIALOGUES, tau=0.5).v[("q",)] == pytest.approx(-0.17375)
+    assert tabular_values(DIALOGUES, tau=1).v[("q",)] == 2.0  # the optimum; the lottery is no trap
+    assert tabular_values(DIALOGUES, tau=1).best(("q",)) == "lx"
+    assert tabular_values(DIALOGUES, tau=0.5).best(("q",)) != "lx"
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.99])
+def test_an_expectile_balances_what_is_above_and_below(tau):
+    values, shares = [3.0, -1.0, 0.5, 2.0, -4.0], [0.1, 0.3, 0.2, 0.15, 0.25]
+    m = expectile(values, shares, tau)
+    above = sum(p * max(x - m, 0) for x, p in zip(values, shares, strict=True))
+    below = sum(p * max(m - x, 0) for x, p in zip(values, shares, strict=True))
+    assert tau * above == pytest.approx((1 - tau) * below)
+
+
+def test_mistakes_of_a_caller():
+    with pytest.raises(ValueError, match="tau=0 must lie above 0"):
+        tabular_values(DIALOGUES, tau=0)
+    with pytest.raises(ValueError, match="not over"):
+        tabular_values([Said([("a", 1.0)], terminal=False)], tau=0.5)
+    with pytest.raises(KeyError, match="have not been where"):
+        TabularPolicy(tabular_values(DIALOGUES, tau=0.5)).act(Said([("x", None)], terminal=False))
+    with pytest.raises(ValueError, match="num_repeats=6 leaves no try of 6"):
+        branching_scripts(WORDLE, BranchingConfig(num_repeats=6))
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        BranchingConfig(num_slow=0)
+    with pytest.raises(ValueError, match="two words at least"):
+        first_words(Wordle(vocabulary=Vocabulary(("crane",))))
+
+
+def test_someone_else_speaks_where_the_data_have_not_been():
+    class Polite:
+        def act(self, observation):
+            return "please"
+
+    policy = TabularPolicy(tabular_values(DIALOGUES, tau=0.5), otherwise=Polite())
+    assert policy.act(Said([("x", None)], terminal=False)) == "please"
+
+
+def test_branching_games_share_prefixes_and_frequencies_are_exact():
+    config = BranchingConfig(num_expert=2, num_adversarial=3, num_slow=4, num_repeats=2)
+    games = branching_games(WORDLE, config)
+    assert len(games) == config.num_games(24) == 24 * 9
+    good, other = first_words(WORDLE)
+    kinds = {
+        name: [g.game for g in games if g.policy == name]
+        for name in ("expert", "adversarial", "slow")
+    }
+    assert {name: len(played) for name, played in kinds.items()} == {
+        "expert": 48,
+        "adversarial": 72,
+        "slow": 96,
+    }
+    said = {name: [[g for g, _ in game.turns] for game in played] for name, played in kinds.items()}
+    assert all(guesses[0] == good for guesses in said["expert"] + said["adversarial"])
+    assert all(set(guesses) == {good} for guesses in said["adversarial"])
+    assert all(set(guesses[:2]) == {other} for guesses in said["slow"])
+    assert all(game.won for game in kinds["expert"] + kinds["slow"])
+    assert sum(game.won for game in kinds["adversarial"]) == 3  # where the word is the secret
+
+
+@pytest.mark.parametrize("num_words", [24, 48])
+@pytest.mark.parametrize("layout", ["utterances", "words", "letters"])
+def test_on_branching_games_one_step_of_improvement_is_not_enough(num_words, layout):
+    wordle = Wordle(vocabulary=Vocabulary.built_in().subset(num_words))
+    tokenizer = {
+        "utterances": None,
+        "words": wordle_word_tokenizer(wordle.vocabulary),
+        "letters": wordle_letter_tokenizer(),
+    }[layout]
+    games = branching_games(wordle)
+    good, other = first_words(wordle)
+    mean = {}
+    for tau in (0.5, 0.8, 0.9, 0.99):
+        values = tabular_values(games, tau=tau, gamma=0.99, tokenizer=tokenizer)
+        policy = TabularPolicy(values)
+        assert policy.act(WordleObservation()) == (other if tau == 0.5 else good)
+        if tau in (0.5, 0.9):
+            mean[tau] = evaluate(policy, wordle, 60).mean_return
+    cloning = sum(sum(game.game.rewards()) for game in games) / len(games)
+    assert cloning + 0.5 < mean[0.5]  # BC < one step
+    assert mean[0.5] + 1.5 < mean[0.9]  # one step < ILQL
+
+
+def test_scripts_of_the_kinds_can_also_be_drawn():
+    scripts = branching_scripts(WORDLE)
+    assert [number for _, number in scripts.values()] == [1, 3, 3]
+    assert scripts["expert"][0] != Fitting()

@@ -1,0 +1,199 @@
+"""The game against recorded cases, and what must hold of any game."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raffia.envs.text.wordle.colors import code_of, color_codes, colors, colors_of
+from raffia.envs.text.wordle.env import WordleEnv
+from raffia.envs.text.wordle.game import Wordle, WordleObservation
+from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+
+ORACLES = Path(__file__).parent / "oracles"
+PAIRS = json.loads((ORACLES / "wordle_colors.json").read_text())
+RECORDED = json.loads((ORACLES / "wordle_games.json").read_text())
+BUILT_IN = Vocabulary.built_in()
+OF_RULE = {rule: Wordle(vocabulary=BUILT_IN, rule=rule) for rule in ("newspaper", "paper")}
+
+few_letters = st.text("abce", min_size=5, max_size=5)  # so that letters repeat
+any_letters = st.text("abcdefghijklmnopqrstuvwxyz", min_size=5, max_size=5)
+words = few_letters | any_letters
+rules = st.sampled_from(["newspaper", "paper"])
+
+
+def test_colors_of_recorded_pairs():
+    for pair in PAIRS:
+        assert colors(pair["secret"], pair["guess"]) == pair["nyt"], pair
+        assert colors(pair["secret"], pair["guess"], "paper") == pair["paper"], pair
+    assert sum(pair["nyt"] != pair["paper"] for pair in PAIRS) == 24
+
+
+@pytest.mark.parametrize(("rule", "name"), [("newspaper", "nyt"), ("paper", "paper")])
+def test_table_of_colors_of_recorded_pairs(rule, name):
+    secrets, guesses = (tuple(pair[side] for pair in PAIRS) for side in ("secret", "guess"))
+    codes = color_codes(secrets, guesses, rule)
+    assert codes.shape == (len(PAIRS), len(PAIRS))
+    assert [colors_of(int(code)) for code in codes.diagonal()] == [pair[name] for pair in PAIRS]
+
+
+@given(st.lists(words, min_size=1, max_size=4), st.lists(words, min_size=1, max_size=3), rules)
+@settings(max_examples=50, deadline=None)
+def test_the_table_is_the_rule_for_each_pair(secrets, guesses, rule):
+    codes = color_codes(tuple(secrets), tuple(guesses), rule)
+    for row, guess in zip(codes, guesses, strict=True):
+        for code, secret in zip(row, secrets, strict=True):
+            assert colors_of(int(code)) == colors(secret, guess, rule)
+            assert code_of(colors_of(int(code))) == code
+
+
+@given(words, words)
+def test_newspaper_colors_count_copies(secret, guess):
+    row = colors(secret, guess)
+    for letter in set(guess):
+        marked = sum(g == letter and c != "b" for g, c in zip(guess, row, strict=True))
+        assert marked == min(guess.count(letter), secret.count(letter))
+    assert [c == "g" for c in row] == [g == s for g, s in zip(guess, secret, strict=True)]
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED["games"])))
+def test_recorded_games(number):
+    recorded = RECORDED["games"][number]
+    wordle = Wordle.as_published(Vocabulary(tuple(RECORDED["vocab"])))
+    seen, fits = WordleObservation(), wordle.fitting(())
+    for step in recorded["steps"]:
+        assert not seen.terminal
+        row = wordle.answer(step["guess"], step["secret"])
+        fits = wordle.fitting([(step["guess"], row)], fits)
+        seen = seen.after(step["guess"], row)
+        assert (row, fits.sum()) == (step["colors"], step["left"])
+        assert (seen.rewards()[-1], seen.terminal) == (step["reward"], step["done"])
+        assert fits[wordle.vocabulary.number(step["secret"])]
+    utterances, terminal = seen.to_sequence()
+    assert [list(utterance) for utterance in utterances] == recorded["sequence"]
+    assert terminal == recorded["terminal"]
+    assert len(wordle.words_left(seen.turns)) == recorded["steps"][-1]["left"]
+    assert WordleObservation.from_sequence(utterances) == seen
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED["games"])))
+def test_tokens_of_recorded_games(number):
+    recorded = RECORDED["games"][number]
+    tokenizer = wordle_letter_tokenizer()
+    row = [tokenizer.boa_token_id]
+    for text, reward in recorded["sequence"]:
+        end = tokenizer.eos_token_id if reward is None else tokenizer.eoa_token_id
+        row += [*tokenizer.encode(text), end]
+    assert [*row, tokenizer.eod_token_id] == recorded["tokens"]
+
+
+@given(st.integers(0, 2**62), st.lists(st.sampled_from(BUILT_IN.words), max_size=6), rules)
+@settings(max_examples=40, deadline=None)
+def test_the_answers_of_an_env_always_leave_a_secret(seed, guesses, rule):
+    wordle = OF_RULE[rule]
+    env = WordleEnv(wordle)
+    seen = env.reset(seed)
+    for guess in guesses:
+        if env.is_terminal():
+            break
+        before = env.words_left()
+        seen, reward, done = env.step(guess)
+        assert set(env.words_left()) <= set(before)
+        assert done == env.is_terminal() == seen.terminal
+        assert reward == (0.0 if seen.won else -1.0)
+    assert env.words_left() == wordle.words_left(seen.turns)
+    for word in env.words_left():  # each of them would have got the same answers
+        assert all(row == colors(word, guess, rule) for guess, row in seen.turns)
+
+
+def test_secrets_are_drawn_from_what_fits_equally_often():
+    env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown", "slate", "adieu"))))
+    rows = []
+    for seed in range(2000):
+        env.reset(seed)
+        rows.append(env.step("crane")[0].turns[0][1])
+    _, counts = np.unique(rows, return_counts=True)
+    assert len(counts) == 4 and counts.min() > 420 and counts.max() < 580
+
+
+def test_an_invalid_guess_takes_a_try_and_tells_nothing():
+    wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
+    for guess in ("", "cran", "cranes", "slate", "CRANE", "cr ne", "crané", "<b><b><b><b><b>"):
+        env = WordleEnv(wordle)
+        env.reset(0)
+        seen, reward, done = env.step(guess)
+        assert (seen.turns, reward, done) == (((guess, "bbbbb"),), -1.0, False)
+        assert env.words_left() == ("crane", "crown")
+
+
+def test_any_five_letters_as_an_option():
+    wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")), known_words_only=False)
+    assert wordle.answer("nnnnn", "crane") == "bbbgb"
+    assert wordle.words_left([("nnnnn", "bbbgb")]) == ("crane",)
+    for guess in ("CRANE", "cran1", "crané", "crane "):
+        assert not wordle.is_valid(guess)
+
+
+def test_a_game_ends_after_its_tries():
+    env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown")), num_tries=2))
+    env.reset(0)
+    assert [env.step("slate")[2], env.step("slate")[2]] == [False, True]
+    with pytest.raises(RuntimeError, match=r"over; call reset\(seed\)"):
+        env.step("crane")
+    assert env.reset(0).turns == () and not env.is_terminal()
+
+
+def test_mistakes_of_a_caller():
+    vocabulary = Vocabulary(("crane",))
+    with pytest.raises(RuntimeError, match=r"call reset\(seed\) first"):
+        WordleEnv(Wordle(vocabulary=vocabulary)).step("crane")
+    with pytest.raises(ValueError, match="no rule 'times'; the rules are 'newspaper' and 'paper'"):
+        Wordle(vocabulary=vocabulary, rule="times")
+    with pytest.raises(ValueError, match="num_tries=0"):
+        Wordle(vocabulary=vocabulary, num_tries=0)
+    with pytest.raises(ValueError, match="secret 'robot' is not in the vocabulary"):
+        Wordle(vocabulary=vocabulary).answer("crane", "robot")
+    with pytest.raises(ValueError, match="'ggg' is no row of colours"):
+        WordleObservation.from_sequence([("crane", 0.0), ("<g><g><g>", None)])
+    with pytest.raises(ValueError, match="is not the answer to a guess"):
+        WordleObservation.from_sequence([("<g><g><g><g><g>", None)])
+
+
+def test_the_list_of_words():
+    assert 600 <= len(BUILT_IN) <= 700
+    assert list(BUILT_IN) == sorted(set(BUILT_IN))
+    assert all(len(word) == 5 and word.isascii() and word.islower() for word in BUILT_IN)
+
+
+def test_subsets_are_nested_and_repeat():
+    few, more = BUILT_IN.subset(20, seed=3), BUILT_IN.subset(60, seed=3)
+    assert set(few) < set(more) and few == BUILT_IN.subset(20, seed=3)
+    assert few != BUILT_IN.subset(20, seed=4)
+    with pytest.raises(ValueError, match=r"num_words=0 must lie in 1\.\."):
+        BUILT_IN.subset(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("crane\n\nslates\n", r"words.txt:3: 'slates' is no word .* five|5 letters"),
+        ("crane\nSlate\n", r"words.txt:2: 'Slate' is no word"),
+        ("# mine\ncrane\nslate\ncrane\n", r"words.txt:4: 'crane' .* twice, first as .*txt:2"),
+        ("# nothing\n", "words.txt has no word"),
+        (b"cr\xffne\n", "words.txt is not text in UTF-8"),
+    ],
+)
+def test_a_bad_file_of_words_is_refused_with_its_line(tmp_path, text, complaint):
+    path = tmp_path / "words.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=complaint):
+        Vocabulary.from_file(path)
+
+
+def test_no_words():
+    with pytest.raises(ValueError, match="there is no word"):
+        Vocabulary(())

@@ -1,0 +1,311 @@
+"""Scripted players, games of many at once, data sets, evaluation."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from raffia.envs.text.dialogues import write_dialogues
+from raffia.envs.text.draws import Draws
+from raffia.envs.text.play import play_dialogues
+from raffia.envs.text.wordle.colors import colors
+from raffia.envs.text.wordle.data import Part, sample_games
+from raffia.envs.text.wordle.env import WordleEnv
+from raffia.envs.text.wordle.game import Wordle, WordleObservation
+from raffia.envs.text.wordle.games import game_seeds, simulate
+from raffia.envs.text.wordle.play import Player, evaluate, evaluation_of
+from raffia.envs.text.wordle.policies import (
+    NON_WORD,
+    Fitting,
+    InformationGain,
+    Mixture,
+    NonWord,
+    Positions,
+    RandomWord,
+    Repeat,
+    Say,
+    Switch,
+    Wrong,
+    information,
+    start_word,
+)
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+
+WORDLE = Wordle(vocabulary=Vocabulary.built_in().subset(60, seed=1))
+FIRST = WORDLE.vocabulary[0]
+HALF_RANDOM = Mixture((RandomWord(), Fitting()), (1, 1), each="guess")
+SCRIPTS = {
+    "random": RandomWord(),
+    "fitting": Fitting(),
+    "wrong": Wrong(),
+    "non-words": Mixture((NonWord(), Fitting()), (1, 2), each="guess"),
+    "repeat": Repeat(Fitting(), num_first=2),
+    "start word": start_word(FIRST, Fitting()),
+    "switch": Switch(Wrong(), 3, InformationGain()),
+    "best": InformationGain(),
+    "mixture": Mixture((HALF_RANDOM, InformationGain()), (1, 3)),
+}
+
+
+class Says:
+    """Repeats what a game had: to play it again in an env."""
+
+    def __init__(self, guesses):
+        self.guesses = iter(guesses)
+
+    def act(self, observation):
+        return next(self.guesses)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("wordle", [WORDLE, Wordle.as_published(WORDLE.vocabulary)])
+def test_games_at_once_are_those_of_the_env(name, wordle):
+    seeds = game_seeds(5, 40)
+    games = simulate(wordle, SCRIPTS[name], seeds)
+    for seed, game in zip(seeds, games, strict=True):
+        guesses = [guess for guess, _ in game.turns]
+        (played,) = play_dialogues(lambda: WordleEnv(wordle), Says(guesses), [seed])
+        assert played.observation == game and played.done
+    assert games.returns().tolist() == [sum(game.rewards()) for game in games]
+    assert games.won().tolist() == [game.won for game in games]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_game_does_not_depend_on_those_beside_it(name):
+    seeds = game_seeds(5, 30)
+    together = list(simulate(WORDLE, SCRIPTS[name], seeds))
+    assert [simulate(WORDLE, SCRIPTS[name], [seed])[0] for seed in seeds] == together
+    assert list(simulate(WORDLE, SCRIPTS[name], game_seeds(6, 30))) != together
+
+
+def left_before(game, turn):
+    return WORDLE.words_left(game.turns[:turn])
+
+
+def test_what_scripts_say():
+    seeds = game_seeds(0, 60)
+    for game in simulate(WORDLE, Fitting(), seeds):
+        assert all(g in left_before(game, turn) for turn, (g, _) in enumerate(game.turns))
+    for game in simulate(WORDLE, Wrong(), seeds):
+        assert all(g not in left_before(game, t) for t, (g, _) in enumerate(game.turns) if t)
+    for game in simulate(WORDLE, Repeat(RandomWord(), num_first=2), seeds):
+        guesses = [guess for guess, _ in game.turns]
+        assert set(guesses[2:]) <= set(guesses[:2])
+    words = WORDLE.vocabulary.words[:2]
+    for game in simulate(WORDLE, Say(words), seeds):
+        guesses = [guess for guess, _ in game.turns]
+        assert guesses == [words[0], *[words[1]] * (len(guesses) - 1)]
+    for game in simulate(WORDLE, start_word(FIRST, Wrong()), seeds):
+        assert game.turns[0][0] == FIRST
+    for game in simulate(WORDLE, NonWord(), seeds):
+        assert all(guess not in WORDLE.vocabulary for guess, _ in game.turns)
+        assert [row for _, row in game.turns] == ["bbbbb"] * 6
+    published = Wordle.as_published(WORDLE.vocabulary)
+    for game in simulate(published, NonWord(), seeds):
+        assert [row for _, row in game.turns] == [None] * 6
+
+
+def test_players_are_as_good_as_they_should_be():
+    seeds = game_seeds(0, 1500)
+    mean = {
+        name: simulate(WORDLE, script, seeds).returns().mean() for name, script in SCRIPTS.items()
+    }
+    assert mean["best"] > mean["fitting"] + 0.05
+    assert mean["fitting"] > mean["non-words"] + 0.3
+    assert mean["repeat"] < -4 and mean["random"] < -5 and mean["wrong"] < -5.5
+    low, high = sorted((mean["best"], simulate(WORDLE, HALF_RANDOM, seeds).returns().mean()))
+    assert low < mean["mixture"] < high
+
+
+def test_a_mixture_by_game_keeps_to_its_part():
+    words = WORDLE.vocabulary.words[:2]
+    parts = tuple(Say((word,)) for word in words)
+    games = list(simulate(WORDLE, Mixture(parts, (1, 3)), game_seeds(0, 400)))
+    said = [{guess for guess, _ in game.turns} for game in games]
+    assert all(guesses in ({words[0]}, {words[1]}) for guesses in said)
+    assert 75 < said.count({words[0]}) < 125
+    by_guess = simulate(WORDLE, Mixture(parts, (1, 3), each="guess"), game_seeds(0, 400))
+    assert any(len({guess for guess, _ in game.turns}) == 2 for game in by_guess)
+
+
+def test_a_share_of_nothing_never_plays():
+    which = Mixture((RandomWord(), Fitting(), Wrong()), (0, 1, 0)).which(
+        Draws.for_seeds(range(500)), turn=0
+    )
+    assert set(which.tolist()) == {1}
+
+
+def test_the_gain_of_information_is_the_entropy_of_the_colors():
+    secrets = WORDLE.vocabulary.words[:17]
+    gain = information(WORDLE.codes[:, :17])
+    for number in (0, 5, 30):
+        guess = WORDLE.vocabulary[number]
+        counts = np.unique([colors(s, guess) for s in secrets], return_counts=True)[1] / 17
+        assert math.isclose(gain[number], -(counts * np.log(counts)).sum(), rel_tol=1e-12)
+
+
+def test_the_most_telling_guess():
+    rng = np.random.default_rng(0)
+    fits = rng.random((20, 60)) < rng.random((20, 1))
+    fits[:, 3] = True
+    positions = Positions(WORDLE, fits, np.zeros((20, 0), np.int64))
+    script = InformationGain()
+    guesses = script.guess(positions, Draws.for_seeds(range(20)))
+    for row, guess in zip(fits, guesses.tolist(), strict=True):
+        gain = information(WORDLE.codes[:, row])
+        assert gain[guess] > gain.max() - 1e-8
+    only = InformationGain(only_fitting=True).guess(positions, Draws.for_seeds(range(20)))
+    assert fits[np.arange(20), only].all()
+    assert (script.guess(positions, Draws.for_seeds(range(20))) == guesses).all()
+    other = Wordle(vocabulary=Vocabulary.built_in().subset(60, seed=2))
+    start = Positions.start(other)
+    fresh = InformationGain().guess(start, Draws.for_seeds([0]))
+    assert script.guess(start, Draws.for_seeds([0])) == fresh  # nothing mixed up with the other
+
+
+def test_a_fixed_secret_is_to_a_player_the_same_game():
+    secrets = np.arange(60).repeat(20)
+    fixed = simulate(WORDLE, Fitting(), game_seeds(0, 1200), secrets=secrets)
+    drawn = simulate(WORDLE, Fitting(), game_seeds(1, 1200))
+    for game, secret in zip(fixed, secrets, strict=True):
+        word = WORDLE.vocabulary[secret]
+        assert all(row == colors(word, guess) for guess, row in game.turns)
+    error = math.hypot(fixed.returns().std(), drawn.returns().std()) / math.sqrt(1200)
+    assert abs(fixed.returns().mean() - drawn.returns().mean()) < 4 * error
+
+
+def test_data_sets_repeat_and_are_written(tmp_path):
+    parts = [Part("best", InformationGain(), 20), Part("repeat", Repeat(Fitting()), 10)]
+    games = sample_games(WORDLE, parts, seed=0)
+    assert games == sample_games(WORDLE, parts, seed=0)
+    assert games != sample_games(WORDLE, parts, seed=1)
+    names = [game.policy for game in games]
+    assert names.count("best") == 20 and names.count("repeat") == 10 and names != sorted(names)
+    assert write_dialogues(tmp_path / "games.jsonl", games) == 30
+    lines = (tmp_path / "games.jsonl").read_text().splitlines()
+    for line, game in zip(lines, games, strict=True):
+        row = json.loads(line)
+        assert WordleObservation.from_sequence(row["sequence"]) == game.game
+        assert row["terminal"] and row["metadata"]["policy"] == game.policy
+
+
+def test_more_games_of_one_part_leave_those_of_others():
+    few = [Part("best", InformationGain(), 5), Part("wrong", Wrong(), 5)]
+    more = [few[0], Part("wrong", Wrong(), 50)]
+    played = [
+        {str(game) for game in sample_games(WORDLE, parts, seed=0) if game.policy == "best"}
+        for parts in (few, more)
+    ]
+    assert played[0] == played[1]
+
+
+def test_evaluation_of_games_done_by_hand():
+    row = "bbbbb"
+    lost = WordleObservation(tuple(("crane", row) for _ in range(6)))
+    won = WordleObservation((("slate", row), ("crane", "ggggg")))
+    result = evaluation_of([lost, won, won])
+    assert result.returns == (-6.0, -1.0, -1.0) and result.won == (False, True, True)
+    assert math.isclose(result.mean_return, -8 / 3) and math.isclose(result.share_won, 2 / 3)
+    error = 1.959964 * math.sqrt(25 / 3) / math.sqrt(3)  # the variance of -6, -1, -1 is 25 / 3
+    assert np.allclose(result.interval, (-8 / 3 - error, -8 / 3 + error))
+    first = -(1 / 3) * math.log(1 / 3) - (2 / 3) * math.log(2 / 3)
+    assert np.allclose(result.guess_entropy, [first, 0, 0, 0, 0, 0])
+    assert evaluation_of([won]).interval == (-math.inf, math.inf)
+    with pytest.raises(ValueError, match="not over"):
+        evaluation_of([WordleObservation((("slate", row),))])
+    with pytest.raises(ValueError, match="no game"):
+        evaluation_of([])
+
+
+def test_evaluation_of_a_script_is_that_of_its_games():
+    script = InformationGain()  # draws nothing, so a Player says the same
+    slow = evaluate(Player(script, WORDLE), WORDLE, 50, seed=3)
+    assert slow == evaluation_of(simulate(WORDLE, script, game_seeds(3, 50)))
+
+
+def test_policies_that_answer_in_batches_play_the_same_games():
+    class Batched:
+        def __init__(self):
+            self.sizes = []
+            self.player = Player(InformationGain(), WORDLE)
+
+        def act(self, observation):
+            raise AssertionError("act_batch is there")
+
+        def act_batch(self, observations):
+            self.sizes.append(len(observations))
+            return [self.player.act(observation) for observation in observations]
+
+    batched = Batched()
+    result = evaluate(batched, WORDLE, 50, seed=3, batch_size=32)
+    assert result == evaluate(Player(InformationGain(), WORDLE), WORDLE, 50, seed=3)
+    assert batched.sizes[:2] == [32, 32 - sum(len(g.turns) == 1 for g in first_games(32))]
+    assert 18 in batched.sizes and len(batched.sizes) <= 12
+
+
+def first_games(num_games):
+    return simulate(WORDLE, InformationGain(), game_seeds(3, num_games))
+
+
+def test_a_batch_of_the_wrong_size_is_refused():
+    class Short:
+        def act(self, observation):
+            return "crane"
+
+        def act_batch(self, observations):
+            return ["crane"]
+
+    with pytest.raises(ValueError, match="gave 1 texts for 3 dialogues"):
+        evaluate(Short(), WORDLE, 3)
+
+
+def test_dialogues_are_stopped():
+    (played,) = play_dialogues(lambda: WordleEnv(WORDLE), Says(["x"] * 9), [0], max_steps=3)
+    assert played.actions == ("x",) * 3 and played.rewards == (-1.0,) * 3 and not played.done
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: Mixture((Fitting(),), (1, 2)), "1 scripts and 2 weights"),
+        (lambda: Mixture((Fitting(),), (0,)), "must be 0 or more, and one of them more"),
+        (lambda: Mixture((Fitting(),), (1,), each="day"), "each 'game' or 'guess'"),
+        (lambda: Repeat(Fitting(), 0), "num_first=0"),
+        (lambda: Say("crane"), r"Say\(\('crane',\)\)"),
+        (lambda: simulate(WORDLE, Say(("xyzzy",)), [0]), "'xyzzy' is not in the vocabulary"),
+        (lambda: simulate(WORDLE, Fitting(), [0, 1], secrets=[0]), "1 secrets for 2 seeds"),
+        (lambda: simulate(WORDLE, Fitting(), [0], secrets=[60]), "60 is no word's number"),
+        (lambda: sample_games(WORDLE, [Part("a", Fitting(), 1)] * 2, 0), "two parts"),
+        (lambda: Part("a", Fitting(), -1), "num_games=-1"),
+        (lambda: evaluate(Says([]), WORDLE, 0), "num_games=0"),
+        (lambda: Draws.for_seeds([1]).choose(np.zeros((1, 3), bool)), "row 0 of the mask"),
+    ],
+)
+def test_mistakes_of_a_caller(call, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        call()
+
+
+def test_draws_are_uniform_and_of_each_row():
+    draws = Draws.for_rows(0, range(4000), "test")
+    numbers = draws.uniform("a", 1)
+    assert 0 <= numbers.min() and numbers.max() < 1
+    assert np.histogram(numbers, 10, (0, 1))[0].min() > 330
+    others = [
+        draws.uniform("a", 2),
+        draws.uniform("b", 1),
+        Draws.for_rows(1, range(4000), "test").uniform("a", 1),
+    ]
+    assert all(abs(np.corrcoef(numbers, other)[0, 1]) < 0.06 for other in others)
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.06
+    rows = np.array([7, 3])
+    assert draws[rows].uniform("a", 1).tolist() == numbers[rows].tolist()
+    mask = np.array([[True, False, True, True]]).repeat(4000, 0)
+    counts = np.bincount(draws.choose(mask, "c"), minlength=4)
+    assert counts[1] == 0 and counts[[0, 2, 3]].min() > 1200
+
+
+def test_non_words_in_positions():
+    start = Positions.start(WORDLE, 2)
+    assert NonWord().guess(start, Draws.for_seeds([0, 1])).tolist() == [NON_WORD] * 2

@@ -1,0 +1,200 @@
+"""Folders with GPT-2's weights: what is read of them gives the logits of transformers."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from raffia.nn.lm_folder import gpt2, load_gpt2, save_gpt2
+from raffia.nn.transformer import CausalLM
+
+SHAPE = {"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 20}
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [16, 0, 2, 7, 1, 8, 2, 8]])
+
+
+def their_model(**options):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**(SHAPE | options))).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    their_model().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_config(folder, **entries):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | entries
+    path.write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"n_inner": 20, "activation_function": "gelu_pytorch_tanh"}]
+)
+def test_logits_are_those_of_transformers(tmp_path, options):
+    """Peers' defect: with GPT-2's weights, other logits than GPT-2's."""
+    theirs = their_model(**options)
+    theirs.save_pretrained(tmp_path)
+    ours = gpt2(tmp_path).eval()
+    with torch.no_grad():
+        assert_close(ours.logits(ours(TOKENS)), theirs(TOKENS).logits, rtol=0, atol=1e-4)
+    exact = gpt2(tmp_path, dtype=torch.float64).eval()
+    with torch.no_grad():
+        expected = theirs.double()(TOKENS).logits
+        assert_close(exact.logits(exact(TOKENS)), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_padded_and_cached_logits_are_those_of_transformers(folder):
+    ours, theirs = gpt2(folder).eval(), AutoModelForCausalLM.from_pretrained(folder).eval()
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]])
+    cache = ours.new_cache(2)
+    with torch.no_grad():
+        ours(TOKENS[:, :6], mask[:, :6], cache=cache)
+        hidden = ours(TOKENS[:, 6:], cache=cache)
+        right = theirs(TOKENS[:, 3:]).logits[0], theirs(TOKENS).logits[1]
+    assert_close(ours.logits(hidden)[0], right[0][-2:], rtol=0, atol=1e-4)
+    assert_close(ours.logits(hidden)[1], right[1][-2:], rtol=0, atol=1e-4)
+
+
+def test_weights_without_the_prefix_and_with_old_masks(folder):
+    """As GPT-2's own folder has them."""
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 20, 20)
+        tensors["lm_head.weight"] = tensors["wte.weight"].clone()
+
+    before = gpt2(folder).state_dict()
+    change_tensors(folder, change)
+    for name, tensor in gpt2(folder).state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_weights_in_several_files(folder):
+    before = gpt2(folder).state_dict()
+    for entry in folder.iterdir():
+        if entry.suffix == ".safetensors":
+            entry.unlink()
+    their_model().save_pretrained(folder, max_shard_size="4KB")
+    shards = sorted(entry.name for entry in folder.glob("*.safetensors"))
+    assert len(shards) > 2
+    for name, tensor in gpt2(folder).state_dict().items():
+        assert torch.equal(tensor, before[name])
+    (folder / shards[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"lacks \['{shards[1]}'\], which .*index.json"):
+        load_gpt2(folder)
+
+
+def test_settings_that_are_read(folder):
+    change_config(folder, resid_pdrop=0.25, layer_norm_epsilon=1e-6)
+    config, _ = load_gpt2(folder)
+    assert config == {
+        **{"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 20},
+        **{"dim_feedfwd": 48, "dropout": 0.25, "layer_norm_eps": 1e-6, "bias": True},
+        "positions": "learned",
+    }
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_saved_model_is_one_of_transformers(tmp_path, bias):
+    ours = CausalLM(17, n_layer=2, n_head=3, n_embd=12, block_size=20, dim_feedfwd=31, bias=bias)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_gpt2(tmp_path / "new", ours.settings(), ours.state_dict(), extra={"eos_token_id": 4})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
+    assert (type(theirs).__name__, theirs.config.eos_token_id) == ("GPT2LMHeadModel", 4)
+    with torch.no_grad():
+        logits = ours.logits(ours.eval()(TOKENS))
+        assert_close(logits, theirs(TOKENS).logits, rtol=0, atol=1e-4)
+    again = gpt2(tmp_path / "new").eval()
+    assert_close(again.logits(again(TOKENS)), logits, rtol=0, atol=1e-6)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_folders_that_lack_files(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"no model.safetensors.*save_pretrained\(folder\)"):
+        load_gpt2(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model.safetensors, only \['config.json'.*cop"):
+        load_gpt2(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no config.json, which tells"):
+        load_gpt2(folder)
+    with pytest.raises(FileNotFoundError, match="no folder .*missing: a model's folder holds"):
+        load_gpt2(folder / "missing")
+
+
+def test_files_that_cannot_be_read(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged, or no safetensors file"):
+        load_gpt2(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is not JSON"):
+        load_gpt2(folder)
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="config.json is no JSON object"):
+        load_gpt2(folder)
+
+
+def test_tensors_that_are_missing_wrong_or_too_many(folder):
+    change_config(folder, n_embd=15)
+    message = r"'wte.weight' is \[17, 12\], and by config.json it is \[17, 15\]"
+    with pytest.raises(ValueError, match=message):
+        load_gpt2(folder)
+    change_config(folder, n_embd=12, n_layer=3)
+    with pytest.raises(ValueError, match="no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 layers"):
+        load_gpt2(folder)
+    change_config(folder, n_layer=1)
+    with pytest.raises(ValueError, match=r"the tensor 'h\.1\..*' is not of a GPT-2 of the layers"):
+        load_gpt2(folder)
+    change_config(folder, n_layer="gone")
+    with pytest.raises(ValueError, match="config.json lacks 'n_layer', without which"):
+        load_gpt2(folder)
+
+
+def test_models_that_are_no_plain_gpt2(folder):
+    change_config(folder, activation_function="relu")
+    with pytest.raises(ValueError, match=r"{'activation_function': 'relu'}. Take HFTrunk"):
+        load_gpt2(folder)
+    change_config(folder, activation_function="gelu_new", scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx': True}"):
+        load_gpt2(folder)
+    change_config(folder, model_type="llama")
+    with pytest.raises(ValueError, match="model_type='llama', and only 'gpt2' .* HFTrunk"):
+        load_gpt2(folder)
+
+
+def test_an_output_layer_of_its_own_is_refused(folder):
+    def change(tensors):
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+    change_tensors(folder, change)
+    with pytest.raises(ValueError, match="lm_head.weight is not wte.weight"):
+        load_gpt2(folder)
+
+
+def test_a_state_that_is_not_whole(tmp_path):
+    model = CausalLM(7, n_layer=1, n_head=1, n_embd=4)
+    state = model.state_dict()
+    del state["h.0.fc.bias"]
+    with pytest.raises(ValueError, match="no 'h.0.fc.bias' in the state: give all"):
+        save_gpt2(tmp_path, model.settings(), state)

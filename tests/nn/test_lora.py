@@ -1,0 +1,92 @@
+"""LoRA: the same function at first, few parameters learnt, and the same function when merged."""
+
+import pytest
+import torch
+from torch.func import functional_call, stack_module_state
+from torch.testing import assert_close
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from raffia.nn.hf_trunk import HFTrunk
+from raffia.nn.lora import LoRA, add_lora, merge_lora
+from raffia.nn.transformer import CausalLM
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+def ours():
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
+    return CausalLM(11, **shape, dtype=torch.float64).eval()
+
+
+def theirs():
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 12, "n_positions": 8}
+    return HFTrunk(GPT2LMHeadModel(GPT2Config(vocab_size=11, **shape)).double().eval())
+
+
+MODELS = pytest.mark.parametrize(
+    "make, layers", [(ours, ["qkv", "out"]), (theirs, ["c_attn", "c_fc"])]
+)
+
+
+def learn(model):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.logits(model(TOKENS)).logsumexp(-1).sum().backward()
+        optimizer.step()
+
+
+@MODELS
+def test_a_model_stays_itself_learns_and_is_merged(make, layers):
+    model = make()
+    before, whole = model(TOKENS), sum(p.numel() for p in model.parameters())
+    names = add_lora(model, rank=2, alpha=6.0, layers=layers)
+    assert len(names) == 4
+    assert torch.equal(model(TOKENS), before)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {f"{name}.{part}" for name in names for part in ("down", "up")}
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) < 0.2 * whole
+    fixed = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    learn(model)
+    for name, parameter in model.named_parameters():
+        assert name not in fixed or torch.equal(parameter, fixed[name])
+    after = model(TOKENS)
+    assert (after - before).abs().max() > 1e-3
+    merged = merge_lora(model)
+    assert_close(merged(TOKENS), after, rtol=1e-9, atol=1e-9)
+    assert {name for name, _ in merged.named_parameters()} == {
+        name for name, _ in make().named_parameters()
+    }
+    assert all(p.requires_grad for p in merged.parameters())
+
+
+def test_the_change_is_the_papers():
+    layer = LoRA(torch.nn.Linear(3, 5), rank=2, alpha=6.0)
+    torch.nn.init.normal_(layer.up)
+    x = torch.randn(4, 3)
+    assert_close(layer(x), layer.base(x) + 3.0 * x @ layer.down.T @ layer.up.T)
+
+
+def test_stacked_changes_of_one_model():
+    models = [ours(), ours()]
+    models[1].load_state_dict(models[0].state_dict())
+    for seed, model in enumerate(models):
+        torch.manual_seed(seed)
+        add_lora(model, rank=2)
+        for name, parameter in model.named_parameters():
+            if name.endswith("up"):
+                torch.nn.init.normal_(parameter)
+    stacked, _ = stack_module_state(models)
+    found = torch.vmap(lambda p: functional_call(models[0], p, (TOKENS,)))(stacked)
+    for model, hidden in zip(models, found, strict=True):
+        assert_close(hidden, model(TOKENS))
+
+
+def test_what_cannot_be_changed():
+    with pytest.raises(ValueError, match=r"called \['q'\]: there are \['fc', 'out', 'proj', 'qkv'"):
+        add_lora(ours(), layers=["qkv", "q"])
+    with pytest.raises(ValueError, match="rank=13 must lie in 1..12 for a layer of 12 to 36"):
+        add_lora(ours(), rank=13)
+    with pytest.raises(TypeError, match="LoRA changes linear layers, and this is a Embedding"):
+        LoRA(torch.nn.Embedding(3, 4))
