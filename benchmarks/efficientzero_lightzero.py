@@ -1,15 +1,16 @@
-"""The worker of `benchmarks.efficientzero` that makes LightZero's update, in its own environment.
+"""The worker of `benchmarks.efficientzero` that does LightZero's part, in its own environment.
 
-Its policy class needs packages that its model and tree do without, so the update is put together
-here of its model, its transforms and its losses, in the steps of `_forward_learn`: each next
-observation goes through the whole initial inference, one after the other, and one optimiser's step
-follows. Left out is what it does besides: taking the batch from numpy, logging, priorities.
+Its policy class needs packages that its model and tree do without, so both parts of training are
+put together here, in the steps of `_forward_learn` and `_forward_collect`. What is left out of them
+is said at each class, and all of it makes LightZero faster.
 """
 
-from importlib.metadata import version
+from importlib.metadata import distributions
 from typing import Any
 
+import numpy as np
 import torch
+from lzero.model.efficientzero_model import EfficientZeroModel
 from lzero.policy import (
     DiscreteSupport,
     cross_entropy_loss,
@@ -17,31 +18,61 @@ from lzero.policy import (
     phi_transform,
     scalar_transform,
 )
+from torch import Tensor, nn
 
-from benchmarks.search_lightzero import mlp_model
-from benchmarks.search_models import HORIZON, MLP, NUM_ACTIONS, NUM_PARAMETERS, OBSERVATION, SUPPORT
+from benchmarks.efficientzero import (
+    IMAGE,
+    IMAGE_SUPPORT,
+    MAX_EPISODE_STEPS,
+    NUM_IMAGE_PARAMETERS,
+    TEMPERATURE,
+)
+from benchmarks.search_lightzero import LightZeroSearch, mlp_model
+from benchmarks.search_models import HORIZON, MLP, NUM_PARAMETERS, OBSERVATION, SUPPORT
 from benchmarks.search_worker import Case, serve
 
 
+def mlp(actions: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """As its CartPole configuration has it."""
+    model = mlp_model(**MLP, action_space_size=actions)
+    return model, torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-4)
+
+
+def conv(actions: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """As its Atari configuration has it; the rate is smaller, since noise is learnt."""
+    sizes = {"reward_support_size": IMAGE_SUPPORT, "value_support_size": IMAGE_SUPPORT}
+    model = EfficientZeroModel(**IMAGE, **sizes, action_space_size=actions)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
+    return model, sgd
+
+
 class LightZeroUpdate:
-    """case: "batch" windows, and as "simulations" the steps that are unrolled."""
+    """case: "batch" windows, and as "simulations" the steps that are unrolled.
+
+    Each next observation goes through the whole initial inference, one after the other, and one
+    optimiser's step follows. Left out: taking the batch from numpy, augmentation, priorities,
+    copies into the target model, and all that is computed to be logged.
+    """
 
     def __init__(self, case: Case):
         torch.manual_seed(0)
         self.batch, self.steps = case.batch, case.simulations
-        self.model = mlp_model(**MLP, action_space_size=case.actions).train()
+        vectors = case.model == "mlp"
+        self.model, self.optimizer = (mlp if vectors else conv)(case.actions)
+        self.model.train()
+        wanted = NUM_PARAMETERS["mlp"] if vectors else NUM_IMAGE_PARAMETERS
         num_parameters = sum(p.numel() for p in self.model.parameters())
-        if num_parameters != NUM_PARAMETERS["mlp"]:
-            raise ValueError(f"{num_parameters} parameters, not {NUM_PARAMETERS['mlp']}")
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3, weight_decay=1e-4)
-        half = SUPPORT // 2
+        if num_parameters != wanted:
+            raise ValueError(f"{num_parameters} parameters, not {wanted}")
+        half = (SUPPORT if vectors else IMAGE_SUPPORT) // 2
         self.support = DiscreteSupport(-half, half, 1)
-        shape = self.batch, self.steps
-        self.observation = torch.rand(self.batch, self.steps + 1, OBSERVATION)
-        self.action = torch.randint(NUM_ACTIONS["mlp"], (*shape, 1))
+        shape = (OBSERVATION,) if vectors else IMAGE["observation_shape"]
+        lead = self.batch, self.steps
+        self.observation = torch.rand(self.batch, self.steps + 1, *shape)
+        self.action = torch.randint(case.actions, (*lead, 1))
         self.policy = torch.rand(self.batch, self.steps + 1, case.actions).softmax(-1)
         self.value = 20 * torch.rand(self.batch, self.steps + 1)
-        self.prefix = torch.arange(1.0, self.steps + 1).expand(shape)
+        self.prefix = torch.arange(1.0, self.steps + 1).expand(lead)
 
     def __call__(self) -> Any:
         value_target = phi_transform(self.support, scalar_transform(self.value))
@@ -76,11 +107,63 @@ class LightZeroUpdate:
         return {"model": 1.0}
 
 
+class LightZeroActing(LightZeroSearch):
+    """case: as "batch" the worlds. A call searches for all of them and steps each.
+
+    Left out: the processes that its worlds live in, the checks that Gymnasium's worlds make unless
+    they are told not to, its own way of choosing actions, whose entropies take longer than the
+    tree, its game segments, and that worlds wait for the last of eight episodes to end.
+    """
+
+    def __init__(self, case: Case):
+        try:
+            import gymnasium  # here, so that updates are timed where it is not installed
+        except ImportError as error:
+            raise ImportError("gymnasium is not installed: see README.md, EfficientZero") from error
+        super().__init__(case)
+        self.worlds = [
+            gymnasium.make(
+                "CartPole-v1", max_episode_steps=MAX_EPISODE_STEPS, disable_env_checker=True
+            )
+            for _ in range(case.batch)
+        ]
+        self.draws = np.random.default_rng(0)
+        first = [world.reset(seed=row)[0] for row, world in enumerate(self.worlds)]
+        self.obs = self.shown(first)
+
+    def __call__(self) -> Any:
+        visits, _, _ = super().__call__()
+        chosen = self.choose(np.asarray(visits, np.float64))
+        seen = [self.step(*pair) for pair in zip(self.worlds, chosen.tolist(), strict=True)]
+        self.obs = self.shown(seen)
+
+    def choose(self, visits: np.ndarray) -> np.ndarray:
+        """Actions, each as often as visits^(1/T) says."""
+        sums = np.cumsum(visits ** (1 / TEMPERATURE), -1)
+        return (sums < self.draws.random((len(sums), 1)) * sums[:, -1:]).sum(-1)
+
+    def step(self, world: Any, action: int) -> np.ndarray:
+        seen, _, terminated, truncated, _ = world.step(action)
+        return world.reset()[0] if terminated or truncated else seen
+
+    def shown(self, seen: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack(seen))
+
+
+KINDS = {"update": LightZeroUpdate, "act": LightZeroActing}
+
+
+def prepare(case: Case) -> Any:
+    return KINDS[case.policy](case)
+
+
 def versions() -> dict[str, str]:
-    """Of what is timed."""
-    return {name: version(name) for name in ("LightZero", "torch")}
+    """Of what is timed, as far as it is installed."""
+    wanted = ("LightZero", "torch", "gymnasium")
+    found = {installed.name: installed.version for installed in distributions()}
+    return {name: found[name] for name in wanted if name in found}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(LightZeroUpdate, versions)
+    serve(prepare, versions)
