@@ -33,12 +33,15 @@ CORE = {
 EXTRAS = {
     "atari": ({"ale-py": "ale_py"}, "Atari games"),
     "box2d": ({"box2d": "Box2D"}, "LunarLander, BipedalWalker"),
-    "hf": ({"transformers": "transformers"}, "language models of Hugging Face folders"),
     "hdf5": ({"h5py": "h5py"}, "offline episodes from HDF5"),
+    "hf": ({"transformers": "transformers"}, "language models of Hugging Face folders"),
     "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
     "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
     "text": ({"tokenizers": "tokenizers"}, "tokenizers of Hugging Face"),
-    "video": ({"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL"}, "recorded episodes"),
+    "video": (
+        {"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL", "pygame-ce": "pygame"},
+        "recorded episodes",
+    ),
 }
 LITTLE = 2 * 2**30  # bytes: a run of Atari with its replay on disk takes some
 COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
@@ -121,7 +124,7 @@ def extras() -> Iterator[Check]:
     """Which extras are installed, and how to get the others.
 
     >>> [check.name for check in extras()]
-    ['atari', 'box2d', 'hdf5', 'parquet', 'report', 'video']
+    ['atari', 'box2d', 'hdf5', 'hf', 'parquet', 'report', 'text', 'video']
     """
     for extra, (projects, use) in EXTRAS.items():
         found = {project: _version(project, module) for project, module in projects.items()}

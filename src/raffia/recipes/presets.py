@@ -105,7 +105,7 @@ PENDULUM = replace(
     ),
     replay=ReplayConfig(capacity=100_000, batch_size=128, alpha=0.0),
     collect=CollectConfig(num_env_steps=20_000, random_env_steps=1_000, updates_per_env_step=0.25),
-    evaluate=EvaluateConfig(every_env_steps=4_000, num_episodes=20, max_steps=200),
+    evaluate=EvaluateConfig(every_env_steps=4_000, num_episodes=64, max_steps=200),
     checkpoint=CheckpointConfig(every_updates=500),
 )
 TICTACTOE = replace(
