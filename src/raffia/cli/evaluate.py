@@ -18,11 +18,14 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import chosen_run, config_of
 from raffia.cli.style import call, columns, number, paint, waiting
+from raffia.recipes.ilql_config import ILQLRun
 
 ABOUT = """\
 Play whole episodes with the agent of a run, without exploring: no noise at the root, the best
 action always. Prints mean, standard error, minimum, median and maximum of the returns; of games of
 two players the wins, draws and losses from either side. The same call gives the same episodes.
+
+Of a run of ILQL: games by each decoding, with 95 % intervals; or its losses on held-out rows.
 
 writes all figures as JSON into RUN/evaluations, and with --record
 films of episodes, with what the agent thought, into RUN/episodes."""
@@ -61,6 +64,10 @@ def evaluate(words: Sequence[str]) -> int:
     args = _parser().read(_with_number(words))
     run = chosen_run(args.run, "evaluate")
     config = config_of(run)
+    if isinstance(config, ILQLRun):
+        from raffia.cli.evaluate_ilql import evaluate_ilql
+
+        return evaluate_ilql(run, args)
     two_players = config.env.id in ("tictactoe", "connect4")
     if args.opponent and not two_players:
         raise UsageError(

@@ -10,6 +10,7 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, duration, number, paint, width_of
+from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.report.folder import find_runs
 from raffia.report.summary import RunSummary, summarise
@@ -73,6 +74,8 @@ def presets() -> str:
     for name, config in PRESETS.items():
         steps = number(config.collect.num_env_steps, 0)
         rows.append([name, config.env.id, steps, SUMMARIES[name]])
+    for name, dialogues in ILQL_PRESETS.items():  # by updates: no steps are played
+        rows.append([name, f"ilql: {dialogues.task}", "", ILQL_SUMMARIES[name]])
     return columns(rows, right=[2], width=width_of(sys.stdout))
 
 

@@ -8,6 +8,7 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import chosen_run, config_of
 from raffia.cli.style import call, waiting
+from raffia.recipes.ilql_config import ILQLRun
 
 GAMES = ("tictactoe", "connect4")
 ABOUT = """\
@@ -38,7 +39,8 @@ def play(words: Sequence[str]) -> int:
     )
     args = parser.read(words)
     run = chosen_run(args.run, "play", GAMES)
-    game = config_of(run).env.id
+    config = config_of(run)
+    game = config.task if isinstance(config, ILQLRun) else config.env.id
     if game not in GAMES:
         raise UsageError(
             f"{run} plays {game}; a person can play {' and '.join(GAMES)}",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
 from raffia.cli.style import call, filled, width_of
 from raffia.cli.train import require_device, tell_end, tell_next, tell_start
 from raffia.recipes.config import EfficientZeroRun
-from raffia.train.config import from_command_line, setting_names, to_json
+from raffia.recipes.ilql_config import MAY_CHANGE as MAY_CHANGE_ILQL
+from raffia.recipes.ilql_config import ILQLRun
+from raffia.train.config import changed_settings, from_command_line
 
 HELP = """\
 usage: raffia resume RUN [settings]
@@ -29,6 +32,14 @@ What says how long, how often and where may be changed; the run remembers it:
   --device --num_threads --compile --env.num_workers
                                where it runs: then equal but for rounding
 
+Of runs of ILQL:
+
+  --num_updates N              its length
+  --decode.* --evaluate.* --checkpoint.*
+                               how it speaks when evaluated, how often, how much
+  --num_micro_batches --device --num_threads
+                               where it runs
+
 Any other setting shaped what was learnt, and needs a run of its own.
 
 examples:
@@ -36,6 +47,7 @@ examples:
   raffia resume runs/cartpole-0 --collect.num_env_steps 30000
   raffia resume runs/demo --evaluate.target_return none"""
 
+Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
 MAY_CHANGE = (
     "collect.num_env_steps",
     "collect.extra_updates",
@@ -62,15 +74,11 @@ def resume(words: Sequence[str]) -> int:
     given = words[0] if words and not words[0].startswith("-") else None
     run = chosen_run(given, "resume")
     before = config_of(run)
+    if isinstance(before, ILQLRun):
+        return _resume_ilql(run, before, words[1:])
     after = from_command_line(before, words[1:], prog="raffia resume", description="")
-    changed = changes(before, after)
-    fixed = [name for name in changed if not name.startswith(MAY_CHANGE)]
-    if fixed:
-        _refuse(run, fixed, words[1:])
-    state = state_of(run)
-    if not changed and state.state in ("finished", "target"):
-        return _nothing_to_do(run, before, state.state)
-
+    if _is_done(run, before, after, MAY_CHANGE, words[1:]):
+        return 0
     tell_start(after, run, " again")
     from raffia.recipes.efficientzero import resume
 
@@ -78,45 +86,59 @@ def resume(words: Sequence[str]) -> int:
     return tell_end(resume(run, config=after))
 
 
-def changes(before: EfficientZeroRun, after: EfficientZeroRun) -> list[str]:
-    """The names of the settings that differ.
+def _resume_ilql(run: Path, before: ILQLRun, words: Sequence[str]) -> int:
+    after = from_command_line(before, words, prog="raffia resume", description="")
+    if _is_done(run, before, after, MAY_CHANGE_ILQL, words):
+        return 0
+    tell_start(after, run, " again")
+    from raffia.recipes.ilql import resume
 
-    >>> changes(EfficientZeroRun(), EfficientZeroRun(seed=1))
-    ['seed']
-    """
-    old, new = to_json(before), to_json(after)
-    return [name for name in setting_names(type(before)) if _at(old, name) != _at(new, name)]
-
-
-def _at(data: object, name: str) -> object:
-    for part in name.split("."):
-        assert isinstance(data, dict)
-        data = data[part]
-    return data
+    require_device(after.device)
+    return tell_end(resume(run, config=after))
 
 
-def _refuse(run: Path, fixed: Sequence[str], words: Sequence[str]) -> None:
+def _is_done(
+    run: Path, before: Config, after: Config, may_change: tuple[str, ...], words: Sequence[str]
+) -> bool:
+    """Whether nothing is left to do, which is told; UsageError if it must not go on like this."""
+    changed = changed_settings(before, after)
+    fixed = [name for name in changed if not name.startswith(may_change)]
+    if fixed:
+        _refuse(run, before, fixed, words)
+    state = state_of(run)
+    if changed or state.state not in ("finished", "target"):
+        return False
+    _tell_done(run, before, state.state)
+    return True
+
+
+def _refuse(
+    run: Path, before: EfficientZeroRun | ILQLRun, fixed: Sequence[str], words: Sequence[str]
+) -> None:
+    algorithm = "ilql" if isinstance(before, ILQLRun) else "efficientzero"
     verb = "shapes" if len(fixed) == 1 else "shape"
     raise UsageError(
         f"{', '.join(fixed)} {verb} what is learnt, and {run} has begun without. Keep it as it is, "
         "or train anew with its settings and yours:",
         call("raffia", "resume", run),
         call(
-            *("raffia", "train", "efficientzero", "--config", run / "config.json"),
+            *("raffia", "train", algorithm, "--config", run / "config.json"),
             *(*words, "--run", f"{run}-new"),
         ),
     )
 
 
-def _nothing_to_do(run: Path, config: EfficientZeroRun, state: str) -> int:
+def _tell_done(run: Path, config: EfficientZeroRun | ILQLRun, state: str) -> None:
     print(f"{run} {summary_line(state_of(run))}; there is nothing left to do")
-    steps = str(2 * config.collect.num_env_steps)
-    target = ["--evaluate.target_return", "none"]
-    flags = target if state == "target" else ["--collect.num_env_steps", steps]
+    if state == "target":
+        flags = ["--evaluate.target_return", "none"]
+    elif isinstance(config, ILQLRun):
+        flags = ["--num_updates", str(2 * config.num_updates)]
+    else:
+        flags = ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
     tell_next(
         [
             [call("raffia", "resume", run, *flags), "go on all the same"],
             [call("raffia", "evaluate", run), "play episodes without exploring"],
         ]
     )
-    return 0

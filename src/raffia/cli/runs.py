@@ -11,6 +11,7 @@ from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.style import call, number
 from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.ilql_config import ILQLRun
 from raffia.report.folder import find_runs, is_run
 from raffia.report.summary import RunSummary, summarise
 from raffia.train.config import ConfigError, read_config
@@ -52,7 +53,9 @@ def summary_line(run: RunSummary) -> str:
     >>> summary_line(RunSummary(Path("runs/a"), "stopped", env_step=3400, best_return=187.0))
     'stopped after 3,400 environment steps, best return 187.0'
     """
-    steps = "" if run.env_step is None else f" after {number(run.env_step, 0)} environment steps"
+    steps = "" if run.update is None else f" after {number(run.update, 0)} updates"
+    if run.env_step is not None:
+        steps = f" after {number(run.env_step, 0)} environment steps"
     best = "" if run.best_return is None else f", best return {number(run.best_return)}"
     states = {
         "empty": "nothing in it yet",
@@ -67,13 +70,15 @@ def state_of(run: Path) -> RunSummary:
     return summarise(run)
 
 
-def config_of(run: Path) -> EfficientZeroRun:
+def config_of(run: Path) -> EfficientZeroRun | ILQLRun:
     """The settings of a run; ConfigError, with the version that wrote it, if it was another one."""
     path = run / "config.json"
     try:
+        if _said_of(path, "algorithm") == "ilql":
+            return read_config(ILQLRun, path)
         return read_config(EfficientZeroRun, path)
     except ConfigError as error:
-        written_by = _version_of(path)
+        written_by = _said_of(path, "raffia")
         if written_by in ("", __version__):
             raise
         raise ConfigError(
@@ -82,13 +87,13 @@ def config_of(run: Path) -> EfficientZeroRun:
         ) from None
 
 
-def _version_of(path: Path) -> str:
-    """That wrote a run's config; nothing where the file does not say."""
+def _said_of(path: Path, name: str) -> str:
+    """What a run's config says under "run"; nothing where it does not."""
     try:
         made_by = json.loads(path.read_text(encoding="utf-8")).get("run", {})
     except (OSError, ValueError, AttributeError):
         return ""
-    return str(made_by.get("raffia", "")) if isinstance(made_by, dict) else ""
+    return str(made_by.get(name, "")) if isinstance(made_by, dict) else ""
 
 
 def free_folder(wanted: Path) -> Path:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import nearest
 from raffia.cli.runs import HOME, refuse_taken
 from raffia.cli.style import call, columns, duration, filled, number, paint, width_of
 from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.train.config import from_command_line
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero import RunResult
 
-ALGORITHMS = ("efficientzero",)
+ALGORITHMS = ("efficientzero", "ilql")
+Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
 ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}
 HELP = """\
-usage: raffia train ALGORITHM (--preset NAME | --config FILE)
+usage: raffia train ALGORITHM (--preset NAME | --config FILE | --data FILE)
                     [--run FOLDER] [settings]
 
 Train an agent in a new folder, and show how it goes. Ctrl-C saves and leaves; `raffia resume` goes
@@ -30,11 +32,14 @@ on. The folder holds settings, metrics (JSON lines and TensorBoard), checkpoints
 
 algorithms:
   efficientzero  plans with a learned model; its presets have MuZero, too
+  ilql           learns to speak from logged dialogues with rewards
 
 examples:
   raffia train efficientzero --preset cartpole           # into runs/cartpole-0
   raffia train efficientzero --preset cartpole --seed 1  # into runs/cartpole-1
   raffia train efficientzero --preset cartpole --help    # all settings
+  raffia train ilql --preset wordle                      # into runs/wordle-0
+  raffia train ilql --data chats.jsonl --model gpt2      # from a model's folder on
 
 `raffia list presets` says what each preset is."""
 # tyro keeps the breaks of indented lines only.
@@ -83,6 +88,10 @@ def train(words: Sequence[str]) -> int:
             f"there is no algorithm {words[0]!r}{nearest(words[0], ALGORITHMS)}",
             call("raffia", "train", "efficientzero", *words[1:]),
         )
+    if words[0] == "ilql":
+        from raffia.cli.train_ilql import train_ilql
+
+        return train_ilql(words[1:])
     return train_efficientzero(words[1:])
 
 
@@ -91,7 +100,7 @@ def train_efficientzero(words: Sequence[str]) -> int:
     own, settings = split_own(words, ["--preset", "--run"])
     preset, files = own.get("--preset", ""), split_own(words, ["--config"])[0]
     config = from_command_line(
-        _preset(preset, words) if preset else EfficientZeroRun(),
+        preset_of(PRESETS, preset, "efficientzero", words) if preset else EfficientZeroRun(),
         settings,
         prog="raffia train efficientzero",
         description=_about(preset),
@@ -111,13 +120,13 @@ def train_efficientzero(words: Sequence[str]) -> int:
     return tell_end(train(config, folder, preset=preset))
 
 
-def tell_start(config: EfficientZeroRun, folder: Path, remark: str = "") -> None:
+def tell_start(config: EfficientZeroRun | ILQLRun, folder: Path, remark: str = "") -> None:
     """Say what begins, before seconds go into loading torch.
 
     >>> tell_start(PRESETS["smoke"], Path("runs/a"))
     EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and leaves
     """
-    what = f"EfficientZero on {config.env.id}, seed {config.seed}, in {folder}{remark}"
+    what = f"{config.title}, seed {config.seed}, in {folder}{remark}"
     print(f"{what}; Ctrl-C saves and leaves", flush=True)
 
 
@@ -160,11 +169,12 @@ def tell_end(result: RunResult) -> int:
 
 def end_line(result: RunResult) -> str:
     """How a sitting ended: why, after how much, how good."""
-    steps = f"{number(result.env_step, 0)} environment steps"
+    played = result.env_step is not None
+    steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
     plural = "" if result.update == 1 else "s"
     updates = f"{number(result.update, 0)} update{plural} in {duration(result.seconds)}"
     best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
-    return f"{result.folder} {ENDS[result.reason]}: {steps}, {updates}{best}"
+    return f"{result.folder} {ENDS[result.reason]}: {steps}{updates}{best}"
 
 
 def exit_status(result: RunResult) -> int:
@@ -180,7 +190,9 @@ def tell_next(calls: Sequence[Sequence[str]]) -> None:
     print(columns(calls, width=width_of(sys.stdout)))
 
 
-def split_own(words: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def split_own(
+    words: Sequence[str], flags: Sequence[str], algorithm: str = "efficientzero"
+) -> tuple[dict[str, str], list[str]]:
     """The values of these flags, and the other words.
 
     >>> split_own(["--seed", "1", "--run=a"], ["--run"])
@@ -192,23 +204,30 @@ def split_own(words: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str
         if flag in flags:
             found = value if equals else next(rest, "")
             if not found or found.startswith("--"):
-                raise UsageError(f"{flag} needs a value", "raffia train efficientzero --help")
+                raise UsageError(f"{flag} needs a value", f"raffia train {algorithm} --help")
             own[flag] = found
         else:
             others.append(word)
     return own, others
 
 
-def _preset(name: str, words: Sequence[str]) -> EfficientZeroRun:
-    if name in PRESETS:
-        return PRESETS[name]
-    hint = nearest(name, list(PRESETS))
+def preset_of(
+    presets: Mapping[str, Config], name: str, algorithm: str, words: Sequence[str]
+) -> Config:
+    """The preset of this name; UsageError, with the nearest in the call, if there is none.
+
+    >>> preset_of(PRESETS, "smoke", "efficientzero", []).env.id
+    'CartPole-v1'
+    """
+    if name in presets:
+        return presets[name]
+    hint = nearest(name, list(presets))
     calls = ["raffia list presets"]
     if hint:
         near = hint.removeprefix("; did you mean ").removesuffix("?")
         typed = {name: near, f"--preset={name}": f"--preset={near}"}
         meant = [typed.get(word, word) for word in words]
-        calls.insert(0, call("raffia", "train", "efficientzero", *meant))
+        calls.insert(0, call("raffia", "train", algorithm, *meant))
     raise UsageError(f"there is no preset {name!r}{hint}", *calls)
 
 

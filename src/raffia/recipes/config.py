@@ -109,6 +109,11 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
     @property
+    def title(self) -> str:
+        """What is done, without the seed."""
+        return f"EfficientZero on {self.env.id}"
+
+    @property
     def num_updates(self) -> int:
         """Of the whole run."""
         played = self.collect.num_env_steps - self.collect.random_env_steps

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
@@ -18,22 +16,21 @@ from raffia.envs.make import make_env
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
-from raffia.recipes.run import Run, RunResult
+from raffia.recipes.run import Run
 from raffia.recipes.run_folder import (
-    RunError,
-    claimed,
     create_run,
+    find_checkpoint,
     given_back,
     read_made_by,
-    read_run,
+    read_run_of,
     refuse_without_own,
     write_config,
 )
+from raffia.recipes.sit import nothing, sit, threads
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint, Checkpoints
-from raffia.train.signals import stop_on_signals
-from raffia.train.view import View, make_view
+from raffia.train.sitting import RunResult
+from raffia.train.view import View
 
 __all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
 
@@ -98,9 +95,9 @@ def resume(
     (2, 4)
     """
     folder, own = Path(folder), _own(worlds, networks)
-    before = read_run(folder)
+    before = read_run_of(EfficientZeroRun, folder)
     refuse_without_own(folder, own)
-    begun = _nothing
+    begun = nothing
     if config is not None and config != before:
         preset = read_made_by(folder)["preset"]
         begun = functools.partial(write_config, folder, config, preset, own)
@@ -113,39 +110,18 @@ def _own(worlds: MakeEnv, networks: ModelFactory | None) -> list[str]:
     return [name for name, is_own in given.items() if is_own]
 
 
-def _nothing() -> None:
-    pass
-
-
 def _sit(
     config: EfficientZeroRun,
     folder: Path,
     view: View | None,
     worlds: MakeEnv,
     networks: ModelFactory | None,
-    begun: Callable[[], None] = _nothing,  # called once the run stands where it is to go on
+    begun: Callable[[], None] = nothing,
 ) -> RunResult:
-    with (
-        claimed(folder),
-        stop_on_signals() as signals,
-        _threads(config.num_threads),
-        view or make_view() as shown,
-        contextlib.closing(Run(config, folder, shown, worlds, networks)) as run,
-    ):
-        signals.tell = shown.say
-        result = run.go(lambda: signals.requested, begun)
-    return replace(result, signal=signals.name)
+    def make(shown: View) -> Run:
+        return Run(config, folder, shown, worlds, networks)
 
-
-@contextlib.contextmanager
-def _threads(num: int) -> Iterator[None]:
-    """One or two threads differ in the last bits, so a run has its own number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return sit(folder, make, num_threads=config.num_threads, view=view, begun=begun)
 
 
 @dataclass(frozen=True)
@@ -206,7 +182,7 @@ def load_agent(
     >>> agent.act(TensorDict(observation=torch.ones(2, 1), batch_size=[2]))["action"].shape
     torch.Size([2])
     """
-    config = read_run(Path(folder))
+    config = read_run_of(EfficientZeroRun, folder)
     refuse_without_own(Path(folder), _own(worlds, networks))
     with contextlib.closing(worlds(config.env, num_envs=1)) as env:
         spec = env.spec
@@ -278,7 +254,9 @@ def evaluate(
     )
     if opponent is not None:
         make_opponent(opponent, agent.spec)  # refuses it in a world of one player
-    config = agent_config(read_run(folder), episodes, agent.num_simulations, opponent)
+    config = agent_config(
+        read_run_of(EfficientZeroRun, folder), episodes, agent.num_simulations, opponent
+    )
     recording = None
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""
@@ -287,7 +265,7 @@ def evaluate(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
     evaluator = Evaluator(config, worlds, record=record > 0)
-    with contextlib.closing(evaluator), _threads(config.num_threads):
+    with contextlib.closing(evaluator), threads(config.num_threads):
         found = evaluator.play(agent.planner, seed=seed, recording=recording)
     assert found is not None  # nobody stops it
     files = [] if recording is None else recording.files
@@ -304,24 +282,3 @@ def agent_config(
             raise ValueError(f"opponent={opponent!r} is none of 'random', 'rule', 'perfect'")
         own = replace(own, opponent=opponent)  # type: ignore[arg-type]
     return replace(config, evaluate=own)
-
-
-def find_checkpoint(folder: Path, which: str) -> Checkpoint:
-    """The "best" or the "newest" checkpoint of a run, or one by its number; RunError if none is."""
-    checkpoints = Checkpoints(folder / "checkpoints")
-    if which in ("best", "newest"):
-        found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
-        if found is None and checkpoints.passed_over:
-            raise RunError(f"none of the checkpoints of {folder} is whole")
-        if found is None:
-            raise RunError(
-                f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"
-            )
-        return found
-    kept = {checkpoint.update: checkpoint for checkpoint in checkpoints.kept()}
-    if not which.isdecimal() or int(which) not in kept:
-        raise RunError(
-            f"{folder} has no checkpoint {which!r}: there are 'best', 'newest' and "
-            f"{', '.join(map(str, kept)) or 'no numbers'}"
-        )
-    return kept[int(which)]

@@ -10,8 +10,9 @@ import torch
 
 from raffia.envs.board import BoardGame, Connect4, TicTacToe
 from raffia.envs.env import EnvSpec
+from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.efficientzero import load_agent
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import RunError, read_run_of
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Match", "Player", "Thought", "load_player"]
@@ -43,7 +44,7 @@ def load_player(
     folder: Path, checkpoint: str = "best", *, num_simulations: int | None = None
 ) -> Player:
     """The agent of a run of TicTacToe or Connect4."""
-    config = read_run(folder)
+    config = read_run_of(EfficientZeroRun, folder)
     if config.env.id not in GAMES:
         raise RunError(f"{folder} plays {config.env.id}; a person can play {' and '.join(GAMES)}")
     if config.env.frame_stack != 1:

@@ -15,6 +15,27 @@ from raffia.functional.seeds import generator_for
 from raffia.learner import Learner
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.run_folder import RunError
+from raffia.train.sitting import Plan
+
+
+def plan_of(config: EfficientZeroRun) -> Plan:
+    """How long a run is, and what is done how often.
+
+    >>> plan_of(EfficientZeroRun(seed=3)).title
+    'EfficientZero on CartPole-v1, seed 3'
+    """
+    return Plan(
+        title=f"{config.title}, seed {config.seed}",
+        num_updates=config.num_updates,
+        num_env_steps=config.collect.num_env_steps,
+        evaluate_every=config.evaluate.every_env_steps,
+        num_simulations=config.evaluate.num_simulations or config.search.num_simulations,
+        target_return=config.evaluate.target_return,
+        save_every=config.checkpoint.every_updates,
+        keep=config.checkpoint.keep,
+        device=config.device,
+        num_threads=config.num_threads,
+    )
 
 
 def make_replay(config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> SegmentReplayBuffer:

@@ -7,19 +7,29 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from raffia._version import __version__
 from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.ilql_config import ILQLRun
 from raffia.tensordict.disk import write_atomically
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.config import ConfigError, from_json, to_json
+from raffia.train.checkpoint import Checkpoint, Checkpoints
+from raffia.train.config import ConfigError, from_json, nearest_name, to_json
 
 CONFIG = "config.json"
+TOKENS, TOKENIZER = "tokens", "tokenizer"  # folders that a run of ILQL makes of its data
+RunConfig = EfficientZeroRun | ILQLRun
+Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
+ALGORITHMS: dict[str, type[EfficientZeroRun] | type[ILQLRun]] = {
+    "efficientzero": EfficientZeroRun,
+    "ilql": ILQLRun,
+}
 
 
 class RunError(RuntimeError):
@@ -32,9 +42,7 @@ class RunError(RuntimeError):
     """
 
 
-def create_run(
-    folder: Path, config: EfficientZeroRun, preset: str = "", own: Sequence[str] = ()
-) -> None:
+def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[str] = ()) -> None:
     """Make the folder of a new run; RunError if there is one already, or something else.
 
     >>> import tempfile
@@ -65,21 +73,22 @@ def given_back(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if folder.is_dir() and [path.name for path in folder.iterdir()] == [CONFIG]:
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if CONFIG in names and names <= {CONFIG, TOKENS, TOKENIZER}:
+            for made in names - {CONFIG}:
+                shutil.rmtree(folder / made)
             (folder / CONFIG).unlink()
             folder.rmdir()
         raise
 
 
-def write_config(
-    folder: Path, config: EfficientZeroRun, preset: str, own: Sequence[str] = ()
-) -> None:
+def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str] = ()) -> None:
     """Write the config, complete, with what it is run by.
 
     own: of "worlds" and "networks", what the caller gave, which no config can hold.
     """
     made_by = {
-        "algorithm": "efficientzero",
+        "algorithm": algorithm_of(config),
         "preset": preset,
         "raffia": __version__,
         "torch": torch.__version__,
@@ -90,7 +99,16 @@ def write_config(
     write_atomically(str(folder / CONFIG), (text + "\n").encode())
 
 
-def read_run(folder: str | Path) -> EfficientZeroRun:
+def algorithm_of(config: RunConfig) -> str:
+    """The name of the algorithm that a config is of.
+
+    >>> algorithm_of(EfficientZeroRun())
+    'efficientzero'
+    """
+    return next(name for name, kind in ALGORITHMS.items() if type(config) is kind)
+
+
+def read_run(folder: str | Path) -> RunConfig:
     """The config of a run; RunError if there is none, or if it can't be read.
 
     >>> read_run("runs/nowhere")
@@ -102,22 +120,48 @@ def read_run(folder: str | Path) -> EfficientZeroRun:
     return config
 
 
+def read_run_of(kind: type[Config], folder: str | Path) -> Config:
+    """The same of an algorithm that is known; RunError if the run is of another one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     create_run(Path(there) / "run", EfficientZeroRun(seed=3))
+    ...     read_run_of(EfficientZeroRun, Path(there) / "run").seed
+    3
+    """
+    config = read_run(folder)
+    if type(config) is not kind:
+        name = algorithm_of(config)
+        raise RunError(
+            f"{folder} is a run of {name}: use the functions of raffia.recipes.{name} for it"
+        )
+    return config
+
+
 def read_made_by(folder: Path) -> dict[str, Any]:
     """Preset and versions of a run."""
     _, made_by = _read(folder)
     return made_by
 
 
-def _read(folder: Path) -> tuple[EfficientZeroRun, dict[str, Any]]:
+def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     path = folder / CONFIG
     try:
         data = json.loads(path.read_text())
         made_by = data.pop("run")
-        return from_json(EfficientZeroRun, data), made_by
+        algorithm = made_by["algorithm"]
+        if algorithm in ALGORITHMS:
+            return from_json(ALGORITHMS[algorithm], data), made_by
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
-    except (ValueError, KeyError, AttributeError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} can't be read: {error}") from error
+    near = nearest_name(str(algorithm), list(ALGORITHMS))
+    raise RunError(
+        f"{path} is of the algorithm {algorithm!r}, and known are {', '.join(ALGORITHMS)}"
+        f"{f'; did you mean {near}?' if near else ''} The run is of raffia "
+        f"{made_by.get('raffia', '?')}, this is {__version__}"
+    )
 
 
 def refuse_without_own(folder: Path, given: Sequence[str]) -> None:
@@ -134,7 +178,7 @@ def refuse_without_own(folder: Path, given: Sequence[str]) -> None:
         )
 
 
-def refuse_to_begin_anew(folder: Path, passed_over: Sequence[str]) -> None:
+def refuse_to_begin_anew(folder: Path, passed_over: Sequence[str], remark: str = "") -> None:
     """RunError if there are checkpoints, of which none can be used: they would be removed.
 
     >>> refuse_to_begin_anew(Path("runs/x"), [])
@@ -142,12 +186,17 @@ def refuse_to_begin_anew(folder: Path, passed_over: Sequence[str]) -> None:
     if passed_over:
         raise RunError(
             f"none of the {len(passed_over)} checkpoints in {folder} can be gone on with, as said "
-            "above. Nothing was changed: bring back what is missing, or begin another run. Where "
-            "the replay alone is missing, they can still be evaluated"
+            f"above. Nothing was changed: bring back what is missing, or begin another run{remark}"
         )
 
 
-def refuse_other_state(state: TensorDict, like: TensorDict, where: str) -> None:
+def refuse_other_state(
+    state: TensorDict,
+    like: TensorDict,
+    where: str,
+    *,
+    keep: str = "model.*, env.* and optimizer.name",  # the settings that shape a state
+) -> None:
     """RunError unless a state that was saved is one of the learner that is to go on with it.
 
     >>> one = TensorDict(weight=torch.ones(2))
@@ -163,8 +212,8 @@ def refuse_other_state(state: TensorDict, like: TensorDict, where: str) -> None:
         raise RunError(
             f"{where} is of other networks or another optimizer: {key} is "
             f"{saved.get(key, 'not there')} in it, and {wanted.get(key, 'not there')} here, and "
-            f"{len(differ) - 1} more differ. Go on with model.*, env.* and optimizer.name as they "
-            "were, and with the same networks"
+            f"{len(differ) - 1} more differ. Go on with {keep} as they were, and with the same "
+            "networks"
         )
 
 
@@ -189,3 +238,24 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def find_checkpoint(folder: Path, which: str) -> Checkpoint:
+    """The "best" or the "newest" checkpoint of a run, or one by its number; RunError if none is."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if which in ("best", "newest"):
+        found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
+        if found is None and checkpoints.passed_over:
+            raise RunError(f"none of the checkpoints of {folder} is whole")
+        if found is None:
+            raise RunError(
+                f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"
+            )
+        return found
+    kept = {checkpoint.update: checkpoint for checkpoint in checkpoints.kept()}
+    if not which.isdecimal() or int(which) not in kept:
+        raise RunError(
+            f"{folder} has no checkpoint {which!r}: there are 'best', 'newest' and "
+            f"{', '.join(map(str, kept)) or 'no numbers'}"
+        )
+    return kept[int(which)]

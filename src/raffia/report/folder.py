@@ -82,8 +82,8 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment's id, or nothing."""
-        return str(self.setting("env", "id") or "")
+        """The environment's id, or the task where there is none; or nothing."""
+        return str(self.setting("env", "id") or self.setting("task") or "")
 
     @property
     def seed(self) -> str:

@@ -30,6 +30,7 @@ from raffia.train.settings import (
 
 __all__ = [
     "ConfigError",
+    "changed_settings",
     "from_command_line",
     "from_json",
     "nearest_name",
@@ -64,6 +65,24 @@ def from_json(kind: type[Config], data: object, *, base: Config | None = None) -
     """
     names = setting_names(kind)
     return _config_from_json(kind, data, base, "", names)
+
+
+def changed_settings(before: Config, after: Config) -> list[str]:
+    """The names of the settings that differ.
+
+    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> changed_settings(EfficientZeroRun(), EfficientZeroRun(seed=1))
+    ['seed']
+    """
+    old, new = to_json(before), to_json(after)
+    return [name for name in setting_names(type(before)) if _at(old, name) != _at(new, name)]
+
+
+def _at(data: object, name: str) -> object:
+    for part in name.split("."):
+        assert isinstance(data, dict)
+        data = data[part]
+    return data
 
 
 def read_config(kind: type[Config], path: str | Path, *, base: Config | None = None) -> Config:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +56,17 @@ class Episodes:
     def mean_return(self) -> float:
         """Of all episodes."""
         return sum(self.returns) / len(self.returns)
+
+    @property
+    def score(self) -> float:
+        """The larger the better: the mean return."""
+        return self.mean_return
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a row tells of them."""
+        told = {"mean_return": self.mean_return, "returns": self.returns, "lengths": self.lengths}
+        return {**told, "as_first": self.as_first} if self.as_first else told
 
 
 def play_episodes(

@@ -188,31 +188,26 @@ class StatusPanel:
 
     def _counts(self, wide: bool) -> Table:
         status = self._status
-        played = progress(status.env_step, status.num_env_steps)
-        return _columns(
-            [
-                ("env steps", played, _per_second(status.env_steps_per_second)),
-                (
-                    "updates",
-                    progress(status.update, status.num_updates),
-                    _per_second(status.updates_per_second),
-                ),
+        updates = progress(status.update, status.num_updates)
+        rows = [("updates", updates, _per_second(status.updates_per_second))]
+        if status.env_step is not None:
+            steps = progress(status.env_step, status.num_env_steps or 0)
+            rows = [
+                ("env steps", steps, _per_second(status.env_steps_per_second)),
+                *rows,
                 ("simulations", "", _per_second(status.simulations_per_second)),
-            ],
-            wide,
-        )
+            ]
+        return _columns(rows, wide)
 
     def _returns(self, wide: bool) -> Table:
         status = self._status
-        return _columns(
-            [
-                ("latest return", score(status.latest_return)),
-                ("evaluated", score(status.evaluated_return)),
-                ("best", score(status.best_return)),
-            ],
-            wide,
-            strong="green",
-        )
+        rows = [
+            ("evaluated", score(status.evaluated_return)),
+            ("best", score(status.best_return)),
+        ]
+        if status.env_step is not None:
+            rows = [("latest return", score(status.latest_return)), *rows]
+        return _columns(rows, wide, strong="green")
 
     def _losses(self, width: int) -> list[Text]:
         """Names with their numbers, in as many lines as they need."""

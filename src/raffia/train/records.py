@@ -44,10 +44,18 @@ class Records:
         """Wall time of the run, over all its sittings."""
         return self._before + time.monotonic() - self._begun
 
-    def write(self, kind: str, *, update: int, env_step: int, values: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        kind: str,
+        *,
+        update: int,
+        env_step: int | None,  # None: none are played
+        values: Mapping[str, Any],
+    ) -> None:
         """One row; what of it is a number is a curve in TensorBoard, over the updates."""
         now = self.seconds
-        place = {"kind": kind, "update": update, "env_step": env_step, "seconds": round(now, 3)}
+        played = {} if env_step is None else {"env_step": env_step}
+        place = {"kind": kind, "update": update, **played, "seconds": round(now, 3)}
         self._waiting.append(functools.partial(self._rows.write, {**place, **values}))
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -6,28 +6,27 @@ Each task keeps what it must know after a resume in `state`, a dict for JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import EndedEpisode
-from raffia.train.evaluate import Episodes
 from raffia.train.loop import Ended
 from raffia.train.metrics import PhaseClock, RunningMeans
 from raffia.train.records import Records
 from raffia.train.view import Status, View
 
-Extra = Callable[[int, int], dict[str, float]]  # update, env_step -> further values of a row
+Extra = Callable[[int], dict[str, float]]  # update -> further values of a row
 
 
 class Log:
     """Rows of what was learnt and played, and the live view.
 
     every: updates from one row of means to the next; the view is shown at every update.
-    env_steps: how many steps were played so far.
+    env_steps: how many steps were played so far; gives None where none ever are.
     ended: gives the episodes that have ended since.
     extra: what else a row says.
-    simulations: how many simulations were searched so far.
+    counters: what else is counted, by name ("simulations"), for its rate per second.
     """
 
     def __init__(
@@ -38,17 +37,17 @@ class Log:
         status: Status,
         *,
         every: int,
-        env_steps: Callable[[], int],
+        env_steps: Callable[[], int | None],
         ended: Callable[[], list[EndedEpisode]],
-        simulations: Callable[[], int],
+        counters: Callable[[], dict[str, int]],
         extra: Extra,
     ) -> None:
         self._records, self._view, self._clock = records, view, clock
         self._every, self._env_steps, self._ended = every, env_steps, ended
-        self._simulations, self._extra = simulations, extra
+        self._counters, self._extra = counters, extra
         self._means = RunningMeans()
         self.status = status
-        self._before: tuple[float, int, int, int] | None = None  # seconds, update, steps, searched
+        self._before: tuple[float, dict[str, int]] | None = None  # seconds, counts
 
     def told(self, metrics: TensorDict) -> None:
         """Hear of an update."""
@@ -58,55 +57,57 @@ class Log:
         """Write down what is due."""
         update, env_step = int(state["step"]), self._env_steps()
         if self._before is None:
-            self._mark(update - 1, env_step)
+            self._mark(update - 1)
         self.episodes(update, env_step)
         if update % self._every == 0:
             self.row(update, env_step)
         self._show(update, env_step)
 
-    def episodes(self, update: int, env_step: int) -> None:
+    def episodes(self, update: int, env_step: int | None) -> None:
         """A row for each episode that has ended."""
         for episode in self._ended():
             values = {"return": episode.episode_return, "length": episode.length}
             self._records.write("episode", update=update, env_step=env_step, values=values)
             self.status = replace(self.status, latest_return=episode.episode_return)
 
-    def row(self, update: int, env_step: int) -> None:
+    def row(self, update: int, env_step: int | None) -> None:
         """The means since the last row."""
         means = self._means.take()
         if not means:
             return
-        values = {**means, **self._rates(update, env_step), **self._clock.take()}
-        values |= self._extra(update, env_step)
+        values = {**means, **self._rates(update), **self._clock.take()}
+        values |= self._extra(update)
         self._records.write("train", update=update, env_step=env_step, values=values)
         losses = {name: mean for name, mean in means.items() if name.endswith("loss")}
         self.status = replace(self.status, losses=losses)
-        self._mark(update, env_step)
+        self._mark(update)
 
-    def _mark(self, update: int, env_step: int) -> None:
-        self._before = self._records.seconds, update, env_step, self._simulations()
+    def _mark(self, update: int) -> None:
+        self._before = self._records.seconds, self._counts(update)
 
-    def _rates(self, update: int, env_step: int) -> dict[str, float]:
+    def _counts(self, update: int) -> dict[str, int]:
+        env_step = self._env_steps()
+        played = {} if env_step is None else {"env_steps": env_step}
+        return {"updates": update, **played, **self._counters()}
+
+    def _rates(self, update: int) -> dict[str, float]:
         if self._before is None:  # nothing was learnt in this sitting
             return {}
-        seconds, updates, steps, searched = self._before
+        seconds, before = self._before
         took = max(self._records.seconds - seconds, 1e-9)
-        updates_rate = (update - updates) / took
-        steps_rate = (env_step - steps) / took
-        searched_rate = (self._simulations() - searched) / took
+        rates = {
+            f"{name}_per_second": (count - before[name]) / took
+            for name, count in self._counts(update).items()
+        }
         self.status = replace(
             self.status,
-            updates_per_second=updates_rate,
-            env_steps_per_second=steps_rate,
-            simulations_per_second=searched_rate,
+            updates_per_second=rates["updates_per_second"],
+            env_steps_per_second=rates.get("env_steps_per_second"),
+            simulations_per_second=rates.get("simulations_per_second"),
         )
-        return {
-            "updates_per_second": updates_rate,
-            "env_steps_per_second": steps_rate,
-            "simulations_per_second": searched_rate,
-        }
+        return rates
 
-    def _show(self, update: int, env_step: int) -> None:
+    def _show(self, update: int, env_step: int | None) -> None:
         left = None
         if self.status.updates_per_second:
             left = (self.status.num_updates - update) / self.status.updates_per_second
@@ -132,77 +133,110 @@ class Log:
         self.status = replace(self.status, evaluated_return=mean_return, best_return=best)
 
 
-class Evaluate:
-    """Whole episodes each so many steps of the worlds.
+class Outcome(Protocol):
+    """What came of an evaluation: `Episodes`, `Evaluated` ...
 
-    play: from the learner's state and the number of steps to what came of it; None if it was
-        interrupted, in which case it is due still.
-    better: is told when the mean return is the best so far.
-    target: the run ends when the mean return reaches it.
+    >>> from raffia.train.evaluate import Episodes
+    >>> outcome: Outcome = Episodes([1.0, 3.0], [5, 6])
+    >>> outcome.score
+    2.0
+    """
+
+    @property
+    def score(self) -> float:
+        """The larger the better."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What its row tells."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An outcome of any kind.
+
+    >>> Evaluated(score=-0.25, values={"loss": 0.25}).score
+    -0.25
+    """
+
+    score: float  # the larger the better
+    values: Mapping[str, Any]  # of its row
+
+
+class Evaluate:
+    """An evaluation each so many steps of the worlds, or each so many updates.
+
+    play: from the learner's state and the number of steps (or updates) to what came of it; None if
+        it was interrupted, in which case it is due still.
+    env_steps: how many steps were played so far; gives None where none ever are.
+    target: the run ends when the score reaches it.
+    num_simulations: of each search, where there are any; for the row.
+    of_returns: whether the score is a mean return, which the view then shows.
     """
 
     def __init__(
         self,
-        play: Callable[[TensorDict, int], Episodes | None],
+        play: Callable[[TensorDict, int], Outcome | None],
         records: Records,
         log: Log,
         *,
         every: int,
-        env_steps: Callable[[], int],
+        env_steps: Callable[[], int | None],
         target: float | None,
-        num_simulations: int,
+        num_simulations: int | None = None,
+        of_returns: bool = True,
     ) -> None:
         self._play, self._records, self._log = play, records, log
         self._every, self._env_steps = every, env_steps
-        self._target, self._num_simulations = target, num_simulations
+        self._target, self._of_returns = target, of_returns
+        self._more = {} if num_simulations is None else {"num_simulations": num_simulations}
         self.num_done = 0
         self.best: float | None = None
         self.latest: float | None = None
-        self._at, self._at_step = -1, -1  # update and env step of the latest evaluation
+        self._at, self._at_count = -1, -1  # update and count of the latest evaluation
         self._improved = False
 
+    def _count(self, update: int) -> int:
+        """What `every` counts."""
+        env_step = self._env_steps()
+        return update if env_step is None else env_step
+
     def score_of(self, update: int) -> float | None:
-        """The mean return of the state after this update, if it was evaluated."""
+        """The score of the state after this update, if it was evaluated."""
         return self.latest if update == self._at else None
 
     def improved(self, update: int) -> bool:
         """Whether the state after this update is the best that was evaluated."""
         return self._improved and update == self._at
 
-    def is_old(self, env_step: int, update: int) -> bool:
-        """Whether much was learnt since the latest evaluation: another step, or some updates."""
-        return env_step != self._at_step or update - self._at > 10
+    def is_old(self, update: int) -> bool:
+        """Whether much was learnt since the latest evaluation: the count moved, or some updates."""
+        return self._count(update) != self._at_count or update - self._at > 10
 
-    @property
-    def is_due(self) -> bool:
-        """Whether enough was played since the latest evaluation."""
-        return self._env_steps() // self._every > self.num_done
+    def is_due(self, update: int) -> bool:
+        """Whether enough went by since the latest evaluation."""
+        return self._count(update) // self._every > self.num_done
 
     def __call__(self, state: TensorDict) -> None:
         """Evaluate if it is due."""
-        if self.is_due:
+        if self.is_due(int(state["step"])):
             self.now(state)
 
     def now(self, state: TensorDict) -> None:
         """Evaluate; raises `Ended` if the target is reached."""
-        update, env_step = int(state["step"]), self._env_steps()
-        found = self._play(state, env_step)
+        update = int(state["step"])
+        count = self._count(update)
+        found = self._play(state, count)
         if found is None:
             return
-        self.num_done = env_step // self._every
-        self.latest, self._at, self._at_step = found.mean_return, update, env_step
+        self.num_done = count // self._every
+        self.latest, self._at, self._at_count = found.score, update, count
         self._improved = self.best is None or self.latest > self.best
-        values: dict[str, Any] = {
-            "mean_return": found.mean_return,
-            "returns": found.returns,
-            "lengths": found.lengths,
-            "num_simulations": self._num_simulations,
-        }
-        if found.as_first:
-            values["as_first"] = found.as_first
+        env_step, values = self._env_steps(), {**found.values, **self._more}
         self._records.write("evaluate", update=update, env_step=env_step, values=values)
         self.best = self.latest if self.best is None else max(self.best, self.latest)
-        self._log.evaluated(self.latest, self.best)
+        if self._of_returns:
+            self._log.evaluated(self.latest, self.best)
         if self._target is not None and self.latest >= self._target:
             raise Ended("target")
 
@@ -211,14 +245,14 @@ class Evaluate:
         return {
             "best": self.best,
             "latest": self.latest,
-            "at": [self._at, self._at_step],
+            "at": [self._at, self._at_count],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self.best, self.latest = state["best"], state["latest"]
-        self._at, self._at_step = state["at"]
-        self.num_done = max(0, self._at_step) // self._every  # which may be another one now
+        self._at, self._at_count = state["at"]
+        self.num_done = max(0, self._at_count) // self._every  # which may be another one now
 
 
 class Save:

@@ -29,8 +29,8 @@ class Status:
     title: str = ""
     update: int = 0
     num_updates: int = 0
-    env_step: int = 0
-    num_env_steps: int = 0
+    env_step: int | None = 0  # None: none are played
+    num_env_steps: int | None = 0
     seconds: float = 0.0  # of the run so far, over all its sittings
     seconds_left: float | None = None
     env_steps_per_second: float | None = None
@@ -46,7 +46,7 @@ class Status:
         """Of the run that is done, 0..1."""
         done, whole = self.update, self.num_updates
         if not whole:
-            done, whole = self.env_step, self.num_env_steps
+            done, whole = self.env_step or 0, self.num_env_steps or 0
         return min(1.0, max(0.0, done / whole)) if whole else 0.0
 
 
@@ -148,7 +148,8 @@ def plain_parts(status: Status) -> list[str]:
     parts = [duration(status.seconds), f"{percent(status.share):>5}"]
     parts.append(f"update {progress(status.update, status.num_updates, '')}")
     if status.env_step or status.num_env_steps:
-        parts.append(f"env step {progress(status.env_step, status.num_env_steps, '')}")
+        step = progress(status.env_step or 0, status.num_env_steps or 0, "")
+        parts.append(f"env step {step}")
     if status.seconds_left is not None:
         parts.append(f"{duration(status.seconds_left)} left")
     returns = [

@@ -6,20 +6,30 @@ Names are imported when first asked for, so that `config.py` comes without torch
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raffia.algorithms.ilql.agent import ILQL
     from raffia.algorithms.ilql.config import ILQLConfig, method
     from raffia.algorithms.ilql.decode_config import DecodeConfig
+    from raffia.algorithms.ilql.evaluator import AgentEvaluation, ILQL_Evaluator
     from raffia.algorithms.ilql.learner import ILQLLearner
     from raffia.algorithms.ilql.loss import Loss, with_row_means
     from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, ILQLTarget, make_target
+    from raffia.algorithms.ilql.ngrams import NGram, TopAdvantageNGrams
+    from raffia.algorithms.ilql.policy import ILQL_Policy
 
 __all__ = [
+    "AgentEvaluation",
     "DecodeConfig",
+    "ILQL",
     "ILQLConfig",
     "ILQLLearner",
     "ILQLModel",
     "ILQLOutputs",
     "ILQLTarget",
+    "ILQL_Evaluator",
+    "ILQL_Policy",
     "Loss",
+    "NGram",
+    "TopAdvantageNGrams",
     "make_target",
     "method",
     "with_row_means",
@@ -34,6 +44,14 @@ def __getattr__(name: str) -> Any:
             return getattr(import_module("raffia.algorithms.ilql.config"), name)
         case "DecodeConfig":
             return import_module("raffia.algorithms.ilql.decode_config").DecodeConfig
+        case "ILQL":
+            return import_module("raffia.algorithms.ilql.agent").ILQL
+        case "AgentEvaluation" | "ILQL_Evaluator":
+            return getattr(import_module("raffia.algorithms.ilql.evaluator"), name)
+        case "ILQL_Policy":
+            return import_module("raffia.algorithms.ilql.policy").ILQL_Policy
+        case "NGram" | "TopAdvantageNGrams":
+            return getattr(import_module("raffia.algorithms.ilql.ngrams"), name)
         case "ILQLLearner":
             return import_module("raffia.algorithms.ilql.learner").ILQLLearner
         case "Loss" | "with_row_means":

@@ -6,7 +6,7 @@ What ILQL is compared with is ILQL with other numbers: see `method`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from raffia.algorithms.ilql.decode_config import DecodeConfig as DecodeConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
@@ -216,10 +216,11 @@ class ILQLConfig:
             )
 
 
+Config = TypeVar("Config", bound=ILQLConfig)  # a run's config is one, too
 Method = Literal["ilql", "bc", "filtered_bc", "single_step", "cql"]
 
 
-def method(name: Method, config: ILQLConfig) -> ILQLConfig:
+def method(name: Method, config: Config) -> Config:
     """What ILQL is compared with: the same networks and data, other numbers.
 
     ilql         as it is

@@ -21,7 +21,7 @@ from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ILQLLearner"]
+__all__ = ["ILQLLearner", "hyper_of"]
 
 Key = tuple[str, ...]
 ModelFactory = Callable[[], ILQLModel]
@@ -109,7 +109,7 @@ class ILQLLearner:
                 language=self._optimizer.init(_followed(params, LANGUAGE)),
                 values=self._optimizer.init(_followed(params, VALUES)),
             ),
-            hyper=_hyper(self.config, next(model.parameters())),
+            hyper=hyper_of(self.config, next(model.parameters())),
             step=torch.tensor(0),
         )
         if self._drops:
@@ -229,8 +229,12 @@ def _moved(
     return target
 
 
-def _hyper(config: ILQLConfig, like: Tensor) -> TensorDict:
-    """What a member of a population may have of its own, as precise as the weights, at least."""
+def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
+    """What a member of a population may have of its own, as precise as the weights, at least.
+
+    >>> hyper_of(ILQLConfig(), like=torch.zeros(()))["alpha"]
+    tensor(0.0050)
+    """
     loss, optimizer = config.loss, config.optimizer
     numbers = {
         "learning_rate": optimizer.learning_rate,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
-from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.places import HiddenStates, Places, Trunk, hidden_states
 from raffia.algorithms.ilql.terms import (
     bellman_target,
@@ -35,7 +35,7 @@ from raffia.functional.losses import masked_mean
 from raffia.functional.trees import is_traced
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Loss", "Values", "with_row_means"]
+__all__ = ["Loss", "Values", "next_tokens", "with_row_means"]
 
 Terms = dict[str, Tensor]  # by name, []
 
@@ -63,6 +63,7 @@ class Loss(nn.Module):
 
     lean: compute only what counts; False computes all slots and is there for comparison.
     precision: of the matrix products; values and losses stay as precise as the parameters.
+    target: the slow copy; None for a fresh one.
 
     It is called with a batch [B], right-padded:
 
@@ -88,9 +89,10 @@ class Loss(nn.Module):
         *,
         lean: bool = True,
         precision: Literal["float32", "bfloat16"] = "float32",
+        target: ILQLTarget | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.target = model, make_target(model)
+        self.model, self.target = model, make_target(model) if target is None else target
         self.config, self.lean, self.precision = config, lean, precision
 
     def forward(self, batch: TensorDict, numbers: TensorDict) -> tuple[Tensor, Terms]:
@@ -115,7 +117,7 @@ class Loss(nn.Module):
         advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
         if config.needs_values:
             assert states is not None
-            values = self._values(batch, masks, states, lean)
+            values = self.values(batch, masks, states, self._slow(states, batch), lean)
             terms |= self._value_terms(values, batch, masks, numbers)
             metrics |= _told(values, values.places.take(masks.values))
             advantage = values.places.spread(values.target_q - values.v)
@@ -135,7 +137,21 @@ class Loss(nn.Module):
     def _states(self, trunk: Trunk, batch: TensorDict) -> HiddenStates:
         return hidden_states(trunk, batch["tokens"], batch["attn_mask"], packed=self.lean)
 
-    def _values(self, batch: TensorDict, masks: Masks, states: HiddenStates, lean: bool) -> Values:
+    def _slow(self, states: HiddenStates, batch: TensorDict) -> HiddenStates:
+        """The target's: the same as the trunk's where it has none of its own."""
+        if self.target.trunk is None:
+            return states
+        with torch.no_grad():
+            return self._states(self.target.trunk, batch)
+
+    def values(
+        self,
+        batch: TensorDict,
+        masks: Masks,
+        states: HiddenStates,  # of the trunk
+        slow: HiddenStates,  # of the target
+        lean: bool = True,
+    ) -> Values:
         """The heads at the actions, and what the states behind them are worth."""
         config, model = self.config, self.model
         mask = masks.values | masks.weights
@@ -149,11 +165,10 @@ class Loss(nn.Module):
         at_actions = states.at(batch["action_idxs"], places)
         action = torch.zeros_like(batch["action_idxs"])  # whole utterances have one number only
         if model.config.per_token:
-            action = _next_tokens(batch)
+            action = next_tokens(batch)
         action = places.take(action)
         q, q_rows = self._q(model.q_input(at_actions), action)
         with torch.no_grad():
-            slow = states if self.target.trunk is None else self._states(self.target.trunk, batch)
             x = slow.at(batch["action_idxs"], places)
             target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
             following = v
@@ -214,12 +229,12 @@ class Loss(nn.Module):
         count = attended[:, 1:].sum() if count is None else count
         if self.model.config.per_token and config.transition_weight == 0:
             position, token, weight, mask = (
-                batch["action_idxs"], _next_tokens(batch), weights, masks.weights
+                batch["action_idxs"], next_tokens(batch), weights, masks.weights
             )  # fmt: skip
             if config.mask == "published":  # a row of one token has no next one
                 mask = mask & attended[:, :2].all(1, keepdim=True)
         else:
-            weight = self._spread(weights, batch, masks)[:, :-1]
+            weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
             token, mask = tokens[:, 1:], attended[:, 1:]
         places = Places.of(mask & (weight != 0) if lean else mask, lean)
@@ -227,8 +242,8 @@ class Loss(nn.Module):
         take = places.take
         return token_loss(logits, take(token), take(weight), take(mask), count)
 
-    def _spread(self, weights: Tensor, batch: TensorDict, masks: Masks) -> Tensor:
-        """The weights of all tokens [B, T]."""
+    def spread(self, weights: Tensor, batch: TensorDict, masks: Masks) -> Tensor:
+        """The weights of all tokens [B, T], from those of the actions [B, A]."""
         config = self.config
         first, last = batch["action_idxs"], batch["action_idxs"]
         if not self.model.config.per_token:  # from the state to the end token's own position
@@ -259,10 +274,10 @@ def with_row_means(
     """
     counted = masks_of(batch["action_mask"], batch["terminals"], mask).values
     actions = counted.sum(1).to(torch.float32)
-    next_tokens = batch["attn_mask"][:, 1:].sum(1).to(torch.float32)
+    others = batch["attn_mask"][:, 1:].sum(1).to(torch.float32)
     batch = batch.copy()
     batch["actions_per_row"] = actions.mean().expand_as(actions)
-    batch["next_tokens_per_row"] = next_tokens.mean().expand_as(next_tokens)
+    batch["next_tokens_per_row"] = others.mean().expand_as(others)
     return batch
 
 
@@ -271,8 +286,13 @@ def _count(batch: TensorDict, name: str) -> Tensor | None:
     return batch[name].sum() if name in batch.keys() else None
 
 
-def _next_tokens(batch: TensorDict) -> Tensor:
-    """The token behind each action's position [B, A]."""
+def next_tokens(batch: TensorDict) -> Tensor:
+    """The token behind each action's position [B, A].
+
+    >>> tokens, actions = torch.tensor([[7, 8, 9]]), torch.tensor([[0, 1]])
+    >>> next_tokens(TensorDict(tokens=tokens, action_idxs=actions, batch_size=[1]))
+    tensor([[8, 9]])
+    """
     last = batch["tokens"].shape[1] - 1
     return batch["tokens"].gather(1, (batch["action_idxs"] + 1).clamp_max(last))
 

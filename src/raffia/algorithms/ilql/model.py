@@ -6,7 +6,8 @@ Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabular
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class ILQLOutputs(NamedTuple):
     v: Tensor  # [B, A + 1]
     q: tuple[Tensor, ...]  # each [B, A, V], or [B, A, 1] for whole utterances
     target_q: tuple[Tensor, ...]  # likewise, of the slow copy; empty where none was given
-    logits: Tensor  # [B, T, V], of the policy
+    logits: Tensor | None  # [B, T, V], of the policy; None where they were not wanted
 
 
 class ILQLModel(nn.Module):
@@ -138,34 +139,44 @@ class ILQLModel(nn.Module):
         prefix_attn_mask: Tensor | None = None,  # bool [B, P]
         remove_prefix_position_embs: bool = False,
         target: ILQLTarget | None = None,
+        with_logits: bool = True,
+        detach_policy: bool = False,  # no gradient at all comes of the logits
+        trunk_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ILQLOutputs:
-        """All of it for all positions; `Loss` computes what it needs only."""
+        """All of it for all positions; `Loss` computes what it needs only.
 
-        def states(trunk: Trunk) -> Tensor:
-            if prefix_embs is None:
-                return trunk(tokens, attn_mask)
-            return trunk(
-                tokens,
-                attn_mask,
-                prefix_embs=prefix_embs,
-                prefix_attn_mask=prefix_attn_mask,
-                remove_prefix_position_embs=remove_prefix_position_embs,
-            )
+        trunk_kwargs: what else "trunk", "policy" and "target" are called with, such as a cache.
+        """
+        more = {} if trunk_kwargs is None else dict(trunk_kwargs)
+        prefix: dict[str, Any] = {}
+        if prefix_embs is not None:
+            prefix = {
+                "prefix_embs": prefix_embs,
+                "prefix_attn_mask": prefix_attn_mask,
+                "remove_prefix_position_embs": remove_prefix_position_embs,
+            }
 
-        hidden = states(self.trunk)
+        def states(name: str, trunk: Trunk) -> Tensor:
+            return trunk(tokens, attn_mask, **prefix, **more.get(name, {}))
+
+        hidden = states("trunk", self.trunk)
         at_actions = _gather(hidden, action_idxs)
         target_q: tuple[Tensor, ...] = ()
         if target is not None:
             with torch.no_grad():
-                slow = None if target.trunk is None else states(target.trunk)
+                slow = None if target.trunk is None else states("target", target.trunk)
                 at = at_actions if slow is None else _gather(slow, action_idxs)
                 target_q = tuple(head(at.detach()) for head in target.q_heads)
-        separate = self.config.policy == "separate"
+        logits = None
+        if with_logits:
+            separate = self.config.policy == "separate"
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_policy):
+                logits = self.logits(states("policy", self.policy) if separate else hidden)
         return ILQLOutputs(
             v=self.value(_gather(hidden, state_idxs)),
             q=tuple(head(self.q_input(at_actions)) for head in self.q_heads),
             target_q=target_q,
-            logits=self.logits(states(self.policy) if separate else hidden),
+            logits=logits,
         )
 
 

@@ -5,7 +5,8 @@ Legend: B rows, K entries of a row, M computed entries, N tokens that have a hid
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -128,6 +129,7 @@ def hidden_states(
     attn_mask: Tensor,  # bool [B, T]
     *,
     packed: bool,  # leave out padding, where it stands at the right and the trunk can
+    more: Mapping[str, Any] | None = None,  # what else the trunk is called with; never packed then
 ) -> HiddenStates:
     """One pass of a trunk.
 
@@ -138,9 +140,9 @@ def hidden_states(
     torch.Size([4, 8])
     """
     packed_hidden = getattr(trunk, "packed_hidden", None)
-    if packed and packed_hidden is not None and _right_padded(attn_mask):
+    if packed and not more and packed_hidden is not None and _right_padded(attn_mask):
         return HiddenStates(*packed_hidden(tokens, attn_mask.sum(1)))
-    hidden = trunk(tokens, attn_mask)
+    hidden = trunk(tokens, attn_mask, **({} if more is None else more))
     num_rows, num_tokens = tokens.shape
     starts = torch.arange(num_rows, device=tokens.device) * num_tokens
     return HiddenStates(hidden.flatten(0, 1), starts)

@@ -1,0 +1,154 @@
+"""Checkpoints of `ILQL`: a folder of safetensors and JSON, written at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.data.folder import Folder, load_folder, write_folder
+from raffia.tensordict.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from raffia.algorithms.ilql.agent import ILQL
+
+__all__ = ["load_agent", "save_agent", "saved_config"]
+
+KIND, VERSION = "ILQL agent", 1
+WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
+NUMBERS = ("index", "batch_size", "mutation", "fitness", "step", "seed", "layer_bounds")
+Path = str | os.PathLike[str]
+
+
+def save_agent(agent: ILQL, path: Path) -> None:
+    """Write an agent; what is there of this kind is replaced once all is on disk.
+
+    >>> import tempfile
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8}, beta=2.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     agent.save_checkpoint(folder)
+    ...     saved_config(folder).loss.beta
+    2.0
+    """
+    tensors = {name: _plain(tensor) for name, tensor in _named(agent).items()}
+    files: dict[str, Any] = {WEIGHTS: lambda file: save_file(tensors, file)}
+    if agent.opt is not None:
+        opt = agent.opt.apply(_plain)
+        files[OPTIMISER] = lambda file: opt.save(file)
+    extras = {name: getattr(agent, name) for name in NUMBERS}
+    whole = asdict(agent.config)  # a run's config has more
+    config = {field.name: whole[field.name] for field in fields(ILQLConfig)}
+    extras |= {"config": config, "training": agent.training}
+    write_folder(path, KIND, VERSION, files, extras=extras)
+
+
+def saved_config(path: Path) -> ILQLConfig:
+    """The settings of an agent that was saved.
+
+    >>> saved_config("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: ...
+    """
+    return load_folder(path, KIND, VERSION, _config)
+
+
+def load_agent(agent: ILQL, path: Path) -> None:
+    """Make an agent the one that was saved, where that can be; else it stays as it is.
+
+    >>> import tempfile
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> small = {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8}
+    >>> agent, other = ILQL(None, small), ILQL(None, small)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     agent.save_checkpoint(folder)
+    ...     other.load_checkpoint(folder)
+    >>> torch.equal(other.model.q2[0].weight, agent.model.q2[0].weight)
+    True
+    """
+    config, extras, tensors, opt = load_folder(path, KIND, VERSION, _content)
+    model, target, device = agent.model, agent.target, agent.device
+    if config.model != agent.config.model or _unlike(_named(agent), tensors):
+        model = ILQLModel(config.model)
+        target = make_target(model)
+    odd = _unlike(_both(model, target), tensors)
+    if odd:
+        raise ValueError(
+            f"{os.fspath(path)} holds an agent whose language model is not made from a "
+            f"description: {odd}. Give one of its kind, ILQL.from_checkpoint(path, dataset, "
+            "trunk=HFTrunk.from_folder(folder))"
+        )
+    for name, tensor in _both(model, target).items():
+        tensor.data = tensors[name].to(device)
+    agent.install(model, target, config)
+    agent.opt = None if opt is None else opt.apply(lambda leaf: leaf.to(device))
+    for name in NUMBERS:
+        setattr(agent, name, extras[name])
+    agent.train(extras["training"])
+
+
+def _content(
+    folder: Folder,
+) -> tuple[ILQLConfig, dict[str, Any], dict[str, Tensor], TensorDict | None]:
+    tensors = load_file(folder.path(WEIGHTS))
+    opt = TensorDict.load(folder.path(OPTIMISER)) if OPTIMISER in folder.files else None
+    return _config(folder), folder.extras, tensors, opt
+
+
+def _config(folder: Folder) -> ILQLConfig:
+    config: ILQLConfig = _made(ILQLConfig, folder.extras["config"])
+    return config
+
+
+def _made(kind: Any, entries: Mapping[str, Any]) -> Any:
+    """The other way round from `dataclasses.asdict`."""
+    hints = get_type_hints(kind)
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(entries.keys() - known)
+    if unknown:
+        raise ValueError(
+            f"the checkpoint has the settings {json.dumps(unknown)}, which {kind.__name__} lacks: "
+            "it was written by a later release"
+        )
+    return kind(
+        **{
+            name: _made(hints[name], value) if is_dataclass(hints[name]) else value
+            for name, value in entries.items()
+        }
+    )
+
+
+def _named(agent: ILQL) -> dict[str, Tensor]:
+    return _both(agent.model, agent.target)
+
+
+def _both(model: nn.Module, target: nn.Module) -> dict[str, Tensor]:
+    """All tensors, each once: tied ones are one tensor of two names."""
+    found: dict[str, Tensor] = {}
+    for prefix, module in (("model", model), ("target", target)):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found[f"{prefix}.{name}"] = tensor
+    return found
+
+
+def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+    """What differs in names and shapes; nothing if they are alike."""
+    odd = sorted(mine.keys() ^ saved.keys())
+    if odd:
+        return f"{odd[0]!r} is only in the {'checkpoint' if odd[0] in saved else 'networks'}"
+    for name, tensor in mine.items():
+        if tensor.shape != saved[name].shape:
+            return f"{name!r} is {list(saved[name].shape)} there, and {list(tensor.shape)} here"
+    return ""
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()

@@ -1,0 +1,109 @@
+"""What `ILQL` is given: rows, or batches of them, or the next ones of its data set.
+
+Legend: B rows, T tokens of a row, A actions of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from raffia.algorithms.ilql.config import ILQLModelConfig
+from raffia.data.data_point import DataPoint
+from raffia.data.rl_dataset import RL_Dataset
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Items", "Stream", "batch_of", "check_dataset"]
+
+Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
+ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals action_mask".split()
+
+
+def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) -> TensorDict:
+    """A batch [B] as `Loss` describes it.
+
+    items: rows, which the data set puts together; or what it made of them, as a container or dict.
+
+    >>> batch_of({"tokens": None}, None, ILQLModelConfig())
+    Traceback (most recent call last):
+    ...
+    ValueError: the batch lacks ['attn_mask', 'action_idxs', 'state_idxs', 'rewards', 'terminals',
+    'action_mask']: dataset.collate(points) makes whole ones
+    """
+    if isinstance(items, Node | Mapping):
+        entries: dict[str, Any] = dict(items.items())
+        missing = [name for name in ENTRIES if name not in entries]
+        if missing:
+            raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
+        batch = TensorDict(entries, batch_size=[len(entries["tokens"])])
+    elif dataset is None:
+        raise ValueError(
+            "an agent without a data set can't put rows together: pass a batch, or set "
+            "agent.dataset"
+        )
+    else:
+        points = items
+        batch = dataset.collate(points, per_token=config.per_token)
+    block_size, length = config.trunk.block_size, batch["tokens"].shape[1]
+    if length > block_size:
+        raise ValueError(
+            f"rows of {length} tokens, and the model's context is {block_size}: cut them, "
+            f"point.cut({block_size}), or take a model with a larger block_size"
+        )
+    return batch
+
+
+class Stream:
+    """The batches of a data set, of which each follows from the seed and the update's number.
+
+    >>> from raffia.data.dialogue import DialogueDataset, Vocabulary
+    >>> points = [DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6)]
+    >>> data, stream = DialogueDataset.of_points(points, Vocabulary(9)), Stream()
+    >>> both = [stream.take(data, 0, update, 1, per_token=True)["tokens"] for update in (0, 1)]
+    >>> sorted(tokens[0, 1].item() for tokens in both)
+    [5, 6]
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[object, ...] | None = None
+        self._rows: Iterator[TensorDict] = iter(())
+
+    def take(
+        self, dataset: RL_Dataset, seed: int, update: int, batch_size: int, *, per_token: bool
+    ) -> TensorDict:
+        """The batch of this update; quick for one update after the other."""
+        kind = dataset, seed, batch_size, per_token
+        if self._place is None or not all(
+            a is b or a == b for a, b in zip(self._place, (*kind, update), strict=True)
+        ):
+            self._rows = dataset.batches(seed, update, batch_size, per_token=per_token)
+        batch = next(self._rows)
+        self._place = (*kind, update + 1)
+        return batch
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
+        """A fresh one, which finds the place again."""
+        return Stream()
+
+
+def check_dataset(dataset: RL_Dataset | None, config: ILQLModelConfig) -> None:
+    """Refuse a data set whose rows the networks can't read.
+
+    >>> check_dataset(None, ILQLModelConfig())
+    """
+    if dataset is None:
+        return
+    trunk, num_tokens = config.trunk, dataset.vocabulary.num_tokens
+    if num_tokens > trunk.vocab_size:
+        raise ValueError(
+            f"the data set has {num_tokens} tokens and the model {trunk.vocab_size}: pass "
+            f"net_config={{'vocab_size': {num_tokens}, ...}}"
+        )
+    if dataset.max_len is not None and dataset.max_len > trunk.block_size:
+        raise ValueError(
+            f"the data set has rows of up to max_len={dataset.max_len} tokens, and the model's "
+            f"context is block_size={trunk.block_size}: make one as the other"
+        )

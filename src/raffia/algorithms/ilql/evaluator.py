@@ -1,0 +1,157 @@
+"""`ILQL_Evaluator`: how an agent fares in a world of text, and how far it is from its policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.policy import ILQL_Policy, Speaker
+from raffia.data.data_point import DataPoint
+from raffia.data.token_reward import TokenReward
+from raffia.data.utterances import Observation
+from raffia.envs.text.contract import Language_Environment
+from raffia.envs.text.play import Played, play_dialogues
+from raffia.envs.text.tokenizer import Tokenizer
+from raffia.functional.seeds import derive_seed, generator_for
+
+__all__ = ["AgentEvaluation", "ILQL_Evaluator"]
+
+MakeEnv = Callable[[], Language_Environment]
+
+
+@dataclass(frozen=True)
+class AgentEvaluation:
+    """What came of some games: means over them, but for KL and entropy.
+
+    >>> game = Played(None, ("hi",), (1.0,), True)
+    >>> AgentEvaluation((game,), (-0.5,), (0.1,), (1.2,)).token_reward
+    -0.5
+    """
+
+    games: tuple[Played, ...]
+    token_rewards: tuple[float, ...]  # of each game: by the `TokenReward` alone
+    kls: tuple[float, ...]  # of each utterance: its log-probability less the policy's own
+    surprises: tuple[float, ...]  # of each utterance: less its log-probability, in nats
+
+    @property
+    def env_reward(self) -> float:
+        """What the environment gave."""
+        return _mean([game.episode_return for game in self.games])
+
+    @property
+    def token_reward(self) -> float:
+        """What the tokens that were said are worth by themselves."""
+        return _mean(self.token_rewards)
+
+    @property
+    def kl(self) -> float:
+        """From the policy's own distribution over utterances to that which was drawn from.
+
+        An estimate by what was said; of a beam search it says how much likelier that was made.
+        """
+        return _mean(self.kls)
+
+    @property
+    def entropy(self) -> float:
+        """Of the distribution over utterances that was drawn from; an estimate, too."""
+        return _mean(self.surprises)
+
+
+class ILQL_Evaluator:
+    """Lets an agent play, in evaluation mode and without gradients.
+
+    make_env: a world for each game.
+    decode: how it speaks.
+    token_reward: what its tokens are worth by themselves; None for nothing.
+    num_games, seed: the games, and all chance in them, follow from the seed.
+    batch_size: so many games are played at once.
+
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> from raffia.envs.text.tokenizer import character_tokenizer
+    >>> from raffia.envs.text.wordle.env import WordleEnv
+    >>> from raffia.envs.text.wordle.game import Wordle
+    >>> from raffia.envs.text.wordle.vocabulary import Vocabulary
+    >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
+    >>> tokenizer = character_tokenizer(["abcdefghijklmnopqrstuvwxyz<>"])
+    >>> agent = ILQL(None, {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2,
+    ...                     "n_embd": 8, "block_size": 256})
+    >>> evaluator = ILQL_Evaluator(lambda: WordleEnv(wordle), tokenizer,
+    ...                            DecodeConfig(max_new_tokens=5), num_games=2)
+    >>> evaluator.evaluate(agent).env_reward
+    -6.0
+    """
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        tokenizer: Tokenizer,
+        decode: DecodeConfig | None = None,
+        *,
+        token_reward: TokenReward | None = None,
+        num_games: int = 32,
+        seed: int = 0,
+        batch_size: int = 256,
+        max_steps: int = 1000,
+    ) -> None:
+        if num_games < 1:
+            raise ValueError(f"num_games={num_games}: at least one game tells something")
+        self.make_env, self.tokenizer, self.token_reward = make_env, tokenizer, token_reward
+        decode = DecodeConfig() if decode is None else decode
+        # KL needs the policy's log-probabilities, which are there but for this
+        self.decode = decode if decode.include_logits else replace(decode, report_all=True)
+        self.num_games, self.seed = num_games, seed
+        self.batch_size, self.max_steps = batch_size, max_steps
+
+    def evaluate(self, agent: Speaker) -> AgentEvaluation:
+        """Play; the same agent gets the same games and says the same."""
+        draws = generator_for(self.seed, "evaluation")
+        listener = _Listener(ILQL_Policy(agent, self.tokenizer, self.decode, generator=draws))
+        seeds = [derive_seed(self.seed, "game", number) for number in range(self.num_games)]
+        games = play_dialogues(
+            self.make_env, listener, seeds, max_steps=self.max_steps, batch_size=self.batch_size
+        )
+        return AgentEvaluation(
+            games=tuple(games),
+            token_rewards=tuple(self._token_reward(game) for game in games),
+            kls=tuple(listener.kls),
+            surprises=tuple(-log_prob for log_prob in listener.log_probs),
+        )
+
+    def _token_reward(self, game: Played) -> float:
+        if self.token_reward is None:
+            return 0.0
+        row = DataPoint.from_obs(game.observation, self.tokenizer)
+        earned = self.token_reward.get_token_reward(row.tokens)
+        return math.fsum(earned[place + 1] for place in row.action_idxs)
+
+
+class _Listener:
+    """A policy that notes what the model thinks of its answers."""
+
+    def __init__(self, policy: ILQL_Policy) -> None:
+        self.policy = policy
+        self.kls: list[float] = []
+        self.log_probs: list[float] = []
+
+    def act(self, observation: Observation) -> str:
+        return self.act_batch([observation])[0]
+
+    def act_batch(self, observations: Sequence[Observation]) -> list[str]:
+        answers = self.policy.answer(observations)
+        assert answers.kl is not None
+        for noted, sums in ((self.kls, answers.kl), (self.log_probs, answers.log_prob)):
+            noted += _of_best(sums)
+        return self.policy.texts(answers)
+
+
+def _of_best(sums: Tensor) -> list[float]:  # [P, G]
+    found: list[float] = sums[:, 0].tolist()
+    return found
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan

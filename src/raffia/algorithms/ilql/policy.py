@@ -1,0 +1,95 @@
+"""`ILQL_Policy`: who says the agent's part in a dialogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import generate
+from raffia.algorithms.ilql.generations import Generations, Stop
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.data.data_point import DataPoint
+from raffia.data.utterances import Observation
+from raffia.envs.text.tokenizer import Tokenizer
+
+__all__ = ["ILQL_Policy", "Speaker"]
+
+
+class Speaker(Protocol):
+    """What of an agent speaks: `ILQL`, or anything with these two."""
+
+    @property
+    def model(self) -> ILQLModel: ...
+
+    @property
+    def target(self) -> ILQLTarget: ...
+
+
+class ILQL_Policy:
+    """Answers observations with texts, drawn or by beam search, in evaluation mode.
+
+    agent: whose networks are asked, as they are at each answer.
+    config: `num_beams=None` draws; 1 is greedy; more is a beam search.
+    generator: of the draws; None for torch's own.
+
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> from raffia.envs.text.tokenizer import character_tokenizer
+    >>> from raffia.envs.text.wordle.game import WordleObservation
+    >>> tokenizer = character_tokenizer(["abcdefghijklmnopqrstuvwxyz"])
+    >>> agent = ILQL(None, {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2,
+    ...                     "n_embd": 8, "block_size": 64})
+    >>> policy = ILQL_Policy(agent, tokenizer, DecodeConfig(num_beams=2, max_new_tokens=5))
+    >>> len(policy.act(WordleObservation())) <= 5
+    True
+    """
+
+    def __init__(
+        self,
+        agent: Speaker,
+        tokenizer: Tokenizer,
+        config: DecodeConfig | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        vocab_size = agent.model.config.trunk.vocab_size
+        if tokenizer.num_tokens > vocab_size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.num_tokens} tokens and the model {vocab_size}: "
+                "take the tokenizer that it was trained with"
+            )
+        self.agent, self.tokenizer, self.generator = agent, tokenizer, generator
+        self.config = DecodeConfig() if config is None else config
+
+    def act(self, observation: Observation) -> str:
+        """What to say next in a dialogue that has not ended."""
+        return self.act_batch([observation])[0]
+
+    def act_batch(self, observations: Sequence[Observation]) -> list[str]:
+        """What to say next in each of the dialogues; quicker than one by one."""
+        return self.texts(self.answer(observations))
+
+    def answer(self, observations: Sequence[Observation]) -> Generations:
+        """The same as tokens, all that were generated, with what the model thinks of them."""
+        return generate(
+            self.agent.model,
+            self.agent.target,
+            [self.prompt(observation) for observation in observations],
+            self.config,
+            generator=self.generator,
+            stop=Stop(tokens=(self.tokenizer.eoa_token_id,)),
+            pad_token=self.tokenizer.pad_token_id,
+        )
+
+    def prompt(self, observation: Observation) -> list[int]:
+        """The dialogue so far as tokens, as the rows of a data set have it."""
+        tokens = DataPoint.from_obs(observation, self.tokenizer).tokens
+        if tokens[-1] == self.tokenizer.eod_token_id:
+            raise ValueError("the dialogue has ended, so that there is nothing more to say")
+        return tokens
+
+    def texts(self, answers: Generations) -> list[str]:
+        """The best of the generations for each observation, as text."""
+        return [self.tokenizer.decode(tokens) for tokens in answers.best()]

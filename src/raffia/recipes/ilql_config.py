@@ -1,0 +1,205 @@
+"""What can be set of a run of ILQL. Imports no torch: help comes at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.envs.checked import check_choices, check_least
+from raffia.recipes.config import CheckpointConfig
+
+__all__ = [
+    "BranchingSettings",
+    "DialogueDataConfig",
+    "ILQLEvaluateConfig",
+    "ILQLRun",
+    "MAY_CHANGE",
+    "ScriptsConfig",
+    "WordleConfig",
+]
+
+# Settings that a run may go on with other values of, or whose names begin so; all others shaped
+# what was learnt.
+MAY_CHANGE = (
+    "num_updates",
+    "num_micro_batches",
+    "decode.",
+    "evaluate.",
+    "checkpoint.",
+    "device",
+    "num_threads",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueDataConfig:
+    """Logged dialogues in files, where the task is "data"."""
+
+    files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
+    # of Hugging Face (extra: text).
+    tokenizer: str = "characters"
+    add_special_tokens: bool = False  # those that a tokenizer from elsewhere lacks
+    max_len: int | None = None  # tokens of a row; None: the model's context
+    too_long: Literal["refuse", "cut", "skip"] = "refuse"
+    malformed: Literal["refuse", "skip"] = "refuse"
+    token_reward: float = 0.0  # of each of the agent's tokens; below 0 it makes the agent brief
+    held_out: float = 0.05  # share of the rows that is evaluated on, and not learnt from
+    split_seed: int = 0  # which rows these are
+    buckets: tuple[int, ...] = ()  # lengths that batches are padded to; none: their longest row
+    sort_window: int = 50  # batches whose rows are sorted by length together
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "sort_window")
+        if self.max_len is not None:
+            check_least(self, 2, "max_len")
+        if not 0 < self.held_out < 1:
+            raise ValueError(
+                f"held_out={self.held_out} must lie between 0 and 1: with no rows held out there "
+                "is nothing to evaluate on, and with all of them nothing to learn from"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptsConfig:
+    """Who played the games: how often each, in any unit.
+
+    >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).shares()
+    {'expert': 0.15, 'fair': 0.85}
+    """
+
+    expert: float = 0.15  # the most telling guess
+    fair: float = 0.25  # any word that can be the secret
+    random: float = 0.25  # any word
+    wrong: float = 0.1  # a word that cannot be the secret
+    stuck: float = 0.2  # a fair guess, said again and again
+    non_word: float = 0.05  # letters without sense
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, *asdict(self))
+        if not sum(asdict(self).values()) > 0:
+            raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
+
+    def shares(self) -> dict[str, float]:
+        """Of all games, by name; those that play none are left out."""
+        weights: dict[str, float] = asdict(self)
+        total = sum(weights.values())
+        return {name: weight / total for name, weight in weights.items() if weight}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchingSettings:
+    """Games for which one step of improvement is not enough: how many of each kind per secret.
+
+    See `raffia.envs.text.wordle.branching`.
+    """
+
+    num_expert: int = 1
+    num_adversarial: int = 3
+    num_slow: int = 3
+    num_repeats: int = 3  # of the slow games' first word
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "num_expert", "num_adversarial", "num_slow", "num_repeats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordleConfig:
+    """Wordle: the game, and games of scripted players to learn from."""
+
+    num_words: int = 24  # of the built-in list, or of the file; 0: all
+    words: str = ""  # a file with a word on each line; none: the built-in list
+    layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
+    games: Literal["scripts", "branching"] = "scripts"
+    num_games: int = 4_000  # of scripts
+    data_seed: int = 0  # of words and games: runs with other seeds learn from the same
+    scripts: ScriptsConfig = field(default_factory=ScriptsConfig)
+    branching: BranchingSettings = field(default_factory=BranchingSettings)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 0, "num_words")
+        check_least(self, 1, "num_games")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLEvaluateConfig:
+    """How good the agent is: in games of its own, or on rows that were held out."""
+
+    every_updates: int = 500
+    num_episodes: int = 256  # games; of data: rows at most
+    batch_size: int = 256  # games played, or rows read, at once
+    # Beside `decode` as it is, the same with these weights of the advantage, 0 being the policy
+    # alone: what the values are good for.
+    adv_weights: tuple[float, ...] = ()
+    target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "every_updates", "num_episodes", "batch_size")
+        if any(not weight >= 0 for weight in self.adv_weights):
+            raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLRun(ILQLConfig):
+    """A whole run of ILQL, or of what it is compared with: see `method`.
+
+    >>> ILQLRun(seed=3, task="wordle", num_updates=100).wordle.layout
+    'words'
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    num_threads: int = 1  # of torch; more pay for large networks on idle cores
+    task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
+    wordle: WordleConfig = field(default_factory=WordleConfig)
+    data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
+    # A folder with a GPT-2 as Hugging Face keeps it, to begin with; none: fresh weights. Sizes are
+    # model.trunk's in any case: `raffia.recipes.ilql.fitted` copies them from there.
+    language_model: str = ""
+    num_updates: int = 2_000  # of the whole run
+    batch_size: int = 64  # dialogues
+    num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
+    evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self)
+        check_least(self, 1, "num_threads", "num_updates", "batch_size", "num_micro_batches")
+        if self.batch_size % self.num_micro_batches:
+            raise ValueError(
+                f"batch_size={self.batch_size} can't be cut into num_micro_batches="
+                f"{self.num_micro_batches} equal parts"
+            )
+        if self.task == "data" and self.evaluate.target_return is not None:
+            raise ValueError(
+                f"target_return={self.evaluate.target_return} is of games, and on data none are "
+                "played: leave it out, num_updates ends the run"
+            )
+        self._check_decoding()
+
+    @property
+    def title(self) -> str:
+        """What is done, without the seed."""
+        return f"ILQL on {self.task}"
+
+    def _check_decoding(self) -> None:
+        weights = self.evaluate.adv_weights
+        wants = self.decode.needs_values or any(weights)
+        if self.task == "data" and weights:
+            raise ValueError(
+                f"adv_weights={weights} are of games, and on data none are played: leave them out"
+            )
+        if self.task == "wordle" and wants and not self.loss.needs_values:
+            raise ValueError(
+                "decoding asks for values, and this agent learns none: set decode.include_adv="
+                'False and evaluate.adv_weights=(), as method("bc", config) does for the former'
+            )
+        if self.task == "wordle" and wants and not self.model.per_token:
+            raise ValueError(
+                "decoding asks for the value of each token, and with model.per_token=False Q is "
+                "of whole utterances: set decode.include_adv=False and evaluate.adv_weights=()"
+            )

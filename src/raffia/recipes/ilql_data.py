@@ -1,0 +1,259 @@
+"""What a run of ILQL learns from, and by which tokens: played games, or files of dialogues."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raffia.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
+from raffia.data.dialogue_building import tokenizer_checksum
+from raffia.data.dialogue_rows import TokenRow
+from raffia.data.dialogue_sources import DialogueSource
+from raffia.data.joined_dialogues import JoinedDialogues
+from raffia.data.readers.episode import MalformedDataError
+from raffia.data.token_reward import ConstantTokenReward
+from raffia.envs.text.hf_tokenizer import HFTokenizer
+from raffia.envs.text.saved_tokenizer import load_tokenizer
+from raffia.envs.text.tokenizer import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    WordTokenizer,
+    character_tokenizer,
+)
+from raffia.envs.text.wordle.branching import BranchingConfig, branching_games
+from raffia.envs.text.wordle.data import LabelledGame, Part, sample_games
+from raffia.envs.text.wordle.game import Wordle
+from raffia.envs.text.wordle.policies import (
+    Fitting,
+    InformationGain,
+    NonWord,
+    RandomWord,
+    Repeat,
+    Script,
+    Wrong,
+)
+from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.functional.seeds import derive_seed
+from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, WordleConfig
+from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
+
+__all__ = ["Lessons", "find_tokenizer", "make_lessons", "make_tokenizer", "make_wordle"]
+
+NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What is learnt from, and what is evaluated on where no games are.
+
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
+    >>> lessons = make_lessons(ILQL_PRESETS["ilql-smoke"], None)
+    >>> len(lessons.learnt), lessons.held_out is None
+    (200, True)
+    """
+
+    tokenizer: Tokenizer
+    learnt: DialogueDataset
+    held_out: DialogueDataset | None
+
+    def digest(self) -> str:
+        """The same only where the same rows are learnt from, as tokens."""
+        code = hashlib.sha256(tokenizer_checksum(self.tokenizer).encode())
+        summary = self.learnt.store.summary.of(self.learnt.rows)
+        for part in (self.learnt.rows, *summary):
+            code.update(np.ascontiguousarray(part).tobytes())
+        return code.hexdigest()
+
+
+def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
+    """Read or play what the config names.
+
+    folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
+    """
+    source = None if config.task == "wordle" else source_of(config.data)
+    tokenizer = find_tokenizer(config, folder, source)
+    block_size = config.model.trunk.block_size
+    if source is None:
+        games = play_games(config.wordle)
+        learnt = DialogueDataset.build(
+            ObservationDialogues(games, name="the games"), tokenizer, max_len=block_size
+        )
+        return Lessons(tokenizer, _best(learnt, config), None)
+    data = config.data
+    whole = DialogueDataset.build(
+        source,
+        tokenizer,
+        token_reward=ConstantTokenReward(data.token_reward) if data.token_reward else None,
+        max_len=block_size if data.max_len is None else data.max_len,
+        too_long=data.too_long,
+        malformed=data.malformed,
+        folder=None if folder is None else folder / TOKENS,
+        buckets=data.buckets,
+        sort_window=data.sort_window,
+    )
+    learnt, held_out = split(whole, data.held_out, data.split_seed)
+    return Lessons(tokenizer, _best(learnt, config), held_out)
+
+
+def _best(data: DialogueDataset, config: ILQLRun) -> DialogueDataset:
+    return data if config.keep_best == 1 else data.best(config.keep_best)
+
+
+def split(
+    data: DialogueDataset, share: float, seed: int
+) -> tuple[DialogueDataset, DialogueDataset]:
+    """The rows that are learnt from, and those that are held out, which the seed draws.
+
+    >>> from raffia.data.dialogue import DataPoint, Vocabulary as Tokens
+    >>> rows = [DataPoint.from_tokens([1, 5], [0], [float(i)]) for i in range(10)]
+    >>> learnt, held_out = split(DialogueDataset.of_points(rows, Tokens(9)), 0.2, seed=0)
+    >>> len(learnt), len(held_out)
+    (8, 2)
+    """
+    num = len(data)
+    if num < 2:
+        raise ValueError(f"{num} row can't be split into some to learn from and some held out")
+    order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
+    num_held = min(num - 1, max(1, round(share * num)))
+    parts = np.sort(order[num_held:]), np.sort(order[:num_held])
+    learnt, held_out = (
+        DialogueDataset(
+            data.store,
+            data.vocabulary,
+            rows=data.rows[part],
+            max_len=data.max_len,
+            buckets=data.buckets,
+            sort_window=data.sort_window,
+            origin=data.origin,
+        )
+        for part in parts
+    )
+    return learnt, held_out
+
+
+# -- games
+
+
+def make_wordle(config: WordleConfig) -> Wordle:
+    """The game, with its words.
+
+    >>> len(make_wordle(WordleConfig(num_words=30)).vocabulary)
+    30
+    """
+    words = Vocabulary.from_file(config.words) if config.words else Vocabulary.built_in()
+    if config.num_words:
+        words = words.subset(config.num_words, seed=config.data_seed)
+    return Wordle(vocabulary=words)
+
+
+def play_games(config: WordleConfig) -> list[LabelledGame]:
+    """The games that are learnt from.
+
+    >>> len(play_games(WordleConfig(num_games=50)))
+    50
+    """
+    wordle = make_wordle(config)
+    if config.games == "branching":
+        own = config.branching
+        settings = BranchingConfig(
+            num_expert=own.num_expert,
+            num_adversarial=own.num_adversarial,
+            num_slow=own.num_slow,
+            num_repeats=own.num_repeats,
+        )
+        return branching_games(wordle, settings)
+    scripts: dict[str, Script] = {
+        "expert": InformationGain(),
+        "fair": Fitting(),
+        "random": RandomWord(),
+        "wrong": Wrong(),
+        "stuck": Repeat(Fitting()),
+        "non_word": NonWord(),
+    }
+    parts, begun = [], 0.0
+    for name, share in config.scripts.shares().items():
+        ended = begun + share * config.num_games  # of whole numbers that sum to num_games
+        parts.append(Part(name, scripts[name], round(ended) - round(begun)))
+        begun = ended
+    return sample_games(wordle, parts, config.data_seed)
+
+
+# -- files
+
+
+def source_of(config: DialogueDataConfig) -> DialogueSource:
+    """The rows of the files.
+
+    >>> source_of(DialogueDataConfig())
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.run_folder.RunError: no files to learn from: give --data.files chats.jsonl
+    """
+    if not config.files:
+        raise RunError("no files to learn from: give --data.files chats.jsonl")
+    found = [read_dialogues(path) for path in config.files]
+    return found[0] if len(found) == 1 else JoinedDialogues(found)
+
+
+def find_tokenizer(
+    config: ILQLRun, folder: Path | None, source: DialogueSource | None = None
+) -> Tokenizer:
+    """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
+
+    source: the rows of files, where they are open already.
+
+    >>> find_tokenizer(ILQLRun(), None).num_tokens  # words, rows of colours, and seven more
+    274
+    """
+    if folder is not None and (folder / TOKENIZER / TOKENIZER_FILE).exists():
+        return load_tokenizer(folder / TOKENIZER)
+    made = make_tokenizer(config, source)
+    if folder is not None:
+        made.save(folder / TOKENIZER)
+    return made
+
+
+def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tokenizer:
+    """The tokenizer that a config describes."""
+    if config.task == "wordle":
+        if config.wordle.layout == "letters":
+            return wordle_letter_tokenizer()
+        return wordle_word_tokenizer(make_wordle(config.wordle).vocabulary, non_word=NON_WORD)
+    data = config.data
+    if data.tokenizer in ("characters", "words"):
+        texts = _texts(source or source_of(data), skip=data.malformed == "skip")
+        return (
+            character_tokenizer(texts)
+            if data.tokenizer == "characters"
+            else WordTokenizer.from_texts(texts)
+        )
+    path = Path(data.tokenizer)
+    if (path / TOKENIZER_FILE).exists():
+        return load_tokenizer(path)
+    if not path.exists():
+        raise RunError(
+            f"data.tokenizer={data.tokenizer!r}: nothing lies there; give a tokenizer's folder, "
+            "or characters, or words, by which it is made of the data"
+        )
+    return HFTokenizer(path, add_missing=data.add_special_tokens)
+
+
+def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:
+    """What is said in all rows."""
+    for place, raw in source.rows():
+        try:
+            found: Any = source.read(raw, place)
+        except MalformedDataError:
+            if not skip:
+                raise
+            continue
+        if isinstance(found, TokenRow):
+            place.fail("it is of tokens, whose tokenizer must be given: --data.tokenizer FOLDER")
+        yield from (text for text, _ in found.to_sequence()[0])

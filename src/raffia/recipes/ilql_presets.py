@@ -1,0 +1,97 @@
+"""Runs of ILQL by name. Imports no torch: help comes at once.
+
+Each is a whole `ILQLRun`; what it does not name has the paper's value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raffia.algorithms.ilql.config import (
+    DecodeConfig,
+    ILQLLossConfig,
+    ILQLModelConfig,
+    OptimizerConfig,
+    TrunkConfig,
+    method,
+)
+from raffia.recipes.config import CheckpointConfig
+from raffia.recipes.ilql_config import ILQLEvaluateConfig, ILQLRun, WordleConfig
+
+__all__ = ["ILQL_PRESETS", "ILQL_SUMMARIES"]
+
+MORE_TOKENS = 250  # of Wordle beside the words: 243 rows of colours, six marks, one for non-words
+
+
+def of_words(num_words: int, *, n_layer: int, n_head: int, n_embd: int) -> ILQLModelConfig:
+    """A small GPT for games of so many words, where a word is a token.
+
+    >>> of_words(24, n_layer=2, n_head=4, n_embd=64).trunk.vocab_size
+    274
+    """
+    trunk = TrunkConfig(
+        vocab_size=num_words + MORE_TOKENS,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=32,
+    )
+    return ILQLModelConfig(trunk=trunk)
+
+
+SMOKE = ILQLRun(
+    model=of_words(12, n_layer=1, n_head=2, n_embd=16),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    wordle=WordleConfig(num_words=12, num_games=200),
+    num_updates=40,
+    batch_size=16,
+    evaluate=ILQLEvaluateConfig(every_updates=20, num_episodes=16),
+    checkpoint=CheckpointConfig(every_updates=20),
+)
+
+WORDLE = ILQLRun(
+    model=of_words(24, n_layer=2, n_head=4, n_embd=64),
+    # Below tau 0.8 the values are more of the players in the data than of the best of them.
+    loss=ILQLLossConfig(tau=0.8),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_updates=100, decay="cosine"),
+    decode=DecodeConfig(adv_weight=8.0),
+    wordle=WordleConfig(num_words=24, num_games=4_000),
+    num_updates=3_000,
+    batch_size=64,
+    evaluate=ILQLEvaluateConfig(every_updates=500, adv_weights=(0.0, 2.0, 32.0)),
+    checkpoint=CheckpointConfig(every_updates=500),
+)
+
+ALONE = replace(WORDLE, evaluate=replace(WORDLE.evaluate, adv_weights=()))  # for lack of values
+
+BRANCHING = replace(WORDLE, wordle=replace(WORDLE.wordle, games="branching"))
+
+DIALOGUE = ILQLRun(
+    # Sizes of the trunk for training from nothing; `fitted` sets those of a language model.
+    model=ILQLModelConfig(trunk=TrunkConfig(n_layer=4, n_head=4, n_embd=128, block_size=512)),
+    loss=ILQLLossConfig(tau=0.7),
+    optimizer=OptimizerConfig(learning_rate=3e-4, warmup_updates=100),
+    task="data",
+    num_updates=5_000,
+    batch_size=32,
+    evaluate=ILQLEvaluateConfig(every_updates=500, num_episodes=1_000, batch_size=32),
+)
+
+ILQL_PRESETS: dict[str, ILQLRun] = {
+    "ilql-smoke": SMOKE,
+    "wordle": WORDLE,
+    "wordle-bc": method("bc", ALONE),
+    "wordle-filtered-bc": method("filtered_bc", ALONE),
+    "wordle-branching": BRANCHING,
+    "wordle-single-step": method("single_step", BRANCHING),
+    "dialogue": DIALOGUE,
+}
+ILQL_SUMMARIES: dict[str, str] = {  # a line of each
+    "ilql-smoke": "seconds, tiny networks: does all of it run?",
+    "wordle": "24 words, from 4,000 games of players good and bad",
+    "wordle-bc": "... by behaviour cloning, to compare with",
+    "wordle-filtered-bc": "... of the best tenth of the games",
+    "wordle-branching": "games where one step of improvement misleads",
+    "wordle-single-step": "... and the one step, to compare with",
+    "dialogue": "your own: --data FILE [--model FOLDER]",
+}

@@ -1,0 +1,79 @@
+"""Agents around the networks of the numeric cases, and small ones of their own."""
+
+from dataclasses import replace
+
+import torch
+
+from raffia.algorithms.ilql.agent import ILQL
+from raffia.algorithms.ilql.config import ILQLConfig, OptimizerConfig, TargetConfig
+from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+
+from .small import make_loss
+
+SMALL = {"vocab_size": 11, "n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 32}
+END = 3
+
+
+def oracle_agent(**options) -> ILQL:
+    """With the networks of `make_loss` and its options."""
+    loss = make_loss(**options)
+    config = ILQLConfig(
+        model=loss.model.config,
+        loss=loss.config,
+        optimizer=OptimizerConfig(max_grad_norm=None),
+        target=TargetConfig(alpha=0.3),
+    )
+    agent = ILQL.from_config(config).double()
+    agent.install(loss.model, loss.target, config)
+    return agent
+
+
+def rows(num=12, seed=0) -> list[DataPoint]:
+    """Dialogues of one or two utterances of the agent, of unlike length."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high, size=()):
+        return torch.randint(high, size, generator=generator)
+
+    points = []
+    for _ in range(num):
+        tokens, actions = [1, *(5 + draw(6, (2,))).tolist(), 2], []
+        for _ in range(1 + int(draw(2))):
+            said = [*(5 + draw(6, (1 + int(draw(4)),))).tolist(), END]
+            actions += range(len(tokens) - 1, len(tokens) - 1 + len(said))
+            tokens += [*said, 6, 2]
+        rewards = [float(draw(3)) - 0.5 if tokens[at + 1] == END else 0.0 for at in actions]
+        points.append(
+            DataPoint.from_tokens(tokens, actions, rewards, end_of_action=END,
+                                  terminal=bool(draw(2)))
+        )  # fmt: skip
+    return points
+
+
+def data(**more) -> DialogueDataset:
+    return DialogueDataset.of_points(rows(), Vocabulary(11, pad_token_id=0), **more)
+
+
+def small_agent(dataset=None, **options) -> ILQL:
+    """On a data set of 12 rows; the entries of `net` are those of its networks."""
+    net = {**SMALL, **options.pop("net", {})}
+    torch.manual_seed(options.pop("seed", 0))
+    options = {"batch_size": 4, "lr": 1e-2, **options}
+    return ILQL(data() if dataset is None else dataset, net, **options)
+
+
+def tensors_of(agent) -> dict[str, torch.Tensor]:
+    found = dict(agent.named_parameters())
+    if agent.opt is not None:
+        found |= {".".join(map(str, key)): leaf for key, leaf in agent.opt.items(True, True)}
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+
+def same(first, second) -> bool:
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def with_loss(agent, **options) -> ILQL:
+    agent.config = replace(agent.config, loss=replace(agent.config.loss, **options))
+    return agent

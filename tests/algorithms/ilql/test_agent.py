@@ -1,0 +1,446 @@
+"""`ILQL`: what it says of data, against the numeric cases; as a keyed module; its settings."""
+
+import inspect
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from raffia.algorithms.ilql import ILQL
+from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig
+from raffia.algorithms.ilql.net_config import GPT2
+from raffia.data.dialogue import DialogueDataset, Vocabulary
+from raffia.nn.lm_folder import save_gpt2
+from raffia.nn.module import TensorDictModule
+from raffia.nn.sequence import TensorDictSequential
+from raffia.nn.transformer import CausalLM
+from raffia.tensordict.tensordict import TensorDict
+
+from .agents import SMALL, oracle_agent, rows, same, small_agent, tensors_of
+from .small import HERE, ORACLE, TOLERANCE, batch_of, collate
+from .test_oracles import WEIGHTS, result_of
+
+BATCHES = [("A", "strict"), ("B", "strict"), ("B", "published")]
+NAMES = list(ORACLE["results"]["A"])
+KEYS = ("tokens", "state_idxs", "action_idxs", "attn_mask")
+
+
+def agent_of(kind, name):
+    case = result_of("A", "strict", name)
+    options = {"tau": 0.7, **case["hp"]}
+    target = "trunk" if options.pop("separate_target", True) else "heads"
+    model_options = {k: options.pop(k) for k in list(options) if k.startswith("detach")}
+    return oracle_agent(
+        target=target, model_options=model_options, mask=kind, mc_returns=case["mc_returns"],
+        **options, **WEIGHTS,
+    )  # fmt: skip
+
+
+# -- numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("batch", "kind"), BATCHES)
+def test_the_loss_is_the_recorded_one(batch, kind, name):
+    """There tests look at shapes only."""
+    expected, agent = result_of(batch, kind, name), agent_of(kind, name)
+    loss, told = agent.get_loss(batch_of(batch))
+    assert loss.item() == pytest.approx(expected["total"], rel=1e-9)
+    for term in ORACLE["loss_weights"]:
+        assert told[term].item() == pytest.approx(expected[term], rel=1e-9), term
+    loss.backward()
+    for part, norm in expected["grad_norm"].items():
+        grads = [p.grad for p in agent.model.get_submodule(part).parameters()]
+        assert math.hypot(*(g.norm().item() for g in grads)) == pytest.approx(norm, rel=1e-9)
+    assert all(p.grad is None for p in agent.target.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("batch", "kind"), BATCHES)
+def test_values_and_weights_are_the_recorded_ones(batch, kind, name):
+    expected, agent, rows = result_of(batch, kind, name), agent_of(kind, name), batch_of(batch)
+    real = rows["action_mask"]
+    with torch.no_grad():
+        found = agent.get_qvs(rows)
+        weights = agent.get_weights(rows)
+    wanted = torch.tensor(expected["weights"], dtype=torch.float64)
+    torch.testing.assert_close(weights, wanted, **TOLERANCE)
+    for key, ours in (("vs", "v"), ("q1", "q1"), ("q2", "q2"), ("target_q", "target_q")):
+        if key in expected:
+            wanted = torch.tensor(expected[key], dtype=torch.float64)[:, : real.shape[1]]
+            torch.testing.assert_close(found[ours], wanted * real, **TOLERANCE)
+    if "bellman_target" in expected:
+        wanted = torch.tensor(expected["bellman_target"], dtype=torch.float64)
+        got = found["bellman_target"]
+        torch.testing.assert_close(got[real], wanted[real], **TOLERANCE)
+    assert not found["q1"][~real].any() and not found["next_v"][~real].any()
+
+
+@pytest.mark.parametrize("name", ["adv", "both", "binary"])
+def test_scores_are_the_recorded_ones(name):
+    recorded = json.loads((HERE / "decoding" / "scores.json").read_text())
+    case = dict(recorded["options"][name])
+    _, _, row0, row2 = (case.pop(k) for k in ("sum", "norm", "row0_pos5", "row2_pos4"))
+    rows = [
+        {**row, "rewards": [0.0] * len(row["action_idxs"]),
+         "terminals": [0] * (len(row["action_idxs"]) + 1),
+         "state_idxs": [*row["action_idxs"], len(row["tokens"]) - 1]}
+        for row in recorded["batch"]
+    ]  # fmt: skip
+    scores = oracle_agent().get_scores(collate(rows, ORACLE["pad_id"]), **case)
+    assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
+    assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
+
+
+def test_soft_and_hard_updates_of_the_target():
+    expected = json.loads((HERE / "target_update.json").read_text())
+    agent = oracle_agent()
+    agent.alpha = expected["alpha"]
+    agent.soft_update()
+    state = dict(agent.target.named_parameters())
+    for name, total in expected["after_soft"].items():
+        ours = name.replace("target_trunk", "trunk").replace("tq", "q")
+        assert state[ours].sum().item() == pytest.approx(total, rel=1e-9), name
+    agent.hardUpdate()
+    for name, parameter in agent.target.named_parameters():
+        assert torch.equal(parameter, agent.model.get_parameter(name)), name
+
+
+def test_monte_carlo_returns_are_finite_without_discount_and_for_long_dialogues():
+    """There: NaN."""
+    agent = small_agent(gamma=0.0)
+    agent.mc_returns = True
+    _, told = agent.get_loss(rows())
+    assert math.isfinite(told["v_loss"])
+
+
+def test_a_reward_of_a_half_counts():
+    """There utterances' rewards become whole numbers: -0.5 becomes 0."""
+    agent = small_agent(per_token=False)
+    batch = agent.prepare_inputs(rows())
+    assert (batch["rewards"] % 1 == 0.5).any()
+    assert torch.equal(agent.get_qvs(batch)["rewards"], batch["rewards"])
+
+
+def test_whole_utterances_are_asked_for_and_had():
+    """There the flag is accepted and ignored."""
+    tokens, utterances = small_agent(), small_agent(per_token=False)
+    first, second = (agent.prepare_inputs(rows()) for agent in (tokens, utterances))
+    assert first["action_mask"].sum() > second["action_mask"].sum()
+    assert utterances.get_qvs(second)["q1"].shape == second["action_mask"].shape
+    weights = utterances.get_weights(second)
+    assert torch.equal(weights, tokens.get_weights(first))  # of all tokens of an utterance
+    assert utterances.learn()["q_loss"] > 0
+    with pytest.raises(ValueError, match="score_utterances"):
+        utterances.get_scores(second)
+
+
+# -- forward
+
+
+def test_forward_gives_what_the_networks_say():
+    agent, batch = oracle_agent(), batch_of("B")
+    found = agent(*(batch[key] for key in KEYS))
+    wanted = agent.model(*(batch[key] for key in KEYS), target=agent.target)
+    for got, other in zip(found.q, wanted.q, strict=True):
+        assert torch.equal(got, other)
+    assert torch.equal(found.logits, wanted.logits) and len(found.target_q) == 2
+    named = agent.forward(**{key: batch[key] for key in KEYS})
+    assert torch.equal(named.v, found.v)
+
+
+def test_masked_positions_are_not_attended_to():
+    """There the mask is ignored."""
+    agent, batch = oracle_agent(), batch_of("A")
+    tokens, state, action = batch["tokens"], torch.zeros(3, 2).long(), torch.zeros(3, 1).long()
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    without = mask.clone()
+    without[:, 2] = False
+    seen, unseen = (agent(tokens, state, action, m).logits for m in (mask, without))
+    assert (seen - unseen)[:, 3:].abs().amax((1, 2)).min() > 0.01
+
+
+@pytest.mark.parametrize("arrangement", ["shared", "separate"])
+def test_a_prefix_is_seen_and_not_told_of(arrangement):
+    """There it is never cut off, and a mask for it raises."""
+    agent = small_agent(net={"dropout": 0.0, "policy": arrangement})
+    for trunk in (agent.model.trunk, agent.model.policy_trunk):
+        trunk.load_state_dict(agent.model.trunk.state_dict())
+    tokens = torch.tensor([[1, 5, 6, 2, 7, 3]])
+    whole = agent(tokens, torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4]]))
+    prefix = agent.model.trunk.wte(tokens[:, :2]).detach()
+    index = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]])
+    cut = agent(tokens[:, 2:], *index, prefix_embs=prefix)
+    assert cut.logits.shape[1] == 4
+    torch.testing.assert_close(cut.logits, whole.logits[:, 2:])
+    torch.testing.assert_close(cut.v, whole.v)
+    # Other rows before them, which the mask hides, change nothing
+    hidden = torch.cat([torch.randn(1, 3, 8), prefix], 1)
+    mask = torch.tensor([[False, False, False, True, True]])
+    masked = agent(tokens[:, 2:], *index, prefix_embs=hidden, prefix_attn_mask=mask)
+    torch.testing.assert_close(masked.target_q[0], whole.target_q[0])
+    place = agent.model.trunk.wpe.weight[:2]
+    moved = agent(
+        tokens[:, 2:], *index, prefix_embs=prefix + place, remove_prefix_position_embs=True
+    )
+    torch.testing.assert_close(moved.q[1], whole.q[1])
+
+
+def test_a_prefix_counts_for_q_and_v_of_the_data():
+    agent, batch = oracle_agent(), batch_of("B")
+    prefix = torch.randn(len(batch["tokens"]), 2, 16, dtype=torch.float64)
+    found = agent.get_qvs(batch, prefix_embs=prefix)
+    said = agent(*(batch[key] for key in KEYS), prefix_embs=prefix)
+    real = batch["action_mask"]
+    torch.testing.assert_close(found["v"][real], said.v[:, :-1][real], **TOLERANCE)
+    assert not torch.allclose(found["v"], agent.get_qvs(batch)["v"])
+
+
+def test_a_cache_is_handed_to_the_language_models():
+    agent = small_agent(net={"dropout": 0.0, "policy": "separate", "target": "trunk"})
+    tokens, state, action = (
+        torch.tensor([[1, 5, 6, 2, 7]]),
+        torch.tensor([[0, 1]]),
+        torch.zeros(1, 1),
+    )
+    whole = agent(tokens, state, action.long())
+    trunks = agent.model.trunk, agent.model.policy, agent.target.trunk
+    names = "qv_kwargs", "policy_kwargs", "target_kwargs"
+    caches = {
+        name: {"cache": trunk.new_cache(1)} for name, trunk in zip(names, trunks, strict=True)
+    }
+    with torch.no_grad():
+        agent(tokens[:, :3], state, action.long(), **caches)
+        rest = agent(tokens[:, 3:], state, action.long(), **caches)
+    torch.testing.assert_close(rest.logits, whole.logits[:, 3:])
+    with pytest.raises(ValueError, match="called with qv_kwargs"):
+        small_agent()(tokens, state, action.long(), policy_kwargs={"cache": None})
+    with pytest.raises(ValueError, match="called with qv_kwargs"):
+        small_agent().get_qvs(rows(), target_kwargs={"cache": None})
+
+
+@pytest.mark.parametrize("policy", ["shared", "separate"])
+def test_the_policy_can_be_left_out_in_training_and_be_without_gradients(policy):
+    agent, batch = small_agent(net={"policy": policy}), small_agent().prepare_inputs(rows())
+    inputs = [batch[key] for key in KEYS]
+    assert agent(*inputs, skip_policy_on_train=True).logits is None
+    assert agent.eval()(*inputs, skip_policy_on_train=True).logits is not None
+    assert agent(*inputs).logits.requires_grad
+    bare = agent(*inputs, detach_full_policy=True)
+    assert not bare.logits.requires_grad and bare.v.requires_grad
+
+
+def test_no_logits_are_computed_that_are_not_used():
+    """There three language models' logits are, and no one looks at them."""
+    agent = small_agent(net={"policy": "separate", "target": "trunk"})
+    calls = []
+    for name in ("trunk", "policy"):
+        trunk = agent.model.get_submodule(name)
+        trunk.logits = lambda hidden, name=name, old=trunk.logits: (
+            calls.append(name),
+            old(hidden),
+        )[1]
+    agent.target.trunk.logits = None
+    batch = agent.prepare_inputs(rows())
+    agent.get_qvs(batch), agent.get_weights(batch), agent.get_scores(batch)
+    agent.select_out_keys("v", "target_q1")(TensorDict(batch, batch_size=[12]))
+    assert not calls
+    agent.get_loss(batch)
+    assert calls == ["policy"]
+
+
+# -- a keyed module
+
+
+def test_it_stands_among_keyed_modules():
+    agent, batch = small_agent().eval(), small_agent().prepare_inputs(rows())
+    least = TensorDictModule(torch.minimum, ["target_q1", "target_q2"], ["least"])
+    together = TensorDictSequential(agent, least)
+    assert together.in_keys == list(KEYS)
+    said = together(batch.copy())
+    assert {"v", "q1", "q2", "target_q1", "logits", "least"} <= set(said.keys())
+    plain = agent(*(batch[key] for key in KEYS))
+    assert torch.equal(said["least"], torch.minimum(*plain.target_q))
+    assert torch.equal(said["v"], plain.v)
+
+
+def test_keys_can_be_selected_and_the_mask_left_out():
+    agent, batch = small_agent(double_q=False).eval(), small_agent().prepare_inputs(rows())
+    assert agent.out_keys == ["v", "q1", "target_q1", "logits"]
+    agent.select_out_keys("q1")
+    said = agent(batch.select("tokens", "state_idxs", "action_idxs"))
+    assert set(said.keys()) == {"tokens", "state_idxs", "action_idxs", "q1"}
+    with pytest.raises(KeyError, match="action_idxs"):
+        agent(batch.select("tokens", "state_idxs"))
+
+
+# -- settings
+
+
+def test_the_published_arguments():
+    names = inspect.signature(ILQL).parameters
+    assert " ".join(names) == (
+        "dataset net_config index batch_size lr alpha beta gamma tau mutation transition_weight "
+        "clip_weight value_max value_min detach_v detach_q detach_pi double_q per_token "
+        "exp_weights dm_margin cql_temp weight_decay device"
+    )
+    defaults = [p.default for p in names.values()][2:]
+    assert defaults == [
+        0, 64, 1e-5, 0.005, 0.0, 0.99, 0.6, None, 0.0, None, None, None, False, False, False, True,
+        True, True, 0.0, 1.0, 0.0, "cpu",
+    ]  # fmt: skip
+    forward = list(inspect.signature(ILQL.forward).parameters)[1:]
+    assert " ".join(forward) == (
+        "tokens state_idxs action_idxs attn_mask prefix_embs prefix_attn_mask "
+        "remove_prefix_position_embs qv_kwargs policy_kwargs target_kwargs skip_policy_on_train "
+        "detach_full_policy"
+    )
+
+
+def test_each_setting_arrives_where_it_acts():
+    options = dict(
+        lr=0.1, alpha=0.2, beta=0.3, gamma=0.4, tau=0.5, transition_weight=0.6, clip_weight=0.7,
+        value_max=0.8, value_min=0.1, detach_v=True, detach_q=True, detach_pi=True,
+        double_q=False, exp_weights=False, dm_margin=0.9, cql_temp=1.1, weight_decay=1.2,
+    )  # fmt: skip
+    agent = small_agent(**options, index=5, batch_size=3, mutation="lr")
+    assert {name: getattr(agent, name) for name in options} == options
+    assert (agent.index, agent.batch_size, agent.mutation) == (5, 3, "lr")
+    config = agent.config
+    assert config.loss.value_max == 0.8 and config.model.detach_pi
+    assert config.optimizer.weight_decay == 1.2 and config.target.alpha == 0.2
+    assert agent._learner.config is config
+
+
+def test_a_setting_that_changes_counts_from_then_on():
+    agent, batch = small_agent(net={"dropout": 0.0}), rows()
+    first = agent.get_loss(batch)[1]["v_loss"]
+    agent.tau = 0.9
+    assert agent.get_loss(batch)[1]["v_loss"] != first
+    agent.lr = 0.0
+    before = tensors_of(agent)
+    agent.learn()
+    assert all(torch.equal(before[n], p) for n, p in agent.model.named_parameters(prefix="model"))
+    agent.dm_weight = 1.0
+    assert "dm_loss" in agent.learn().keys()
+
+
+def test_settings_without_sense_are_refused():
+    agent = small_agent()
+    with pytest.raises(ValueError, match=r"tau=1\.5"):
+        agent.tau = 1.5
+    with pytest.raises(ValueError, match=r"ILQL\.from_config"):
+        agent.double_q = False
+    with pytest.raises(ValueError, match="batch_size=0"):
+        small_agent(batch_size=0)
+    with pytest.raises(ValueError, match="per_token=False Q is a number"):
+        small_agent(per_token=False).cql_weight = 0.1
+
+
+# -- what the networks are made of
+
+
+def test_one_language_model_and_only_as_many_parameters():
+    agent = small_agent()
+    learns = [p for p in agent.parameters() if p.requires_grad]
+    assert len(learns) == len(list(agent.model.parameters()))
+    assert not any(p.requires_grad for p in agent.target.parameters())
+    assert set(dict(agent.target.named_children())) == {"q1", "q2"}
+
+
+def test_the_published_description_is_gpt2s():
+    assert inspect.signature(ILQL).parameters["net_config"].default is GPT2
+    assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.1 and GPT2["max_layers"] == 16
+    small = ILQL(None, {**GPT2, "vocab_size": 9, "n_layer": 1, "n_embd": 24, "dim_feedfwd": 40})
+    assert small.model.trunk.dropout == 0.1 and small.model.trunk.dim_feedfwd == 40
+    assert small.net_config["min_layers"] == 8
+    again = ILQL(None, small.net_config)
+    assert again.config.model == small.config.model and again.layer_bounds == small.layer_bounds
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"n_layers": 2}, "unknown entry 'n_layers'.*n_layer"),
+        ({"arch": "mlp"}, "only 'gpt'"),
+        ({"activation": "ReLU"}, "only 'GELU'"),
+        ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
+        ({"n_head": 3}, "n_head may be one of"),
+    ],
+)
+def test_wrong_descriptions_are_refused_by_name(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        ILQL(None, {**SMALL, **wrong})
+    with pytest.raises(ValueError, match="lacks 'vocab_size'"):
+        ILQL(None, {"n_layer": 2})
+
+
+def test_a_folder_of_gpt2_weights_or_a_language_model_itself(tmp_path):
+    trunk = CausalLM(11, n_layer=2, n_head=2, n_embd=8, block_size=32, dropout=0.0)
+    save_gpt2(tmp_path, trunk.settings(), trunk.state_dict())
+    tokens = torch.tensor([[1, 5, 6]])
+    for given in (tmp_path, str(tmp_path), trunk):
+        agent = ILQL(None, given)
+        logits = agent(tokens, torch.tensor([[0, 1]]), torch.tensor([[0]])).logits
+        torch.testing.assert_close(logits, trunk.logits(trunk(tokens)))
+    assert agent.model.trunk is trunk and agent.config.model.trunk.n_layer == 2
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        ILQL(None, tmp_path / "nothing")
+
+
+def test_a_model_of_transformers_is_a_trunk(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shape = transformers.LlamaConfig(
+        vocab_size=11, num_hidden_layers=1, hidden_size=8, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path)
+    agent = ILQL(small_agent().dataset, tmp_path, batch_size=4, lr=1e-2)
+    before = agent.get_loss(rows())[0].item()
+    for _ in range(5):
+        agent.learn()
+    assert agent.get_loss(rows())[0].item() < before
+    agent.save_checkpoint(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"trunk=HFTrunk\.from_folder"):
+        ILQL.from_checkpoint(tmp_path / "saved")
+    again = agent.clone()
+    again.load_checkpoint(tmp_path / "saved")
+    other = ILQL.from_checkpoint(
+        tmp_path / "saved", trunk=ILQL(None, tmp_path).model.trunk, dataset=agent.dataset
+    )
+    agent.learn(), again.learn(), other.learn()
+    assert same(tensors_of(again), tensors_of(agent))
+    assert same(tensors_of(other), tensors_of(agent))
+
+
+# -- wrong data
+
+
+def test_data_that_do_not_fit_are_refused():
+    agent = small_agent()
+    with pytest.raises(ValueError, match="has 11 tokens and the model 9"):
+        small_agent(net={"vocab_size": 9})
+    long = DialogueDataset.of_points(rows(), Vocabulary(11), max_len=64)
+    with pytest.raises(ValueError, match="context is block_size=32"):
+        small_agent(long)
+    with pytest.raises(ValueError, match=r"lacks \['rewards'\].*collate"):
+        agent.get_loss(agent.prepare_inputs(rows()).exclude("rewards"))
+    with pytest.raises(ValueError, match="rows of .* tokens, and the model's context is 8"):
+        small_agent(net={"block_size": 8}).learn()
+    alone = ILQL(None, SMALL)
+    with pytest.raises(ValueError, match="without a data set"):
+        alone.prepare_inputs(rows())
+    with pytest.raises(ValueError, match="without a data set"):
+        alone.learn()
+
+
+def test_a_batch_may_be_a_dict_and_the_device_is_the_networks():
+    agent = small_agent(net={"dropout": 0.0})
+    batch = agent.prepare_inputs(rows())
+    as_dict = agent.prepare_inputs(dict(batch.items()))
+    assert torch.equal(agent.get_loss(as_dict)[0], agent.get_loss(batch)[0])
+    assert batch.device == agent.device == torch.device("cpu")
+    assert isinstance(agent, nn.Module)
+    assert ILQLConfig(loss=ILQLLossConfig()).loss.cql_weight == agent.cql_weight

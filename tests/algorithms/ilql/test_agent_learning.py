@@ -1,0 +1,303 @@
+"""`ILQL` learns as its learner does, and its copies, saved or cloned, go on as it does."""
+
+import copy
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raffia.algorithms.ilql import ILQL
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.nn.lora import add_lora
+from raffia.tensordict.memmap import DamagedFileError
+
+from .agents import SMALL, data, rows, same, small_agent, tensors_of, with_loss
+
+SEPARATE = {"policy": "separate", "target": "trunk"}
+
+
+@pytest.mark.parametrize("net", [{}, SEPARATE])
+def test_an_update_is_the_learners(net):
+    agent = small_agent(net=net, alpha=0.1, beta=0.5)
+    learner = ILQLLearner(agent.config)
+    state = learner.state_of(agent.model)
+    for number, batch in zip(range(3), agent.dataset.batches(0, 0, 4), strict=False):
+        update, told = learner.grads(state, batch)
+        state = learner.apply(state, update)
+        assert agent.learn()["loss"] == told["loss"], number
+    for part, module in (("params", agent.model), ("target", agent.target)):
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter, state[(part, *name.split("."))]), (part, name)
+    assert agent.step == 3
+
+
+@pytest.mark.parametrize("net", [{}, SEPARATE])
+def test_an_update_is_that_of_torchs_adamw_on_the_loss(net):
+    options = {"net": {"dropout": 0.0, **net}, "alpha": 0.25, "weight_decay": 0.1}
+    # Of a bias that changes nothing (of keys) Adam would follow the rounding of its gradient
+    agent, other = small_agent(**options).double(), small_agent(**options).double()
+    optimizer = torch.optim.AdamW(other.model.parameters(), lr=1e-2, weight_decay=0.1)
+    batches = agent.dataset.batches(0, 0, 4)
+    for _ in range(3):
+        batch = next(batches)
+        agent.learn(batch)
+        optimizer.zero_grad()
+        other.get_loss(batch)[0].backward()
+        optimizer.step()
+        other.soft_update()
+    for name, parameter in agent.named_parameters():
+        torch.testing.assert_close(parameter, other.get_parameter(name), rtol=1e-6, atol=1e-9)
+
+
+def test_an_update_moves_all_that_learns_and_nothing_else():
+    """There targets are in the optimiser, and after loading nothing is."""
+    agent = small_agent(alpha=0.0)
+    before = tensors_of(agent)
+    agent.learn()
+    for name, parameter in agent.named_parameters():
+        assert torch.equal(parameter, before[name]) == name.startswith("target"), name
+    moments = [leaf for leaf in agent.opt.values(True, True) if leaf.dim()]
+    assert sum(m.numel() for m in moments) == 2 * sum(p.numel() for p in agent.model.parameters())
+    assert all(p.grad is None for p in agent.parameters())
+
+
+def test_evaluation_mode_and_torchs_generator_do_not_change_what_is_learnt():
+    first, second = small_agent(), small_agent().eval()
+    first.learn()
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
+    second.learn()
+    assert torch.equal(torch.get_rng_state(), drawn) and not second.training
+    assert same(tensors_of(first), tensors_of(second))
+    third = small_agent()
+    third.seed = 1  # other rows, other dropout
+    third.learn()
+    assert not same(tensors_of(first), tensors_of(third))
+
+
+def test_the_data_set_is_gone_through_in_epochs():
+    agent = small_agent()
+    taken = []
+    agent.prepare_inputs = lambda items, old=agent.prepare_inputs: taken.append(items) or old(items)
+    for _ in range(3):
+        agent.learn()
+    assert sorted(torch.cat([batch["index"] for batch in taken]).tolist()) == list(range(12))
+    agent.batch_size = 6
+    agent.learn()
+    assert len(taken[-1]["tokens"]) == 6
+
+
+# -- clone
+
+
+@pytest.mark.parametrize("net", [{}, SEPARATE])
+def test_a_clone_goes_on_as_the_agent_does_and_without_it(net):
+    """There it loses the optimiser's state."""
+    agent = small_agent(net=net, index=1, mutation="lr")
+    agent.learn(), agent.fitness.append(0.5)
+    other = agent.clone(index=2)
+    assert (other.index, other.mutation, other.fitness) == (2, "lr", [0.5])
+    assert agent.clone().index == 1 and other.dataset is agent.dataset
+    agent.learn()
+    after = tensors_of(agent)
+    assert not same(tensors_of(other), after)
+    other.learn()
+    assert same(tensors_of(other), after)
+    other.learn(), other.hardUpdate(), other.fitness.append(1.0)
+    other.tau = 0.9
+    assert same(tensors_of(agent), after) and agent.fitness == [0.5] and agent.tau == 0.6
+    mine = {p.data_ptr() for p in agent.parameters()}
+    assert mine.isdisjoint(p.data_ptr() for p in other.parameters())
+
+
+def test_a_clone_of_a_network_that_was_changed():
+    """There it raises, and a deeper network's output layer is no longer its embeddings."""
+    agent = small_agent()
+    agent.model.trunk.h.append(copy.deepcopy(agent.model.trunk.h[0]))
+    other = agent.clone()
+    other.learn()
+    trunk = other.model.trunk
+    assert len(trunk.h) == 3
+    hidden = torch.randn(8)
+    torch.testing.assert_close(trunk.logits(hidden), trunk.wte.weight @ hidden)
+
+
+def test_other_networks_can_be_put_in(tmp_path):
+    agent = small_agent()
+    agent.learn()
+    shape = replace(agent.config.model, trunk=replace(agent.config.model.trunk, n_layer=3))
+    model = ILQLModel(shape)
+    agent.install(model, make_target(model), replace(agent.config, model=shape))
+    other = agent.clone()
+    agent.learn(), other.learn()
+    assert same(tensors_of(agent), tensors_of(other)) and agent.net_config["n_layer"] == 3
+    agent.save_checkpoint(tmp_path)
+    assert len(ILQL.from_checkpoint(tmp_path).model.trunk.h) == 3
+
+
+# -- checkpoints
+
+
+def weights_in(folder):
+    (file,) = folder.glob("weights*.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize("net", [{}, SEPARATE, {"positions": "rotary"}])
+def test_an_agent_that_was_saved_goes_on_bit_for_bit(tmp_path, net):
+    """There nothing is in the optimiser after loading."""
+    agent = small_agent(net=net, beta=0.5)
+    agent.learn(), agent.learn()
+    agent.save_checkpoint(tmp_path / "a")
+    saved = tensors_of(agent)
+    agent.learn(), agent.learn()
+
+    fresh = small_agent(seed=1, net=net, beta=0.5)
+    fresh.load_checkpoint(tmp_path / "a")
+    made = ILQL.from_checkpoint(tmp_path / "a", data())
+    other = small_agent(seed=2, net={"n_layer": 1, "n_embd": 4}, double_q=False, tau=0.9)
+    other.load_checkpoint(tmp_path / "a")
+    for again in (fresh, made, other):
+        assert same(tensors_of(again), saved) and again.config == agent.config
+        again.learn(), again.learn()
+        assert same(tensors_of(again), tensors_of(agent))
+
+
+def test_a_checkpoint_is_safetensors_and_json_and_has_no_data(tmp_path):
+    agent = small_agent(index=3, mutation="tau", net={"max_layers": 4}).eval()
+    agent.fitness = [1.0, 2.5]
+    agent.learn(), agent.save_checkpoint(tmp_path / "a")
+    kinds = {path.suffix for path in (tmp_path / "a").iterdir()}
+    assert kinds == {".safetensors", ".json"}
+    assert sum(path.stat().st_size for path in (tmp_path / "a").iterdir()) < 400_000
+    json.loads((tmp_path / "a" / "manifest.json").read_text())
+    again = ILQL.from_checkpoint(tmp_path / "a")
+    told = [(a.index, a.mutation, a.fitness, a.step, a.batch_size) for a in (agent, again)]
+    assert told[0] == told[1] and again.net_config == agent.net_config
+    assert again.dataset is None and not again.training
+
+
+def test_each_weight_is_stored_under_its_own_name(tmp_path):
+    """There Q1 is stored as Q2."""
+    agent = small_agent()
+    agent.learn(), agent.save_checkpoint(tmp_path)
+    found = weights_in(tmp_path)
+    assert found.keys() == dict(agent.named_parameters()).keys()
+    for name, parameter in agent.named_parameters():
+        assert torch.equal(found[name], parameter), name
+    assert not torch.equal(found["model.q1.0.weight"], found["model.q2.0.weight"])
+    assert not torch.equal(found["model.q1.0.weight"], found["target.q1.0.weight"])
+
+
+def test_before_the_first_update_there_is_no_state_of_the_optimiser(tmp_path):
+    agent, other = small_agent(), small_agent(seed=1)
+    other.learn()
+    agent.save_checkpoint(tmp_path)
+    other.load_checkpoint(tmp_path)
+    assert other.opt is None and other.step == 0
+    agent.learn(), other.learn()
+    assert same(tensors_of(agent), tensors_of(other))
+
+
+def test_a_checkpoint_is_replaced_and_nothing_else_is(tmp_path):
+    agent = small_agent()
+    agent.save_checkpoint(tmp_path / "a")
+    agent.learn(), agent.save_checkpoint(tmp_path / "a")
+    assert ILQL.from_checkpoint(tmp_path / "a").step == 1
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("text")
+    with pytest.raises(FileExistsError, match=r"thesis\.txt"):
+        agent.save_checkpoint(tmp_path / "b")
+
+
+def test_an_agent_stays_as_it_is_if_loading_fails(tmp_path):
+    agent, other = small_agent(), small_agent(seed=1)
+    other.learn()
+    before = tensors_of(other)
+    agent.learn(), agent.save_checkpoint(tmp_path)
+    (file,) = tmp_path.glob("optimiser*")
+    bytes_ = bytearray(file.read_bytes())
+    bytes_[-5] ^= 1
+    file.write_bytes(bytes_)
+    with pytest.raises(DamagedFileError, match="not what was saved"):
+        other.load_checkpoint(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        other.load_checkpoint(tmp_path / "nothing")
+    assert same(tensors_of(other), before)
+
+
+def test_a_config_that_has_more_than_an_agents_can_be_saved(tmp_path):
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Run(ILQLConfig):
+        task: str = "chat"
+
+    whole = Run(model=small_agent().config.model)
+    agent = ILQL.from_config(whole, data())
+    agent.learn(), agent.save_checkpoint(tmp_path)
+    assert ILQL.from_checkpoint(tmp_path).config.model == whole.model
+
+
+def test_low_rank_changes_are_learnt_saved_and_loaded(tmp_path):
+    def adapted(seed):
+        agent = small_agent(seed=seed)
+        add_lora(agent.model.trunk, rank=2)
+        return agent
+
+    agent = adapted(0)
+    before = tensors_of(agent)
+    agent.learn(), agent.learn()
+    moved = {
+        n for n, p in agent.model.named_parameters() if not torch.equal(p, before[f"model.{n}"])
+    }
+    assert moved == {n for n, p in agent.model.named_parameters() if p.requires_grad}
+    agent.save_checkpoint(tmp_path)
+    other = adapted(1)
+    other.load_checkpoint(tmp_path)
+    agent.learn(), other.learn()
+    assert same(tensors_of(agent), tensors_of(other))
+    with pytest.raises(ValueError, match="only in the checkpoint"):
+        small_agent().load_checkpoint(tmp_path)
+
+
+def test_the_optimisers_moments_go_with_the_weights():
+    agent = small_agent()
+    agent.learn()
+    agent.double()
+    agent.learn()
+    assert all(p.dtype == torch.float64 for p in agent.parameters())
+    assert agent.opt["language", "mean", "trunk", "wte", "weight"].dtype == torch.float64
+
+
+def test_from_config_takes_all_settings_and_a_language_model():
+    base = small_agent()
+    config = replace(base.config, precision="bfloat16")
+    trunk = copy.deepcopy(base.model.trunk)
+    agent = ILQL.from_config(config, data(), trunk=trunk, index=4, batch_size=2)
+    assert agent.model.trunk is trunk and (agent.index, agent.batch_size) == (4, 2)
+    assert agent.learn()["loss"].isfinite()
+    assert with_loss(agent, cql_weight=0.0).config.precision == "bfloat16"
+
+
+def test_agents_learn_in_threads_as_alone():
+    alone = [small_agent(net={"dropout": 0.0}, lr=rate) for rate in (1e-2, 1e-3)]
+    together = [agent.clone() for agent in alone]
+    for agent in alone:
+        agent.learn(rows())
+    threads = [threading.Thread(target=agent.learn, args=(rows(),)) for agent in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(alone, together, strict=True):
+        assert same(tensors_of(one), tensors_of(other))
+
+
+def test_small_is_what_the_helpers_say():
+    assert small_agent().net_config["n_embd"] == SMALL["n_embd"]

@@ -1,0 +1,291 @@
+"""`ILQL` in dialogues: its policy, its evaluation, and which n-grams it values."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, TopAdvantageNGrams
+from raffia.algorithms.ilql.generate import generate
+from raffia.algorithms.ilql.generations import Stop
+from raffia.data.token_reward import ConstantTokenReward
+from raffia.envs.text.contract import Language_Environment, Language_Observation
+from raffia.envs.text.tokenizer import character_tokenizer
+
+from .agents import END, SMALL, rows, same, small_agent, tensors_of
+
+TOKENIZER = character_tokenizer(["abcde"])  # 5 letters and 6 marks
+NET = {"vocab_size": TOKENIZER.num_tokens, "dropout": 0.5}
+
+
+class Said(Language_Observation):
+    def __init__(self, utterances, terminal=False):
+        self.utterances, self.terminal = utterances, terminal
+
+    def to_sequence(self):
+        return list(self.utterances), self.terminal
+
+    def __str__(self):
+        return " / ".join(text for text, _ in self.utterances)
+
+
+class Letters(Language_Environment):
+    """Each of two answers earns as many points as there are a's in it, less a half."""
+
+    def reset(self, seed):
+        self.seen = Said([("abcd"[seed % 4], None)])
+        return self.seen
+
+    def step(self, action):
+        reward = action.count("a") - 0.5
+        utterances = [*self.seen.utterances, (action, reward)]
+        done = len(utterances) > 3
+        self.seen = Said(utterances if done else [*utterances, ("b", None)], done)
+        return self.seen, reward, done
+
+    def is_terminal(self):
+        return self.seen.terminal
+
+
+def speaker(**options):
+    return small_agent(net={**NET, "block_size": 48, **options.pop("net", {})}, **options)
+
+
+QUESTION = Said([("ab", None)])
+SHORT = DecodeConfig(max_new_tokens=6, num_beams=1)
+
+
+# -- the policy
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SHORT,
+        DecodeConfig(max_new_tokens=6, num_beams=4),
+        DecodeConfig(max_new_tokens=6, top_k=99),  # more than there are tokens
+        DecodeConfig(max_new_tokens=6, exp_adv=False, adv_weight=0.9),
+        DecodeConfig(max_new_tokens=6, num_generations=3, rerank="value"),
+    ],
+)
+def test_it_says_what_generate_gives(config):
+    """There beam search raises, as does a top-k above the vocabulary."""
+    agent = speaker()
+    policy = agent.get_policy(TOKENIZER, config, generator=torch.Generator().manual_seed(1))
+    prompt = policy.prompt(QUESTION)
+    assert prompt == [TOKENIZER.bos_token_id, *TOKENIZER.encode("ab"), TOKENIZER.eos_token_id]
+    texts = generate(
+        agent.model, agent.target, [prompt], config, stop=Stop((TOKENIZER.eoa_token_id,)),
+        pad_token=TOKENIZER.pad_token_id, generator=torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
+
+
+def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
+    """There it is the other way round: what is better is never said."""
+    agent = speaker()
+    with torch.no_grad():
+        for module in (agent.model.v, agent.target.q1, agent.target.q2):
+            module[2].weight.zero_(), module[2].bias.fill_(-1.0)
+        agent.model.v[2].bias.zero_()
+        for head in (agent.target.q1, agent.target.q2):
+            head[2].bias[TOKENIZER.token_to_id("c")] = 1.0
+    binary = DecodeConfig(exp_adv=False, adv_weight=0.999, num_beams=1, max_new_tokens=3)
+    assert agent.get_policy(TOKENIZER, binary).act(QUESTION) == "ccc"
+
+
+@pytest.mark.parametrize(("net", "passes"), [({}, 1), ({"policy": "separate"}, 2)])
+def test_each_token_is_read_once_by_each_language_model(net, passes):
+    """There six tokens take 21 passes."""
+    agent = speaker(net=net)
+    read = []
+    for trunk in {agent.model.trunk, agent.model.policy_trunk}:
+        trunk.ln_f.register_forward_hook(lambda _, __, out: read.append(math.prod(out.shape[:-1])))
+    policy = agent.get_policy(TOKENIZER, SHORT)
+    said = len(policy.answer([QUESTION]).tokens[0][0])
+    assert len(read) == passes * said  # the prompt, and each token but the last
+    assert sum(read) == passes * (len(policy.prompt(QUESTION)) + said - 1)
+
+
+def test_many_are_answered_as_one_by_one():
+    policy = speaker().get_policy(TOKENIZER, SHORT)
+    asked = [Said([("abcd"[:n], None)]) for n in (1, 3, 2)]
+    assert policy.act_batch(asked) == [policy.act(one) for one in asked]
+
+
+def test_it_speaks_with_the_weights_that_there_are():
+    agent = speaker()
+    policy = agent.get_policy(TOKENIZER)
+    assert policy.config == agent.config.decode and policy.agent is agent
+    first = policy.answer([QUESTION]).log_prob
+    policy.config = SHORT
+    before = policy.answer([QUESTION]).log_prob
+    with torch.no_grad():
+        agent.model.trunk.wte.weight.mul_(3.0)
+    assert policy.answer([QUESTION]).log_prob != before
+    assert first.isfinite()
+
+
+def test_wrong_uses_are_refused():
+    agent = small_agent()
+    with pytest.raises(ValueError, match="has 12 tokens and the model 11"):
+        ILQL_Policy(agent, character_tokenizer(["abcdef"]))
+    with pytest.raises(ValueError, match="has ended"):
+        speaker().get_policy(TOKENIZER).act(Said([("a", 0.0)], terminal=True))
+    with pytest.raises(ValueError, match="score_utterances"):
+        speaker(per_token=False).get_policy(TOKENIZER).act(QUESTION)
+    with pytest.raises(ValueError, match="num_games=0"):
+        ILQL_Evaluator(Letters, TOKENIZER, num_games=0)
+    with pytest.raises(ValueError, match="n=0"):
+        TopAdvantageNGrams(0)
+    with pytest.raises(ValueError, match="whole utterances only"):
+        TopAdvantageNGrams(2).evaluate(small_agent(per_token=False), rows())
+
+
+# -- evaluation
+
+
+def test_evaluation_drops_nothing_out_and_has_no_gradients():
+    """There it runs in training mode, with autograd on."""
+    agent, seen = speaker(), []
+    agent.model.trunk.ln_f.register_forward_hook(
+        lambda module, _, out: seen.append(
+            (agent.model.trunk.training, torch.is_grad_enabled(), out.requires_grad)
+        )
+    )
+    before = tensors_of(agent)
+    evaluator = ILQL_Evaluator(Letters, TOKENIZER, SHORT, num_games=4)
+    found, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
+    assert set(seen) == {(False, False, False)}
+    assert agent.training and same(tensors_of(agent), before)
+    assert [game.actions for game in found.games] == [game.actions for game in again.games]
+    assert (found.kls, found.surprises) == (again.kls, again.surprises)
+
+
+def test_rewards_are_those_of_the_games():
+    agent = speaker()
+    config = DecodeConfig(max_new_tokens=6)
+    evaluator = ILQL_Evaluator(
+        Letters, TOKENIZER, config, num_games=5, token_reward=ConstantTokenReward(-0.25)
+    )
+    found = evaluator.evaluate(agent)
+    assert len(found.games) == 5 and len(found.kls) == len(found.surprises) == 10
+    total = sum(text.count("a") - 0.5 for game in found.games for text in game.actions)
+    assert found.env_reward == pytest.approx(total / 5)
+    tokens = sum(len(text) + 1 for game in found.games for text in game.actions)  # and the end
+    assert found.token_reward == pytest.approx(-0.25 * tokens / 5)
+    other = ILQL_Evaluator(Letters, TOKENIZER, config, num_games=5, seed=1).evaluate(agent)
+    assert other.games != found.games and other.token_reward == 0.0
+
+
+def test_kl_and_entropy_are_those_of_one_token():
+    agent = speaker()
+    with torch.no_grad():
+        agent.model.trunk.wte.weight.mul_(20.0)  # so that the policy has an opinion
+    one = DecodeConfig(max_new_tokens=1, adv_weight=8.0)
+    found = ILQL_Evaluator(Letters, TOKENIZER, one, num_games=1500, batch_size=1500).evaluate(agent)
+    agent.eval()
+    exact = torch.zeros(2)
+    with torch.no_grad():
+        for letter in "abcd":
+            prompt = agent.get_policy(TOKENIZER).prompt(Said([(letter, None)]))
+            last = torch.tensor([[len(prompt) - 1]])
+            said = agent(torch.tensor([prompt]), last, last)
+            logits = said.logits[0, -1].clone()
+            logits[TOKENIZER.pad_token_id] = -torch.inf
+            p = logits.log_softmax(-1)
+            q = (logits + 8 * (torch.minimum(*said.target_q)[0, 0] - said.v[0, 0])).log_softmax(-1)
+            terms = torch.stack([q.exp() * (q - p), -q.exp() * q]).nan_to_num()
+            exact += terms.sum(1) / 4
+    # The first answers of all games come before the second ones
+    kls, surprises = found.kls[:1500], found.surprises[:1500]
+    assert sum(kls) / 1500 == pytest.approx(exact[0].item(), abs=0.1)
+    assert sum(surprises) / 1500 == pytest.approx(exact[1].item(), abs=0.1)
+    plain = DecodeConfig(max_new_tokens=1, include_adv=False)
+    assert ILQL_Evaluator(Letters, TOKENIZER, plain).evaluate(agent).kl == pytest.approx(
+        0, abs=1e-6
+    )
+    values = DecodeConfig(max_new_tokens=1, include_logits=False)
+    assert ILQL_Evaluator(Letters, TOKENIZER, values).evaluate(agent).kl > 0
+
+
+def test_a_test_is_the_mean_return_and_is_kept():
+    agent = speaker()
+    found = agent.test(Letters, TOKENIZER, num_games=3, decode=SHORT)
+    evaluator = ILQL_Evaluator(Letters, TOKENIZER, SHORT, num_games=3)
+    assert found == evaluator.evaluate(agent).env_reward and agent.fitness == [found]
+
+
+def test_an_agent_learns_to_say_what_pays():
+    """From answers of one letter, drawn at random, of which one pays."""
+    from raffia.data.dialogue import DataPoint, DialogueDataset
+
+    a, end = TOKENIZER.token_to_id("a"), TOKENIZER.eoa_token_id
+    points = []
+    for place in range(200):
+        letter = TOKENIZER.encode("abcd"[place % 4])
+        asked = DataPoint.from_obs(Said([("b", None)]), TOKENIZER).tokens
+        tokens = [*asked, *letter, end, TOKENIZER.eod_token_id]
+        at = len(asked) - 1
+        points.append(DataPoint.from_tokens(tokens, [at, at + 1], [0.0, float(letter == [a])]))
+    dataset = DialogueDataset.of_points(points, TOKENIZER)
+    agent = speaker(
+        dataset=dataset, batch_size=32, lr=1e-2, alpha=0.1, tau=0.7, net={"dropout": 0.0}
+    )
+    for _ in range(120):
+        agent.learn()
+    greedy = DecodeConfig(num_beams=1, adv_weight=8.0, max_new_tokens=4)
+    assert agent.get_policy(TOKENIZER, greedy).act(Said([("b", None)])) == "a"
+    best = TopAdvantageNGrams(end_of_action=end).evaluate(agent, points)[0]
+    assert best.tokens == (a, end) and best.count == 50
+
+
+# -- n-grams
+
+
+def by_hand(agent, n):
+    """Of each n-gram the mean advantages of its places."""
+    found = defaultdict(list)
+    agent.eval()
+    for row in rows():
+        advantage = agent.get_qvs([row])["advantage"][0].tolist()
+        utterances, start = [], 0
+        for place, at in enumerate(row.action_idxs):
+            if row.tokens[at + 1] == END:
+                utterances.append(range(start, place + 1))
+                start = place + 1
+        for places in utterances:
+            size = n or len(places)
+            for first in range(len(places) - size + 1):
+                part = places[first : first + size]
+                tokens = tuple(row.tokens[row.action_idxs[place] + 1] for place in part)
+                found[tokens].append(sum(advantage[place] for place in part) / size)
+    agent.train()
+    return {tokens: (sum(means) / len(means), len(means)) for tokens, means in found.items()}
+
+
+@pytest.mark.parametrize("n", [1, 2, None])
+def test_n_grams_by_their_mean_advantage(n):
+    """There nothing is returned."""
+    agent = small_agent(net={**SMALL, "dropout": 0.3})
+    wanted, counter = by_hand(agent, n), TopAdvantageNGrams(n, end_of_action=END)
+    counter.add(agent, rows()[:5])
+    found = counter.evaluate(agent, rows()[5:])
+    assert {gram.tokens for gram in found} == set(wanted)
+    for gram in found:
+        mean, count = wanted[gram.tokens]
+        assert gram.advantage == pytest.approx(mean, abs=1e-5) and gram.count == count
+    advantages = [gram.advantage for gram in found]
+    assert advantages == sorted(advantages, reverse=True) and len(counter.top(3)) == 3
+    assert agent.training and str(found[0].tokens) in str(found[0])
+
+
+def test_utterances_of_an_agent_that_values_whole_ones():
+    agent = small_agent(per_token=False, net={"dropout": 0.0})
+    found = {gram.tokens: gram for gram in TopAdvantageNGrams().evaluate(agent, rows())}
+    row = rows()[0]
+    begin, end = row.utterance_state_idxs[0], row.utterance_action_idxs[0]
+    gram = found[tuple(row.tokens[begin + 1 : end + 1])]
+    assert gram.count == 1
+    assert gram.advantage == pytest.approx(agent.get_qvs([row])["advantage"][0, 0].item(), abs=1e-6)

@@ -1,0 +1,96 @@
+"""raffia train, resume, evaluate and list, of runs of ILQL."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from raffia.cli import main
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.run_folder import read_run
+from tests.cli.test_runs import fails, make_run
+
+SMALL = "--batch_size 4 --evaluate.num_episodes 4"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(words, capsys):
+    assert main(words.split()) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_from_the_first_word_to_the_last(here, capsys):
+    said = run(f"train ilql --preset ilql-smoke --num_updates 2 {SMALL}", capsys)
+    assert said.startswith("ILQL on wordle, seed 0, in runs/ilql-smoke-0; Ctrl-C saves")
+    assert "runs/ilql-smoke-0 finished: 2 updates in " in said and "step" not in said
+    said = run("resume runs/ilql-smoke-0", capsys)
+    assert "finished after 2 updates" in said and "--num_updates 4" in said
+    said = run("resume runs/ilql-smoke-0 --num_updates 3", capsys)
+    assert "goes on after update 2" in said and read_run("runs/ilql-smoke-0").num_updates == 3
+    said = run("evaluate runs/ilql-smoke-0 --episodes 5", capsys)
+    assert "return" in said and "won" in said
+    [path] = Path("runs/ilql-smoke-0/evaluations").iterdir()
+    record = json.loads(path.read_text())
+    assert len(record["decodings"]["decode"]["returns"]) == 5
+    assert json.loads(run("evaluate runs/ilql-smoke-0 --episodes 5 --json", capsys)) == record
+    said = fails("resume runs/ilql-smoke-0 --loss.tau 0.9", capsys)
+    assert "loss.tau shapes what is learnt" in said and "raffia train ilql --config" in said
+    said = fails("evaluate runs/ilql-smoke-0 --record", capsys)
+    assert "--record is for runs of EfficientZero" in said
+    assert "runs/ilql-smoke-0 plays wordle" in fails("play runs/ilql-smoke-0", capsys)
+    assert "wordle" in run("list runs", capsys)
+
+
+def test_a_file_of_dialogues_gives_the_sizes_and_the_name(here, capsys):
+    rows = [{"utterances": [f"say {n}", str(n)], "rewards": [None, 1.0]} for n in range(10)]
+    Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    trunk = "--model.trunk.n-layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
+    run(f"train ilql --data chats.jsonl --num_updates 1 --batch_size 4 {trunk}", capsys)
+    config = read_run("runs/chats-0")
+    assert (config.task, config.data.files) == ("data", ("chats.jsonl",))
+    assert config.model.trunk.vocab_size == 10 + len(set("say ")) + 6
+    assert "token_loss" in run("evaluate runs/chats-0", capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("train ilql", ["Give --preset NAME, --data FILE or --config FILE", "--preset wordle"]),
+        ("train ilql --preset wordl", ["did you mean wordle?", "train ilql --preset wordle\n"]),
+        ("train ilql --preset", ["--preset needs a value", "raffia train ilql --help"]),
+        ("train ilql --preset wordle --loss.tua 1", ["did you mean --loss.tau?"]),
+        ("train ilql --preset wordle --loss.tau 2", ["tau=2.0 must lie in 0..1"]),
+        (
+            "train ilql --preset dialogue --model gpt --model.trunk.n_layer=3",
+            ["--model.trunk.n_layer: the sizes are those of the model in gpt"],
+        ),
+        ("train ilq --preset wordle", ["did you mean ilql?"]),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_made(words, texts, here, capsys):
+    said = fails(words, capsys)
+    for text in texts:
+        assert text in said
+    assert list(here.iterdir()) == []
+
+
+def test_a_runs_config_is_read_by_its_algorithm(here, capsys):
+    folder = make_run("runs/a", config=ILQL_PRESETS["wordle"])
+    data = json.loads((folder / "config.json").read_text())
+    data["run"]["algorithm"] = "ilql"
+    (folder / "config.json").write_text(json.dumps(data))
+    said = fails("resume runs/a --wordle.num_words 25", capsys)
+    assert "wordle.num_words shapes what is learnt" in said
+
+
+def test_settings_and_presets_come_without_torch():
+    import subprocess
+
+    program = "import sys; import raffia.cli.train_ilql; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
