@@ -36,7 +36,7 @@ def rows_of(run: Run) -> list[tuple[str, float, float, int, float, float, float]
 
 
 def draw(path: Path, runs: Sequence[Run], title: str, level: float | None) -> None:
-    """Mean returns with the range of episodes, over steps and over wall time."""
+    """Mean returns over steps and over wall time; of one run also the middle half of its episodes."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -53,13 +53,14 @@ def draw(path: Path, runs: Sequence[Run], title: str, level: float | None) -> No
             if len(runs) == 1:
                 low, high = zip(*map(_quartiles, found), strict=True)
                 side.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    for side, label in zip(axes, ("environment steps", "minutes on two cores"), strict=True):
+    for side, label in zip(axes, ("environment steps", "minutes of wall time"), strict=True):
         side.set_xlabel(label)
         side.grid(color="#dddddd", linewidth=0.6)
         side.spines[["top", "right"]].set_visible(False)
         if level is not None:
             side.axhline(level, color="#888888", linewidth=0.9, linestyle="--")
     axes[0].set_ylabel("return, mean of an evaluation")
+    axes[0].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes[0].xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, metadata={"Date": None})
