@@ -36,7 +36,7 @@ def rows_of(run: Run) -> list[tuple[str, float, float, int, float, float, float]
 
 
 def draw(path: Path, runs: Sequence[Run], title: str, level: float | None) -> None:
-    """Mean returns over steps and over wall time; of one run also the middle half of its episodes."""
+    """Mean returns over steps and over wall time; of one run, the middle half of episodes, too."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -190,7 +190,7 @@ class OurTraining:
             num_updates=int(self.state["step"]) + self.num_updates,
             clock=run.clock,
             check=run.guard,
-            told=run.log.told,
+            told=run.sitting.log.told,
         )
         return reason
 

@@ -423,3 +423,14 @@ def test_searches_are_configured_apart():
     assert learner_of(search={"num_simulations": 3}).config.search == SearchConfig(
         num_simulations=3
     )
+
+
+@pytest.mark.parametrize("norm_type", ["BN", "LN"])
+def test_steps_one_after_the_other_are_learnt_from_as_all_at_once(norm_type, monkeypatch):
+    learner = learner_of(model={"norm_type": norm_type})
+    state, batch = learner.init(0), batch_of()
+    together, told = learner.grads(state, batch)
+    monkeypatch.setattr("raffia.algorithms.efficientzero.loss.AT_ONCE", 0)
+    apart, told_apart = learner.grads(state, batch)
+    assert_equal(together, apart, atol=1e-5, rtol=1e-4)
+    assert_equal(told, told_apart, atol=1e-5, rtol=1e-4)

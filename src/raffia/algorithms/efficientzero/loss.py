@@ -108,13 +108,16 @@ def consistency(
     return negative_cosine_similarity(imagined, target.detach())
 
 
+AT_ONCE = 2**17  # numbers of a step: with more, all steps together cost more memory than they save
+
+
 def _at_each_step(
     network: Callable[[Tensor], tuple[Tensor, ...]],
     x: Tensor,  # [B, T, ...]
     steps: Steps | None,
 ) -> tuple[Tensor, ...]:  # [B, T, ...]
     """A network's outputs for all steps, as if it was called step by step."""
-    if steps is None:
+    if steps is None or x[:, 0].numel() > AT_ONCE:
         each = [network(step) for step in x.unbind(1)]
         return tuple(torch.stack(outputs, 1) for outputs in zip(*each, strict=True))
     with steps.of(x.shape[1]):
