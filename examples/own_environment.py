@@ -1,10 +1,9 @@
 """A world and networks of one's own, trained by EfficientZero: python examples/own_environment.py
 
-Half a minute at most. The run's folder, runs/corridor (or the first argument), is one like any
-other: `raffia report runs/corridor` shows it, and `resume` of `raffia.recipes` goes on with it.
+A minute at most. The run's folder, runs/corridor, is one like any other: `raffia report
+runs/corridor` shows it, and `resume` of `raffia.recipes` goes on with it.
 """
 
-import sys
 from dataclasses import replace
 
 import torch
@@ -13,11 +12,11 @@ from torch import nn
 from raffia import TensorDict
 from raffia.algorithms.efficientzero import make_model
 from raffia.algorithms.efficientzero.config import SearchConfig
-from raffia.envs import Discrete, EnvSpec, check_env, worlds_of
+from raffia.envs import Discrete, Env, EnvSpec, check_env, worlds_of
 from raffia.recipes import PRESETS, train
 
 
-class Corridor:
+class Corridor(Env):  # which has a `render` without a picture, and a `close`
     """Seven tiles: at the right end lie 1, at the left end, which is as near, 0.2; a step costs."""
 
     spec = EnvSpec(observation_shape=(7,), action=Discrete(2), name="corridor")
@@ -35,12 +34,6 @@ class Corridor:
             terminated=torch.tensor(at_end),  # the task is over
             truncated=torch.tensor(self.time == 20 and not at_end),  # we stop looking
         )
-
-    def render(self) -> None:
-        """No picture."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def networks() -> nn.Module:
@@ -64,7 +57,5 @@ run = replace(
 
 if __name__ == "__main__":
     print(check_env(Corridor()))
-    folder = sys.argv[1] if len(sys.argv) > 1 else "runs/corridor"
-    result = train(run, folder, worlds=worlds_of(Corridor), networks=networks)
-    print(f"mean return {result.mean_return:.2f} after {result.env_step} steps")
-    print("of one who walks to the left: 0.16; the best there is: 0.96")
+    result = train(run, "runs/corridor", worlds=worlds_of(Corridor), networks=networks)
+    print(f"mean return {result.mean_return:.2f}; to the left it is 0.16, the best there is 0.96")
