@@ -139,19 +139,10 @@ def require_device(name: str) -> None:
         ...
     raffia.cli.errors.UsageError: torch cannot compute on --device gpu: it knows no such device
     """
-    import torch
+    from raffia.recipes.parts import device_trouble
 
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        why = "it knows no such device"
-    else:
-        try:
-            torch.zeros(1, device=name)
-            return
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            why = f"there is no {kind} for it here ({str(error).splitlines()[0]})"
-    raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")
+    if why := device_trouble(name):
+        raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")
 
 
 def tell_end(result: RunResult) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raffia.nn.transformer import CausalLM
 
-__all__ = ["gpt2", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
+__all__ = ["gpt2", "gpt2_settings", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
 
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Layer of theirs -> layer of ours, and whether the weight is kept as [in, out] there.
@@ -70,7 +70,7 @@ def load_gpt2(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     model.safetensors
     """
     folder = Path(folder)
-    config = _config(folder)
+    config = gpt2_settings(folder)
     tensors = _tensors(folder)
     state = {}
     for ours, theirs, shape, transposed in _names(config):
@@ -207,7 +207,16 @@ def _entries(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `CausalLM` is made with, from a folder's config.json alone: no weights are read.
+
+    >>> gpt2_settings("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(folder)
     path, theirs = folder / CONFIG, read_config(folder)
     if theirs.get("model_type") != "gpt2":
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel
 from raffia.envs.text.tokenizer import Tokenizer
-from raffia.nn.lm_folder import load_gpt2
+from raffia.nn.lm_folder import gpt2_settings, load_gpt2
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.ilql_data import make_tokenizer
 from raffia.recipes.ilql_evaluation import longest_game
@@ -28,7 +28,7 @@ def fitted(config: ILQLRun) -> ILQLRun:
     trunk = config.model.trunk
     least = 0
     if config.language_model:
-        shape, _ = load_gpt2(config.language_model)
+        shape = gpt2_settings(config.language_model)
         shape["dropout"] = trunk.dropout
         trunk, least = replace(trunk, **shape), shape["vocab_size"]
     trunk = replace(trunk, vocab_size=max(least, make_tokenizer(config).num_tokens))

@@ -65,18 +65,32 @@ def make_replay(config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> Segmen
     )
 
 
+def device_trouble(name: str) -> str:
+    """Why torch cannot compute on this device; nothing where it can.
+
+    >>> device_trouble("cpu"), device_trouble("gpu")
+    ('', 'it knows no such device')
+    """
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        return "it knows no such device"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return f"there is no {kind} for it here ({str(error).splitlines()[0]})"
+    return ""
+
+
 def require_device(name: str) -> None:
     """RunError unless torch can use this device here.
 
     >>> require_device("cpu")
     """
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
-        why = str(error).partition("\n")[0]
+    if why := device_trouble(name):
         raise RunError(
             f"device={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
-        ) from error
+        )
 
 
 def close_replay(replay: SegmentReplayBuffer) -> None:
