@@ -14,7 +14,7 @@ import torch
 from raffia.functional.clipping import global_norm
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Accumulate", "Learner"]
+__all__ = ["Accumulate", "Learner", "applies_stacks", "step_of"]
 
 
 class Learner(Protocol):
@@ -46,13 +46,26 @@ class Learner(Protocol):
         """
 
 
+def applies_stacks(learner: Learner) -> bool:
+    """Whether `apply` takes states of members that are stacked [P] as well, all at once: a learner
+    that does says so by an attribute `applies_stacks`.
+
+    >>> class Plain:
+    ...     pass
+    >>> applies_stacks(Plain())
+    False
+    """
+    return bool(getattr(learner, "applies_stacks", False))
+
+
 class Accumulate:
     """A learner that takes a batch in equal parts, one after the other, to need less memory.
 
     Its gradients are the mean over the parts, which is what the batch as a whole gives where the
     loss is a mean over samples. Layers that look at a batch (BatchNorm) see the parts, each with
-    the statistics that the one before has left. Of the metrics, numbers [] become their mean,
-    others [B, ...] are joined; "grad_norm" is the length of the mean gradient.
+    the statistics that the one before has left. Of the metrics "priority" is joined, and others
+    become their mean; "grad_norm" is the length of the mean gradient. Over a population, whose
+    state is [P], a batch [B] or batches [P, B] are cut along B.
 
     >>> class Mean:  # the parameter moves to where the data are
     ...     def init(self, seed):
@@ -73,6 +86,8 @@ class Accumulate:
         if num_micro_batches < 1:
             raise ValueError(f"num_micro_batches={num_micro_batches} must be at least 1")
         self.learner, self.num_micro_batches = learner, num_micro_batches
+        self.applies_stacks = applies_stacks(learner)
+        self.learns_faster_alone = bool(getattr(learner, "learns_faster_alone", False))
 
     def init(self, seed: int) -> TensorDict:
         """The state of the learner within."""
@@ -80,14 +95,16 @@ class Accumulate:
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
         """The mean gradients over the parts, and the buffers as the last part has left them."""
-        size, num = batch.batch_size[0], self.num_micro_batches
+        members = len(state.batch_size)
+        dim = members if len(batch.batch_size) > members else 0
+        size, num = batch.batch_size[dim], self.num_micro_batches
         if size % num:
             near = [n for n in range(1, size + 1) if size % n == 0]
             raise ValueError(
                 f"a batch of {size} can't be cut into {num} equal parts; "
                 f"num_micro_batches may be one of {near}"
             )
-        first, *others = batch.split(size // num)
+        first, *others = batch.split(size // num, dim)
         update, metrics = self.learner.grads(state, first)
         grads, told = update["grads"], [metrics]
         for part in others:
@@ -96,18 +113,30 @@ class Accumulate:
             grads = grads + update["grads"]
             told.append(metrics)
         grads = grads / num
-        return update.copy().set("grads", grads), _joined(told, grads)
+        return update.copy().set("grads", grads), _joined(told, grads, members)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The step of the learner within."""
         return self.learner.apply(state, update)
 
 
-def _joined(told: list[TensorDict], grads: TensorDict) -> TensorDict:
-    """The metrics of a batch out of those of its parts."""
+def step_of(state: TensorDict) -> int:
+    """How many updates were made; all members of a population have made as many.
+
+    >>> step_of(TensorDict(step=torch.tensor([3, 3]), batch_size=[2]))
+    3
+    """
+    return int(state["step"].max())
+
+
+def _joined(told: list[TensorDict], grads: TensorDict, members: int) -> TensorDict:
+    """The metrics of a batch out of those of its parts.
+
+    members: how many leading dimensions of the gradients count members.
+    """
     out = TensorDict()
     for name in told[0].keys(True, True):
         values = [metrics[name] for metrics in told]
-        join = torch.cat if values[0].dim() else lambda numbers: torch.stack(numbers).mean()
-        out[name] = join(values)
-    return out.set("grad_norm", global_norm(grads)) if "grad_norm" in out else out
+        joins = name == "priority"  # [..., B]
+        out[name] = torch.cat(values, -1) if joins else torch.stack(values).mean(0)
+    return out.set("grad_norm", global_norm(grads, members)) if "grad_norm" in out else out

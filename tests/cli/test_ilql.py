@@ -38,6 +38,8 @@ def test_a_run_from_the_first_word_to_the_last(here, capsys):
     [path] = Path("runs/ilql-smoke-0/evaluations").iterdir()
     record = json.loads(path.read_text())
     assert len(record["decodings"]["decode"]["returns"]) == 5
+    dialogues = Path(f"runs/ilql-smoke-0/dialogues/{record['update']:09}.json")
+    assert f"wrote {dialogues}" in said and dialogues.is_file()
     assert json.loads(run("evaluate runs/ilql-smoke-0 --episodes 5 --json", capsys)) == record
     said = fails("resume runs/ilql-smoke-0 --loss.tau 0.9", capsys)
     assert "loss.tau shapes what is learnt" in said and "raffia train ilql --config" in said

@@ -484,7 +484,7 @@ def test_presets_and_runs_are_listed(here, capsys):
     for name, config in PRESETS.items():
         assert f"\n  {name} " in said and f"{config.collect.num_env_steps:,}" in said
     line = next(line for line in said.splitlines() if line.startswith("  runs/a "))
-    words = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "1", "min", "35", "s"]
+    words = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
     assert line.split() == [*words, "187.0", "187.0"]
     assert "empty" in next(line for line in said.splitlines() if "runs/new" in line)
     assert main(["list", "runs", "--in", "gone"]) == 0

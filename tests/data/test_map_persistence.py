@@ -632,6 +632,23 @@ def test_two_writers_take_turns(folder):
     assert len(os.listdir(folder)) == 2
 
 
+def test_a_first_version_that_another_writer_brings_meanwhile(folder, monkeypatch):
+    """Between the look at whether there is a manifest and the look at what else there is."""
+    folder.mkdir()
+    looked, lexists = [], os.path.lexists
+
+    def look(path):
+        found = lexists(path)
+        if str(path).endswith("manifest.json") and not looked:
+            looked.append(path)
+            version(1).save(folder)
+        return found
+
+    monkeypatch.setattr(os.path, "lexists", look)
+    version(2).save(folder)
+    assert looked and version_of(TensorDictMap.load(folder)) == 2
+
+
 ELSEWHERE = """
 import sys
 import torch

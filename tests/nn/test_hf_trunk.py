@@ -1,9 +1,11 @@
 """Models of transformers as trunks: the face of our own, and their own numbers."""
 
 import builtins
+import copy
 
 import pytest
 import torch
+from torch.func import functional_call
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
@@ -142,6 +144,70 @@ def test_a_prefix_with_positions_of_its_own():
     assert_close(hidden, trunk(TOKENS)[:, 2:], **EXACT)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no table of positions"):
         HFTrunk(make_llama())(TOKENS, prefix_embs=prefix, remove_prefix_position_embs=True)
+
+
+def test_padding_behind_the_longest_row_is_not_computed(trunk, monkeypatch):
+    widths = []
+    body = trunk._body.forward
+
+    def looked_at(*args, **options):
+        widths.append(options["input_ids"].shape[1])
+        return body(*args, **options)
+
+    monkeypatch.setattr(trunk._body, "forward", looked_at)
+    tokens = torch.cat([TOKENS, torch.zeros(3, 20, dtype=torch.int64)], 1)  # beyond the context
+    wide = trunk.packed_hidden(tokens, torch.tensor(LENGTHS))
+    assert widths == [7]
+    assert_close(wide.hidden, trunk.packed_hidden(TOKENS, torch.tensor(LENGTHS)).hidden, **EXACT)
+
+
+def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
+    again = HFTrunk.from_config(
+        trunk.model.config.to_dict(), dtype=torch.float64, dropout=0.2, gradient_checkpointing=True
+    )
+    plain = HFTrunk.from_config(trunk.model.config.to_dict(), dtype=torch.float64, dropout=0.2)
+    plain.load_state_dict(trunk.state_dict())
+    for parameter in again.parameters():  # those of the module are not used
+        torch.nn.init.constant_(parameter, 7.0)
+    named = {f"0.{n}": p.detach().requires_grad_() for n, p in plain.named_parameters()}
+    found = []
+    for model in (plain, again, copy.deepcopy(again)):
+        torch.manual_seed(1)
+        hidden = functional_call(torch.nn.Sequential(model.train()), named, (TOKENS,))
+        found.append(torch.autograd.grad(hidden.square().sum(), named.values(), allow_unused=True))
+    for others in found[1:]:
+        for other, expected in zip(others, found[0], strict=True):
+            assert (other is None) == (expected is None)
+            if expected is not None:
+                assert_close(other, expected, **EXACT)
+
+
+def test_fresh_weights_and_tokens_that_are_added(trunk, tmp_path):
+    fresh = HFTrunk.from_config(trunk.model.config.to_dict(), vocab_size=13, dropout=0.2)
+    assert fresh.vocab_size == 13 and fresh.logits(fresh(TOKENS + 2)).shape == (3, 7, 13)
+    grown = HFTrunk.from_folder(tmp_path, vocab_size=13, dtype=torch.float64).eval()
+    assert_close(grown(TOKENS), trunk(TOKENS), **EXACT)
+    assert_close(grown.logits(grown(TOKENS))[..., :11], trunk.logits(trunk(TOKENS)), **EXACT)
+    rates = [v for n, v in vars(fresh.model.config).items() if "drop" in n and type(v) is float]
+    assert 0.2 in rates and set(rates) <= {0.0, 0.2}
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    class Both(GPT2LMHeadModel):
+        def forward(self, *args, **options):
+            return super().forward(*args, **options)
+
+    model = Both(make_gpt2().config).requires_grad_(False).apply(_loud)
+    forward = model.transformer.forward
+
+    def mixed(*args, **options):
+        out = forward(*args, **options)
+        out.last_hidden_state = out.last_hidden_state + out.last_hidden_state.flip(1)
+        return out
+
+    model.transformer.forward = mixed
+    with pytest.raises(ValueError, match="Both looks at the tokens behind a token, too"):
+        HFTrunk(model)
 
 
 def test_both_ways_to_read_a_folder_agree(tmp_path):

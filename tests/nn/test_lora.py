@@ -1,5 +1,7 @@
 """LoRA: the same function at first, few parameters learnt, and the same function when merged."""
 
+import copy
+
 import pytest
 import torch
 from torch.func import functional_call, stack_module_state
@@ -7,7 +9,7 @@ from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from raffia.nn.hf_trunk import HFTrunk
-from raffia.nn.lora import LoRA, add_lora, merge_lora
+from raffia.nn.lora import LoRA, add_lora, attention_layers, merge_lora
 from raffia.nn.transformer import CausalLM
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -81,6 +83,39 @@ def test_stacked_changes_of_one_model():
     found = torch.vmap(lambda p: functional_call(models[0], p, (TOKENS,)))(stacked)
     for model, hidden in zip(models, found, strict=True):
         assert_close(hidden, model(TOKENS))
+
+
+def test_changes_that_share_a_model_are_merged_each_into_its_own():
+    first = ours()
+    add_lora(first, rank=2)
+    fixed = {id(p): p for p in first.parameters() if not p.requires_grad}
+    models = [first, copy.deepcopy(first, fixed)]
+    before = []
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if name.endswith("up"):
+                torch.nn.init.normal_(parameter)
+        before.append(model(TOKENS))
+    for model, expected in zip(models, before, strict=True):
+        assert_close(merge_lora(model)(TOKENS), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_is_of_the_change_alone_and_only_in_training():
+    layer = LoRA(torch.nn.Linear(3, 5), rank=2, dropout=0.5)
+    torch.nn.init.normal_(layer.up)
+    x = torch.randn(4, 3)
+    torch.manual_seed(0)
+    found = layer(x)
+    torch.manual_seed(0)
+    kept = torch.nn.functional.dropout(x, 0.5)
+    assert_close(found, layer.base(x) + 8.0 * kept @ layer.down.T @ layer.up.T)
+    assert_close(layer.eval()(x), layer.merged()(x))
+
+
+def test_the_attentions_layers_are_known_by_their_names():
+    assert attention_layers(theirs()) == ["c_attn"]
+    with pytest.raises(ValueError, match=r"name some of \['0', '1'\]"):
+        attention_layers(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)))
 
 
 def test_what_cannot_be_changed():

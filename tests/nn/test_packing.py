@@ -25,10 +25,20 @@ def test_packed_rows_come_back():
     packing = Packing.of(LENGTHS, 5)
     real = (torch.arange(5) < LENGTHS[:, None])[..., None]
     assert_close(packing.unpack(packing.pack(x)), x * real)
-    assert_close(packing.pad(packing.pack(x)) * real, x * real)
+    assert_close(packing.joined(packing.parts(packing.pack(x))), packing.pack(x))
     dense = Packing.of(torch.tensor([5, 5, 5, 5]), 5)
     assert dense.index is None
     assert_close(dense.unpack(dense.pack(x)), x)
+
+
+def test_rows_of_similar_length_are_put_together():
+    lengths = torch.tensor([40, 3, 0, 37, 16, 64])
+    packing, x = Packing.of(lengths, 70), torch.arange(6 * 70.0).view(6, 70, 1)
+    parts = packing.parts(packing.pack(x))
+    assert [part.shape[:2] for part in parts] == [(2, 16), (2, 40), (1, 64)]
+    assert_close(parts[1][:, :37, 0], x[[0, 3], :37, 0])
+    assert_close(parts[1][1, 37:, 0], x[3, 36].expand(3))  # the last real token again
+    assert_close(packing.joined(parts), packing.pack(x))
 
 
 @pytest.mark.parametrize("lengths", [[2, 6], [-1, 3], [0, 0]])

@@ -182,6 +182,26 @@ def test_packed_is_padded_with_its_gradients(positions):
         assert_close(mine, other, **EXACT)
 
 
+@BOTH
+def test_what_is_not_wanted_is_left_out_of_the_last_layer(positions):
+    model, (tokens, mask) = make(positions), padded(ROWS, width=9)
+    wanted = torch.zeros_like(mask)
+    wanted[0, [0, 3]] = wanted[2, 5] = wanted[1, 8] = True  # the last is padding
+    whole = model.packed_hidden(tokens, mask.sum(1))
+    some = model.packed_hidden(tokens, mask.sum(1), wanted)
+    chosen = wanted[mask]
+    assert chosen.sum() == 3 and torch.equal(whole.starts, some.starts)
+    assert_close(some.hidden[chosen], whole.hidden[chosen], **EXACT)
+    assert (some.hidden[~chosen] == 0).all()
+    parameters = list(model.parameters())
+    gradients = [
+        torch.autograd.grad(packed.hidden[chosen].square().sum(), parameters)
+        for packed in (some, whole)
+    ]
+    for mine, other in zip(*gradients, strict=True):
+        assert_close(mine, other, **EXACT)
+
+
 def test_hidden_states_at_chosen_positions():
     model, (tokens, mask) = make(), padded(ROWS)
     index = torch.tensor([[4, 0], [1, 0], [6, 3]])

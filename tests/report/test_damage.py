@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from raffia.report import summarise, write_report
 from raffia.report.folder import read_run
 from raffia.report.groups import grouped
-from raffia.report.plots import learning_panels, rate_panels, spent, time_panel, training_panels
+from raffia.report.learning import learning_panels
+from raffia.report.plots import rate_panels, spent, time_panel, training_panels
 
 from .made_runs import GIF, brief_rows, config, rows, write_checkpoint, write_run
 
@@ -146,7 +147,17 @@ anything = st.recursive(
     max_leaves=4,
 )
 KEYS = ["update", "env_step", "seconds", "loss", "x_loss", "grad_norm", "returns", "mean_return"]
-KEYS += ["as_first", "return", "seconds_learn", "updates_per_second", "reason", "priority"]
+KEYS += [
+    "as_first",
+    "return",
+    "low",
+    "high",
+    "decodings",
+    "seconds_learn",
+    "updates_per_second",
+    "reason",
+    "priority",
+]
 row = st.fixed_dictionaries(
     {"kind": st.sampled_from(["start", "resume", "train", "episode", "evaluate", "end", "?"])},
     optional={key: st.one_of(st.floats(-10, 1e6), anything) for key in KEYS},
@@ -162,7 +173,10 @@ def test_any_rows_give_panels(tmp_path_factory, made, config):
         run = write_run(folder / str(i), some, config, extras=False)
         runs.append(read_run(run))
         whole, quick = runs[-1], summarise(run)
-        assert (quick.state, quick.last_return) == (whole.state, whole.last and whole.last.mean)
+        last = whole.last.mean if whole.last else None
+        of = {"last_loss": last} if whole.of_loss else {"last_return": last}
+        assert quick.state == whole.state
+        assert {name: getattr(quick, name) for name in of} == of
     groups = grouped(runs)
     panels = [*learning_panels(groups), *training_panels(groups)[0], *rate_panels(groups)]
     panels += [time_panel(run, list(spent(run))) for run in runs]

@@ -21,6 +21,8 @@ GROUPS = {
         "resume": "go on with a run, as if it had never been stopped; or lengthen it",
         "evaluate": "play episodes without exploring: mean, spread, recordings",
         "play": "play TicTacToe or Connect4 against the agent of a run",
+        "chat": "talk with the agent of a run of ILQL, or let it guess your Wordle word",
+        "export": "write the agent of a run of ILQL as a folder that transformers loads",
     },
     "runs": {
         "report": "one HTML page of one run or several: curves, rates, an episode, a tree",
@@ -34,6 +36,7 @@ GROUPS = {
 FIRST_STEPS = {
     "raffia demo": "from nothing to a trained agent in minutes",
     "raffia train efficientzero --preset cartpole": "the same, longer, in runs/cartpole-0",
+    "raffia train ilql --preset wordle": "a language model learns a game from logs",
     "raffia train efficientzero --help": "every setting",
 }
 
@@ -102,7 +105,7 @@ def help_text() -> str:
     from raffia.cli.style import columns, paint, width_of
 
     lines = [
-        f"raffia {__version__}: agents that learn by planning, on keyed tensors",
+        f"raffia {__version__}: agents that learn by planning or from logs, on keyed tensors",
         "",
         "usage: raffia COMMAND ...",
     ]
@@ -145,6 +148,14 @@ def _command(name: str) -> Command:
             from raffia.cli.play_command import play
 
             return play
+        case "chat":
+            from raffia.cli.chat_command import chat
+
+            return chat
+        case "export":
+            from raffia.cli.export import export
+
+            return export
         case "report":
             from raffia.cli.report import report
 

@@ -33,22 +33,26 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
             )
     waiting(f"evaluating {run} ...")
     from raffia.recipes.ilql import evaluate
+    from raffia.recipes.ilql_dialogues import write_dialogues
 
     found = evaluate(run, episodes=args.episodes, checkpoint=args.checkpoint, seed=args.seed)
     record = {
         "run": str(run),
         "checkpoint": args.checkpoint,
+        "update": found.update,
         "seed": args.seed,
         "raffia": __version__,
         **figures(found),
     }
     path = write_record(run / "evaluations" / file_name(args), record)
+    dialogues = write_dialogues(run, found.update, found.dialogues)
     if args.json:
         print(json.dumps(record))
         return 0
     print(f"{run}, checkpoint {args.checkpoint}")
     print(table(record))
-    print(f"wrote {paint(str(path), 'cyan', sys.stdout)}")
+    for file in (path, dialogues):
+        print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
     return 0
 
 

@@ -16,7 +16,8 @@ from raffia.report.folder import find_runs
 from raffia.report.summary import RunSummary, summarise
 
 ABOUT = """\
-List presets, environments, and the runs below a folder with their state and best mean return.
+List presets, environments, and the runs below a folder with their state and their latest and best
+mean return; of runs on dialogues without games the loss of held-out rows.
 
   presets       named settings to train with
   environments  names for --env.id (asks Gymnasium, which takes a moment)
@@ -88,8 +89,8 @@ def runs(home: Path) -> str:
     found = [summarise(folder) for folder in find_runs(home)]
     if not found:
         return "  none yet; begin with raffia train efficientzero --preset cartpole"
-    head = ["", "environment", "seed", "state", "steps", "time", "latest", "best"]
-    return columns([head, *(_row(run) for run in found)], right=[2, 4, 5, 6, 7])
+    head = ["", "environment", "seed", "state", "steps", "updates", "time", "latest", "best"]
+    return columns([head, *(_row(run) for run in found)], right=[2, 4, 5, 6, 7, 8])
 
 
 def _row(run: RunSummary) -> list[str]:
@@ -99,10 +100,19 @@ def _row(run: RunSummary) -> list[str]:
         run.seed or "?",
         "running, or killed" if run.state == "running" else run.state,
         number(run.env_step, 0),
+        number(run.update, 0),
         duration(run.seconds),
-        number(run.last_return),
-        number(run.best_return),
+        _result(run.last_return, run.last_loss),
+        _result(run.best_return, run.best_loss),
     ]
+
+
+def _result(mean_return: float | None, loss: float | None) -> str:
+    """Of small figures one digit says little."""
+    if loss is not None:
+        return f"loss {number(loss, 3)}"
+    small = mean_return is not None and abs(mean_return) < 10
+    return number(mean_return, 2 if small else 1)
 
 
 def _title(title: str, remark: str) -> str:

@@ -40,7 +40,12 @@ def play(words: Sequence[str]) -> int:
     args = parser.read(words)
     run = chosen_run(args.run, "play", GAMES)
     config = config_of(run)
-    game = config.task if isinstance(config, ILQLRun) else config.env.id
+    if isinstance(config, ILQLRun):
+        raise UsageError(
+            f"{run} plays {config.task} by ILQL: with its agent a person talks",
+            call("raffia", "chat", run),
+        )
+    game = config.env.id
     if game not in GAMES:
         raise UsageError(
             f"{run} plays {game}; a person can play {' and '.join(GAMES)}",

@@ -12,14 +12,16 @@ from raffia.cli.style import paint
 
 ABOUT = """\
 Write one HTML page about a run or several: learning curves with seeds and confidence band, losses,
-rates, an episode, a searched tree, the settings. Every figure is read from the files of the runs,
-also while they train. The page holds all it needs: send it, open it anywhere.
+rates, an episode, a searched tree, the settings. Of runs of ILQL also dialogues, each token in the
+colour of its advantage, and methods and decodings in a table. Every figure is read from the files
+of the runs, also while they train. The page holds all it needs: send it, open it anywhere.
 
 writes RUN/report.html; of several runs, report.html in the folder that holds them; or --out."""
 EXAMPLES = [
     "raffia report runs/cartpole-0",
     "raffia report runs/cartpole-*  # seeds become one curve with a band",
     "raffia report runs/cartpole-0 runs/cartpole-gumbel-0 --out compared.html",
+    "raffia report runs/wordle-*  # ILQL, behaviour cloning ... in one table",
 ]
 
 
@@ -48,9 +50,11 @@ def write_page(runs: Sequence[Path], out: Path | None = None) -> Path:
         ...
     FileNotFoundError: gone is no run: it does not exist...
     """
+    from raffia.recipes.ilql_presets import ILQL_PRESETS
     from raffia.recipes.presets import PRESETS
     from raffia.report.page import write_report
     from raffia.train.config import to_json
 
     presets = {name: to_json(config) for name, config in PRESETS.items()}
+    presets |= {name: to_json(config) for name, config in ILQL_PRESETS.items()}
     return write_report(runs, out, presets=presets)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
 from raffia.cli.style import call, filled, width_of
-from raffia.cli.train import require_device, tell_end, tell_next, tell_start
+from raffia.cli.train import require_device, tell_end, tell_next, tell_start, uses
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import MAY_CHANGE as MAY_CHANGE_ILQL
 from raffia.recipes.ilql_config import ILQLRun
@@ -37,7 +37,7 @@ Of runs of ILQL:
   --num_updates N              its length
   --decode.* --evaluate.* --checkpoint.*
                                how it speaks when evaluated, how often, how much
-  --num_micro_batches --device --num_threads
+  --num_micro_batches --device --num_threads --compile
                                where it runs
 
 Any other setting shaped what was learnt, and needs a run of its own.
@@ -139,6 +139,6 @@ def _tell_done(run: Path, config: EfficientZeroRun | ILQLRun, state: str) -> Non
     tell_next(
         [
             [call("raffia", "resume", run, *flags), "go on all the same"],
-            [call("raffia", "evaluate", run), "play episodes without exploring"],
+            *uses(run, speaks=isinstance(config, ILQLRun)),
         ]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +15,7 @@ from raffia.cli.runs import HOME, refuse_taken
 from raffia.cli.style import call, columns, duration, filled, number, paint, width_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.train.config import from_command_line
 
@@ -97,10 +99,13 @@ def train(words: Sequence[str]) -> int:
 
 def train_efficientzero(words: Sequence[str]) -> int:
     """The words after `raffia train efficientzero`: settle the settings, then train."""
-    own, settings = split_own(words, ["--preset", "--run"])
+    own, settings = split_own(words, ["--preset", "--run", "--population"])
     preset, files = own.get("--preset", ""), split_own(words, ["--config"])[0]
+    begun = preset_of(PRESETS, preset, "efficientzero", words) if preset else EfficientZeroRun()
+    if "--population" in own:
+        begun = _with_members(begun, own["--population"])
     config = from_command_line(
-        preset_of(PRESETS, preset, "efficientzero", words) if preset else EfficientZeroRun(),
+        begun,
         settings,
         prog="raffia train efficientzero",
         description=_about(preset),
@@ -110,7 +115,7 @@ def train_efficientzero(words: Sequence[str]) -> int:
         raise UsageError("train what? Give --preset NAME or --config FILE", example)
     name = preset or Path(files["--config"]).stem
     folder = Path(own.get("--run", HOME / f"{name}-{config.seed}"))
-    named = ["--preset", preset] if preset else []
+    named = [word for flag in own if flag != "--run" for word in (flag, own[flag])]
     refuse_taken(folder, "train", "efficientzero", *named, *settings)
 
     tell_start(config, folder)
@@ -118,6 +123,13 @@ def train_efficientzero(words: Sequence[str]) -> int:
 
     require_device(config.device)
     return tell_end(train(config, folder, preset=preset))
+
+
+def _with_members(config: EfficientZeroRun, text: str) -> EfficientZeroRun:
+    """With worlds for each of them."""
+    members = members_of(config.population, text, "efficientzero")
+    num = -(-config.env.num_envs // members.size) * members.size
+    return replace(config, population=members, env=replace(config.env, num_envs=num))
 
 
 def tell_start(config: EfficientZeroRun | ILQLRun, folder: Path, remark: str = "") -> None:
@@ -148,14 +160,30 @@ def require_device(name: str) -> None:
 def tell_end(result: RunResult) -> int:
     """Say how a sitting ended and what can be done next; gives the exit status."""
     print(end_line(result))
-    calls = [
-        [call("raffia", "evaluate", result.folder), "play episodes without exploring"],
-        [call("raffia", "report", result.folder), "learning curves on one page"],
-    ]
+    calls = uses(result.folder, speaks=result.env_step is None)
     if result.reason == "stopped":
         calls.insert(0, [call("raffia", "resume", result.folder), "go on where it was stopped"])
     tell_next(calls)
     return exit_status(result)
+
+
+def uses(run: Path, speaks: bool) -> list[list[str]]:
+    """Calls that use an agent, and what for; one that speaks can be talked to.
+
+    >>> uses(Path("runs/chats-0"), speaks=True)[-1]
+    ['raffia chat runs/chats-0', 'talk to it']
+    """
+    evaluation, report = "play episodes without exploring", "learning curves on one page"
+    if speaks:
+        evaluation, report = (
+            "how good it is now",
+            "curves, and dialogues with what it thinks of them",
+        )
+    calls = [
+        [call("raffia", "evaluate", run), evaluation],
+        [call("raffia", "report", run), report],
+    ]
+    return [*calls, [call("raffia", "chat", run), "talk to it"]] if speaks else calls
 
 
 def end_line(result: RunResult) -> str:
@@ -200,6 +228,21 @@ def split_own(
         else:
             others.append(word)
     return own, others
+
+
+def members_of(config: PopulationConfig, text: str, algorithm: str) -> PopulationConfig:
+    """The population with as many members as `--population` says.
+
+    >>> members_of(PopulationConfig(), "8", "ilql").size
+    8
+    """
+    try:
+        return replace(config, size=int(text))
+    except ValueError as error:
+        raise UsageError(
+            f"--population {text}: it is a number of members, such as 8 ({error})",
+            f"raffia train {algorithm} --help",
+        ) from None
 
 
 def preset_of(

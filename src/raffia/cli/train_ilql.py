@@ -9,13 +9,25 @@ from pathlib import Path
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import HOME, refuse_taken
 from raffia.cli.style import call, columns
-from raffia.cli.train import preset_of, require_device, split_own, tell_end, tell_start
+from raffia.cli.train import (
+    members_of,
+    preset_of,
+    require_device,
+    split_own,
+    tell_end,
+    tell_start,
+)
 from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun
 from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.train.config import from_command_line
 
+OWN = ["--preset", "--run", "--data", "--model", "--population"]
 TRUNK = "--model.trunk."
-FREE = ("dropout", "gradient_checkpointing")  # of the trunk, whatever the model's folder says
+FREE = (
+    "kind",
+    "dropout",
+    "gradient_checkpointing",
+)  # of the trunk, whatever the model's folder says
 ABOUT = """\
 Train ILQL in a new folder, on logged dialogues with rewards, and show how it goes. Ctrl-C saves and
 leaves.
@@ -25,12 +37,17 @@ the folder holds:
   metrics.jsonl   what was measured; TensorBoard files beside it
   checkpoints     from which `raffia resume` goes on, exactly
   tokenizer       and, of files, what it made of them in tokens
+  language_model  of one to go on from, what the checkpoints do not hold
 
 begin with:
   --preset NAME   one of the settings that have a name, below
   --data FILE     dialogues of your own: .jsonl, .json, .jsonl.gz or .parquet;
                   with --data.files several
-  --model FOLDER  a GPT-2 as Hugging Face keeps it, to go on from
+  --model FOLDER  a causal language model as Hugging Face keeps it, to go on from:
+                  a GPT-2, or any that transformers knows (extra: hf); with
+                  --lora.rank 8 its weights stay, and small changes are learnt
+  --population N  N members that learn side by side, of whom the better go on,
+                  with other hyper-parameters: --population.ranges and so on
   --config FILE   settings from .json or .yaml, such as a run's config.json
   --run FOLDER    where the run is kept; if not given, runs/NAME-SEED
 
@@ -55,9 +72,11 @@ def train_ilql(words: Sequence[str]) -> int:
         ...
     raffia.cli.errors.UsageError: there is no preset 'wordl'; did you mean wordle?
     """
-    own, settings = split_own(words, ["--preset", "--run", "--data", "--model"], "ilql")
+    own, settings = split_own(words, OWN, "ilql")
     files, _ = split_own(words, ["--config"], "ilql")
-    preset = own.get("--preset", "dialogue" if "--data" in own else "")
+    preset = own.get("--preset", "")
+    if not preset and "--data" in own:
+        preset = "language-model" if "--model" in own else "dialogue"
     config = from_command_line(
         _begun_with(own, preset, words),
         settings,
@@ -90,6 +109,10 @@ def _begun_with(own: dict[str, str], preset: str, words: Sequence[str]) -> ILQLR
     if "--data" in own:
         data = replace(config.data, files=(own["--data"],))
         config = replace(config, task="data", data=data)
+    if "--population" in own:
+        config = replace(
+            config, population=members_of(config.population, own["--population"], "ilql")
+        )
     if "--model" in own:
         config = replace(config, language_model=own["--model"])
         if config.data == replace(DialogueDataConfig(), files=config.data.files):

@@ -24,6 +24,7 @@ from raffia.data.dialogue_sources import (
     TranscriptDialogues,
     read_dialogues,
 )
+from raffia.data.dialogue_tokenizer import check_tokenizer
 from raffia.data.readers.episode import Path
 from raffia.data.rl_dataset import (
     HasVocabulary,
@@ -105,8 +106,10 @@ class DialogueDataset(List_RL_Dataset):
 
     store: the rows.
     rows: the numbers of those that are meant; None is all.
-    sort_window: so many batches' rows are sorted by length together; 1 is not at all. Each epoch
-        has each row once in any case.
+    sort_window: so many batches' rows are sorted by length together; 1 is not at all, for where
+        length tells of the return, sorted batches are of good dialogues and of bad ones by turns,
+        and V, which follows upwards faster than downwards, comes out too high. Each epoch has each
+        row once in any case.
     origin: where the store came from: "memory", "folder" (it was there), "made: " with the reason.
 
     `index` of a batch, as `point`, counts the rows of the store, also where some are left out.
@@ -134,7 +137,7 @@ class DialogueDataset(List_RL_Dataset):
         rows: NDArray[np.int64] | None = None,
         max_len: int | None = None,
         buckets: Sequence[int] = (),
-        sort_window: int = 50,
+        sort_window: int = 1,
         origin: str = "memory",
     ) -> None:
         super().__init__(tokenizer, max_len=max_len, buckets=buckets)
@@ -155,7 +158,7 @@ class DialogueDataset(List_RL_Dataset):
         malformed: Malformed = "refuse",
         folder: Path | None = None,
         buckets: Sequence[int] = (),
-        sort_window: int = 50,
+        sort_window: int = 1,
     ) -> DialogueDataset:
         """The rows of a source as tokens.
 
@@ -168,12 +171,13 @@ class DialogueDataset(List_RL_Dataset):
         folder: keep the tokens there, mapped to memory, so that they need not fit into it; they are
             made anew when the source, the tokenizer or a setting is another one.
 
-        >>> DialogueDataset.build(TranscriptDialogues([[{"role": "robot"}]]), Vocabulary(9))
+        >>> DialogueDataset.build(TranscriptDialogues([]), Vocabulary(9))
         Traceback (most recent call last):
         ...
-        raffia.data.readers.episode.MalformedDataError: the list: row 0, 'messages': the role of
-        message 0 is 'robot', known are ['agent', 'assistant', 'environment', 'system', ...
+        ValueError: this Vocabulary as a tokenizer has no bos_token_id, a number of a token, which
+        begins a dialogue that the environment begins: HFTokenizer(folder, add_missing=True) of ...
         """
+        check_tokenizer(tokenizer)
         rules = RowRules(
             token_reward=token_reward, max_len=max_len, too_long=too_long, malformed=malformed
         )
@@ -195,7 +199,7 @@ class DialogueDataset(List_RL_Dataset):
         *,
         max_len: int | None = None,
         buckets: Sequence[int] = (),
-        sort_window: int = 50,
+        sort_window: int = 1,
     ) -> DialogueDataset:
         """Rows that were made already, in memory.
 

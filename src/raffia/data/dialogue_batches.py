@@ -26,8 +26,9 @@ class BatchOrder(NamedTuple):
 
     Epochs follow each other, each of them all rows once, shuffled; batches are cut from them, all
     of `batch_size` rows, so that one may hold the end of an epoch and the beginning of the next.
-    Within an epoch, each `sort_window` batches' rows are sorted by length before they are cut, and
-    then the batches are shuffled: rows of similar length meet, and little is padded.
+    With a `sort_window` above 1, each so many batches' rows of an epoch are sorted by length before
+    they are cut, and then the batches are shuffled: rows of similar length meet, and little is
+    padded.
 
     lengths: [N], by which rows are sorted.
     sort_window: batches; 1 leaves the rows as they were shuffled.
@@ -42,7 +43,7 @@ class BatchOrder(NamedTuple):
 
     lengths: NDArray[np.integer]
     batch_size: int
-    sort_window: int = 50
+    sort_window: int = 1
 
     def epoch(self, seed: int, number: int) -> NDArray[np.int64]:
         """The rows of an epoch in their order [N].

@@ -23,7 +23,7 @@ from raffia.data.token_store import StoreReport, TokenStore
 from raffia.data.utterances import DialogueTokenizer, check_tokens
 from raffia.tensordict.memmap import DamagedFileError
 
-__all__ = ["BuiltStore", "Malformed", "RowRules", "TooLong", "build_store"]
+__all__ = ["BuiltStore", "Malformed", "RowRules", "RowTooLongError", "TooLong", "build_store"]
 
 TooLong = Literal["refuse", "cut", "skip"]
 Malformed = Literal["refuse", "skip"]
@@ -76,6 +76,16 @@ class BuiltStore(NamedTuple):
 
     store: TokenStore
     origin: str
+
+
+class RowTooLongError(MalformedDataError):
+    """A row has more tokens than the context holds.
+
+    >>> raise RowTooLongError("a.jsonl", "line 3", "it has 9 tokens")
+    Traceback (most recent call last):
+    ...
+    raffia.data.dialogue_building.RowTooLongError: a.jsonl: line 3: it has 9 tokens
+    """
 
 
 class RowMaker:
@@ -153,11 +163,13 @@ class RowMaker:
         if max_len is None or length <= max_len or self._rules.too_long == "cut":
             return False
         if self._rules.too_long == "refuse":
-            place.fail(
+            raise RowTooLongError(
+                place.path,
+                place.where,
                 f"it has {length} tokens, more than the {max_len} of the context: give "
                 f"max_len={length} or more (if the model's block_size allows), too_long='cut' to "
                 "take the first tokens (the row is not terminal then, and what comes after counts "
-                "for nothing), or too_long='skip' to leave such rows out"
+                "for nothing), or too_long='skip' to leave such rows out",
             )
         return True
 

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raffia.tensordict.disk import dump, parse, shown, write_atomically
@@ -35,6 +35,7 @@ class Folder:
     root: str
     files: dict[str, str]  # name -> path
     extras: dict[str, Any]
+    checksums: dict[str, str] = field(default_factory=dict)  # name -> sha256
 
     def path(self, name: str) -> str:
         """Where the file of this name stands; DamagedFileError if there is none."""
@@ -121,7 +122,8 @@ def read_folder(path: Path, kind: str, version: int) -> Folder:
         files, extras = record.get("files"), record.get("extras")
         if type(files) is not dict or type(extras) is not dict:
             raise DamagedFileError(f"{root}/{MANIFEST}", "it lists no files")
-        return Folder(root, {name: _checked(root, files[name]) for name in files}, extras)
+        paths = {name: _checked(root, files[name]) for name in files}
+        return Folder(root, paths, extras, {name: files[name]["sha256"] for name in files})
 
 
 def load_folder(path: Path, kind: str, version: int, read: Callable[[Folder], Loaded]) -> Loaded:
@@ -220,6 +222,7 @@ def _refuse_others(root: str, kind: str) -> None:
     """Raise unless `root` is a folder that we may write: an empty one, or one of this kind."""
     if not os.path.isdir(root):
         raise FileExistsError(errno.EEXIST, "this is no folder; take another path", root)
+    names = os.listdir(root)  # before the look at the manifest, which another writer may bring now
     if os.path.lexists(f"{root}/{MANIFEST}"):
         found = _manifest(root).get("kind")
         if found != kind:
@@ -227,7 +230,7 @@ def _refuse_others(root: str, kind: str) -> None:
                 errno.EEXIST, f"it holds {shown(found)}, which {kind!r} does not replace", root
             )
         return
-    foreign = [name for name in os.listdir(root) if not OURS.fullmatch(name)]
+    foreign = [name for name in names if not OURS.fullmatch(name)]
     if foreign:
         raise FileExistsError(
             errno.EEXIST,

@@ -9,6 +9,7 @@ Beside it stands a summary of each row, in memory: where it begins, how long it 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -115,8 +116,23 @@ class TokenStore:
     (1, True)
     """
 
-    def __init__(self, words: Ints, summary: RowSummary, report: StoreReport) -> None:
+    def __init__(
+        self, words: Ints, summary: RowSummary, report: StoreReport, checksum: str = ""
+    ) -> None:
         self.words, self.summary, self.report = words, summary, report
+        self._checksum = checksum
+
+    @property
+    def checksum(self) -> str:
+        """The sha256 of all tokens, places and rewards; of a folder, as its manifest has it.
+
+        >>> one, other = (DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6))
+        >>> TokenStore.of([one]).checksum == TokenStore.of([other]).checksum
+        False
+        """
+        if not self._checksum:
+            self._checksum = hashlib.sha256(self.words.astype("<i4", copy=False).data).hexdigest()
+        return self._checksum
 
     def __len__(self) -> int:
         return len(self.summary.start)
@@ -207,7 +223,7 @@ class TokenStore:
             report = parse(found.path(REPORT), found.read(REPORT))
             if len(record) and int(record["start"][-1]) >= len(words):
                 raise DamagedFileError(path, "it ends before its last row")
-            return cls(words, _columns(record), StoreReport(**report))
+            return cls(words, _columns(record), StoreReport(**report), found.checksums[WORDS])
 
         return load_folder(folder, KIND, VERSION, read)
 

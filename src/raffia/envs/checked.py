@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from itertools import chain
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def check_choices(config: Any) -> None:
-    """Refuse a value that its `Literal` does not list, by itself or in a tuple.
+    """Refuse a value that its `Literal` does not list, by itself, in a tuple, or beside None.
 
     >>> from raffia.envs.config import AtariConfig
     >>> AtariConfig(size=80)
@@ -75,14 +76,19 @@ def check_share(config: Any, *names: str) -> None:
 
 @cache
 def _choices(kind: type) -> dict[str, tuple[object, ...]]:
-    """What each field may be that is a Literal, or a tuple of them."""
-    found = {name: list(_literals(hint)) for name, hint in get_type_hints(kind).items()}
-    return {name: get_args(literals[0]) for name, literals in found.items() if literals}
+    """What each field may be that is a Literal, a tuple of them, or one of these or None."""
+    found = {name: _chosen_from(hint) for name, hint in get_type_hints(kind).items()}
+    return {name: choices for name, choices in found.items() if choices}
 
 
-def _literals(hint: Any) -> Iterator[Any]:
+def _chosen_from(hint: Any) -> tuple[object, ...]:
+    """Nothing where that may be anything else, too."""
     if get_origin(hint) is Literal:
-        yield hint
-    elif get_origin(hint) is tuple:
-        for part in get_args(hint):
-            yield from _literals(part)
+        return get_args(hint)
+    if get_origin(hint) in (tuple, Union, UnionType):
+        parts = [part for part in get_args(hint) if part not in (..., NoneType)]
+        choices = [_chosen_from(part) for part in parts]
+        if all(choices):
+            none = (None,) if NoneType in get_args(hint) else ()
+            return (*none, *dict.fromkeys(chain.from_iterable(choices)))
+    return ()

@@ -263,9 +263,9 @@ def _members(
     """What the kernel is given, for each member of a stacked state; views of its memory."""
     if isinstance(rate, Tensor):
         rate = rate.to(count.device, torch.float32)
-    shape = torch.broadcast_shapes(
-        *(x.shape for x in (count, rate, decay) if isinstance(x, Tensor))
-    )
+    # Not torch.broadcast_shapes, whose first call loads sympy: 35 MB
+    numbers = (x for x in (count, rate, decay) if isinstance(x, Tensor))
+    shape = torch.broadcast_tensors(*numbers)[0].shape
     if not shape:
         yield p, g, slots, count, rate, float(decay)
         return

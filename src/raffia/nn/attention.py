@@ -31,12 +31,13 @@ class View:
     causal: bool = True  # without a mask: token t sees the first t + 1 columns; False: all
     turn: Rotation | None = None  # of rotary positions, [B or 1, 1, T, F / 2]
     cache: KeyValueCache | None = None
+    chosen: Tensor | None = None  # int64 [M], tokens of the N that a layer goes on with; None: all
 
 
 def visible(seen: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, S]
-    """Which columns each of the last T sees: those up to itself that are seen, and itself.
+    """Which columns each of the last T sees: those up to itself that are seen; itself, if none is.
 
-    Itself even where it is padding, as a softmax over nothing is no number; nobody looks there.
+    Itself even though it is padding, as a softmax over nothing is no number; nobody looks there.
 
     >>> visible(torch.tensor([[False, True, True]]), 2).int()
     tensor([[[[0, 1, 0], [0, 1, 1]]]], dtype=torch.int32)
@@ -44,7 +45,8 @@ def visible(seen: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, 
     num_columns = seen.shape[1]
     column = torch.arange(num_columns, device=seen.device)
     own = column[num_columns - num_tokens :, None]
-    return ((column <= own) & seen[:, None, None, :]) | (column == own)
+    none = seen.cumsum(1)[:, None, num_columns - num_tokens :, None] == 0
+    return ((column <= own) & seen[:, None, None, :]) | ((column == own) & none)
 
 
 def attend(
@@ -64,10 +66,18 @@ def attend(
     >>> attend(torch.zeros(1, 2, 12), View(), num_heads=2).shape
     torch.Size([1, 2, 4])
     """
-    padded = qkv if view.packing is None else view.packing.pad(qkv)
-    query, key, value = _heads(padded, num_heads)
+    if view.packing is None:
+        return _attend(qkv, view, num_heads, layer, dropout)
+    parts = view.packing.parts(qkv)
+    return view.packing.joined([_attend(part, view, num_heads, layer, dropout) for part in parts])
+
+
+def _attend(qkv: Tensor, view: View, num_heads: int, layer: int, dropout: float) -> Tensor:
+    """The same of rows [B, T, 3 d]; without a cache T may be less than the view's."""
+    query, key, value = _heads(qkv, num_heads)
     if view.turn is not None:
-        query, key = rotate(query, view.turn), rotate(key, view.turn)
+        cosine, sine = (part[:, :, : qkv.shape[1]] for part in view.turn)
+        query, key = rotate(query, (cosine, sine)), rotate(key, (cosine, sine))
     if view.cache is not None:
         key, value = view.cache.put(layer, key, value)
     if is_traced() and not torch.compiler.is_compiling():
@@ -77,8 +87,7 @@ def attend(
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=view.mask, dropout_p=dropout, is_causal=causal
         )
-    out = out.transpose(1, 2).flatten(2)
-    return out if view.packing is None else view.packing.pack(out)
+    return out.transpose(1, 2).flatten(2)
 
 
 def _heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,21 +12,20 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from raffia.functional.trees import is_traced
+from raffia.nn.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.nn.lm_checks import check_call, check_cut, check_room, unknown_token
 from raffia.nn.lm_columns import Columns, seen_columns
-from raffia.nn.lm_folder import read_config, weight_files
 from raffia.nn.packing import Packing
 from raffia.nn.transformer import PackedHidden
 
 __all__ = ["HFCache", "HFTrunk"]
-
-UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
 
 class HFTrunk(nn.Module):
@@ -43,7 +42,7 @@ class HFTrunk(nn.Module):
     (torch.Size([1, 3, 8]), torch.Size([1, 3, 9]))
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model: Any = model
         config = self.model.config.get_text_config()
@@ -52,6 +51,9 @@ class HFTrunk(nn.Module):
         self.block_size: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
         self._takes_positions = "position_ids" in inspect.signature(self._body.forward).parameters
         self._check_logits()
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            recompute_layers(model)
 
     @classmethod
     def from_folder(
@@ -59,6 +61,9 @@ class HFTrunk(nn.Module):
         folder: str | os.PathLike[str],
         *,
         dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
+        vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
+        dropout: float | None = None,  # of all kinds that it has; None: as its config says
+        gradient_checkpointing: bool = False,  # see `CausalLM`
     ) -> HFTrunk:
         """The model that lies in a folder: config.json and safetensors.
 
@@ -68,24 +73,27 @@ class HFTrunk(nn.Module):
         FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
         model.safetensors
         """
-        folder = Path(folder)
-        kind = read_config(folder).get("model_type")
-        weight_files(folder)
-        try:
-            from transformers import AutoModelForCausalLM
-        except ImportError as error:
-            raise ImportError(
-                f"{folder} holds a model of the kind {kind!r}, and transformers, which knows it, "
-                "is not installed: pip install 'raffia[hf]'"
-            ) from error
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.get_default_dtype() if dtype is None else dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-        return cls(model)
+        model = load_hf(folder, dtype=dtype, vocab_size=vocab_size, dropout=dropout)
+        return cls(model, gradient_checkpointing=gradient_checkpointing)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],  # what a folder's config.json says
+        *,
+        dtype: torch.dtype | None = None,
+        vocab_size: int | None = None,  # instead of the config's
+        dropout: float | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> HFTrunk:
+        """A model of that kind with fresh weights, which torch's generator draws.
+
+        >>> tiny = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 9}
+        >>> HFTrunk.from_config(tiny, vocab_size=11).vocab_size
+        11
+        """
+        model = make_hf(config, dtype=dtype, vocab_size=vocab_size, dropout=dropout)
+        return cls(model, gradient_checkpointing=gradient_checkpointing)
 
     def forward(
         self,
@@ -130,10 +138,15 @@ class HFTrunk(nn.Module):
             cache.advance(columns.num_new, seen)
         return hidden[:, num_prefix:]
 
-    def packed_hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> PackedHidden:
+    def packed_hidden(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        wanted: Tensor | None = None,  # bool [B, T]: not looked at, all are given
+    ) -> PackedHidden:
         """Hidden states of the first `lengths` [B] tokens of each row, and where they start.
 
-        These models compute padding; it is left out of what they give.
+        These models compute padding, up to the longest row; it is left out of what they give.
 
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
@@ -146,7 +159,9 @@ class HFTrunk(nn.Module):
         if lengths is None:
             packing = Packing.dense(len(tokens), width, tokens.device)
         else:
-            packing = Packing.of(lengths, width)
+            if not is_traced():
+                tokens = tokens[:, : int(lengths.max())]
+            packing = Packing.of(lengths, tokens.shape[1])
         # Causal attention keeps padding at the right from real tokens: no mask is needed.
         return PackedHidden(packing.pack(self(tokens)), packing.starts)
 
@@ -168,10 +183,8 @@ class HFTrunk(nn.Module):
         >>> HFTrunk(GPT2LMHeadModel(tiny)).new_cache(3).length
         0
         """
-        from transformers import DynamicCache
-
         most = self.block_size if capacity is None else capacity
-        return HFCache(DynamicCache(config=self.model.config), batch_size, most)
+        return HFCache(new_past(self.model), batch_size, most)
 
     @property
     def _body(self) -> Any:
@@ -179,7 +192,9 @@ class HFTrunk(nn.Module):
         return self.model.base_model
 
     def _known(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] > 1 and bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
+        if is_traced() or tokens.shape[1] == 1:  # one token a row is what was just decoded
+            return tokens
+        if bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
             raise ValueError(unknown_token(tokens, self.vocab_size))
         return tokens
 
@@ -199,7 +214,13 @@ class HFTrunk(nn.Module):
         training, _ = self.model.training, self.model.eval()
         with torch.no_grad():
             theirs, ours = self.model(tokens).logits, self.logits(self(tokens))
+            shorter = self.logits(self(tokens[:, :2]))
         self.model.train(training)
+        if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"{type(self.model).__name__} looks at the tokens behind a token, too, and so can "
+                "not be a trunk: take a causal language model"
+            )
         if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"{type(self.model).__name__} does more to its logits than its output layer (off "

@@ -101,6 +101,15 @@ class KeyValueCache:
         values.narrow(2, start, num_new).copy_(value)
         return keys.narrow(2, 0, start + num_new), values.narrow(2, 0, start + num_new)
 
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [L, B, H, capacity, F] as they lie, for who writes columns by itself.
+
+        >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
+        >>> cache.memory()[0].shape
+        torch.Size([1, 2, 1, 4, 8])
+        """
+        return self._keys, self._values
+
     def advance(self, num_columns: int, seen: Tensor | None) -> None:
         """Count columns that all layers have put; seen: [B, num_columns], None for all."""
         start, self._length = self._length, self._length + num_columns

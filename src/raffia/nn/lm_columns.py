@@ -78,6 +78,8 @@ class Columns:
     >>> columns = Columns.of(3, torch.tensor([[False, True, True]]))
     >>> columns.positions(), columns.mask().int()
     (tensor([[0, 0, 1]]), tensor([[[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]], dtype=torch.int32))
+    >>> Columns.of(4, torch.tensor([[True, True, False, False]])).positions()
+    tensor([[0, 1, 2, 3]])
     """
 
     num_new: int  # P + T
@@ -104,11 +106,14 @@ class Columns:
         return cls(num_new, num_all, torch.cat(both, 1))
 
     def positions(self, device: torch.device | str | None = None) -> Tensor:  # [B or 1, P + T]
-        """Of the new columns: how many seen ones stand before each."""
+        """Of the new columns: how many seen ones stand before each; behind them it counts on."""
         start = self.num_all - self.num_new
+        column = torch.arange(self.num_all, device=device)[None]
         if self.seen is None:
-            return torch.arange(start, self.num_all, device=device)[None]
-        return (self.seen.cumsum(1) - 1).clamp(min=0)[:, start:]
+            return column[:, start:]
+        last = torch.where(self.seen, column, -1).cummax(1).values  # seen, up to this one
+        behind = torch.where(last < 0, 0, column - last)
+        return (self.seen.cumsum(1) - 1 + behind).clamp(min=0)[:, start:]
 
     def mask(self, device: torch.device | str | None = None) -> Tensor | None:
         """Which of all columns each new one sees, [B or 1, 1, P + T, S].

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["LoRA", "add_lora", "merge_lora"]
+__all__ = ["LoRA", "add_lora", "attention_layers", "merge_lora"]
+
+# What makes queries, keys and values: ours, then those of models of `transformers`.
+ATTENTION = (
+    *("qkv", "c_attn", "q_proj", "k_proj", "v_proj", "query_key_value", "qkv_proj", "Wqkv"),
+    *("query", "key", "value"),
+)
 
 
 class LoRA(nn.Module):
@@ -21,6 +27,7 @@ class LoRA(nn.Module):
         y = base(x) + (alpha / rank) B A x,    A [rank, in] drawn, B [out, rank] zero at first
 
     base: a linear layer, or one whose weight is [in, out], as GPT-2's are in `transformers`.
+    dropout: of what the product is given of x.
 
     >>> layer = LoRA(torch.nn.Linear(3, 5), rank=2, alpha=4.0)
     >>> x = torch.ones(1, 3)
@@ -28,7 +35,9 @@ class LoRA(nn.Module):
     (True, torch.Size([5, 2]), torch.Size([2, 3]))
     """
 
-    def __init__(self, base: nn.Module, *, rank: int = 8, alpha: float = 16.0) -> None:
+    def __init__(
+        self, base: nn.Module, *, rank: int = 8, alpha: float = 16.0, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         size_in, size_out = _sizes(base)
         if not 1 <= rank <= min(size_in, size_out):
@@ -37,26 +46,29 @@ class LoRA(nn.Module):
                 f"to {size_out} numbers; 8 is common"
             )
         self.base = base.requires_grad_(False)
-        self.scale = alpha / rank
+        self.scale, self.dropout = alpha / rank, nn.Dropout(dropout)
         weight = next(base.parameters())
         self.down = nn.Parameter(weight.new_empty(rank, size_in))
         self.up = nn.Parameter(weight.new_zeros(size_out, rank))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as torch draws a linear layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.scale * linear(linear(x, self.down), self.up)
+        seen = self.dropout(x) if self.dropout.p else x  # rates of 0 draw, too
+        return self.base(x) + self.scale * linear(linear(seen, self.down), self.up)
 
     def merged(self) -> nn.Module:
-        """The base layer, with the change put into its weight.
+        """The base layer, with a new weight that has the change in it.
+
+        Other layers may share the old one, which stays as it is.
 
         >>> layer = LoRA(torch.nn.Linear(3, 5), rank=1)
         >>> layer.merged() is layer.base
         True
         """
-        weight = self.base.get_parameter("weight")
         with torch.no_grad():
             change = self.scale * self.up @ self.down
-            weight.add_(change if isinstance(self.base, nn.Linear) else change.t())
+            change = change if isinstance(self.base, nn.Linear) else change.t()
+            self.base.weight = nn.Parameter(self.base.get_parameter("weight") + change)
         return self.base.requires_grad_(True)
 
 
@@ -65,6 +77,7 @@ def add_lora(
     *,
     rank: int = 8,
     alpha: float = 16.0,
+    dropout: float = 0.0,
     layers: Sequence[str] = ("qkv",),  # last parts of their names; the paper's choice: attention
 ) -> list[str]:
     """Freeze a model and put `LoRA` around these of its layers; gives their names.
@@ -86,7 +99,8 @@ def add_lora(
         raise ValueError(f"no linear layer is called {sorted(missing)}: there are {linear_ones}")
     model.requires_grad_(False)
     for _, parent, last in found:
-        setattr(parent, last, LoRA(getattr(parent, last), rank=rank, alpha=alpha))
+        layer = LoRA(getattr(parent, last), rank=rank, alpha=alpha, dropout=dropout)
+        setattr(parent, last, layer)
     return [name for name, _, _ in found]
 
 
@@ -104,6 +118,22 @@ def merge_lora(model: nn.Module) -> nn.Module:
             if isinstance(child, LoRA):
                 setattr(parent, name, child.merged())
     return model.requires_grad_(True)
+
+
+def attention_layers(model: nn.Module) -> list[str]:
+    """What the layers are called that make queries, keys and values, as far as we know names.
+
+    >>> from raffia.nn.transformer import CausalLM
+    >>> attention_layers(CausalLM(9, n_layer=2, n_head=2, n_embd=8, block_size=4))
+    ['qkv']
+    """
+    there = {last for _, _, last in _children(model)}
+    found = [name for name in ATTENTION if name in there]
+    if not found:
+        raise ValueError(
+            f"which layers are the attention's is not known: name some of {sorted(there)}"
+        )
+    return found
 
 
 def _children(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

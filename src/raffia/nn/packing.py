@@ -5,6 +5,7 @@ Legend: B rows, T their width with padding, N real tokens of all rows, A chosen 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,56 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["Packing"]
+__all__ = ["Groups", "Packing"]
+
+NUM_GROUPS = 8  # at most; on a GPU one: a call for each would cost more than the padding
+LEAST_STEP = 16  # tokens from the width of a group to that of the next, for the same reason
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows put together by length, since attention is over whole rows: little padding is left.
+
+    >>> starts, positions = torch.tensor([0, 20, 21]), torch.cat([torch.arange(20)] * 2)
+    >>> Groups.of([20, 1, 19], starts, positions).shapes
+    [(1, 1), (2, 20)]
+    """
+
+    shapes: list[tuple[int, int]]  # of each group: rows and their width
+    filled: Tensor  # for each of all groups' places, a token of the N that may stand there
+    real: Tensor  # [N], the place of each token
+
+    @classmethod
+    def of(
+        cls,
+        lengths: list[int],  # [B]
+        starts: Tensor,  # [B], where each row starts among the N tokens
+        positions: Tensor,  # [N], of each token within its row
+    ) -> Groups:
+        """Rows without a token are in none."""
+        device = starts.device
+        longest = max(lengths)
+        on_cpu = device.type == "cpu"
+        step = max(LEAST_STEP, -(-longest // NUM_GROUPS)) if on_cpu else longest
+        rows_of: dict[int, list[int]] = {}
+        for row, length in enumerate(lengths):
+            if length:
+                rows_of.setdefault(-(-length // step), []).append(row)
+        shapes, filled, offsets, num_places = [], [], [0] * len(lengths), 0
+        all_lengths = torch.tensor(lengths, device=device)
+        for _, rows in sorted(rows_of.items()):
+            width = max(lengths[row] for row in rows)
+            chosen, column = torch.tensor(rows, device=device), torch.arange(width, device=device)
+            # Padding shows the last real token of its row again. Causal attention lets no real
+            # token see it, so neither results nor gradients change.
+            last = all_lengths[chosen, None] - 1
+            filled.append((starts[chosen, None] + torch.minimum(column, last)).flatten())
+            shapes.append((len(rows), width))
+            for row in rows:
+                offsets[row] = num_places
+                num_places += width
+        begins = torch.tensor(offsets, device=device).repeat_interleave(all_lengths)
+        return cls(shapes, torch.cat(filled), begins + positions)
 
 
 @dataclass(frozen=True)
@@ -40,15 +90,15 @@ class Packing:
     starts: Tensor  # [B], where each row starts among the N
     positions: Tensor  # [N], of each token within its row
     index: Tensor | None  # [N], of each token among the B * T; None: all are there
-    filled: Tensor | None  # [B * T], for each place a token of the N that may stand there
+    groups: Groups | None = None  # None: all rows are as wide
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Packing:
         """Of rows [B] of so many real tokens each, padded at the right to `width`."""
         if is_traced():
             return cls.dense(len(lengths), width, lengths.device)
-        shortest, longest, total = lengths.min(), lengths.max(), lengths.sum()
-        low, high, num_tokens = torch.stack([shortest, longest, total]).tolist()
+        numbers = lengths.tolist()
+        low, high, num_tokens = min(numbers), max(numbers), sum(numbers)
         if low < 0 or high > width or num_tokens == 0:
             raise ValueError(
                 f"rows of {low} to {high} real tokens do not fit a width of {width}: lengths must "
@@ -59,11 +109,9 @@ class Packing:
         column = torch.arange(width, device=lengths.device)
         index = (column < lengths[:, None]).flatten().nonzero().flatten()
         starts = lengths.cumsum(0) - lengths
-        # Padding shows the last real token of its row again. Causal attention lets no real token
-        # see it, so neither results nor gradients change.
-        filled = starts[:, None] + torch.minimum(column, lengths[:, None] - 1)
-        filled = filled.flatten().clamp_(min=0)
-        return cls(len(lengths), width, starts, index % width, index, filled)
+        positions = index % width
+        groups = Groups.of(numbers, starts, positions)
+        return cls(len(lengths), width, starts, positions, index, groups)
 
     @classmethod
     def dense(cls, num_rows: int, width: int, device: torch.device | str = "cpu") -> Packing:
@@ -74,17 +122,32 @@ class Packing:
         """
         starts = torch.arange(num_rows, device=device) * width
         positions = torch.arange(width, device=device).repeat(num_rows)
-        return cls(num_rows, width, starts, positions, None, None)
+        return cls(num_rows, width, starts, positions, None)
 
     def pack(self, x: Tensor) -> Tensor:  # [B, T, ...] -> [N, ...]
         """The real tokens."""
         flat = x.flatten(0, 1)
         return flat if self.index is None else flat.index_select(0, self.index)
 
-    def pad(self, x: Tensor) -> Tensor:  # [N, ...] -> [B, T, ...]
-        """The other way round, with copies of real tokens as padding: quicker than `unpack`."""
-        flat = x if self.filled is None else x.index_select(0, self.filled)
-        return flat.unflatten(0, (self.num_rows, self.width))
+    def parts(self, x: Tensor) -> Sequence[Tensor]:  # [N, ...] -> each [B', T', ...]
+        """All rows in groups of similar length, with copies of real tokens as padding.
+
+        >>> packing = Packing.of(torch.tensor([1, 30, 8]), width=40)
+        >>> [tuple(part.shape) for part in packing.parts(torch.zeros(39, 4))]
+        [(2, 8, 4), (1, 30, 4)]
+        """
+        if self.groups is None:
+            return [x.unflatten(0, (self.num_rows, self.width))]
+        shapes = self.groups.shapes
+        sizes = [num_rows * width for num_rows, width in shapes]
+        parts = x.index_select(0, self.groups.filled).split(sizes)
+        return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:  # each [B', T', ...] -> [N, ...]
+        """The other way round."""
+        rows = [part.flatten(0, 1) for part in parts]
+        flat = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return flat if self.groups is None else flat.index_select(0, self.groups.real)
 
     def unpack(self, x: Tensor) -> Tensor:  # [N, ...] -> [B, T, ...]
         """The other way round, with zeros as padding."""

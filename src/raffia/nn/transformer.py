@@ -7,6 +7,7 @@ positions of a row, d numbers of a hidden state, V vocabulary.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -24,6 +25,8 @@ from raffia.nn.rotary import Rotation, rotation
 from raffia.nn.transformer_block import Block, recomputed
 
 __all__ = ["CausalLM", "PackedHidden", "hidden_at"]
+
+MOST_CHOSEN = 0.8  # share of the tokens, above which it costs more than it spares to choose
 
 
 class PackedHidden(NamedTuple):
@@ -180,9 +183,15 @@ class CausalLM(nn.Module):
             cache.advance(x.shape[1], seen)
         return hidden[:, num_prefix:]
 
-    def packed_hidden(self, tokens: Tensor, lengths: Tensor | None = None) -> PackedHidden:
-        """Hidden states of the first `lengths` [B] tokens of each row, and of nothing else.
+    def packed_hidden(
+        self,
+        tokens: Tensor,  # [B, T]
+        lengths: Tensor | None = None,  # [B]; None: all T
+        wanted: Tensor | None = None,  # bool [B, T]; None: all. Others may be without meaning
+    ) -> PackedHidden:
+        """Hidden states of the first `lengths` tokens of each row, and of nothing else.
 
+        What none wants is left out of the last layer, as far as no other token looks at it.
         Where shapes may not depend on data (`torch.vmap`, `torch.compile`), of all B * T places,
         those of padding without meaning; `starts` tells where a row's are, either way.
 
@@ -196,7 +205,16 @@ class CausalLM(nn.Module):
             packing = Packing.dense(len(tokens), tokens.shape[1], tokens.device)
         else:
             packing = Packing.of(lengths, tokens.shape[1])
-        return PackedHidden(self._packed(tokens, packing), packing.starts)
+        chosen = None
+        if wanted is not None and not is_traced():
+            chosen = packing.pack(wanted).nonzero().squeeze(-1)
+            if len(chosen) > MOST_CHOSEN * len(packing.positions):
+                chosen = None
+        hidden = self._packed(tokens, packing, chosen)
+        if chosen is not None:
+            places = hidden.new_zeros(len(packing.positions), self.n_embd)
+            hidden = places.index_copy(0, chosen, hidden)
+        return PackedHidden(hidden, packing.starts)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
         """What the next token may be.
@@ -228,11 +246,16 @@ class CausalLM(nn.Module):
             device=weight.device,
         )
 
-    def _packed(self, tokens: Tensor, packing: Packing) -> Tensor:  # [B, T] -> [N, d]
+    def _packed(
+        self,
+        tokens: Tensor,  # [B, T]
+        packing: Packing,
+        chosen: Tensor | None = None,  # [M] of the N
+    ) -> Tensor:  # [N, d], or [M, d]
         x = self._embedded(packing.pack(tokens))
         rows = torch.arange(packing.width, device=tokens.device)[None]
         view = View(packing=packing, turn=self._turn(rows, x.dtype))
-        return self._layers(self._placed(x, packing.positions), view)
+        return self._layers(self._placed(x, packing.positions), view, chosen)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if is_traced():
@@ -268,9 +291,11 @@ class CausalLM(nn.Module):
         cosine, sine = rotation(positions, self.n_embd // self.n_head, dtype)
         return cosine.unsqueeze(1), sine.unsqueeze(1)  # for all heads
 
-    def _layers(self, x: Tensor, view: View) -> Tensor:
+    def _layers(self, x: Tensor, view: View, chosen: Tensor | None = None) -> Tensor:
         again = self.gradient_checkpointing and torch.is_grad_enabled() and not _is_transformed()
-        for block in self.h:
+        for number, block in enumerate(self.h):
+            if chosen is not None and number == len(self.h) - 1:
+                view = replace(view, chosen=chosen)
             x = recomputed(cast(Block, block), x, view) if again else block(x, view)
         return self.ln_f(x)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
 from raffia.nn.attention import View, attend
+from raffia.nn.gelu import gelu
 
 __all__ = ["Block", "recomputed"]
 
@@ -49,12 +49,15 @@ class Block(nn.Module):
         self.fc = nn.Linear(n_embd, dim_feedfwd, **where)
         self.out = nn.Linear(dim_feedfwd, n_embd, **where)
 
-    def forward(self, x: Tensor, view: View) -> Tensor:  # [N, d] or [B, T, d], the same
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        """[N, d] or [B, T, d] to the same, or [N, d] to [M, d] where the view has chosen tokens."""
         rate = self.dropout if self.training else 0.0
         qkv = self.qkv(self.ln1(x))
         gathered = attend(qkv, view, num_heads=self.n_head, layer=self.layer, dropout=rate)
+        if view.chosen is not None:
+            x, gathered = x.index_select(0, view.chosen), gathered.index_select(0, view.chosen)
         x = x + self._dropped(self.proj(gathered))
-        return x + self._dropped(self.out(gelu(self.fc(self.ln2(x)), approximate="tanh")))
+        return x + self._dropped(self.out(gelu(self.fc(self.ln2(x)))))
 
     def _dropped(self, x: Tensor) -> Tensor:
         # A call for nothing would be felt where one token is read at a time.

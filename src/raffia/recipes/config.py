@@ -8,6 +8,7 @@ from typing import Literal
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
 from raffia.envs.config import EnvConfig
+from raffia.recipes.population_config import PopulationConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -95,6 +96,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     compile: bool = False  # torch.compile of the gradients; pays on a GPU
 
@@ -107,6 +109,17 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"random_env_steps={self.collect.random_env_steps} are played at random: take more "
                 "of the former, or fewer of the latter"
             )
+
+        self._check_population()
+
+    def _check_population(self) -> None:
+        size, num_envs = self.population.size, self.env.num_envs
+        if size > 1 and num_envs % size:
+            raise ValueError(
+                f"population.size={size} members play in env.num_envs={num_envs} worlds, which are "
+                f"not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
+            )
+        self.population.check_compile(self.compile)
 
     @property
     def title(self) -> str:

@@ -16,6 +16,7 @@ from raffia.envs.make import make_env
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
+from raffia.recipes.members import best_of
 from raffia.recipes.run import Run
 from raffia.recipes.run_folder import (
     create_run,
@@ -200,7 +201,7 @@ def load_agent(
         frame_stack=config.env.frame_stack,
         num_threads=config.num_threads,
     )
-    planner.refresh(find_checkpoint(Path(folder), checkpoint).tensors("state"))
+    planner.refresh(best_of(find_checkpoint(Path(folder), checkpoint)))
     default = config.evaluate.num_simulations or config.search.num_simulations
     return Agent(spec, planner, num_simulations or default)
 

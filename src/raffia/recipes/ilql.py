@@ -14,9 +14,11 @@ from raffia.functional.seeds import generator_for
 from raffia.recipes.ilql_config import MAY_CHANGE, ILQLRun
 from raffia.recipes.ilql_data import find_tokenizer, make_lessons
 from raffia.recipes.ilql_evaluation import ILQLEvaluation, for_games
+from raffia.recipes.ilql_language_model import making_of
 from raffia.recipes.ilql_networks import Networks
 from raffia.recipes.ilql_run import DialogueRun, evaluate_networks
 from raffia.recipes.ilql_sizes import fitted
+from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
     RunError,
     create_run,
@@ -127,8 +129,8 @@ def load_agent(
     """
     folder = Path(folder)
     config = read_run_of(ILQLRun, folder)
-    networks = Networks(config)
-    networks.refresh(find_checkpoint(folder, checkpoint).tensors("state"))
+    networks = Networks(config, making=making_of(config, folder))
+    networks.refresh(best_of(find_checkpoint(folder, checkpoint)))
     decode = decode or config.decode
     return ILQL_Policy(
         networks,
@@ -168,9 +170,11 @@ def evaluate(
     if adv_weights is not None:
         own = replace(own, adv_weights=adv_weights)
     config = replace(config, evaluate=own, decode=decode or config.decode)
-    state = find_checkpoint(folder, checkpoint).tensors("state", torch.device("cpu"))
-    networks = Networks(config)
+    saved = find_checkpoint(folder, checkpoint)
+    state = best_of(saved, torch.device("cpu"))
+    networks = Networks(config, making=making_of(config, folder))
     networks.refresh(state)
     with threads(config.num_threads):
         lessons = make_lessons(config, folder)
-        return evaluate_networks(networks, lessons, config, state["hyper"], seed=seed)
+        found = evaluate_networks(networks, lessons, config, state["hyper"], seed=seed)
+    return replace(found, update=saved.update)

@@ -6,14 +6,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
-from raffia.envs.checked import check_choices, check_least
+from raffia.envs.checked import check_above_zero, check_choices, check_least
 from raffia.recipes.config import CheckpointConfig
+from raffia.recipes.population_config import PopulationConfig
 
 __all__ = [
     "BranchingSettings",
     "DialogueDataConfig",
     "ILQLEvaluateConfig",
     "ILQLRun",
+    "LoRAConfig",
     "MAY_CHANGE",
     "ScriptsConfig",
     "WordleConfig",
@@ -29,6 +31,7 @@ MAY_CHANGE = (
     "checkpoint.",
     "device",
     "num_threads",
+    "compile",
 )
 
 
@@ -48,7 +51,9 @@ class DialogueDataConfig:
     held_out: float = 0.05  # share of the rows that is evaluated on, and not learnt from
     split_seed: int = 0  # which rows these are
     buckets: tuple[int, ...] = ()  # lengths that batches are padded to; none: their longest row
-    sort_window: int = 50  # batches whose rows are sorted by length together
+    # Batches whose rows are sorted by length together: less padding, for trunks that compute it.
+    # But where length tells of the return, V comes out too high: see `DialogueDataset`.
+    sort_window: int = 1
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -60,6 +65,31 @@ class DialogueDataConfig:
                 f"held_out={self.held_out} must lie between 0 and 1: with no rows held out there "
                 "is nothing to evaluate on, and with all of them nothing to learn from"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Small changes of a language model's layers are learnt, and its weights stay as they are.
+
+    >>> LoRAConfig(rank=8).alpha
+    16.0
+    """
+
+    rank: int = 0  # of the changes; 0: all of the language model learns
+    alpha: float = 16.0  # the changes count alpha / rank
+    dropout: float = 0.0  # of what the changes read
+    # Which layers, by the last part of their names, such as c_attn; none: those of the attention
+    # that make queries, keys and values.
+    layers: tuple[str, ...] = ()
+    # Whether the tables of tokens, in and out, learn as a whole. None: if tokens are added to the
+    # model's, which would be noise else; `fitted` settles it.
+    learn_embeddings: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "rank")
+        check_above_zero(self, "alpha")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must lie in 0..1, below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +186,17 @@ class ILQLRun(ILQLConfig):
     task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
     wordle: WordleConfig = field(default_factory=WordleConfig)
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
-    # A folder with a GPT-2 as Hugging Face keeps it, to begin with; none: fresh weights. Sizes are
-    # model.trunk's in any case: `raffia.recipes.ilql.fitted` copies them from there.
+    # A folder with a causal language model as Hugging Face keeps it, to begin with: a GPT-2, or
+    # with the extra `hf` any that transformers knows; none: fresh weights. Sizes are model.trunk's
+    # in any case: `raffia.recipes.ilql.fitted` copies them from there.
     language_model: str = ""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     num_updates: int = 2_000  # of the whole run
     batch_size: int = 64  # dialogues
     num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
+    compile: bool = False  # torch.compile of the gradients; pays on a GPU
     evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -179,12 +213,28 @@ class ILQLRun(ILQLConfig):
                 f"target_return={self.evaluate.target_return} is of games, and on data none are "
                 "played: leave it out, num_updates ends the run"
             )
+        self.population.check_compile(self.compile)
+        self._check_language_model()
         self._check_decoding()
 
     @property
     def title(self) -> str:
         """What is done, without the seed."""
         return f"ILQL on {self.task}"
+
+    def _check_language_model(self) -> None:
+        trunk, lora = self.model.trunk, self.lora
+        if not self.language_model and (lora.rank or trunk.kind != "gpt"):
+            what = f"lora.rank={lora.rank}" if lora.rank else f"model.trunk.kind={trunk.kind!r}"
+            raise ValueError(
+                f"{what} goes on from a language model that is there: give its folder, "
+                "language_model=FOLDER (on the command line --model FOLDER)"
+            )
+        if self.compile and max(trunk.dropout, lora.dropout) > 0:
+            raise ValueError(
+                "compile=True with dropout: its draws could not be repeated when the run is "
+                "resumed. Set model.trunk.dropout=0.0 and lora.dropout=0.0, or compile=False"
+            )
 
     def _check_decoding(self) -> None:
         weights = self.evaluate.adv_weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from raffia.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
-from raffia.data.dialogue_building import tokenizer_checksum
+from raffia.data.dialogue_building import RowTooLongError, tokenizer_checksum
 from raffia.data.dialogue_rows import TokenRow
 from raffia.data.dialogue_sources import DialogueSource
 from raffia.data.joined_dialogues import JoinedDialogues
@@ -45,6 +46,7 @@ from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
 
 __all__ = ["Lessons", "find_tokenizer", "make_lessons", "make_tokenizer", "make_wordle"]
 
+TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
 NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
 
 
@@ -64,11 +66,10 @@ class Lessons:
     held_out: DialogueDataset | None
 
     def digest(self) -> str:
-        """The same only where the same rows are learnt from, as tokens."""
+        """The same only where the same rows are learnt from: their tokens, places and rewards."""
         code = hashlib.sha256(tokenizer_checksum(self.tokenizer).encode())
-        summary = self.learnt.store.summary.of(self.learnt.rows)
-        for part in (self.learnt.rows, *summary):
-            code.update(np.ascontiguousarray(part).tobytes())
+        code.update(self.learnt.store.checksum.encode())
+        code.update(self.learnt.rows.astype("<i8").tobytes())
         return code.hexdigest()
 
 
@@ -87,17 +88,24 @@ def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
         )
         return Lessons(tokenizer, _best(learnt, config), None)
     data = config.data
-    whole = DialogueDataset.build(
-        source,
-        tokenizer,
-        token_reward=ConstantTokenReward(data.token_reward) if data.token_reward else None,
-        max_len=block_size if data.max_len is None else data.max_len,
-        too_long=data.too_long,
-        malformed=data.malformed,
-        folder=None if folder is None else folder / TOKENS,
-        buckets=data.buckets,
-        sort_window=data.sort_window,
-    )
+    max_len = block_size if data.max_len is None else data.max_len
+    if max_len > block_size:
+        raise RunError(
+            f"data.max_len={max_len}, and the model's context holds {block_size} tokens: leave it "
+            f"out, or set it to {block_size} or less"
+        )
+    with _named_as_settings():
+        whole = DialogueDataset.build(
+            source,
+            tokenizer,
+            token_reward=ConstantTokenReward(data.token_reward) if data.token_reward else None,
+            max_len=max_len,
+            too_long=data.too_long,
+            malformed=data.malformed,
+            folder=None if folder is None else folder / TOKENS,
+            buckets=data.buckets,
+            sort_window=data.sort_window,
+        )
     learnt, held_out = split(whole, data.held_out, data.split_seed)
     return Lessons(tokenizer, _best(learnt, config), held_out)
 
@@ -119,7 +127,9 @@ def split(
     """
     num = len(data)
     if num < 2:
-        raise ValueError(f"{num} row can't be split into some to learn from and some held out")
+        raise ValueError(
+            f"{num} row can't be split into some to learn from and some held out: give 2 or more"
+        )
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
     num_held = min(num - 1, max(1, round(share * num)))
     parts = np.sort(order[num_held:]), np.sort(order[:num_held])
@@ -228,12 +238,9 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
         return wordle_word_tokenizer(make_wordle(config.wordle).vocabulary, non_word=NON_WORD)
     data = config.data
     if data.tokenizer in ("characters", "words"):
-        texts = _texts(source or source_of(data), skip=data.malformed == "skip")
-        return (
-            character_tokenizer(texts)
-            if data.tokenizer == "characters"
-            else WordTokenizer.from_texts(texts)
-        )
+        make = character_tokenizer if data.tokenizer == "characters" else WordTokenizer.from_texts
+        with _named_as_settings():
+            return make(_texts(source or source_of(data), skip=data.malformed == "skip"))
     path = Path(data.tokenizer)
     if (path / TOKENIZER_FILE).exists():
         return load_tokenizer(path)
@@ -242,7 +249,36 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
             f"data.tokenizer={data.tokenizer!r}: nothing lies there; give a tokenizer's folder, "
             "or characters, or words, by which it is made of the data"
         )
-    return HFTokenizer(path, add_missing=data.add_special_tokens)
+    if path.is_dir() and not (path / TOKENIZER_JSON).exists():
+        raise RunError(
+            f"data.tokenizer={data.tokenizer!r}: the folder has no {TOKENIZER_JSON}. With "
+            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it;"
+            " or take --data.tokenizer characters, or words, by which one is made of the data"
+        )
+    return _of_hugging_face(path, data.add_special_tokens)
+
+
+def _of_hugging_face(path: Path, add_special_tokens: bool) -> HFTokenizer:
+    try:
+        return HFTokenizer(path, add_missing=add_special_tokens)
+    except ValueError as error:
+        if not add_special_tokens:
+            HFTokenizer(path, add_missing=True)  # raises where it is something else
+            raise RunError(f"{error}. Of a run, --data.add_special_tokens adds them") from error
+        raise
+
+
+@contextmanager
+def _named_as_settings() -> Iterator[None]:
+    """What is wrong with a row, with the settings of a run that mend it."""
+    try:
+        yield
+    except RowTooLongError as error:
+        mend = "Of a run these are --data.max_len, --data.too_long and --model.trunk.block_size"
+        raise RowTooLongError(error.path, error.where, f"{error.why}. {mend}") from error
+    except MalformedDataError as error:
+        mend = "--data.malformed skip leaves such rows out"
+        raise MalformedDataError(error.path, error.where, f"{error.why}. {mend}") from error
 
 
 def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:

@@ -40,6 +40,8 @@ class ILQLEvaluation:
 
     games: dict[str, WordleEvaluation] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
+    dialogues: dict[str, Any] = field(default_factory=dict)  # see `ilql_dialogues`
+    update: int = 0  # after which the agent was asked
 
 
 def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.config import ILQLConfig
@@ -12,6 +13,7 @@ from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.data.utterances import Observation
+from raffia.recipes.ilql_language_model import Making
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Interrupted", "Networks", "Stoppable"]
@@ -30,6 +32,8 @@ class Interrupted(Exception):
 class Networks:
     """The networks of a learner's state, to look at and to speak with.
 
+    making: of a run's, which may go on from a language model; None for those of the config alone.
+
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.learner import ILQLLearner
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -41,11 +45,21 @@ class Networks:
     True
     """
 
-    def __init__(self, config: ILQLConfig, device: str = "cpu") -> None:
-        model = ILQLModel(config.model)
+    def __init__(
+        self, config: ILQLConfig, device: str = "cpu", *, making: Making | None = None
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):  # drawn weights are replaced in any case
+            model = ILQLModel(config.model) if making is None else making.fresh()
         self.loss = Loss(model, config.loss, precision=config.precision).to(device).eval()
         self.loss.requires_grad_(False)
         self.model, self.target = model, self.loss.target
+        self._fixed: dict[str, Tensor] = {}
+        if making is not None and making.fixed is not None:
+            fixed = making.fixed.to(device)
+            self._fixed = {**_dotted("target", fixed), **_dotted("model", fixed)}
+        for name, parameter in self.loss.named_parameters():
+            if name in self._fixed:  # the same memory, wherever it is needed
+                parameter.data = self._fixed[name]
 
     def refresh(self, state: TensorDict) -> None:
         """Take over the weights of a learner's state."""
@@ -56,6 +70,13 @@ class Networks:
             **_dotted("model", state["params"]),
         }
         for name, tensor in chain(self.loss.named_parameters(), self.loss.named_buffers()):
+            if name in self._fixed:
+                continue
+            if name not in named:
+                raise ValueError(
+                    f"the state has no {name}: it is of other networks. Those of a run are "
+                    "Networks(config, making=making_of(config, folder))"
+                )
             tensor.copy_(named[name])
 
 

@@ -12,11 +12,12 @@ from raffia.algorithms.ilql.config import (
     ILQLLossConfig,
     ILQLModelConfig,
     OptimizerConfig,
+    TargetConfig,
     TrunkConfig,
     method,
 )
 from raffia.recipes.config import CheckpointConfig
-from raffia.recipes.ilql_config import ILQLEvaluateConfig, ILQLRun, WordleConfig
+from raffia.recipes.ilql_config import ILQLEvaluateConfig, ILQLRun, ScriptsConfig, WordleConfig
 
 __all__ = ["ILQL_PRESETS", "ILQL_SUMMARIES"]
 
@@ -49,32 +50,50 @@ SMOKE = ILQLRun(
     checkpoint=CheckpointConfig(every_updates=20),
 )
 
+PLAYERS = ScriptsConfig(
+    expert=0.3, fair=0.25, random=0.15, wrong=0.05, stuck=0.2, non_word=0.05
+)  # a mean return of -3.2, where the experts have -1.0
 WORDLE = ILQLRun(
     model=of_words(24, n_layer=2, n_head=4, n_embd=64),
     # Below tau 0.8 the values are more of the players in the data than of the best of them.
     loss=ILQLLossConfig(tau=0.8),
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_updates=100, decay="cosine"),
     decode=DecodeConfig(adv_weight=8.0),
-    wordle=WordleConfig(num_words=24, num_games=4_000),
-    num_updates=3_000,
+    # With a fifth of these games the networks learn them by heart, and not the game.
+    wordle=WordleConfig(num_words=24, num_games=20_000, scripts=PLAYERS),
+    num_updates=5_000,
     batch_size=64,
-    evaluate=ILQLEvaluateConfig(every_updates=500, adv_weights=(0.0, 2.0, 32.0)),
-    checkpoint=CheckpointConfig(every_updates=500),
+    evaluate=ILQLEvaluateConfig(every_updates=1_000, adv_weights=(0.0, 2.0, 32.0)),
+    checkpoint=CheckpointConfig(every_updates=1_000),
 )
 
 ALONE = replace(WORDLE, evaluate=replace(WORDLE.evaluate, adv_weights=()))  # for lack of values
 
-BRANCHING = replace(WORDLE, wordle=replace(WORDLE.wordle, games="branching"))
+BRANCHING = replace(
+    WORDLE,
+    wordle=replace(WORDLE.wordle, games="branching"),
+    num_updates=3_000,
+    evaluate=replace(WORDLE.evaluate, every_updates=500),
+    checkpoint=CheckpointConfig(every_updates=500),
+)
 
 DIALOGUE = ILQLRun(
-    # Sizes of the trunk for training from nothing; `fitted` sets those of a language model.
     model=ILQLModelConfig(trunk=TrunkConfig(n_layer=4, n_head=4, n_embd=128, block_size=512)),
-    loss=ILQLLossConfig(tau=0.7),
-    optimizer=OptimizerConfig(learning_rate=3e-4, warmup_updates=100),
+    loss=ILQLLossConfig(tau=0.8),
+    # A reward moves back by a token in about 1 / alpha updates, and answers have dozens of them.
+    target=TargetConfig(alpha=0.05),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_updates=100, decay="cosine"),
+    decode=DecodeConfig(adv_weight=8.0),
     task="data",
-    num_updates=5_000,
+    num_updates=3_000,
     batch_size=32,
     evaluate=ILQLEvaluateConfig(every_updates=500, num_episodes=1_000, batch_size=32),
+)
+
+LANGUAGE_MODEL = (
+    replace(  # `fitted` sets the sizes; the heads are new, the trunk knows its language
+        DIALOGUE, optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0)
+    )
 )
 
 ILQL_PRESETS: dict[str, ILQLRun] = {
@@ -82,16 +101,22 @@ ILQL_PRESETS: dict[str, ILQLRun] = {
     "wordle": WORDLE,
     "wordle-bc": method("bc", ALONE),
     "wordle-filtered-bc": method("filtered_bc", ALONE),
+    "wordle-single-step": method("single_step", WORDLE),
+    "wordle-cql": method("cql", ALONE),
     "wordle-branching": BRANCHING,
-    "wordle-single-step": method("single_step", BRANCHING),
+    "wordle-branching-single-step": method("single_step", BRANCHING),
     "dialogue": DIALOGUE,
+    "language-model": LANGUAGE_MODEL,
 }
 ILQL_SUMMARIES: dict[str, str] = {  # a line of each
     "ilql-smoke": "seconds, tiny networks: does all of it run?",
-    "wordle": "24 words, from 4,000 games of players good and bad",
+    "wordle": "24 words, from 20,000 games of players good and bad",
     "wordle-bc": "... by behaviour cloning, to compare with",
     "wordle-filtered-bc": "... of the best tenth of the games",
+    "wordle-single-step": "... by one step of improvement (tau 0.5)",
+    "wordle-cql": "... by conservative Q-learning",
     "wordle-branching": "games where one step of improvement misleads",
-    "wordle-single-step": "... and the one step, to compare with",
-    "dialogue": "your own: --data FILE [--model FOLDER]",
+    "wordle-branching-single-step": "... and the one step, to compare with",
+    "dialogue": "your own, of --data FILE, from nothing",
+    "language-model": "... and of --model FOLDER, to go on from",
 }

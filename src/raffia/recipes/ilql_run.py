@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.loss import with_row_means
+from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
-from raffia.learner import Accumulate, Learner
+from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle
+from raffia.recipes.ilql_dialogues import Record, seen_dialogues, write_dialogues
 from raffia.recipes.ilql_evaluation import (
     ILQLEvaluation,
     evaluated,
     held_out_means,
     play_wordle,
 )
+from raffia.recipes.ilql_language_model import begin_making
 from raffia.recipes.ilql_networks import Interrupted, Networks
-from raffia.recipes.ilql_sizes import begin_with, refuse_unfit
-from raffia.recipes.parts import require_device
-from raffia.recipes.run_folder import RunError, refuse_other_state, refuse_to_begin_anew
+from raffia.recipes.ilql_sizes import refuse_unfit
+from raffia.recipes.members import Members
+from raffia.recipes.parts import compiled, require_device
+from raffia.recipes.run_folder import (
+    LANGUAGE_MODEL,
+    RunError,
+    refuse_other_state,
+    refuse_to_begin_anew,
+)
+from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.collect import EndedEpisode
@@ -33,7 +46,8 @@ from raffia.train.view import View
 
 __all__ = ["DialogueRun", "evaluate_networks", "plan_of"]
 
-SHAPES = "model.*, the task's tokens and optimizer.*"  # what a state's shapes come from
+# what a state's shapes come from
+SHAPES = "model.*, the task's tokens, population.size and optimizer.*"
 
 
 class DialogueRun:
@@ -45,11 +59,21 @@ class DialogueRun:
         require_device(config.device)
         self.lessons = make_lessons(config, folder)
         refuse_unfit(config, self.lessons.tokenizer)
-        self.networks = ILQLLearner(config, num_updates=config.num_updates)
-        self.learner: Learner = self.networks
+        self.making = begin_making(config, folder).on(config.device)
+        self.networks = ILQLLearner(
+            config,
+            num_updates=config.num_updates,
+            model_factory=self.making.fresh,
+            fixed=self.making.fixed,
+        )
+        self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         if config.num_micro_batches > 1:
-            self.learner = Accumulate(self.networks, config.num_micro_batches)
-        self.seen = Networks(config, config.device)  # what is evaluated
+            self.learner = Accumulate(self.learner, config.num_micro_batches)
+        self.members: Members | None = None
+        if config.population.size > 1:
+            self.members = Members(config.population, self.learner, config.seed)
+            self.learner = self.members.learner
+        self.seen = Networks(config, config.device, making=self.making)  # what is evaluated
         self.guard = Guard(folder / "damage", seed=config.seed)
         self.clock = PhaseClock()
         self.stream = OfflineStream(self._batches)
@@ -68,11 +92,16 @@ class DialogueRun:
 
     def init(self) -> TensorDict:
         """Fresh networks of the run's seed, or what lies in the language model's folder."""
-        seed = derive_seed(self.config.seed, "networks")
-        model = self.networks.make_model(seed)
+        first = self.networks.state_of(self.making.first(), self.making.seed)
+        return first if self.members is None else self.members.begin(self._states(first))
+
+    def _states(self, first: TensorDict) -> TensorDict:  # [P]
+        """Of the members before the first update; those of a language model begin alike."""
+        size = self.config.population.size
         if self.config.language_model:
-            begin_with(model, Path(self.config.language_model))
-        return self.networks.state_of(model, seed)
+            return stack([first] * size)
+        others = member_seeds(self.making.seed, size)[1:]
+        return stack([first, *(self.networks.init(seed) for seed in others)])
 
     def begin_anew(self, passed_over: Sequence[str]) -> None:
         """Nothing else was left."""
@@ -84,18 +113,26 @@ class DialogueRun:
     def restore(self, found: Checkpoint) -> TensorDict:
         """The learner's state, if it learns from what it has learnt from before."""
         state = found.tensors("state")
-        refuse_other_state(state, self.networks.init(0), found.root, keep=SHAPES)
+        refuse_other_state(state, self.learner.init(0), found.root, keep=SHAPES)
         if found.extras["data"] != self._data():
             raise RunError(
                 f"{found.root} has learnt from other rows than those that are there now: bring "
                 "back the files as they were, or train anew on these in another folder"
             )
+        if found.extras.get("language_model", "") != self.making.checksum:
+            raise RunError(
+                f"{found.root} has learnt changes of another language model than the one in "
+                f"{self.folder / LANGUAGE_MODEL}: bring that folder back as it was"
+            )
         self.stream.load_state(TensorDict())
+        if self.members is not None:
+            self.members.restore(found)
         return state
 
     def keep(self) -> Kept:
         """What was learnt from; where the stream stands is the number of the update."""
-        return Kept({}, {"data": self._data()})
+        told = {"data": self._data(), "language_model": self.making.checksum}
+        return Kept({}, told if self.members is None else told | self.members.kept())
 
     def saved(self, kept: Sequence[Checkpoint]) -> None:
         """Nothing lies beside the checkpoints."""
@@ -110,26 +147,60 @@ class DialogueRun:
 
     def extra(self, update: int) -> dict[str, float]:
         """What a row of means tells besides."""
+        if self.members is not None:  # each has its own, which rows of generations tell
+            return {}
         return {"learning_rate": self.networks.learning_rate(update)}
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation of a population."""
+        return None if self.members is None else self.members.evolve(state)
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
         """Games, or held-out rows; None if `stop` said so meanwhile."""
         self.guard.check_state(state)
-        update = int(state["step"])
+        update = step_of(state)
         with self.clock.phase("evaluate"):
-            self.seen.refresh(state)
             try:
-                found = evaluate_networks(
-                    self.seen,
-                    self.lessons,
-                    self.config,
-                    state["hyper"],
-                    seed=derive_seed(self.config.seed, "evaluate", update),
-                    stop=stop,
-                )
+                if self.members is None:
+                    told, dialogues = self._look(state, update, stop)
+                else:
+                    told, dialogues = self._look_at_all(self.members, state, update, stop)
             except Interrupted:
                 return None
-        return evaluated(found)
+            try:
+                write_dialogues(self.folder, update, dialogues)
+            except OSError as error:  # nothing of the run depends on them
+                self.sitting.view.say(f"update {update:,}: no dialogues were written: {error}")
+        return told
+
+    def _look(
+        self, state: TensorDict, update: int, stop: Callable[[], bool]
+    ) -> tuple[Evaluated, Record]:
+        """What one agent is worth, and dialogues to look at."""
+        self.seen.refresh(state)
+        found = evaluate_networks(
+            self.seen,
+            self.lessons,
+            self.config,
+            state["hyper"],
+            seed=derive_seed(self.config.seed, "evaluate", update),
+            stop=stop,
+        )
+        return evaluated(found), found.dialogues
+
+    def _look_at_all(
+        self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
+    ) -> tuple[Evaluated, Record]:
+        """The same of all members: the best one's, and the fitness of each."""
+        nothing: tuple[Evaluated, Record] = Evaluated(math.nan, {}), {}
+        seen = [
+            nothing if member is None else self._look(member, update, stop)
+            for member in members.each(state)
+        ]
+        fitness = [found.score for found, _ in seen]
+        told = members.evaluated(fitness)
+        best, dialogues = seen[members.best]
+        return Evaluated(best.score, {**best.values, **told}), dialogues
 
     # -- data
 
@@ -181,7 +252,9 @@ def evaluate_networks(
     """Games where the task has some, else held-out rows; `Interrupted` if `stop` says so."""
     if lessons.held_out is not None:
         means = held_out_means(networks, lessons.held_out, config, numbers, stop=stop)
-        return ILQLEvaluation(held_out=means)
-    wordle = make_wordle(config.wordle)
-    played = play_wordle(networks, lessons.tokenizer, wordle, config, seed=seed, stop=stop)
-    return ILQLEvaluation(games=played)
+        found = ILQLEvaluation(held_out=means)
+    else:
+        wordle = make_wordle(config.wordle)
+        played = play_wordle(networks, lessons.tokenizer, wordle, config, seed=seed, stop=stop)
+        found = ILQLEvaluation(games=played)
+    return replace(found, dialogues=seen_dialogues(networks, lessons, config, stop=stop))

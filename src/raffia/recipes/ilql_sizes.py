@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import os
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from raffia.algorithms.ilql.config import TrunkConfig
-from raffia.algorithms.ilql.model import ILQLModel
 from raffia.envs.text.tokenizer import Tokenizer
-from raffia.nn.lm_folder import gpt2_settings, load_gpt2
+from raffia.nn.lm_folder import weight_files
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.ilql_data import make_tokenizer
 from raffia.recipes.ilql_evaluation import longest_game
+from raffia.recipes.ilql_language_model import shape_of
 from raffia.recipes.run_folder import RunError
 
-__all__ = ["begin_with", "fitted", "refuse_unfit"]
+__all__ = ["fitted", "refuse_unfit"]
 
 
 def fitted(config: ILQLRun) -> ILQLRun:
@@ -25,14 +23,18 @@ def fitted(config: ILQLRun) -> ILQLRun:
     >>> fitted(ILQLRun()).model.trunk.vocab_size
     274
     """
-    trunk = config.model.trunk
-    least = 0
+    trunk, lora, least = config.model.trunk, config.lora, 0
     if config.language_model:
-        shape = gpt2_settings(config.language_model)
+        config = replace(config, language_model=os.path.abspath(config.language_model))
+        shape = shape_of(config)
+        weight_files(Path(config.language_model))
         shape["dropout"] = trunk.dropout
         trunk, least = replace(trunk, **shape), shape["vocab_size"]
-    trunk = replace(trunk, vocab_size=max(least, make_tokenizer(config).num_tokens))
-    return replace(config, model=replace(config.model, trunk=trunk))
+    num_tokens = make_tokenizer(config).num_tokens
+    if lora.rank and lora.learn_embeddings is None:
+        lora = replace(lora, learn_embeddings=num_tokens > least)
+    trunk = replace(trunk, vocab_size=max(least, num_tokens))
+    return replace(config, model=replace(config.model, trunk=trunk), lora=lora)
 
 
 def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
@@ -56,27 +58,8 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
             f"model.trunk.block_size={trunk.block_size} is too short for a game: set it to "
             f"{longest_game(config.wordle)} or more"
         )
-
-
-def begin_with(model: ILQLModel, folder: Path) -> None:
-    """Give the trunk, and a policy of its own, the weights of a language model's folder.
-
-    Tokens that the folder's vocabulary lacks keep the fresh weights that they have.
-    """
-    shape, state = load_gpt2(folder)
-    trunk = model.config.trunk
-    ours = {field.name: getattr(trunk, field.name) for field in fields(TrunkConfig)}
-    ours["dim_feedfwd"] = trunk.dim_feedfwd or 4 * trunk.n_embd
-    free = ("dropout", "vocab_size")
-    unlike = [name for name in shape if name not in free and shape[name] != ours[name]]
-    if unlike or trunk.vocab_size < shape["vocab_size"]:
-        name = (unlike or ["vocab_size"])[0]
+    if config.lora.rank and config.lora.learn_embeddings is None:
         raise RunError(
-            f"model.trunk.{name}={ours[name]}, and {folder} holds a model with {shape[name]}: "
-            "`raffia.recipes.ilql.fitted(config)` takes all sizes from there"
+            "lora.learn_embeddings is not settled: set it to True or False, or take "
+            "`raffia.recipes.ilql.fitted(config)`, which looks whether tokens were added"
         )
-    own = dict(model.named_parameters())
-    with torch.no_grad():
-        for part in ("trunk", "policy") if model.config.policy == "separate" else ("trunk",):
-            for name, tensor in state.items():
-                own[f"{part}.{name}"][: len(tensor)] = tensor

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -104,12 +103,12 @@ def close_replay(replay: SegmentReplayBuffer) -> None:
         replay.storage.close()
 
 
-def compiled(learner: EfficientZeroLearner) -> Learner:
+def compiled(learner: Learner) -> Learner:
     """The learner with its gradients compiled by torch.compile."""
     return _Compiled(learner)
 
 
 class _Compiled:
-    def __init__(self, learner: EfficientZeroLearner) -> None:
+    def __init__(self, learner: Learner) -> None:
         self.init, self.apply = learner.init, learner.apply
         self.grads = torch.compile(learner.grads)

@@ -6,31 +6,37 @@ worlds -> collector -> replay -> windows -> targets -> learner -> parameters -> 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.functional.seeds import derive_seed, generator_for
-from raffia.learner import Learner
+from raffia.learner import Learner, step_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording, save_tree
+from raffia.recipes.members import Members
 from raffia.recipes.parts import close_replay, compiled, make_replay, plan_of, require_device
 from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
+from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.collect import Act, Collector, EndedEpisode
-from raffia.train.damage import Guard
+from raffia.train.damage import Guard, all_finite
 from raffia.train.evaluate import Episodes
 from raffia.train.metrics import PhaseClock
 from raffia.train.replay_log import ReplayLog
 from raffia.train.sitting import Kept, RunResult, Sitting
 from raffia.train.stream import OnlineStream
+from raffia.train.tasks import Evaluated, Outcome
 from raffia.train.view import View
 
 SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyse writes anew into the replay
@@ -75,7 +81,11 @@ class Run:
         )
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         self.planner = self._make_planner()  # acts and is evaluated, with the newest weights
-        self.analyst = self._make_planner()  # makes targets, with those of the target network
+        self.actor = self.planner
+        self.members = self._make_members()
+        # Make targets, with the weights of the target network; one for each member.
+        self.analysts = [self._make_planner() for _ in range(config.population.size)]
+        self._analysts_are_new = False
         self.guard = Guard(folder / "damage", seed=config.seed)
         self.clock = PhaseClock()
         self.collector = Collector(
@@ -85,6 +95,23 @@ class Run:
             check=lambda step: self.guard.check(step, update=self._update),
         )
         self.replay_log = ReplayLog(folder / "replay", mutable=SEARCHED)
+
+    def _make_members(self) -> Members | None:
+        """Of a population, which acts by one search and learns by one program."""
+        config = self.config
+        if config.population.size == 1:
+            return None
+        self.actor = StackedPlanner(
+            self.networks.make_model(0).to(config.device),
+            self.env.spec,
+            config,
+            size=config.population.size,
+            frame_stack=config.env.frame_stack,
+            num_threads=config.num_threads,
+        )
+        members = Members(config.population, self.networks, config.seed, batches="own")
+        self.learner = members.learner
+        return members
 
     def _make_planner(self) -> Planner:
         return Planner(
@@ -130,7 +157,10 @@ class Run:
 
     def init(self) -> TensorDict:
         """Fresh networks, of the run's seed."""
-        return self.networks.init(derive_seed(self.config.seed, "networks"))
+        seed = derive_seed(self.config.seed, "networks")
+        if self.members is None:
+            return self.networks.init(seed)
+        return self.members.begin(self.learner.init(seed))
 
     def begin_anew(self, passed_over: Sequence[str]) -> None:
         """On disk, a run that was killed before may have left rows."""
@@ -148,16 +178,28 @@ class Run:
         refuse_other_state(state, self.init(), found.root)
         self.stream.load_state(found.tensors("stream"))
         self.replay_log.restore(found, self.replay)
+        if self.members is not None:
+            self.members.restore(found)
         return state
 
     def keep(self) -> Kept:
         """Worlds, and which rows of the replay there are."""
         logged = self.replay_log.files(self.replay)
-        return Kept({"stream": self.stream.state(), **logged.parts}, {"replay": logged.extras})
+        extras = {"replay": logged.extras}
+        if self.members is not None:
+            extras |= self.members.kept()
+        return Kept({"stream": self.stream.state(), **logged.parts}, extras)
 
     def saved(self, kept: Sequence[Checkpoint]) -> None:
         """Rows of the replay that no checkpoint needs any more go."""
         self.replay_log.prune(kept)
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation of a population."""
+        if self.members is None:
+            return None
+        self._analysts_are_new = False
+        return self.members.evolve(state)
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since this was asked."""
@@ -165,29 +207,30 @@ class Run:
 
     def counters(self) -> dict[str, int]:
         """Simulations of both searches."""
-        return {"simulations": self.planner.num_simulations + self.analyst.num_simulations}
+        planners = {self.planner, self.actor, *self.analysts}
+        return {"simulations": sum(planner.num_simulations for planner in planners)}
 
     def extra(self, update: int) -> dict[str, float]:
         """What a row of means tells besides."""
-        return {
-            "learning_rate": self.networks.learning_rate(update),
+        told = {
             "temperature": self.config.search.temperature(self._share),
             "replay_steps": float(len(self.replay)),
         }
+        if self.members is None:  # else each has its own, which rows of generations tell
+            told["learning_rate"] = self.networks.learning_rate(update)
+        return told
 
     # -- playing and learning
 
     def _begin_turn(self, state: TensorDict) -> Act:
-        self._update = int(state["step"])
-        self.planner.refresh(state)
+        self._update = step_of(state)
+        self.actor.refresh(state)
         temperature = self.config.search.temperature(self._share)
 
         def choose(states: TensorDict) -> TensorDict:
             draws = self._draws("act")
             with self._guarded(state, states):
-                return act(
-                    self.planner, states, temperature=temperature, noise=True, generator=draws
-                )
+                return act(self.actor, states, temperature=temperature, noise=True, generator=draws)
 
         return choose
 
@@ -200,21 +243,41 @@ class Run:
         )
 
     def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
-        targets, update = self.config.targets, int(state["step"])
-        if update % targets.target_interval == 0 or not self.analyst.num_refreshed:
-            self.analyst.refresh(state["target"])
+        targets, update = self.config.targets, step_of(state)
+        if update % targets.target_interval == 0 or not self._analysts_are_new:
+            self._renew_analysts(state)
         horizon = targets.horizon_share * self.config.collect.num_env_steps
+        made = []
         with self._guarded(state, windows):
-            batch, fresh = make_batch(
-                windows,
-                self.analyst,
-                generator=generator_for(self.config.seed, "targets", update),
-                total=self.replay.storage.total,
-                correction_interval=round(horizon) if targets.correct_horizon else 0,
-            )
+            for place, analyst in enumerate(self.analysts):
+                made.append(
+                    make_batch(
+                        windows,
+                        analyst,
+                        generator=generator_for(
+                            self.config.seed, "targets", update, *([place] if place else [])
+                        ),
+                        total=self.replay.storage.total,
+                        correction_interval=round(horizon) if targets.correct_horizon else 0,
+                    )
+                )
+        fresh = made[0 if self.members is None else self.members.best][1]
         if fresh is not None:
             self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
+        batches = [batch for batch, _ in made]
+        batch = batches[0] if self.members is None else stack(batches)
         return batch.to(self.config.device)
+
+    def _renew_analysts(self, state: TensorDict) -> None:
+        """With the target networks of today; of a member that came to grief, another one's."""
+        if self.members is None:
+            self.analysts[0].refresh(state["target"])
+        else:
+            targets = [state["target"][place] for place in range(len(state))]
+            fine = [target for target in targets if all_finite(target)]
+            for analyst, target in zip(self.analysts, targets, strict=True):
+                analyst.refresh(target if all_finite(target) or not fine else fine[0])
+        self._analysts_are_new = True
 
     @contextlib.contextmanager
     def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
@@ -238,30 +301,58 @@ class Run:
 
     # -- evaluating
 
-    def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
+    def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
         """Play whole episodes; None if `stop` said so meanwhile."""
-        env_step = self.stream.num_env_steps
         with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
-            self.planner.refresh(state)
-            recording, kind = None, self.config.evaluate.record
-            if kind != "none":
-                recording = Recording(
-                    self.folder / "episodes",
-                    lambda _: f"{env_step:09d}",
-                    num=1,
-                    suffix=kind,
-                    say=self.view.say,
-                )
-            found = self.evaluator.play(
-                self.planner,
-                seed=derive_seed(self.config.seed, "evaluate", env_step),
-                recording=recording,
-                stop=stop,
-                check=lambda said: self.guard.check(said, update=int(state["step"])),
-            )
+            if self.members is None:
+                found: Outcome | None = self._play(state, stop)
+            else:
+                found = self._play_all(self.members, state, stop)
             if found is not None:
-                self._keep_tree(env_step)
+                self._keep_tree(self.stream.num_env_steps)
             return found
+
+    def _play(
+        self, state: TensorDict, stop: Callable[[], bool], record: bool = True
+    ) -> Episodes | None:
+        """Episodes of one agent, which the planner is then of."""
+        env_step = self.stream.num_env_steps
+        self.planner.refresh(state)
+        recording, kind = None, self.config.evaluate.record
+        if record and kind != "none":
+            recording = Recording(
+                self.folder / "episodes",
+                lambda _: f"{env_step:09d}",
+                num=1,
+                suffix=kind,
+                say=self.view.say,
+            )
+        return self.evaluator.play(
+            self.planner,
+            seed=derive_seed(self.config.seed, "evaluate", env_step),
+            recording=recording,
+            stop=stop,
+            check=lambda said: self.guard.check(said, update=step_of(state)),
+        )
+
+    def _play_all(
+        self, members: Members, state: TensorDict, stop: Callable[[], bool]
+    ) -> Evaluated | None:
+        """Episodes of all members, the best one's told; recorded is who was the best before."""
+        played: list[Episodes | None] = []
+        for place, member in enumerate(members.each(state)):
+            if member is None:
+                played.append(None)
+                continue
+            played.append(self._play(member, stop, record=place == members.best))
+            if played[-1] is None:
+                return None
+        fitness = [math.nan if found is None else found.score for found in played]
+        told = members.evaluated(fitness)
+        best = played[members.best]
+        assert best is not None  # the guard lets no population go on of which none is finite
+        self.planner.refresh(state[members.best])
+        return Evaluated(best.score, {**best.values, **told})
 
     def _keep_tree(self, env_step: int) -> None:
         state = self.collector.now[:1]

@@ -22,8 +22,9 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.config import ConfigError, from_json, nearest_name, to_json
 
-CONFIG = "config.json"
+CONFIG, ROWS = "config.json", "metrics.jsonl"
 TOKENS, TOKENIZER = "tokens", "tokenizer"  # folders that a run of ILQL makes of its data
+LANGUAGE_MODEL = "language_model"  # ... and of the model that it goes on from
 RunConfig = EfficientZeroRun | ILQLRun
 Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
 ALGORITHMS: dict[str, type[EfficientZeroRun] | type[ILQLRun]] = {
@@ -73,13 +74,18 @@ def given_back(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        if CONFIG in names and names <= {CONFIG, TOKENS, TOKENIZER}:
-            for made in names - {CONFIG}:
-                shutil.rmtree(folder / made)
-            (folder / CONFIG).unlink()
-            folder.rmdir()
+        if _has_not_begun(folder):
+            shutil.rmtree(folder)
         raise
+
+
+def _has_not_begun(folder: Path) -> bool:
+    """Whether there is a run's config, and besides only what is made before its first row."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    made = {CONFIG, ROWS, TOKENS, TOKENIZER, LANGUAGE_MODEL}
+    others = [name for name in names - made if not name.startswith("events.out.")]
+    rows = folder / ROWS
+    return CONFIG in names and not others and not (rows.exists() and rows.stat().st_size)
 
 
 def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str] = ()) -> None:
@@ -195,7 +201,8 @@ def refuse_other_state(
     like: TensorDict,
     where: str,
     *,
-    keep: str = "model.*, env.* and optimizer.name",  # the settings that shape a state
+    # the settings that shape a state
+    keep: str = "model.*, env.*, population.size and optimizer.name",
 ) -> None:
     """RunError unless a state that was saved is one of the learner that is to go on with it.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from raffia.report.folder import Evaluated, Run, read_json
+from raffia.report.evaluated import Evaluated
+from raffia.report.folder import Run, read_json
 from raffia.report.markup import Html, el
 from raffia.report.rows import number, numbers
 from raffia.report.wording import count, figure, size

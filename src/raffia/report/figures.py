@@ -138,7 +138,8 @@ def _label(matplotlib: Any, axes: Any, panel: Panel) -> None:
         axes.set_ylim(bottom=0.0)
     ticker = matplotlib.ticker
     steps = [1, 2, 2.5, 5, 10]  # round numbers only
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(10 if panel.wide else 7, steps=steps))
+    most = 10 if panel.wide else 7
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(most, steps=steps, integer=panel.whole_x))
     if not panel.log:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=steps))
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

@@ -12,25 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raffia.report.rows import Row, key_rows, number, numbers, read_rows
+from raffia.report.evaluated import Evaluated as Evaluated
+from raffia.report.evaluated import evaluations_of
+from raffia.report.rows import Row, key_rows, number, read_rows
 
 ABOUT = ("run", "preset", "versions")  # of config.json: what is no setting
 _FEW = 6  # names in an error
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One evaluation during training.
-
-    >>> Evaluated(env_step=100.0, seconds=2.0, mean=9.5, returns=(9.0, 10.0)).mean
-    9.5
-    """
-
-    env_step: float
-    seconds: float
-    mean: float
-    returns: tuple[float, ...] = ()
-    as_first: tuple[bool, ...] = ()  # games of two players
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,33 +110,26 @@ class Run:
         """How often it was resumed."""
         return len(self.of("resume"))
 
+    @property
+    def by_updates(self) -> bool:
+        """Whether updates alone say where it stands: it plays in no environment to learn."""
+        of_dialogues = self.about.get("algorithm") == "ilql"
+        return math.isnan(self.env_step) and (of_dialogues or not math.isnan(self.update))
+
     @cached_property
     def evaluations(self) -> list[Evaluated]:
-        """Those with a mean return, in their order."""
-        found = []
-        for row in self.of("evaluate"):
-            returns = numbers(row.get("returns"))
-            mean = number(row.get("mean_return"))
-            if math.isnan(mean) and returns:
-                mean = sum(returns) / len(returns)
-            if math.isnan(mean) or math.isnan(number(row.get("env_step"))):
-                continue
-            first = row.get("as_first")
-            found.append(
-                Evaluated(
-                    env_step=number(row.get("env_step")),
-                    seconds=number(row.get("seconds")),
-                    mean=mean,
-                    returns=tuple(returns),
-                    as_first=tuple(map(bool, first)) if isinstance(first, list) else (),
-                )
-            )
-        return found
+        """Those with a mean return, or a loss of held-out rows, in their order."""
+        return evaluations_of(self.of("evaluate"))
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether it is evaluated by a loss, of which less is better."""
+        return self.last is not None and self.last.of_loss
 
     @property
     def best(self) -> Evaluated | None:
-        """The first evaluation with the highest mean return."""
-        return max(self.evaluations, key=lambda one: one.mean, default=None)
+        """The first evaluation with the highest mean return, or the least loss."""
+        return max(self.evaluations, key=lambda one: one.score, default=None)
 
     @property
     def last(self) -> Evaluated | None:
@@ -159,7 +139,7 @@ class Run:
     @property
     def reached(self) -> Evaluated | None:
         """The first evaluation at or above the target."""
-        return next((one for one in self.evaluations if one.mean >= self.target_return), None)
+        return next((one for one in self.evaluations if one.score >= self.target_return), None)
 
     def _newest(self, key: str) -> float:
         found = (number(row.get(key)) for row in reversed(self.rows))

@@ -110,7 +110,7 @@ def leading(groups: Sequence[Group]) -> list[Run]:
 
 
 def _best(run: Run) -> float:
-    return run.best.mean if run.best else -math.inf
+    return run.best.score if run.best else -math.inf
 
 
 def preset_values(run: Run, presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from raffia.report.curves import bootstrap_band, interquartile_mean
-from raffia.report.folder import Evaluated, Run
+from raffia.report.evaluated import Evaluated
+from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.markup import Html, el, join, table
 from raffia.report.panel import tone
@@ -65,30 +66,21 @@ def rate(run: Run, key: str, total: float) -> float:
 def _one(run: Run) -> Html:
     title = _title([run])
     best, last, reached = run.best, run.last, run.reached
+    what = _measure([run])
     cards = [
-        _card("best mean return", figure(best.mean) if best else NONE, _at(best)),
-        _card("last mean return", figure(last.mean) if last else NONE, _at(last)),
+        _card(f"best {what}", figure(best.mean) if best else NONE, _at(best)),
+        _card(f"last {what}", figure(last.mean) if last else NONE, _at(last)),
     ]
     if not math.isnan(run.target_return):
         text = f"target of {figure(run.target_return)}"
-        when = count(reached.env_step) if reached else "not reached"
-        after = f"env steps to the {text}, {duration(reached.seconds)}" if reached else text
+        unit = "updates" if run.by_updates else "env steps"
+        when = count(_place(reached)) if reached else "not reached"
+        after = f"{unit} to the {text}, {duration(reached.seconds)}" if reached else text
         cards.append(_card(after, when))
     else:
         cards.append(_card("evaluations", count(float(len(run.evaluations))), "no target was set"))
-    episodes = [number(row.get("return")) for row in run.of("episode")]
-    recent = [value for value in episodes if not math.isnan(value)][-20:]
-    mean = figure(sum(recent) / len(recent)) if recent else NONE
-    lately = f"return {mean} in the last 20"
-    if is_game([run]):  # both sides are the agent: what one wins the other loses
-        lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
-    cards += [
-        _card("wall time", duration(run.seconds), plural(run.num_restarts, "restart")),
-        _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
-        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
-        _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
-        _card("training episodes", count(float(len(episodes))), lately),
-    ]
+    cards.append(_card("wall time", duration(run.seconds), plural(run.num_restarts, "restart")))
+    cards += _of_dialogues(run) if run.by_updates else _of_episodes(run)
     return join(
         [
             el("p.eyebrow", "Raffia · report of a run"),
@@ -99,15 +91,43 @@ def _one(run: Run) -> Html:
     )
 
 
+def _of_episodes(run: Run) -> list[Html]:
+    episodes = [number(row.get("return")) for row in run.of("episode")]
+    recent = [value for value in episodes if not math.isnan(value)][-20:]
+    mean = figure(sum(recent) / len(recent)) if recent else NONE
+    lately = f"return {mean} in the last 20"
+    if is_game([run]):  # both sides are the agent: what one wins the other loses
+        lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
+    return [
+        _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
+        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
+        _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
+        _card("training episodes", count(float(len(episodes))), lately),
+    ]
+
+
+def _of_dialogues(run: Run) -> list[Html]:
+    cards = [
+        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
+        _card("tokens / s", figure(_token_rate(run)), "read, mean over the run"),
+    ]
+    won = [one.share_won for one in run.best.decodings.values()][:1] if run.best else []
+    if won and not math.isnan(won[0]):
+        cards.append(_card("games won", f"{100 * won[0]:.1f} %", "in the best evaluation"))
+    return cards
+
+
 def _several(groups: Sequence[Group]) -> Html:
     runs = [run for group in groups for run in group.runs]
     eyebrow = f"Raffia · report of {plural(len(runs), 'run')}"
     if len(groups) > 1:
         eyebrow += f" in {plural(len(groups), 'configuration')}"
     rows = [_run_row(index, run) for index, group in enumerate(groups) for run in group.runs]
-    heads = ["run", "seed", "state", "best return", "last return", "to target", "env steps"]
-    heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "restarts"]
-    heads, rows = _told(heads, rows, {"to target": NONE, "restarts": "0"})
+    what = _measure(runs).removeprefix("mean ")
+    heads = ["run", "seed", "state", f"best {what}", f"last {what}", "to target", "env steps"]
+    heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "tokens/s", "restarts"]
+    unsaid = ["to target", "env steps", "env steps/s", "sims/s", "tokens/s"]
+    heads, rows = _told(heads, rows, {**dict.fromkeys(unsaid, NONE), "restarts": "0"})
     cards = [_group_card(index, group) for index, group in enumerate(groups)]
     cards += _range_cards(runs) if len(groups) == 1 else []
     return join(
@@ -168,7 +188,19 @@ def _card(label: str, value: str, below: str = "") -> Html:
 def _at(found: Evaluated | None) -> str:
     if found is None:
         return "no evaluation yet"
-    return f"at {count(found.env_step)} env steps, {duration(found.seconds)}"
+    unit = "updates" if math.isnan(found.env_step) else "env steps"
+    return f"at {count(_place(found))} {unit}, {duration(found.seconds)}"
+
+
+def _place(found: Evaluated) -> float:
+    """What it had counted to, environment steps or updates."""
+    return found.update if math.isnan(found.env_step) else found.env_step
+
+
+def _measure(runs: Sequence[Run]) -> str:
+    """What evaluations say."""
+    kinds = {run.of_loss for run in runs if run.last}
+    return "held-out loss" if kinds == {True} else "result" if len(kinds) > 1 else "mean return"
 
 
 def _run_row(index: int, run: Run) -> list[str]:
@@ -181,13 +213,14 @@ def _run_row(index: int, run: Run) -> list[str]:
         state_pill(run),
         figure(best.mean) if best else NONE,
         figure(last.mean) if last else NONE,
-        f"{count(reached.env_step)} ({duration(reached.seconds)})" if reached else missed,
+        f"{count(_place(reached))} ({duration(reached.seconds)})" if reached else missed,
         count(run.env_step),
         count(run.update),
         duration(run.seconds),
         figure(_env_rate(run)),
         figure(_update_rate(run)),
         figure(_simulation_rate(run)),
+        figure(_token_rate(run)),
         str(run.num_restarts),
     ]
 
@@ -199,10 +232,10 @@ def _group_card(index: int, group: Group) -> Html | None:
     values = np.array(last)
     low, high = bootstrap_band(values)
     chip = el("i.chip", style=f"background:var(--{tone(index)})")
-    seeds = plural(len(last), "run")
-    below = f"last return, IQM of {seeds}, 95 %: {figure(float(low))} to {figure(float(high))}"
+    seeds, what = plural(len(last), "run"), _measure(group.runs).removeprefix("mean ")
+    below = f"last {what}, IQM of {seeds}, 95 %: {figure(float(low))} to {figure(float(high))}"
     if len(last) == 1:
-        below = "last return, 1 run"
+        below = f"last {what}, 1 run"
     value = figure(float(interquartile_mean(values)))
     return el("div.card", el("span", chip, group.label), el("b", value), el("span", below))
 
@@ -210,8 +243,9 @@ def _group_card(index: int, group: Group) -> Html | None:
 def _range_cards(runs: Sequence[Run]) -> list[Html]:
     """What alike runs have in the middle, and from where to where."""
     told: list[tuple[str, list[float], Callable[[float], str]]] = [
-        ("best mean return", [run.best.mean for run in runs if run.best], figure),
+        (f"best {_measure(runs)}", [run.best.mean for run in runs if run.best], figure),
         ("env steps / s", [_env_rate(run) for run in runs], figure),
+        ("tokens / s", [_token_rate(run) for run in runs], figure),
         ("wall time", [run.seconds for run in runs], duration),
     ]
     cards = []
@@ -233,3 +267,7 @@ def _update_rate(run: Run) -> float:
 
 def _simulation_rate(run: Run) -> float:
     return rate(run, "simulations_per_second", math.nan)
+
+
+def _token_rate(run: Run) -> float:
+    return rate(run, "tokens_per_second", math.nan)

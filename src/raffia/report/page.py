@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raffia.report import sections, settings, things
+from raffia.report import compared, dialogues, population, sections, settings, things
 from raffia.report.folder import Run, read_run
 from raffia.report.groups import grouped
 from raffia.report.heads import head
@@ -26,6 +26,9 @@ def page(
     notes: list[str] = []
     body = [
         sections.learning(groups, notes),
+        compared.methods(groups, notes),
+        population.populations(groups, notes),
+        dialogues.dialogues(groups, notes),
         sections.training(groups, notes),
         sections.speed(groups),
         things.seen(groups, place, notes),

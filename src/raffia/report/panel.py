@@ -69,6 +69,7 @@ class Panel:
     y_limits: tuple[float, float] | None = None
     from_zero: bool = False  # y begins at 0
     wide: bool = False
+    whole_x: bool = False  # marks on x are whole numbers
 
     @property
     def empty(self) -> bool:

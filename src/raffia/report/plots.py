@@ -6,20 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raffia.report.curves import Curve, every, over_runs, quartiles, thinned
+from raffia.report.curves import Curve, over_runs, thinned
 from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.panel import Area, Line, Panel, tone
 from raffia.report.rows import Row, number
 from raffia.report.wording import plural, time_unit
 
-_MOST_POINTS = 1200  # training episodes in a panel, of all runs together
 _MOST_PIECES = 120  # stretches of wall time in a stacked panel
 _PLACE = ("update", "env_step", "seconds")
 _UNITS = {
     "policy_loss": "loss (nats)",
     "value_loss": "loss (nats)",
     "value_prefix_loss": "loss (nats)",
+    "token_loss": "loss (nats)",
+    "cql_loss": "loss (nats)",
+    "num_tokens": "tokens of a batch",
+    "tokens_per_second": "tokens / s",
     "policy_entropy": "entropy (nats)",
     "grad_norm": "L2 norm",
     "learning_rate": "per update",
@@ -39,51 +42,6 @@ def is_game(runs: Sequence[Run]) -> bool:
     False
     """
     return any(one.as_first for run in runs for one in run.evaluations)
-
-
-def learning_panels(groups: Sequence[Group]) -> list[Panel]:
-    """Returns over environment steps, and over wall time.
-
-    >>> [panel.x_label for panel in learning_panels([Group("a", ())])]
-    ['env steps', 'wall time (s)']
-    """
-    runs = [run for group in groups for run in group.runs]
-    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
-    scale, unit = time_unit(longest)
-    game = is_game(runs)
-    targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
-    shown = [run for run in runs if run.evaluations or run.of("episode")]
-    panels = []
-    for key, factor, label in (
-        ("env_step", 1.0, "env steps"),
-        ("seconds", scale, f"wall time ({unit})"),
-    ):
-        points, thin, thick = [], [], []
-        for index, group in enumerate(groups):
-            colour = tone(index)
-            share = _MOST_POINTS // max(len(shown), 1)
-            points += [_episodes(run, key, factor, colour, share) for run in group.runs]
-            curves = [_evaluations(run, key, factor) for run in group.runs]
-            middle = over_runs(curves)
-            for curve in curves:
-                line = Line(curve, colour, width=2.0, dots=True)
-                if middle is not None:
-                    line = Line(Curve(curve.x, curve.y), colour, width=0.9, opacity=0.55)
-                thin.append(line)
-            thick += [Line(middle, colour, width=2.6, band=0.2)] if middle else []
-        panels.append(
-            Panel(
-                title=f"Return over {label.partition(' (')[0]}",
-                x_label=label,
-                y_label="mean outcome (win 1, loss −1)" if game else "return",
-                lines=(*thin, *thick),
-                points=tuple(points),
-                marks=_restarts(runs, key, factor),
-                levels=tuple(sorted(targets)),
-                y_limits=(-1.08, 1.08) if game else None,
-            )
-        )
-    return panels
 
 
 def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
@@ -157,7 +115,7 @@ def time_panel(run: Run, names: Sequence[str]) -> Panel:
         y_label="share of time (%)",
         areas=tuple(areas) if x else (),
         area_x=x,
-        marks=_restarts([run], "seconds", scale),
+        marks=restarts([run], "seconds", scale),
         y_limits=(0, 100),
         wide=True,
     )
@@ -170,6 +128,19 @@ def part_tone(name: str, index: int) -> str:
     ('c7', 'c0')
     """
     return "c7" if name == "other" else tone(index)
+
+
+def restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
+    """Places of restarts, of a run alone: those of several would be a fence.
+
+    >>> from pathlib import Path
+    >>> restarts([Run(Path("x"), rows=({"kind": "resume", "update": 30},))], "update", 10.0)
+    (3.0,)
+    """
+    if len(runs) != 1:
+        return ()
+    places = [number(row.get(key)) / factor for row in runs[0].of("resume")]
+    return tuple([place for place in places if not math.isnan(place)])
 
 
 def bad_numbers(run: Run) -> list[str]:
@@ -188,32 +159,6 @@ def bad_numbers(run: Run) -> list[str]:
             first = "" if math.isnan(at) else f", first at update {at:,.0f}"
             notes.append(f"{key} is no number in {plural(len(bad), 'row')} of training{first}")
     return notes
-
-
-def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line:
-    rows = [(number(row.get(key)), number(row.get("return"))) for row in run.of("episode")]
-    rows = [(x / factor, y) for x, y in rows if not math.isnan(x + y)]
-    rows = [rows[i] for i in every(len(rows), most)]
-    curve = Curve([x for x, _ in rows], [y for _, y in rows])
-    return Line(curve, colour, opacity=0.3 if run.evaluations else 0.7)
-
-
-def _evaluations(run: Run, key: str, factor: float) -> Curve:
-    found = [one for one in run.evaluations if not math.isnan(getattr(one, key))]
-    places, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
-    few = any(len(one.returns) < 4 for one in found)
-    if not found or few or is_game([run]):  # of wins and losses quartiles say little
-        return Curve(places, means)
-    bands = [quartiles(one.returns) for one in found]
-    return Curve(places, means, [low for low, _ in bands], [high for _, high in bands])
-
-
-def _restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
-    """Places of restarts, of a run alone: those of several would be a fence."""
-    if len(runs) != 1:
-        return ()
-    places = [number(row.get(key)) / factor for row in runs[0].of("resume")]
-    return tuple([place for place in places if not math.isnan(place)])
 
 
 def _keys(runs: Sequence[Run]) -> list[str]:
@@ -264,7 +209,7 @@ def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, lab
         x_label=label,
         y_label=_UNITS.get(key, default),
         lines=tuple(lines),
-        marks=_restarts(runs, place, factor),
+        marks=restarts(runs, place, factor),
         log=log,
     )
 

@@ -9,20 +9,27 @@ from raffia.report import figures
 from raffia.report.curves import RESAMPLES, SEED
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, leading, written
+from raffia.report.learning import (
+    decoding_names,
+    decoding_panels,
+    held_out_panels,
+    learning_panels,
+)
+from raffia.report.lineage import has_population
 from raffia.report.markup import Html, el, join, table
 from raffia.report.panel import Panel, tone
 from raffia.report.plots import (
     is_game,
-    learning_panels,
     part_tone,
     rate_panels,
     spent,
     time_panel,
     training_panels,
 )
-from raffia.report.wording import NONE, duration, figure, plural
+from raffia.report.wording import NONE, duration, figure, plural, spoken
 
 _MOST_SHOWN = 4  # configurations of which stretches of time are shown
+_MOST_SETTINGS = 24  # that differ, as they stand; those of other algorithms fill pages
 
 
 def learning(groups: Sequence[Group], notes: list[str]) -> Html:
@@ -40,11 +47,14 @@ def learning(groups: Sequence[Group], notes: list[str]) -> Html:
             el("p.faint", _curve_text(groups)),
         ]
         parts.append(_grid(panels, "learning"))
+    parts.append(_decodings(groups))
+    if held_out := held_out_panels(groups):
+        parts += [el("h3", "On held-out rows"), _grid(held_out, "held-out")]
     if is_game(runs):
         parts += [el("h3", "Games of the last evaluation"), _games(runs)]
     if len(groups) > 1:
         parts += [el("h3", "How the configurations differ"), _differences(groups)]
-    if not played:
+    if not played and not all(run.by_updates for run in runs):
         notes.append("no training episodes were written")
     return join(parts)
 
@@ -93,7 +103,35 @@ def speed(groups: Sequence[Group]) -> Html:
     return join(parts)
 
 
+def _decodings(groups: Sequence[Group]) -> Html:
+    """How the ways of speaking compare over a run."""
+    panels = decoding_panels(groups)
+    if not panels:
+        return Html("")
+    names = decoding_names(groups)
+    chips = [_chip("line", tone(i), spoken(name)) for i, name in enumerate(names)]
+    says = (
+        "The same agents, asked in other ways: by the policy alone, or with the advantage of each "
+        "token added to its logits, so many times. All play the same games. "
+    )
+    says += (
+        "Lines are interquartile means over runs, bands their 95 % interval."
+        if any(len(group.runs) > 1 for group in groups)
+        else "Bands are 95 % intervals of the mean over the games of an evaluation."
+    )
+    return join(
+        [
+            el("h3", "Ways of speaking"),
+            el("div.legend", *chips),
+            el("p.faint", says),
+            _grid(panels, "decodings"),
+        ]
+    )
+
+
 def _grid(panels: Sequence[Panel], name: str) -> Html:
+    if not panels:
+        return Html("")
     drawn = []
     for index, panel in enumerate(panels):
         says = [el("b", panel.title)] + ([" (log scale)"] if panel.log else [])
@@ -133,9 +171,12 @@ def _curve_legend(
             colour = "c0" if len(groups) == 1 else "muted"
             chips += [_chip("thin", colour, "single run"), _chip("band", colour, "95 % interval")]
     elif evaluated:
-        chips.append(_chip("line", "c0", "mean return of an evaluation"))
+        what = "loss of held-out rows" if runs[0].of_loss else "mean return of an evaluation"
+        chips.append(_chip("line", "c0", what))
         if any(panel.lines[0].curve.low for panel in panels if panel.lines):
-            chips.append(_chip("band", "c0", "middle half of its episodes"))
+            of_mean = not math.isnan(runs[0].evaluations[0].low)
+            band = "95 % interval of the mean" if of_mean else "middle half of its episodes"
+            chips.append(_chip("band", "c0", band))
     if played:
         says = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
         chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", says))
@@ -147,14 +188,21 @@ def _curve_legend(
 
 
 def _curve_text(groups: Sequence[Group]) -> str:
+    of_members = any(has_population(run) for group in groups for run in group.runs)
+    best = " Of a population an evaluation is that of its best member." if of_members else ""
     if all(len(group.runs) == 1 for group in groups):
-        return "Evaluations act without noise; training episodes explore."
+        if all(run.by_updates for group in groups for run in group.runs):
+            return (
+                "Learnt from logged dialogues alone. Evaluations are of games that are played for "
+                "them, or of rows that were held out: nothing is learnt from either." + best
+            )
+        return "Evaluations act without noise; training episodes explore." + best
     return (
         "Thin lines are single runs. Thick lines are the interquartile mean over the runs of a "
         "configuration (a quarter of them cut from either end; of fewer than four none), bands its "
         f"95 % interval: percentiles of a bootstrap of {RESAMPLES:,} draws of whole runs with "
         f"replacement, stratified by configuration (generator PCG64, seed {SEED}). Between "
-        "evaluations values are interpolated; curves end where the first run ends."
+        "evaluations values are interpolated; curves end where the first run ends." + best
     )
 
 
@@ -193,7 +241,10 @@ def _differences(groups: Sequence[Group]) -> Html:
         join([el("i.chip", style=f"background:var(--{tone(i)})"), group.label])
         for i, group in enumerate(groups)
     ]
-    return table(["setting", *heads], rows)
+    shown = table(["setting", *heads], rows)
+    if len(rows) <= _MOST_SETTINGS:
+        return shown
+    return el("details", el("summary", f"In {len(rows)} settings"), shown)
 
 
 def _time_row(run: Run, parts: Mapping[str, float], names: Sequence[str]) -> list[str]:

@@ -40,7 +40,8 @@ def commands(runs: Sequence[Run]) -> Html:
         folder = shlex.quote(str(run.folder))
         if run.state not in ("finished", "target"):
             lines.append(f"raffia resume {folder}")
-        lines.append(f"raffia evaluate {folder} --episodes 100 --record")
+        how = "--episodes 1000" if run.by_updates else "--episodes 100 --record"
+        lines.append(f"raffia evaluate {folder} {how}")
         if is_game([run]):
             lines.append(f"raffia play {folder}")
     lines.append("raffia report " + " ".join([shlex.quote(str(run.folder)) for run in runs]))

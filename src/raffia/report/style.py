@@ -5,11 +5,11 @@ STYLE = """
 --grid:#e3e6eb;--edge:#e3e6eb;--accent:#1f5fd0;--mark:#fff3d1;
 --c0:#1f5fd0;--c1:#d9570a;--c2:#0a8f63;--c3:#8a3fd1;--c4:#cf2f4c;--c5:#0b87a3;--c6:#9a6b00;
 --c7:#6b7280;
---good:#0a7a53;--warn:#9a5b00}
+--good:#0a7a53;--warn:#9a5b00;--up:31,95,208;--down:224,104,12}
 @media (prefers-color-scheme:dark){:root{--paper:#12151b;--card:#191d25;--ink:#e8ebf0;
 --muted:#9aa5b5;--grid:#2b313c;--edge:#2b313c;--accent:#7fb0ff;--mark:#3d3416;
 --c0:#6ea8ff;--c1:#ff9a55;--c2:#3fd39b;--c3:#c593ff;--c4:#ff7d92;--c5:#45cbe6;--c6:#e0b040;--c7:#9ca3af;
---good:#4fd6a0;--warn:#f0b95a}}
+--good:#4fd6a0;--warn:#f0b95a;--up:84,150,255;--down:240,120,30}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
@@ -41,7 +41,7 @@ gap:22px 26px;margin-top:12px}
 figure{margin:0;min-width:0}
 figcaption{font-size:13.5px;margin-bottom:4px}
 figcaption b{color:var(--ink);font-weight:620}
-svg.figure{display:block;width:100%;height:auto;stroke-linejoin:round;font-family:inherit;
+svg.figure{display:block;overflow:visible;width:100%;height:auto;stroke-linejoin:round;font-family:inherit;
 font-variant-numeric:tabular-nums}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;font-size:13.5px;color:var(--muted);
 margin:10px 0 4px}
@@ -79,6 +79,35 @@ border:1px solid var(--edge)}
 width:max-content;min-width:100%;max-width:95vw}}
 .bar{vertical-align:middle;display:inline-flex;align-items:center;gap:8px;width:170px}
 .bar i{display:block;height:9px;border-radius:3px;background:var(--c0);flex:none}
+.dialogues{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(470px,100%),1fr));gap:16px;
+margin:12px 0}
+.dialogue{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:12px 15px;
+min-width:0}
+.dialogue.full{grid-column:1/-1}
+.of{font-size:13.5px;color:var(--muted);margin-bottom:6px}.of b{color:var(--ink);font-weight:620}
+.turn{display:grid;grid-template-columns:52px 1fr;line-height:1.75;white-space:pre-wrap;
+overflow-wrap:anywhere}
+.who{font-size:12px;color:var(--muted);line-height:2.3}
+.tok,.mark{border-radius:3px;padding:1px 0}
+.mark{font-size:11.5px;color:var(--muted);margin:0 2px}
+.up{background:rgba(var(--up),calc(var(--s,0)*.62))}
+.down{background:rgba(var(--down),calc(var(--s,0)*.62))}
+.turn .up,.turn .down{padding:2px 0}.turn .mark.up,.turn .mark.down{color:var(--ink)}
+.turn sup{font-size:10px;color:var(--muted);margin-left:2px;line-height:0}
+.legend i.swatch{height:13px;width:22px;border:1px solid var(--edge);border-radius:3px}
+svg.values{display:block;max-width:none;height:auto;margin-top:8px;font-size:11px}
+.values .rule{stroke:var(--grid);stroke-width:.7}.values .tick{stroke:var(--muted);stroke-width:.7}
+.values text{fill:var(--muted)}.values text.said{fill:var(--ink);font-weight:600}
+.values .own{fill:var(--muted);opacity:.09}
+.values line.v{stroke:var(--ink);stroke-width:1.3;opacity:.75}.values circle.v{fill:var(--ink)}
+.values .reward{stroke:var(--muted);stroke-width:.8;stroke-dasharray:2 3}
+.values text.reward{stroke:none;fill:var(--ink)}
+.values line.q{stroke-width:1.1}
+.values .q.up{stroke:rgb(var(--up))}.values polygon.up{fill:rgb(var(--up))}
+.values .q.down{stroke:rgb(var(--down))}.values polygon.down{fill:rgb(var(--down))}
+.interval{vertical-align:middle}
+.interval line{stroke:currentColor;stroke-width:2}.interval circle{fill:currentColor}
+.interval line.level{stroke:var(--muted);stroke-width:1;stroke-dasharray:3 2}
 .missing{color:var(--muted);font-style:italic}
 details{margin:12px 0}summary{cursor:pointer;color:var(--accent);font-size:14.5px}
 footer{margin-top:56px;font-size:13px;color:var(--muted);border-top:1px solid var(--edge);

@@ -28,6 +28,8 @@ class RunSummary:
     env_step: int | None = None
     update: int | None = None
     seconds: float | None = None  # wall time over all sittings
+    last_loss: float | None = None  # where rows that were held out are evaluated: of the newest
+    best_loss: float | None = None  # ... and the least
     notes: tuple[str, ...] = ()  # what is missing or damaged
 
 
@@ -46,17 +48,21 @@ def summarise(run: str | os.PathLike[str]) -> RunSummary:
     """
     found = read_key_rows(run)
     env_step, update, seconds = _there(found.env_step), _there(found.update), found.seconds
+    means = [one.mean if one else None for one in (found.last, found.best)]
+    returns, losses = ([None, None], means) if found.of_loss else (means, [None, None])
     return RunSummary(
         folder=found.folder,
         state=found.state,
         preset=found.preset,
         env=found.env,
         seed=found.seed,
-        last_return=found.last.mean if found.last else None,
-        best_return=found.best.mean if found.best else None,
+        last_return=returns[0],
+        best_return=returns[1],
         env_step=None if env_step is None else int(env_step),
         update=None if update is None else int(update),
         seconds=_there(seconds),
+        last_loss=losses[0],
+        best_loss=losses[1],
         notes=found.notes,
     )
 

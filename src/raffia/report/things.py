@@ -19,10 +19,12 @@ _MOST_SHOWN = 4  # runs of which episodes and trees are shown
 
 
 def seen(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
-    """Episodes, searched trees and evaluations."""
+    """Episodes, searched trees and evaluations, of runs that play while they learn."""
+    runs = [run for group in groups for run in group.runs if not run.by_updates]
+    if not runs:
+        return Html("")
     parts = [el("h2", "Episodes")]
-    runs = [run for group in groups for run in group.runs]
-    shown_runs = leading(groups)[:_MOST_SHOWN]
+    shown_runs = [run for run in leading(groups) if run in runs][:_MOST_SHOWN]
     if len(runs) > 1:
         says = "Episodes and trees are those of the best run of each configuration"
         more = f", of the first {_MOST_SHOWN}" if len(groups) > _MOST_SHOWN else ""
@@ -57,7 +59,9 @@ def checkpoints(runs: Sequence[Run]) -> Html:
         return join([*parts, el("p.missing", "No checkpoint is in the folder.")])
     heads = [*(["run"] if len(runs) > 1 else []), "update", "env step", "score", "size", "state"]
     first = len(heads) - 5
-    return join([*parts, table(heads, rows, numeric=range(first, first + 4))])
+    if all(run.by_updates for run in runs):
+        heads, *rows = ([*row[: first + 1], *row[first + 2 :]] for row in (heads, *rows))
+    return join([*parts, table(heads, rows, numeric=range(first, len(heads) - 1))])
 
 
 def _evaluate(run: Run) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 NONE = "–"
 MINUS = "−"
@@ -44,6 +44,22 @@ def figure(value: float) -> str:
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
+def alike(values: Iterable[float]) -> Callable[[float], str]:
+    """How numbers of one column are written: all with as many decimals as the largest one has.
+
+    >>> write = alike([-1.08, -0.996, 22.5])
+    >>> write(-1.08), write(-0.996), alike([475.26])(9.0), alike([0.01234])(0.01234)
+    ('−1.08', '−1.00', '9.0', '0.0123')
+    """
+    largest = max(map(abs, values), default=0.0)
+    decimals = next((n for n, least in enumerate((1000, 100, 1, 0.1)) if largest >= least), 4)
+
+    def write(value: float) -> str:
+        return NONE if math.isnan(value) else f"{value:,.{decimals}f}".replace("-", MINUS)
+
+    return write
+
+
 def duration(seconds: float) -> str:
     """A stretch of time in its two largest units.
 
@@ -74,6 +90,29 @@ def size(num_bytes: float) -> str:
         if num_bytes >= least:
             return f"{num_bytes / least:.1f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def spoken(decoding: str) -> str:
+    """The name of a way of speaking, for people.
+
+    >>> spoken("decode"), spoken("adv_weight=0"), spoken("adv_weight=2"), spoken("mine")
+    ('as set', 'policy alone', 'advantage × 2', 'mine')
+    """
+    if decoding == "decode":
+        return "as set"
+    name, _, weight = decoding.partition("=")
+    if name != "adv_weight":
+        return decoding
+    return f"advantage × {weight}" if weight != "0" else "policy alone"
+
+
+def shown_token(token: str) -> str:
+    """A token with what it breaks or blanks made visible.
+
+    >>> shown_token("a\\n"), shown_token("\\t")
+    ('a↵', '⇥')
+    """
+    return token.replace("\r", "").replace("\n", "↵").replace("\t", "⇥")
 
 
 def plural(number: int, noun: str) -> str:

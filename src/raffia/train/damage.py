@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from raffia.learner import step_of
 from raffia.tensordict.disk import dump, save_file, write_atomically
 from raffia.tensordict.tensordict import TensorDict
 
@@ -115,8 +116,8 @@ class Guard:
     def __call__(
         self, state: TensorDict, batch: TensorDict, update: TensorDict, metrics: TensorDict
     ) -> None:
-        """Raise NonFiniteError unless all metrics are finite."""
-        if all_finite(metrics):
+        """Raise NonFiniteError unless all metrics are finite; of a population one member's do."""
+        if all_finite(metrics) or state.batch_size and _any_finite(metrics, len(state)):
             return
         found = [
             *non_finite("batch", batch),
@@ -124,7 +125,7 @@ class Guard:
             *non_finite("metrics", metrics),
             *non_finite("update", update),
         ]
-        self._stop(int(state["step"].max()) + 1, found, batch, metrics)
+        self._stop(step_of(state) + 1, found, batch, metrics)
 
     def check(self, values: TensorDict, *, update: int) -> None:
         """Raise NonFiniteError unless all values are finite, such as what worlds were seen to say.
@@ -139,9 +140,10 @@ class Guard:
 
         >>> Guard("nowhere").check_state(TensorDict(step=torch.tensor(7), weight=torch.ones(2)))
         """
-        if not all_finite(state):
+        members = state.unbind(0) if state.batch_size else (state,)
+        if not any(map(all_finite, members)):
             found = non_finite("state", state)
-            self._stop(int(state["step"].max()), found, state, TensorDict())
+            self._stop(step_of(state), found, state, TensorDict())
 
     def searched(self, state: TensorDict, seen: TensorDict, why: str) -> NoReturn:
         """Raise NonFiniteError: a search met NaN or infinity, as `why` says, in what was `seen`.
@@ -155,7 +157,7 @@ class Guard:
         raffia.train.damage.NonFiniteError: update 8 is not finite: root.value is NaN. The batch ...
         """
         found = [*non_finite("batch", seen), *non_finite("state", state)]
-        self._stop(int(state["step"].max()) + 1, found, seen, TensorDict(), why)
+        self._stop(step_of(state) + 1, found, seen, TensorDict(), why)
 
     def _stop(
         self,
@@ -193,6 +195,12 @@ def all_finite(values: TensorDict) -> bool:
         return True
     together = torch.cat([leaf.detach().reshape(-1) for leaf in leaves])
     return bool(together.isfinite().all())
+
+
+def _any_finite(metrics: TensorDict, size: int) -> bool:
+    """Whether all that is told of one of the members, at least, is finite."""
+    told = [x for key, x in metrics.items() if key != "priority" and x.shape == (size,)]
+    return bool(torch.stack([x.isfinite() for x in told]).all(0).any()) if told else False
 
 
 def _has_fractions(value: Any) -> bool:

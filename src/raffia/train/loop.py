@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raffia.learner import Learner
+from raffia.learner import Learner, step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.metrics import PhaseClock
 from raffia.train.stream import Stream
@@ -66,7 +66,7 @@ def train(
     >>> state["step"], reason
     (tensor(3), 'finished')
     """
-    while int(state["step"]) < num_updates:
+    while step_of(state) < num_updates:
         if stop():
             return state, "stopped"
         batch = stream.next(state)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from raffia._version import __version__
-from raffia.learner import Learner
+from raffia.learner import Learner, step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints, Part
 from raffia.train.collect import EndedEpisode
@@ -143,6 +143,9 @@ class Parts(Protocol):
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
         """How good the learner is; None if `stop` said so meanwhile."""
 
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """What follows from an evaluation: another state, and a row of its own; None: nothing."""
+
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since this was asked."""
 
@@ -203,7 +206,7 @@ class Sitting:
         state = self._begin()
         begun()
         try:
-            self._make_up(state)
+            state = self._make_up(state)
             state, reason = train(
                 parts.learner,
                 state,
@@ -212,7 +215,7 @@ class Sitting:
                 clock=parts.clock,
                 check=parts.guard,
                 told=self.log.told,
-                tasks=[self.log, self.evaluate, self.save],
+                tasks=[self.log, self.evaluate, self._evolve, self.save],
                 stop=stop,
             )
             if reason == "finished":
@@ -243,16 +246,31 @@ class Sitting:
             "num_threads": self._plan.num_threads,
         }
 
-    def _make_up(self, state: TensorDict) -> None:
+    def _make_up(self, state: TensorDict) -> TensorDict:
         """Evaluate if a stop broke that off, as it would have been done then."""
-        update = int(state["step"])
+        update = step_of(state)
         if update and self.evaluate.is_due(update):
             self.evaluate(state)
+            changed = self._evolve(state)
+            state = state if changed is None else changed
             self.save(state)
+        return state
+
+    def _evolve(self, state: TensorDict) -> TensorDict | None:
+        """What an evaluation at this update leads to, but at the end, where nothing comes after."""
+        update = step_of(state)
+        if self.evaluate.score_of(update) is None or update >= self._plan.num_updates:
+            return None
+        changed = self.parts.evolve(state)
+        if changed is None:
+            return None
+        state, row = changed
+        self._write("generation", state, **row)
+        return state
 
     def _look_at_the_end(self, state: TensorDict) -> str:
         """Evaluate what the run ends with; gives its reason: "stopped" if that was broken off."""
-        update = int(state["step"])
+        update = step_of(state)
         self.log.row(update, self._env_steps())
         if self.evaluate.is_old(update):
             self.save.last = -1  # what comes of it belongs into the last checkpoint, too
@@ -260,7 +278,7 @@ class Sitting:
         return "stopped" if self.evaluate.is_old(update) else "finished"
 
     def _end(self, state: TensorDict, reason: str) -> RunResult:
-        update, env_step = int(state["step"]), self._env_steps()
+        update, env_step = step_of(state), self._env_steps()
         if reason != "stopped":  # else the means go on after the resume
             self.log.row(update, env_step)
         if self.save.last != update:
@@ -278,9 +296,7 @@ class Sitting:
         )
 
     def _write(self, kind: str, state: TensorDict, **values: Any) -> None:
-        self.records.write(
-            kind, update=int(state["step"]), env_step=self._env_steps(), values=values
-        )
+        self.records.write(kind, update=step_of(state), env_step=self._env_steps(), values=values)
 
     def close(self) -> None:
         """Close the files."""
@@ -293,12 +309,12 @@ class Sitting:
             self._save(state)
         except (CheckpointError, OSError) as error:
             # What is full now may have room later, and what was saved before is whole.
-            self.view.say(f"update {int(state['step']):,}: {error}")
+            self.view.say(f"update {step_of(state):,}: {error}")
             return False
         return True
 
     def _save(self, state: TensorDict) -> None:
-        update = int(state["step"])
+        update = step_of(state)
         self.parts.guard.check_state(state)
         kept = self.parts.keep()
         self.checkpoints.save(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.metrics import PhaseClock
@@ -94,7 +95,7 @@ class OnlineStream:
 
     def next(self, state: TensorDict) -> TensorDict:
         """Play what is due, then draw windows and make a batch of them."""
-        update = int(state["step"])
+        update = step_of(state)
         due = min(self._last, self._first + math.ceil((update + 1) / self._ratio))
         with self._clock.phase("collect"):
             while self.num_env_steps < due or not len(self.replay):
@@ -111,7 +112,11 @@ class OnlineStream:
     def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
         """Priorities go back to the replay."""
         if self.replay.beta is not None:
-            self.replay.update_priority(batch["index"], metrics["priority"].cpu())
+            index, priority = batch["index"], metrics["priority"]
+            if priority.dim() > 1:  # members of a population [P, B], which learn from the same rows
+                priority = priority.where(priority.isfinite(), math.nan).nanmean(0)
+                index = index[0]
+            self.replay.update_priority(index, priority.cpu())
 
     def state(self) -> TensorDict:
         """Of the worlds; the replay is kept by itself."""
@@ -149,7 +154,7 @@ class OfflineStream:
     def next(self, state: TensorDict) -> TensorDict:
         """The batch of this update."""
         if self._going is None:
-            self._going = self._batches(int(state["step"]))
+            self._going = self._batches(step_of(state))
         return next(self._going)
 
     def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:

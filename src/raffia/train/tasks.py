@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import EndedEpisode
 from raffia.train.loop import Ended
@@ -50,12 +51,18 @@ class Log:
         self._before: tuple[float, dict[str, int]] | None = None  # seconds, counts
 
     def told(self, metrics: TensorDict) -> None:
-        """Hear of an update."""
-        self._means.add({key: value for key, value in metrics.items() if key != "priority"})
+        """Hear of an update; of a population's members that have come to grief nothing is told."""
+        self._means.add(
+            {
+                key: value[value.isfinite()] if value.dim() else value
+                for key, value in metrics.items()
+                if key != "priority"
+            }
+        )
 
     def __call__(self, state: TensorDict) -> None:
         """Write down what is due."""
-        update, env_step = int(state["step"]), self._env_steps()
+        update, env_step = step_of(state), self._env_steps()
         if self._before is None:
             self._mark(update - 1)
         self.episodes(update, env_step)
@@ -219,12 +226,12 @@ class Evaluate:
 
     def __call__(self, state: TensorDict) -> None:
         """Evaluate if it is due."""
-        if self.is_due(int(state["step"])):
+        if self.is_due(step_of(state)):
             self.now(state)
 
     def now(self, state: TensorDict) -> None:
         """Evaluate; raises `Ended` if the target is reached."""
-        update = int(state["step"])
+        update = step_of(state)
         count = self._count(update)
         found = self._play(state, count)
         if found is None:
@@ -273,12 +280,12 @@ class Save:
 
     def __call__(self, state: TensorDict) -> None:
         """Save if it is due."""
-        update = int(state["step"])
+        update = step_of(state)
         if update % self._every == 0 or self._worth(update):
             self.now(state)
 
     def now(self, state: TensorDict) -> None:
         """Save, unless this state was saved already."""
-        update = int(state["step"])
+        update = step_of(state)
         if update != self.last and self._save(state):
             self.last = update

@@ -7,11 +7,23 @@ import torch
 from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig, OptimizerConfig, TargetConfig
 from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.envs.text.contract import Language_Observation
 
 from .small import make_loss
 
 SMALL = {"vocab_size": 11, "n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 32}
 END = 3
+
+
+class Said(Language_Observation):
+    def __init__(self, utterances, terminal=False):
+        self.utterances, self.terminal = utterances, terminal
+
+    def to_sequence(self):
+        return list(self.utterances), self.terminal
+
+    def __str__(self):
+        return " / ".join(text for text, _ in self.utterances)
 
 
 def oracle_agent(**options) -> ILQL:

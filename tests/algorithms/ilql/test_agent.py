@@ -82,7 +82,7 @@ def test_values_and_weights_are_the_recorded_ones(batch, kind, name):
 def test_scores_are_the_recorded_ones(name):
     recorded = json.loads((HERE / "decoding" / "scores.json").read_text())
     case = dict(recorded["options"][name])
-    _, _, row0, row2 = (case.pop(k) for k in ("sum", "norm", "row0_pos5", "row2_pos4"))
+    total, norm, row0, row2 = (case.pop(k) for k in ("sum", "norm", "row0_pos5", "row2_pos4"))
     rows = [
         {**row, "rewards": [0.0] * len(row["action_idxs"]),
          "terminals": [0] * (len(row["action_idxs"]) + 1),
@@ -92,6 +92,8 @@ def test_scores_are_the_recorded_ones(name):
     scores = oracle_agent().get_scores(collate(rows, ORACLE["pad_id"]), **case)
     assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
     assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
+    assert scores.sum().item() == pytest.approx(total, rel=1e-9)  # with padding
+    assert scores.norm().item() == pytest.approx(norm, rel=1e-9)
 
 
 def test_soft_and_hard_updates_of_the_target():
@@ -352,9 +354,9 @@ def test_one_language_model_and_only_as_many_parameters():
 
 def test_the_published_description_is_gpt2s():
     assert inspect.signature(ILQL).parameters["net_config"].default is GPT2
-    assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.1 and GPT2["max_layers"] == 16
+    assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.0 and GPT2["max_layers"] == 16
     small = ILQL(None, {**GPT2, "vocab_size": 9, "n_layer": 1, "n_embd": 24, "dim_feedfwd": 40})
-    assert small.model.trunk.dropout == 0.1 and small.model.trunk.dim_feedfwd == 40
+    assert small.model.trunk.dropout == 0.0 and small.model.trunk.dim_feedfwd == 40
     assert small.net_config["min_layers"] == 8
     again = ILQL(None, small.net_config)
     assert again.config.model == small.config.model and again.layer_bounds == small.layer_bounds

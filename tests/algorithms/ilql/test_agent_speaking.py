@@ -10,24 +10,13 @@ from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, To
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.generations import Stop
 from raffia.data.token_reward import ConstantTokenReward
-from raffia.envs.text.contract import Language_Environment, Language_Observation
+from raffia.envs.text.contract import Language_Environment
 from raffia.envs.text.tokenizer import character_tokenizer
 
-from .agents import END, SMALL, rows, same, small_agent, tensors_of
+from .agents import END, SMALL, Said, rows, same, small_agent, tensors_of
 
 TOKENIZER = character_tokenizer(["abcde"])  # 5 letters and 6 marks
 NET = {"vocab_size": TOKENIZER.num_tokens, "dropout": 0.5}
-
-
-class Said(Language_Observation):
-    def __init__(self, utterances, terminal=False):
-        self.utterances, self.terminal = utterances, terminal
-
-    def to_sequence(self):
-        return list(self.utterances), self.terminal
-
-    def __str__(self):
-        return " / ".join(text for text, _ in self.utterances)
 
 
 class Letters(Language_Environment):

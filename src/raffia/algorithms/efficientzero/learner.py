@@ -41,6 +41,8 @@ class EfficientZeroLearner:
     ['buffers', 'hyper', 'opt', 'params', 'step', 'target']
     """
 
+    applies_stacks = True
+
     def __init__(
         self,
         spec: EnvSpec,
@@ -107,10 +109,15 @@ class EfficientZeroLearner:
         return TensorDict(grads=grads, buffers=buffers), TensorDict(metrics)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """The state after the update, in the memory of the one before where that is possible."""
+        """The state after the update, in the memory of the one before where that is possible.
+
+        Of states of members that are stacked [P] all at once, with rates of their own.
+        """
         hyper, step = state["hyper"], state["step"] + 1
         rate = hyper["learning_rate"] * self._schedule(step)
-        grads, _ = clip_by_global_norm(update["grads"], self.config.optimizer.max_grad_norm)
+        grads, _ = clip_by_global_norm(
+            update["grads"], self.config.optimizer.max_grad_norm, num_batch_dims=step.dim()
+        )
         params, opt = self._optimizer.update(
             state["params"],
             grads,
@@ -118,10 +125,11 @@ class EfficientZeroLearner:
             learning_rate=rate,
             weight_decay=hyper["weight_decay"],
         )
-        weights = TensorDict(params=params, buffers=update["buffers"])
+        size = state.batch_size
+        weights = TensorDict(params=params, buffers=update["buffers"], batch_size=size)
         target = _copied(weights, state["target"], step, self.config.targets.target_interval)
         entries = {"opt": opt, "target": target, "hyper": hyper, "step": step}
-        return TensorDict({"params": params, "buffers": update["buffers"], **entries})
+        return TensorDict({"params": params, "buffers": update["buffers"], **entries}, size)
 
     def learning_rate(self, step: int) -> float:
         """Of this update, counted from 1, as the config has it.
@@ -146,7 +154,7 @@ def _copied(weights: TensorDict, target: TensorDict, step: Tensor, interval: int
     now = step % interval == 0
     if is_traced():
         return target.apply(lambda old, new: torch.where(now, new, old), weights)
-    return target.copy_(weights) if bool(now) else target
+    return target.copy_(weights) if bool(now.all()) else target
 
 
 def _log_density(spec: EnvSpec, config: EfficientZeroConfig) -> LogDensity | None:

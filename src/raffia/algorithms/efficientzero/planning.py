@@ -17,6 +17,7 @@ from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 from raffia.search.sampled import sampled_policy
 from raffia.search.samplers import GaussianSampler
 from raffia.search.settings import ValuePrefix
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -63,7 +64,7 @@ class Planner:
         with torch.no_grad():
             for part in ("params", "buffers"):
                 for key, value in weights[part].items(True, True):
-                    names[key if isinstance(key, str) else ".".join(key)].copy_(value)
+                    names[dotted(key)].copy_(value)
         self._folded.refresh(self._model)
         self.num_refreshed += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -20,7 +20,8 @@ from torch import Tensor
 from raffia.algorithms.ilql.agent_files import load_agent, save_agent, saved_config
 from raffia.algorithms.ilql.agent_inputs import Items, Stream, check_dataset
 from raffia.algorithms.ilql.agent_networks import AgentNetworks
-from raffia.algorithms.ilql.agent_state import shared_state, take_over
+from raffia.algorithms.ilql.agent_shape import reshaped, why_fixed
+from raffia.algorithms.ilql.agent_state import become, shared_state, take_over
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
     ILQLLossConfig,
@@ -274,6 +275,30 @@ class ILQL(AgentNetworks):
         new = copy.deepcopy(self, {id(self.dataset): self.dataset})
         new.index = self.index if index is None else index
         return new
+
+    # -- as a member of a population, see `raffia.evolution.agents`
+
+    def learner_state(self) -> TensorDict:
+        """What learning changes, in the memory of this agent.
+
+        Before the first update "opt" is empty.
+        """
+        return shared_state(self, self._hyper)
+
+    def load_learner_state(self, state: TensorDict) -> None:
+        """Become what the state is; the settings stay. Its "opt" may be used as it is."""
+        become(self, state)
+
+    def why_fixed(self) -> str | None:
+        """Why the networks can't get layers or nodes; None: they can."""
+        return why_fixed(self)
+
+    def reshape(self, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator) -> str:
+        """A layer more or less, or nodes; gives what was done.
+
+        What is new changes nothing at first.
+        """
+        return reshaped(self, new_layer_prob, nodes, draw)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a folder, at once: weights, slow copy, optimiser, settings; the data set is not.

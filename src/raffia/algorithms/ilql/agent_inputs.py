@@ -13,32 +13,32 @@ from torch import Tensor
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.data.data_point import DataPoint
 from raffia.data.rl_dataset import RL_Dataset
+from raffia.functional.trees import is_traced
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Items", "Stream", "batch_of", "check_dataset"]
 
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
-ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals action_mask".split()
+ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
+FLAGS = "attn_mask terminals action_mask".split()
+MEND = "dataset.collate(points) makes batches that fit"
 
 
 def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) -> TensorDict:
     """A batch [B] as `Loss` describes it.
 
-    items: rows, which the data set puts together; or what it made of them, as a container or dict.
+    items: rows, which the data set puts together; or what it made of them, as a container or dict,
+        where masks and terminals may be numbers, and "action_mask" may be left out.
 
     >>> batch_of({"tokens": None}, None, ILQLModelConfig())
     Traceback (most recent call last):
     ...
-    ValueError: the batch lacks ['attn_mask', 'action_idxs', 'state_idxs', 'rewards', 'terminals',
-    'action_mask']: dataset.collate(points) makes whole ones
+    ValueError: the batch lacks ['attn_mask', 'action_idxs', 'state_idxs', 'rewards', 'terminals']:
+    dataset.collate(points) makes whole ones
     """
     if isinstance(items, Node | Mapping):
-        entries: dict[str, Any] = dict(items.items())
-        missing = [name for name in ENTRIES if name not in entries]
-        if missing:
-            raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
-        batch = TensorDict(entries, batch_size=[len(entries["tokens"])])
+        batch = _whole(dict(items.items()), config)
     elif dataset is None:
         raise ValueError(
             "an agent without a data set can't put rows together: pass a batch, or set "
@@ -54,6 +54,55 @@ def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) 
             f"point.cut({block_size}), or take a model with a larger block_size"
         )
     return batch
+
+
+def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
+    """What somebody put together, looked at."""
+    missing = [name for name in ENTRIES if name not in entries]
+    if missing:
+        raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
+    if "action_mask" not in entries:  # only places behind an action are above 0
+        entries["action_mask"] = entries["state_idxs"][:, 1:] > 0
+    _check_shapes(entries)
+    for name in FLAGS:  # ~ of a number is not what is meant
+        entries[name] = entries[name].bool()
+    if not is_traced():
+        _check_places(entries, config)
+    return TensorDict(entries, batch_size=[len(entries["tokens"])])
+
+
+def _check_shapes(entries: Mapping[str, Tensor]) -> None:
+    tokens = entries["tokens"]
+    if tokens.dim() != 2:
+        raise ValueError(f"tokens {list(tokens.shape)} must be [rows, tokens]: {MEND}")
+    rows, length = tokens.shape
+    actions = entries["action_idxs"].shape[-1]
+    widths = {
+        "attn_mask": length,
+        "action_idxs": actions,
+        "state_idxs": actions + 1,
+        "rewards": actions,
+        "terminals": actions + 1,
+        "action_mask": actions,
+    }
+    for name, width in widths.items():
+        if entries[name].shape != (rows, width):
+            raise ValueError(
+                f"{name} {list(entries[name].shape)} must be {[rows, width]}, with tokens "
+                f"{[rows, length]} and action_idxs {list(entries['action_idxs'].shape)}: {MEND}"
+            )
+
+
+def _check_places(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> None:
+    length = entries["tokens"].shape[1]
+    for name in ("action_idxs", "state_idxs"):
+        outside = (entries[name] < 0) | (entries[name] >= length)
+        why = f"the rows have {length} tokens, 0..{length - 1}"
+        if name == "action_idxs" and config.per_token:
+            outside |= entries["action_mask"] & (entries[name] >= length - 1)
+            why += ", of which the one behind it is the action"
+        if bool(outside.any()):
+            raise ValueError(f"{name} holds {int(entries[name][outside][0])}, and {why}: {MEND}")
 
 
 class Stream:

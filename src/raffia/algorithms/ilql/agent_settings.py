@@ -75,6 +75,13 @@ class AgentSettings:
 
     _config: ILQLConfig
 
+    # Those that are numbers and may differ between members of a population.
+    hyper_names = tuple(
+        "lr weight_decay max_grad_norm alpha beta gamma tau transition_weight clip_weight value_max"
+        " value_min dm_margin cql_temp awac_weight v_weight q_weight cql_weight dm_weight"
+        " batch_size".split()
+    )
+
     @property
     def config(self) -> ILQLConfig:
         """All settings; others can be assigned, but for what the networks are made of."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Holder", "shared_state", "take_over"]
+__all__ = ["Holder", "become", "shared_state", "take_over"]
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -71,6 +71,26 @@ def take_over(holder: Holder, state: TensorDict) -> None:
             if new.data_ptr() != mine.data_ptr():
                 mine.copy_(new)
     holder.opt, holder.step = state["opt"], int(state["step"])
+
+
+@torch.no_grad()
+def become(holder: Holder, state: TensorDict) -> None:
+    """As `take_over`, of a state that learning has not made: its buffers count, too.
+
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
+    >>> become(agent, shared_state(agent, TensorDict()).clone())
+    >>> agent.opt is None
+    True
+    """
+    take_over(holder, state)
+    if not len(list(holder.opt.keys()) if holder.opt is not None else []):
+        holder.opt = None
+    kept = [(name, p) for name, p in holder.model.named_parameters() if not p.requires_grad]
+    for name, mine in (*kept, *holder.model.named_buffers()):
+        new = state[("buffers", *name.split("."))]
+        if new.data_ptr() != mine.data_ptr():
+            mine.copy_(new)
 
 
 def _followers(holder: Holder) -> list[tuple[str, Tensor]]:

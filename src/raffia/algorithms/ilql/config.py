@@ -28,6 +28,8 @@ __all__ = [
 class TrunkConfig:
     """A causal language model, by default of the shape of the small GPT-2."""
 
+    # A model of `transformers` is what its folder says; of the sizes here those count that it has.
+    kind: Literal["gpt", "transformers"] = "gpt"
     vocab_size: int = 50257
     n_layer: int = 12
     n_head: int = 12

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
 
 __all__ = ["DecodeConfig", "TokenPlanConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPlanConfig:
+    """How far planning over tokens looks: a search before each token.
+
+    >>> TokenPlanConfig(num_simulations=32).num_candidates
+    8
+    """
+
+    num_simulations: int = 16  # per token; 0: no search
+    num_candidates: int = 8  # tokens tried at each node: the likeliest ones
+    max_depth: int = 8  # tokens looked ahead
+    discount: float = 0.99  # per token, as in training
+    policy: Literal["muzero", "gumbel"] = "gumbel"
+    # Rewards before the utterance's end: none, or those that the values imply, Q - discount V'.
+    inner_reward: Literal["none", "implied"] = "none"
+    noise: float = 0.0  # gumbel: scale of the noise; muzero: temperature of the visits; 0: the best
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "max_depth")
+        check_least(self, 2, "num_candidates")
+        check_share(self, "discount")
+        check_least(self, 0, "num_simulations", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +60,8 @@ class DecodeConfig:
     max_new_tokens: int | None = None  # None: as many as the context holds
     # KL, advantages and values are told also where nothing above runs the networks for them.
     report_all: bool = False
+    # A tree search before each token, whose prior is all of the above.
+    plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
 
     def __post_init__(self) -> None:
         if self.rerank not in (None, "log_prob", "advantage", "value"):
@@ -65,6 +92,11 @@ class DecodeConfig:
                 f"{self.adv_weight} leave nothing to choose tokens by: set include_logits=True, or "
                 "include_adv=True and adv_weight=1.0"
             )
+        if self.plans and (self.num_beams is not None or self.rerank is not None):
+            raise ValueError(
+                f"num_beams={self.num_beams}, rerank={self.rerank!r}: a plan chooses the tokens by "
+                "itself; leave both None, or set plan.num_simulations=0"
+            )
         if self.num_beams is not None and self.num_generations > self.num_beams:
             raise ValueError(
                 f"num_generations={self.num_generations} of num_beams={self.num_beams}: a beam "
@@ -77,36 +109,17 @@ class DecodeConfig:
         return self.include_adv and self.adv_weight > 0
 
     @property
+    def plans(self) -> bool:
+        """Whether tokens are chosen by a search."""
+        return self.plan.num_simulations > 0
+
+    @property
     def needs_values(self) -> bool:
         """Whether the networks of Q and V are run."""
-        return self.shifts or self.rerank in ("advantage", "value") or self.report_all
+        by_values = self.shifts or self.plans or self.rerank in ("advantage", "value")
+        return by_values or self.report_all
 
     @property
     def needs_policy(self) -> bool:
         """Whether the policy's network is run."""
         return self.include_logits or self.report_all
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenPlanConfig:
-    """How far planning over tokens looks: a search before each token.
-
-    >>> TokenPlanConfig(num_simulations=32).num_candidates
-    8
-    """
-
-    num_simulations: int = 16  # per token
-    num_candidates: int = 8  # tokens tried at each node: the likeliest ones
-    max_depth: int = 8  # tokens looked ahead
-    discount: float = 0.99  # per token, as in training
-    policy: Literal["muzero", "gumbel"] = "gumbel"
-    # Rewards before the utterance's end: none, or those that the values imply, Q - discount V'.
-    inner_reward: Literal["none", "implied"] = "none"
-    noise: float = 0.0  # gumbel: scale of the noise; muzero: temperature of the visits; 0: the best
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_least(self, 1, "num_simulations", "max_depth")
-        check_least(self, 2, "num_candidates")
-        check_share(self, "discount")
-        check_least(self, 0, "noise")

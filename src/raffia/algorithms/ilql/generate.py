@@ -1,4 +1,4 @@
-"""`generate`: what the agent says after prompts, by sampling, greedily or by beam search."""
+"""`generate`: what the agent says after prompts: drawn, greedily, by beam search or planned."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from raffia.algorithms.ilql.rerank import rerank
 from raffia.algorithms.ilql.sampling import best_token, drawing, new_seeds
 from raffia.algorithms.ilql.scorer import Needs, Scorer, check_prompts
 from raffia.algorithms.ilql.steps import Choose, gathered, limits_of, token_steps
+from raffia.algorithms.ilql.token_planning import planned
 
 __all__ = ["chooser", "decode", "forbid", "generate"]
 
@@ -32,6 +33,10 @@ def generate(
     pad_token: int | None = None,  # never said
 ) -> Generations:
     """The agent's texts after the prompts; the model is not changed, and its mode is as before.
+
+    With `config.plan` a token costs one step of the networks and `num_simulations` further ones, in
+    which all rows go together; the tokens of `stop` end a branch of the tree, its condition only
+    the text.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.model import make_target
@@ -95,7 +100,11 @@ def decode(
     else:
         steps = token_steps(
             *(scorer, prompts, config),
-            chooser(scorer, prompts, config, num_generations, generator),
+            chooser(
+                *(scorer, prompts, config, num_generations, generator),
+                stop=stop,
+                forbidden=forbidden,
+            ),
             needs=Needs.of(config),
             stop=stop,
             num_generations=num_generations,
@@ -111,15 +120,21 @@ def chooser(
     config: DecodeConfig,
     num_generations: int,
     generator: torch.Generator | None,
+    *,
+    stop: Stop,
+    forbidden: Tensor | None,  # see `forbid`
 ) -> Choose:
-    """Draws, or the best token where the config wants one beam.
+    """Draws; the best token where the config wants one beam; what a search finds where it plans.
 
-    >>> chooser(None, [[1]], DecodeConfig(num_beams=1), 1, None) is best_token
+    >>> greedy = DecodeConfig(num_beams=1)
+    >>> chooser(None, [[1]], greedy, 1, None, stop=Stop(), forbidden=None) is best_token
     True
     """
     if config.num_beams is not None:
         return best_token
     seeds = new_seeds(len(prompts) * num_generations, generator).to(scorer.device)
+    if config.plans:
+        return planned(config, stop, forbidden, seeds)
     return drawing(seeds, int(limits_of(scorer, prompts, config).max()))
 
 

@@ -33,10 +33,12 @@ class ILQLLearner:
 
     A state's "params" are "trunk", "policy" (where separate), "v", "q1" and "q2" (with double_q),
     its "target" has "q1", "q2" and, where the config has it, "trunk". What does not learn (a frozen
-    language model under small changes) is among "buffers".
+    language model under small changes) is among "buffers", unless it is given as `fixed`.
 
     num_updates: of the whole run; a falling learning rate follows it.
     model_factory: makes the networks, with fresh weights at each call; None for the config's.
+    fixed: weights that do not learn, {"trunk": ...}, where the batches are. They are then no part
+        of a state: kept once, whatever number of states and checkpoints there is.
     lean: see `Loss`.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
@@ -47,12 +49,18 @@ class ILQLLearner:
     (['q1', 'q2', 'trunk', 'v'], ['q1', 'q2'])
     """
 
+    applies_stacks = True
+    # What a program of all members does without on a CPU (rows without padding, attention and
+    # activations that are compiled) is worth more there than what it saves.
+    learns_faster_alone = True
+
     def __init__(
         self,
         config: ILQLConfig,
         *,
         num_updates: int | None = None,
         model_factory: ModelFactory | None = None,
+        fixed: TensorDict | None = None,
         lean: bool = True,
     ) -> None:
         if config.optimizer.decay != "constant" and num_updates is None:
@@ -61,11 +69,11 @@ class ILQLLearner:
                 "ILQLLearner(config, num_updates=...)"
             )
         self.config, self.num_updates = config, num_updates
+        self._fixed = TensorDict() if fixed is None else fixed
         self._make = (lambda: ILQLModel(config.model)) if model_factory is None else model_factory
         # The module's own weights are never used: on this device they take no memory.
         model = _on_meta(self.make_model(0))
-        inner = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
-        self._drops = max([config.model.trunk.dropout, *inner]) > 0
+        self._drops = max([config.model.trunk.dropout, *_rates(model)]) > 0
         self._loss = Loss(model, config.loss, lean=lean, precision=config.precision).train()
         self._optimizer = adamw(config.optimizer.beta1, config.optimizer.beta2)
 
@@ -100,7 +108,8 @@ class ILQLLearner:
         """
         named = list(model.named_parameters())
         params = _nested((name, p) for name, p in named if p.requires_grad)
-        kept = [(name, p) for name, p in named if not p.requires_grad]
+        fixed = _dotted("", self._fixed).keys()
+        kept = [(n, p) for n, p in named if not p.requires_grad and f".{n}" not in fixed]
         state = TensorDict(
             params=params,
             buffers=_nested([*kept, *model.named_buffers()]),
@@ -138,11 +147,14 @@ class ILQLLearner:
         return TensorDict(grads=grads, buffers=state["buffers"]), TensorDict(metrics)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """The state after the update, in the memory of the one before where that is possible."""
+        """The state after the update, in the memory of the one before where that is possible.
+
+        Of states of members that are stacked [P] all at once, with rates of their own.
+        """
         config, hyper, step = self.config.optimizer, state["hyper"], state["step"] + 1
         grads, old, opt = update["grads"], state["params"], state["opt"]
         if config.max_grad_norm is not None:
-            grads, _ = clip_by_global_norm(grads, config.max_grad_norm)
+            grads, _ = clip_by_global_norm(grads, config.max_grad_norm, num_batch_dims=step.dim())
         rate = hyper["learning_rate"] * self._schedule(step)
         params, new_opt = TensorDict(), TensorDict()
         for group, names, factor in (
@@ -160,7 +172,7 @@ class ILQLLearner:
         online = _followed(params, self._target_names)
         target = _moved(state["target"], online, step, hyper["alpha"], self.config.target.interval)
         new = {"params": params, "buffers": update["buffers"], "target": target, "opt": new_opt}
-        return TensorDict({**dict(state.items()), **new, "step": step})
+        return TensorDict({**dict(state.items()), **new, "step": step}, state.batch_size)
 
     def learning_rate(self, step: int) -> float:
         """Of this update, counted from 1, as the config has it.
@@ -195,14 +207,16 @@ class ILQLLearner:
         self, params: TensorDict, buffers: TensorDict, target: TensorDict
     ) -> dict[str, Tensor]:
         """All tensors by the names that they have in `Loss`."""
-        named = _dotted("model", params) | _dotted("model", buffers)
-        if self.config.model.target == "trunk":  # what does not learn is the same in both
-            named |= _dotted("target", _followed(buffers, ("trunk",)))
+        named = _dotted("model", params)
+        for kept in (buffers, self._fixed):
+            named |= _dotted("model", kept)
+            if self.config.model.target == "trunk":  # what does not learn is the same in both
+                named |= _dotted("target", _followed(kept, ("trunk",)))
         return named | _dotted("target", target)
 
     @contextmanager
     def _draws(self, state: TensorDict, batch: TensorDict) -> Iterator[None]:
-        """Dropout's draws: of this update of this run, whatever was drawn before."""
+        """Dropout's draws: of this part of this update of this run, whatever was drawn before."""
         if not self._drops:
             yield
             return
@@ -212,8 +226,9 @@ class ILQLLearner:
             )
         device = batch["tokens"].device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            seed = int(state["dropout_seed"])
-            torch.manual_seed(derive_seed(seed, "dropout", int(state["step"])))
+            seed, step = int(state["dropout_seed"]), int(state["step"])
+            part = [int(batch["index"][0])] if "index" in batch.keys() else []
+            torch.manual_seed(derive_seed(seed, "dropout", step, *part))
             yield
 
 
@@ -224,7 +239,7 @@ def _moved(
     if is_traced():
         rate = torch.where(step % interval == 0, alpha, 0)
         return target.apply(lambda slow, fast: slow + rate * (fast - slow), online)
-    if int(step) % interval == 0:
+    if bool((step % interval == 0).all()):
         update_target(target, online, alpha)
     return target
 
@@ -268,6 +283,15 @@ def _on_meta(model: ILQLModel) -> ILQLModel:
             replaced = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             setattr(module, name, memo.setdefault(id(parameter), replaced))
     return model
+
+
+def _rates(model: nn.Module) -> Iterator[float]:
+    """Of dropout, as layers of ours and of others keep them."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            yield layer.p
+        named = vars(layer).items()
+        yield from (value for name, value in named if "drop" in name and type(value) is float)
 
 
 def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:

@@ -109,15 +109,17 @@ class Loss(nn.Module):
         config, model = self.config, self.model
         lean = self.lean and not is_traced()
         masks = masks_of(batch["action_mask"], batch["terminals"], config.mask)
+        wanted = self._wanted(batch, masks) if lean else None
         states: HiddenStates | None = None
         if config.needs_values or model.config.policy == "shared":
-            states = self._states(model.trunk, batch)
+            states = self._states(model.trunk, batch, wanted)
         terms: Terms = {}
         metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
         advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
         if config.needs_values:
             assert states is not None
-            values = self.values(batch, masks, states, self._slow(states, batch), lean)
+            slow = self._slow(states, batch, wanted)
+            values = self.values(batch, masks, states, slow, lean)
             terms |= self._value_terms(values, batch, masks, numbers)
             metrics |= _told(values, values.places.take(masks.values))
             advantage = values.places.spread(values.target_q - values.v)
@@ -129,20 +131,39 @@ class Loss(nn.Module):
                 clip_weight=config.clip_weight,
             )
             if model.config.policy == "separate":
-                states = self._states(model.policy, batch)
+                states = self._states(model.policy, batch, wanted)
             assert states is not None
             terms["token"] = self._token_loss(batch, masks, weights, states, lean)
         return terms, metrics
 
-    def _states(self, trunk: Trunk, batch: TensorDict) -> HiddenStates:
-        return hidden_states(trunk, batch["tokens"], batch["attn_mask"], packed=self.lean)
+    def _wanted(self, batch: TensorDict, masks: Masks) -> Tensor | None:
+        """Where hidden states are looked at, bool [B, T]: states, actions; None: everywhere."""
+        if self.config.awac_weight > 0 and not self._at_actions_only:
+            return None
+        places = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
+        mask = masks.values | masks.weights
+        nothing = torch.zeros_like(mask[:, :1])
+        states = torch.cat([mask, nothing], 1) | torch.cat([nothing, mask], 1)
+        places.scatter_add_(1, batch["state_idxs"], states.long())
+        places.scatter_add_(1, batch["action_idxs"], mask.long())
+        return places > 0
 
-    def _slow(self, states: HiddenStates, batch: TensorDict) -> HiddenStates:
+    @property
+    def _at_actions_only(self) -> bool:
+        """Whether only tokens that are actions have a weight in the policy's loss."""
+        return self.model.config.per_token and self.config.transition_weight == 0
+
+    def _states(self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
+        return hidden_states(
+            trunk, batch["tokens"], batch["attn_mask"], packed=self.lean, wanted=wanted
+        )
+
+    def _slow(self, states: HiddenStates, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
         """The target's: the same as the trunk's where it has none of its own."""
         if self.target.trunk is None:
             return states
         with torch.no_grad():
-            return self._states(self.target.trunk, batch)
+            return self._states(self.target.trunk, batch, wanted)
 
     def values(
         self,
@@ -226,8 +247,9 @@ class Loss(nn.Module):
         config = self.config
         attended, tokens = batch["attn_mask"], batch["tokens"]
         count = _count(batch, "next_tokens_per_row")
-        count = attended[:, 1:].sum() if count is None else count
-        if self.model.config.per_token and config.transition_weight == 0:
+        next_ones = attended[:, 1:] & attended[:, :-1]
+        count = next_ones.sum() if count is None else count
+        if self._at_actions_only:
             position, token, weight, mask = (
                 batch["action_idxs"], next_tokens(batch), weights, masks.weights
             )  # fmt: skip
@@ -236,7 +258,7 @@ class Loss(nn.Module):
         else:
             weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
-            token, mask = tokens[:, 1:], attended[:, 1:]
+            token, mask = tokens[:, 1:], next_ones
         places = Places.of(mask & (weight != 0) if lean else mask, lean)
         logits = _precise(self.model.logits(states.at(position, places)))
         take = places.take
@@ -274,7 +296,8 @@ def with_row_means(
     """
     counted = masks_of(batch["action_mask"], batch["terminals"], mask).values
     actions = counted.sum(1).to(torch.float32)
-    others = batch["attn_mask"][:, 1:].sum(1).to(torch.float32)
+    attended = batch["attn_mask"]
+    others = (attended[:, 1:] & attended[:, :-1]).sum(1).to(torch.float32)
     batch = batch.copy()
     batch["actions_per_row"] = actions.mean().expand_as(actions)
     batch["next_tokens_per_row"] = others.mean().expand_as(others)

@@ -235,10 +235,17 @@ def make_target(model: ILQLModel) -> ILQLTarget:
 def make_trunk(config: TrunkConfig) -> CausalLM:
     """The language model that a config describes, with fresh weights.
 
+    Raises ValueError for a model of `transformers`, which a config alone does not describe.
+
     >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> make_trunk(small)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 8])
     """
+    if config.kind != "gpt":
+        raise ValueError(
+            "trunk.kind='transformers': the sizes alone do not say what model it is. Pass it as "
+            "ILQLModel(config, trunk=HFTrunk.from_folder(folder)); of a run, its functions do"
+        )
     return CausalLM(
         config.vocab_size,
         n_layer=config.n_layer,

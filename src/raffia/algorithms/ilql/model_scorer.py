@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.heads import Head
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.one_token import read_token, steps_by_one
 from raffia.algorithms.ilql.scorer import Needs, NextToken
+from raffia.nn.compiled_lm import CompiledLM
 
 __all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
 
@@ -37,6 +39,7 @@ class CachedTrunk(Protocol):
         tokens: Tensor,  # int64 [R, T]
         attn_mask: Tensor | None = None,  # bool [R, T]
         *,
+        prefix_embs: Tensor | None = None,  # [R, P, d]
         cache: Any = None,
     ) -> Tensor:
         """Hidden states [R, T, d] after the last norm."""
@@ -128,10 +131,21 @@ class ModelScorer:
             target = self._target()
             states = hidden["trunk" if target.trunk is None else "target"]
             q_heads = QHeads(target.q_heads, states)
-            if needs.num_candidates is not None and 8 * needs.num_candidates < self.vocab_size:
+            if self.few_q(needs):
                 return NextToken(logits, None, v, q_heads)
             target_q = q_heads.all()
         return NextToken(logits, target_q, v)
+
+    def few_q(self, needs: Needs) -> bool:
+        """Whether Q is asked for so few tokens that it is not computed for all.
+
+        >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+        >>> small = TrunkConfig(vocab_size=50, n_layer=1, n_head=2, n_embd=8, block_size=16)
+        >>> scorer = ModelScorer(ILQLModel(ILQLModelConfig(trunk=small)))
+        >>> scorer.few_q(Needs(True, True, num_candidates=5)), scorer.few_q(Needs(True, True, 20))
+        (True, False)
+        """
+        return needs.num_candidates is not None and 8 * needs.num_candidates < self.vocab_size
 
     def _target(self) -> ILQLTarget:
         if self.target is None:
@@ -193,6 +207,10 @@ class ModelRows:
     ) -> None:
         self._scorer, self._needs = scorer, needs
         self._trunks = scorer.trunks(needs)
+        self._compiled = {name: CompiledLM.of(trunk) for name, trunk in self._trunks.items()}
+        self._heads = None
+        if not (needs.values and scorer.few_q(needs)):
+            self._heads = CompiledHeads.of(scorer.model, scorer.target if needs.values else None)
         self._caches: dict[str, Any] = {
             name: trunk.new_cache(len(lengths), capacity=capacity)
             for name, trunk in self._trunks.items()
@@ -220,13 +238,18 @@ class ModelRows:
     def advance(self, tokens: Tensor) -> NextToken:
         """Append a token to each row: int64 [R]."""
         hidden: dict[str, Tensor] = {}
+        quick = self._heads is not None
         for name, trunk in self._trunks.items():
-            cache = self._caches[name]
-            if steps_by_one(trunk):
-                hidden[name] = read_token(trunk, tokens, cache, self._padding_tensor)
+            cache, compiled = self._caches[name], self._compiled[name]
+            if compiled is not None and compiled.fits(len(tokens)):
+                hidden[name] = compiled.read(tokens, cache, self._padding_tensor)
+            elif steps_by_one(trunk):
+                hidden[name], quick = read_token(trunk, tokens, cache, self._padding_tensor), False
             else:
-                hidden[name] = trunk(tokens.unsqueeze(1), cache=cache)[:, -1]
+                hidden[name], quick = trunk(tokens.unsqueeze(1), cache=cache)[:, -1], False
             self.num_passes += 1
+        if quick and self._heads is not None:
+            return self._heads.said(hidden, self._needs)
         return self._scorer.said(hidden, self._needs)
 
     @property

@@ -39,7 +39,7 @@ GPT2: Mapping[str, Any] = MappingProxyType(
         "dim_feedfwd": 3072,
         "block_size": 1024,
         "activation": "GELU",
-        "dropout": 0.1,
+        "dropout": 0.0,
         "layer_norm_eps": 1e-5,
         "min_layers": 8,
         "max_layers": 16,

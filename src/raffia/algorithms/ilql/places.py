@@ -119,8 +119,13 @@ class PackedTrunk(Protocol):
     torch.Size([2, 8])
     """
 
-    def packed_hidden(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [N, d] of the first `lengths` [B] tokens of each row, and their starts."""
+    def packed_hidden(
+        self, tokens: Tensor, lengths: Tensor, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, d] of the first `lengths` [B] tokens of each row, and their starts.
+
+        wanted: bool [B, T], at which they will be looked at; None: at all of them.
+        """
 
 
 def hidden_states(
@@ -129,6 +134,7 @@ def hidden_states(
     attn_mask: Tensor,  # bool [B, T]
     *,
     packed: bool,  # leave out padding, where it stands at the right and the trunk can
+    wanted: Tensor | None = None,  # bool [B, T], where they will be looked at; None: everywhere
     more: Mapping[str, Any] | None = None,  # what else the trunk is called with; never packed then
 ) -> HiddenStates:
     """One pass of a trunk.
@@ -141,7 +147,7 @@ def hidden_states(
     """
     packed_hidden = getattr(trunk, "packed_hidden", None)
     if packed and not more and packed_hidden is not None and _right_padded(attn_mask):
-        return HiddenStates(*packed_hidden(tokens, attn_mask.sum(1)))
+        return HiddenStates(*packed_hidden(tokens, attn_mask.sum(1), wanted))
     hidden = trunk(tokens, attn_mask, **({} if more is None else more))
     num_rows, num_tokens = tokens.shape
     starts = torch.arange(num_rows, device=tokens.device) * num_tokens

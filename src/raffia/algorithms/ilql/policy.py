@@ -29,10 +29,11 @@ class Speaker(Protocol):
 
 
 class ILQL_Policy:
-    """Answers observations with texts, drawn or by beam search, in evaluation mode.
+    """Answers observations with texts, drawn, by beams or planned, in evaluation mode.
 
     agent: whose networks are asked, as they are at each answer.
-    config: `num_beams=None` draws; 1 is greedy; more is a beam search.
+    config: `num_beams=None` draws; 1 is greedy; more is a beam search; with `plan.num_simulations`
+        a tree search chooses each token.
     generator: of the draws; None for torch's own.
 
     >>> from raffia.algorithms.ilql.agent import ILQL

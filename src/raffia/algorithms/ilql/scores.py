@@ -25,7 +25,7 @@ __all__ = ["get_scores", "score_utterances"]
 def get_scores(
     model: ILQLModel,
     target: ILQLTarget | None,  # None: without include_advantage
-    tokens: Tensor,  # int64 [B, T], right-padded
+    tokens: Tensor,  # int64 [B, T]
     action_idxs: Tensor,  # int64 [B, A]: where the next token is the agent's
     *,
     attn_mask: Tensor | None = None,  # bool [B, T]; None: all are tokens
@@ -37,7 +37,7 @@ def get_scores(
     include_logits: bool = False,  # log-probabilities of the policy, at all tokens
     logit_temp: float = 1.0,  # divides the policy's logits
 ) -> Tensor:  # [B, T, V]
-    """The score of each token of the vocabulary behind each token; 0 at padding.
+    """The score of each token of the vocabulary behind each token; without meaning at padding.
 
         score = term(min target Q - V) + log_softmax(logits / logit_temp)
 
@@ -67,7 +67,12 @@ def get_scores(
     scorer = ModelScorer(model, target)
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=include_logits, values=include_advantage)
-        hidden = {name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()}
+        # Behind an empty prefix padding is computed, too, as the published sums have it.
+        nothing = next(model.v.parameters()).new_zeros(len(tokens), 0, model.trunk.n_embd)
+        hidden = {
+            name: trunk(tokens, attn_mask, prefix_embs=nothing)
+            for name, trunk in scorer.trunks(needs).items()
+        }
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
@@ -79,10 +84,7 @@ def get_scores(
         if include_logits:
             logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
             assert logits is not None
-            log_probs = (logits / logit_temp).log_softmax(-1)
-            if attn_mask is not None:
-                log_probs = log_probs.masked_fill(~attn_mask.bool().unsqueeze(-1), 0.0)
-            scores = scores + log_probs
+            scores = scores + (logits / logit_temp).log_softmax(-1)
     return scores
 
 

@@ -76,11 +76,13 @@ def _stream(
     stop: Stop,
     pad_token: int | None,
 ) -> Iterator[StreamedToken]:
+    forbidden = forbid(pad_token, scorer)
+    choose = chooser(*(scorer, [prompt], config, 1, generator), stop=stop, forbidden=forbidden)
     steps = token_steps(
-        *(scorer, [prompt], config, chooser(scorer, [prompt], config, 1, generator)),
+        *(scorer, [prompt], config, choose),
         needs=Needs.of(config),
         stop=stop,
-        forbidden=forbid(pad_token, scorer),
+        forbidden=forbidden,
     )
     with evaluating(scorer.model, scorer.target):
         for step in steps:

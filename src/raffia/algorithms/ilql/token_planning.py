@@ -8,25 +8,20 @@ Legend: R rows of text, K candidates, D tokens looked ahead at most, M rows of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
-from raffia.algorithms.ilql.generate import forbid
-from raffia.algorithms.ilql.generations import Generations, Stop
-from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.sampling import new_seeds
-from raffia.algorithms.ilql.scorer import Choice, Needs, NextToken, check_prompts
-from raffia.algorithms.ilql.steps import Choose, Moment, gathered, token_steps
+from raffia.algorithms.ilql.generations import Stop
+from raffia.algorithms.ilql.scorer import Choice, NextToken
+from raffia.algorithms.ilql.steps import Choose, Moment
 from raffia.search.draws import child_seed, seeded_gumbel
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 
-__all__ = ["TextModel", "plan_tokens", "planned"]
+__all__ = ["TextModel", "planned"]
 
 
 class RowsAhead(Protocol):
@@ -38,77 +33,26 @@ class RowsAhead(Protocol):
     def ahead(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> NextToken: ...
 
 
-def plan_tokens(
-    model: ILQLModel,
-    target: ILQLTarget,
-    prompts: Sequence[Sequence[int]],  # P
-    config: DecodeConfig,  # the prior, num_generations and max_new_tokens
-    plan: TokenPlanConfig,
-    *,
-    stop: Stop,  # its tokens end a branch of the tree; its condition only the text
-    generator: torch.Generator | None = None,  # of the noise; None: torch's own
-    pad_token: int | None = None,  # never said
-) -> Generations:
-    """The agent's texts, each token the choice of a search of its own.
-
-    A token costs one step of the networks and `num_simulations` further ones, in which all rows
-    go together.
-    Source of the searches: Danihelka et al. (2022), Schrittwieser et al. (2020).
-
-    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-    >>> from raffia.algorithms.ilql.model import make_target
-    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
-    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
-    >>> config, plan = DecodeConfig(max_new_tokens=3), TokenPlanConfig(num_simulations=4)
-    >>> texts = plan_tokens(model, make_target(model), [[1, 2], [3]], config, plan,
-    ...                     stop=Stop(tokens=(9,)))
-    >>> len(texts.best())
-    2
-    """
-    if config.num_beams is not None or config.rerank is not None:
-        raise ValueError(
-            f"num_beams={config.num_beams}, rerank={config.rerank!r}: a plan chooses the tokens by "
-            "itself; leave both None"
-        )
-    scorer = ModelScorer(model, target)
-    check_prompts(prompts, scorer)
-    num = config.num_generations
-    if not prompts:
-        nothing = torch.zeros(0, num)
-        return Generations(tokens=[], log_prob=nothing, stopped=nothing.bool())
-    forbidden = forbid(pad_token, scorer)
-    seeds = new_seeds(len(prompts) * num, generator).to(scorer.device)
-    needs = Needs.of(config)._replace(values=True)
-    with evaluating(model, target), torch.no_grad():
-        steps = token_steps(
-            *(scorer, prompts, config, planned(config, plan, stop, forbidden, seeds)),
-            needs=needs,
-            stop=stop,
-            num_generations=num,
-            forbidden=forbidden,
-        )
-        return gathered(list(steps), len(prompts), num)
-
-
 def planned(
     config: DecodeConfig,
-    plan: TokenPlanConfig,
     stop: Stop,
     forbidden: Tensor | None,  # [V]: 0, and -inf for tokens that never come
     seeds: Tensor,  # int64 [N], of the noise of each text
 ) -> Choose:
     """Chooses tokens by a search.
 
-    >>> planned(DecodeConfig(), TokenPlanConfig(), Stop(), None, torch.tensor([3])).__name__
+    Source of the searches: Danihelka et al. (2022), Schrittwieser et al. (2020).
+
+    >>> planned(DecodeConfig(), Stop(), None, torch.tensor([3])).__name__
     'choose'
     """
 
     def choose(now: Moment) -> Tensor:
-        text_model = TextModel(cast(RowsAhead, now.rows), config, plan, stop, forbidden)
+        text_model = TextModel(cast(RowsAhead, now.rows), config, stop, forbidden)
         root = text_model.root(now.choice)
         place = torch.full_like(now.text, now.place)
         gumbel = seeded_gumbel(child_seed(seeds[now.text], place), root.prior_logits.shape[1])
-        return _search(root, text_model, plan, gumbel).action
+        return _search(root, text_model, config.plan, gumbel).action
 
     return choose
 
@@ -148,13 +92,12 @@ class TextModel:
         self,
         rows: RowsAhead,
         config: DecodeConfig,
-        plan: TokenPlanConfig,
         stop: Stop,
         forbidden: Tensor | None,
     ) -> None:
-        self.rows, self.config, self.plan = rows, config, plan
+        self.rows, self.config, self.plan = rows, config, config.plan
         self.stop, self.forbidden = stop, forbidden
-        self.depth = max(1, min(plan.max_depth, rows.room))
+        self.depth = max(1, min(config.plan.max_depth, rows.room))
 
     def root(self, choice: Choice) -> RootOutput:
         """The text so far."""

@@ -1,6 +1,7 @@
 """The order of operations, worked by hand, and what filters do at their edges."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -117,3 +118,53 @@ def test_plans_that_cannot_be_are_refused():
         TokenPlanConfig(num_candidates=1)
     with pytest.raises(ValueError, match="policy='puct' is none of 'muzero', 'gumbel'"):
         TokenPlanConfig(policy="puct")
+
+
+def plain(logits, advantage, config, forbidden):
+    """The order of operations on lists: padding, temperature, top-k, top-p, advantage, softmax."""
+    scores = [0.0 if not config.include_logits else x for x in logits]
+    scores = [x + f for x, f in zip(scores, forbidden, strict=True)]
+    if config.include_logits:
+        scores = [x / config.temperature for x in scores]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        if config.top_k is not None:
+            kept = set(order[: config.top_k])
+            scores = [x if i in kept else -INF for i, x in enumerate(scores)]
+        if config.top_p is not None:
+            total, before, kept = sum(map(math.exp, scores)), 0.0, set()
+            for i in order:
+                if before / total <= config.top_p:
+                    kept.add(i)
+                before += math.exp(scores[i])
+            scores = [x if i in kept else -INF for i, x in enumerate(scores)]
+    if config.include_adv and config.adv_weight > 0:
+        for i, a in enumerate(advantage):
+            term = config.adv_weight * a
+            if not config.exp_adv:
+                term = math.log(config.adv_weight if a > 0 else 1 - config.adv_weight)
+            if config.adv_clip is not None:
+                term = min(term, config.adv_clip)
+            scores[i] += term
+    total = sum(map(math.exp, scores))
+    return [math.exp(x) / total for x in scores]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_settings_as_on_lists(seed):
+    draw = random.Random(seed)
+    num = draw.randint(3, 9)
+    logits, advantage = ([draw.gauss(0, 2) for _ in range(num)] for _ in range(2))
+    forbidden = [0.0] * num
+    if draw.random() < 0.5:
+        forbidden[draw.randrange(num)] = -INF
+    exp_adv = draw.random() < 0.7
+    options = dict(
+        temperature=draw.choice([0.5, 1.0, 1.7]), top_k=draw.choice([None, 1, 3, 99]),
+        top_p=draw.choice([None, 0.0, 0.5, 0.9, 1.0]), exp_adv=exp_adv,
+        adv_weight=draw.choice([0.5, 4.0, 0.0]) if exp_adv else draw.choice([0.3, 0.9]),
+        adv_clip=draw.choice([None, 0.0, 0.5]), include_adv=draw.random() < 0.8,
+    )  # fmt: skip
+    if options["include_adv"] and options["adv_weight"]:
+        options["include_logits"] = draw.random() < 0.8
+    wanted = plain(logits, advantage, DecodeConfig(**options), forbidden)
+    assert scores(logits, advantage, forbidden, **options) == pytest.approx(wanted, abs=1e-12)

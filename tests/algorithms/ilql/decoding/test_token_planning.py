@@ -3,12 +3,17 @@
 import pytest
 import torch
 
+from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.generations import Stop
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.algorithms.ilql.scorer import Choice, Needs, NextToken
 from raffia.algorithms.ilql.steps import gathered, token_steps
-from raffia.algorithms.ilql.token_planning import TextModel, plan_tokens, planned
+from raffia.algorithms.ilql.stream import stream
+from raffia.algorithms.ilql.token_planning import TextModel, planned
+from raffia.data.dialogue import Dialogue
+from raffia.envs.text import SPECIAL_TOKENS, WordTokenizer
 
 PAD, END = 29, 30
 ALL = Needs(policy=True, values=True)
@@ -55,8 +60,8 @@ def test_looking_ahead_equals_reading_on_and_leaves_the_rows_as_they_are(oracle)
 def test_what_the_search_is_told(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
     rows, said = scorer.start([[33, 4]], ALL, 12)
-    config, plan = DecodeConfig(adv_weight=2.0), TokenPlanConfig(num_candidates=4, max_depth=3)
-    model = TextModel(rows, config, plan, Stop(tokens=(END,)), None)
+    config = DecodeConfig(adv_weight=2.0, plan=TokenPlanConfig(num_candidates=4, max_depth=3))
+    model = TextModel(rows, config, Stop(tokens=(END,)), None)
     root = model.root(Choice.of(said, config, None))
     best = Choice.of(said, config, None).log_probs.topk(4)
     assert torch.equal(root.actions, best.indices)
@@ -72,8 +77,8 @@ def test_what_the_search_is_told(oracle):
 def test_the_end_of_an_utterance_is_worth_its_q_and_ends_the_branch(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
     rows, said = scorer.start([[33, 4]], ALL, 12)
-    config, plan = DecodeConfig(), TokenPlanConfig(num_candidates=35)
-    model = TextModel(rows, config, plan, Stop(tokens=(END,)), None)
+    config = DecodeConfig(plan=TokenPlanConfig(num_candidates=35))
+    model = TextModel(rows, config, Stop(tokens=(END,)), None)
     root = model.root(Choice.of(said, config, None))
     output, _ = model(root.embedding, torch.tensor([END]))
     assert output.reward.item() == pytest.approx(said.target_q[0, END].item(), rel=1e-6)
@@ -82,15 +87,13 @@ def test_the_end_of_an_utterance_is_worth_its_q_and_ends_the_branch(oracle):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_batched_equals_one_by_one(oracle, name):
-    config = DecodeConfig(max_new_tokens=3, num_generations=2)
+    config = DecodeConfig(max_new_tokens=3, num_generations=2, plan=PLANS[name])
     options = dict(stop=Stop(tokens=(20, 15)), pad_token=PAD)
     arguments = oracle.model, oracle.target
     one_by_one = draws()
-    batch = plan_tokens(*arguments, PROMPTS, config, PLANS[name], generator=draws(), **options)
+    batch = generate(*arguments, PROMPTS, config, generator=draws(), **options)
     for number, prompt in enumerate(PROMPTS):
-        alone = plan_tokens(
-            *arguments, [prompt], config, PLANS[name], generator=one_by_one, **options
-        )
+        alone = generate(*arguments, [prompt], config, generator=one_by_one, **options)
         assert alone.tokens[0] == batch.tokens[number]
 
 
@@ -141,28 +144,50 @@ class Table:
 
 @pytest.mark.parametrize("policy", ["gumbel", "muzero"])
 def test_a_plan_finds_what_one_step_does_not(policy):
-    config, stop = DecodeConfig(max_new_tokens=5), Stop(tokens=(3,))
     plan = TokenPlanConfig(num_simulations=40, num_candidates=4, policy=policy, discount=1.0)
+    config, stop = DecodeConfig(max_new_tokens=5, plan=plan), Stop(tokens=(3,))
 
     def text(choose):
         steps = token_steps(Table(), [[0]], config, choose, needs=ALL, stop=stop)
         return gathered(list(steps), 1).best()[0]
 
     assert text(lambda now: now.choice.log_probs.argmax(-1))[0] == 0
-    assert text(planned(config, plan, stop, None, torch.tensor([1]))) == [1, 2, 3]
+    assert text(planned(config, stop, None, torch.tensor([1]))) == [1, 2, 3]
 
 
 def test_the_look_ahead_ends_where_the_context_does(oracle):
     model, target = oracle.model, oracle.target
     prompts = [[1] * 61, [2] * 40]
-    config, plan = DecodeConfig(), TokenPlanConfig(num_simulations=3, num_candidates=3)
-    said = plan_tokens(model, target, prompts, config, plan, stop=Stop(), pad_token=PAD)
+    config = DecodeConfig(plan=TokenPlanConfig(num_simulations=3, num_candidates=3))
+    said = generate(model, target, prompts, config, stop=Stop(), pad_token=PAD)
     assert [len(text) for text in said.best()] == [3, 24]
 
 
 def test_settings_that_a_plan_cannot_follow_are_refused(oracle):
-    for config in (DecodeConfig(num_beams=2), DecodeConfig(rerank="value")):
+    for more in (dict(num_beams=2), dict(rerank="value")):
         with pytest.raises(ValueError, match="a plan chooses the tokens by itself"):
-            plan_tokens(
-                *(oracle.model, oracle.target, [[1]], config, TokenPlanConfig()), stop=Stop()
-            )
+            DecodeConfig(plan=TokenPlanConfig(), **more)
+
+
+def test_a_policy_plans_where_its_config_says_so():
+    tokenizer = WordTokenizer(["yes", "no", *SPECIAL_TOKENS.values()])
+    small = {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2, "n_embd": 8}
+    agent = ILQL(None, small | {"block_size": 16})
+    config = DecodeConfig(max_new_tokens=3, plan=TokenPlanConfig(num_simulations=4))
+    policy = agent.get_policy(tokenizer, config, generator=draws())
+    asked = Dialogue([("no", None)], terminal=False)
+    planned = generate(
+        *(agent.model, agent.target, [policy.prompt(asked)], config),
+        stop=Stop(tokens=(tokenizer.eoa_token_id,)),
+        pad_token=tokenizer.pad_token_id,
+        generator=draws(),
+    )
+    assert policy.answer([asked]).tokens == planned.tokens
+    streamed = stream(
+        *(agent.model, agent.target, policy.prompt(asked), config),
+        stop=Stop(tokens=(tokenizer.eoa_token_id,)),
+        pad_token=tokenizer.pad_token_id,
+        generator=draws(),
+    )
+    assert [step.token for step in streamed] == planned.best()[0]
+    assert config.needs_values

@@ -1,0 +1,127 @@
+"""raffia chat: the words of the command; the talk itself is in chat.py and chat_wordle.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from raffia.cli.errors import UsageError
+from raffia.cli.ilql_runs import checkpoint_named, chosen_ilql_run, config_of_ilql
+from raffia.cli.parser import Parser
+from raffia.cli.style import call, waiting
+from raffia.recipes.ilql_config import ILQLRun
+
+ABOUT = """\
+Talk with the agent of a run of ILQL, in the terminal. You say what its environment would; it
+answers token by token. Of Wordle: you hold a word, and it guesses. It writes nothing.
+
+In the talk, /help names what else can be said. It ends with /quit, Ctrl-D or Ctrl-C; lines can be
+piped in, too."""
+EXAMPLES = [
+    "raffia train ilql --preset wordle  # first, an agent",
+    "raffia chat runs/wordle-0",
+    "raffia chat runs/wordle-0 --values --adv-weight 0  # the policy alone, and what it thinks",
+    "printf 'hello\\n/again\\n' | raffia chat runs/chats-0 --temperature 0.7 --top-k 20",
+]
+
+
+def chat(words: Sequence[str]) -> int:
+    """`raffia chat RUN`
+
+    >>> chat(["--temprature", "0.5"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.errors.UsageError: raffia chat has no --temprature; did you mean --temperature?
+    """
+    args = _parser().read(words)
+    run = chosen_ilql_run(args.run, "chat")
+    config = config_of_ilql(run, call("raffia", "play", run), call("raffia", "evaluate", run))
+    config, notices = spoken_by(config, args, run)
+
+    waiting(f"loading the agent of {run} ...")
+    from raffia.cli.chat import talk
+
+    return talk(
+        run, config, checkpoint=args.checkpoint, seed=args.seed, values=args.values, notices=notices
+    )
+
+
+def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQLRun, list[str]]:
+    """The run's settings with the decoding that the words ask for, and what to say of it.
+
+    >>> args = _parser().read(["--adv_weight", "0", "--temperature", "0.5"])
+    >>> config, notices = spoken_by(ILQLRun(), args, Path("runs/a"))
+    >>> config.decode.temperature, config.decode.include_adv, notices
+    (0.5, False, [])
+    """
+    decode, notices = config.decode, list[str]()
+    learns = config.loss.needs_values and config.model.per_token
+    flags = {"--values": args.values, "--adv-weight": args.adv_weight}
+    asked = [flag for flag, wanted in flags.items() if wanted]
+    if asked and not learns:
+        what = "no values" if not config.loss.needs_values else "values of whole utterances only"
+        raise UsageError(
+            f"{' and '.join(asked)}: {run} has learnt {what}, so nothing can be said of a token",
+            call("raffia", "chat", run),
+        )
+    one = decode
+    if (decode.num_beams or 1) > 1 or decode.num_generations > 1 or decode.rerank:
+        beams = None if decode.num_beams is None else 1
+        one = replace(decode, num_beams=beams, num_generations=1, rerank=None)
+        how = "draws" if beams is None else "takes the best token each time"
+        notices.append(f"The run chooses among several texts; here it gives one, and {how}.")
+    cold = args.temperature == 0  # as others call it
+    if cold and one.plans:
+        one = replace(one, plan=replace(one.plan, num_simulations=0))
+        notices.append("The run plans its answers; at temperature 0 it says the best token.")
+    temperature = one.temperature if args.temperature is None or cold else args.temperature
+    weight = one.adv_weight if args.adv_weight is None else args.adv_weight
+    shifts = one.include_adv if args.adv_weight is None else weight > 0
+    try:
+        one = replace(
+            one,
+            temperature=temperature,
+            num_beams=1 if cold else one.num_beams,
+            top_k=one.top_k if args.top_k is None else args.top_k,
+            adv_weight=weight,
+            include_adv=shifts and learns,
+            include_logits=one.include_logits or not (shifts and learns),
+            report_all=args.values,
+        )
+    except ValueError as error:
+        raise UsageError(str(error), "raffia chat --help") from None
+    return replace(config, decode=one, evaluate=replace(config.evaluate, adv_weights=())), notices
+
+
+def _parser() -> Parser:
+    parser = Parser("raffia chat", ABOUT, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    parser.add_argument(
+        "--checkpoint",
+        type=checkpoint_named,
+        default="best",
+        metavar="WHICH",
+        help="best (if not given), newest, or the number of an update",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="below 1 bolder, above 1 freer; 0: the best token",
+    )
+    parser.add_argument(
+        "--adv-weight",
+        type=float,
+        metavar="X",
+        help="how much the advantage of a token counts; 0: the policy alone",
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="show V and the advantage of each token; colours, where the terminal has them",
+    )
+    return parser

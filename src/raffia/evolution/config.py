@@ -1,0 +1,176 @@
+"""How a population evolves. Imports no torch: help comes at once.
+
+The probabilities are relative: they need not add up to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["HyperRange", "MutationConfig", "SelectionConfig"]
+
+
+@dataclass(frozen=True)
+class SelectionConfig:
+    """Who goes on.
+
+    >>> SelectionConfig(method="truncation", share=0.5).eval_loop
+    1
+    """
+
+    method: Literal["tournament", "truncation"] = "tournament"
+    tournament_size: int = 2  # members that are drawn for a place
+    elitism: bool = True  # the best member goes on as it is
+    share: float = 0.25  # of truncation: so many of the worst give way to as many of the best
+    eval_loop: int = 1  # fitness is the mean of so many evaluations
+
+    def __post_init__(self) -> None:
+        if self.method not in ("tournament", "truncation"):
+            raise ValueError(f"method={self.method!r}: it is 'tournament' or 'truncation'")
+        if self.eval_loop < 1:
+            raise ValueError(f"eval_loop={self.eval_loop}: fitness is of at least one evaluation")
+        check_share(self.share)
+
+    def check(self, size: int) -> None:
+        """ValueError where a population of this size can't be selected so.
+
+        >>> SelectionConfig(tournament_size=3).check(2)
+        Traceback (most recent call last):
+        ...
+        ValueError: tournament_size=3 is more than the population has, which is 2: take 2 or fewer
+        """
+        # Truncation draws no tournament; its elitism is the same.
+        drawn = self.tournament_size if self.method == "tournament" else 1
+        check_tournament(drawn, self.elitism, size)
+
+
+def check_share(share: float) -> None:
+    """ValueError where a truncation of this share can't be.
+
+    >>> check_share(0.25)
+    """
+    if not 0 < share <= 0.5:
+        raise ValueError(
+            f"share={share}: the worst are replaced by as many of the best, so that it lies above "
+            "0 and is at most 0.5"
+        )
+
+
+def check_tournament(tournament_size: int, elitism: bool, size: int) -> None:
+    """ValueError where a tournament of a population of this size can't be.
+
+    >>> check_tournament(1, True, 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: elitism keeps the best of a population of one as it is, so that nothing would ever
+    change: pass elitism=False, or more members
+    """
+    if tournament_size < 1:
+        raise ValueError(f"tournament_size={tournament_size}: a tournament has at least one member")
+    if tournament_size > size:
+        raise ValueError(
+            f"tournament_size={tournament_size} is more than the population has, which is {size}: "
+            f"take {size} or fewer"
+        )
+    if elitism and size == 1:
+        raise ValueError(
+            "elitism keeps the best of a population of one as it is, so that nothing would ever "
+            "change: pass elitism=False, or more members"
+        )
+
+
+@dataclass(frozen=True)
+class HyperRange:
+    """Within which a hyper-parameter moves, and by how much.
+
+    A step multiplies by `grow` or by `shrink`; with `log` by what lies between them, drawn evenly
+    in logarithms. With probability `resample` the number is drawn from the whole range instead.
+
+    >>> HyperRange(1e-5, 1e-2, grow=2.0, shrink=0.5).low
+    1e-05
+    """
+
+    low: float
+    high: float
+    grow: float = 1.2
+    shrink: float = 0.8
+    log: bool = False
+    resample: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(
+                f"a range from {self.low} to {self.high} is empty: low lies below high"
+            )
+        if not 0 < self.shrink < 1 < self.grow:
+            raise ValueError(
+                f"grow={self.grow}, shrink={self.shrink}: a number grows by more than 1 and "
+                "shrinks by less, above 0"
+            )
+        if self.log and self.low <= 0:
+            raise ValueError(f"a logarithmic range begins above 0, and low={self.low}")
+        if not 0 <= self.resample <= 1:
+            raise ValueError(f"resample={self.resample} is a probability")
+
+
+@dataclass(frozen=True)
+class MutationConfig:
+    """What becomes of a member after selection: one kind of change, or none.
+
+    >>> MutationConfig(hyper=1.0, hyper_ranges={"tau": HyperRange(0.5, 0.95)}).kinds
+    ('none', 'hyper')
+    """
+
+    no_mutation: float = 0.4
+    hyper: float = 0.0  # one hyper-parameter of `hyper_ranges` makes a step
+    parameters: float = 0.0  # noise on some weights
+    activation: float = 0.0  # another one, in one network that can change it
+    architecture: float = 0.0  # a layer or nodes more or less, in one network that can have them
+    hyper_ranges: Mapping[str, HyperRange] = field(default_factory=dict)
+    new_layer_prob: float = 0.2  # of an architecture's change: a layer; else nodes
+    nodes: tuple[int, ...] = (16, 32, 64)  # how many more or less
+    mutation_sd: float = 0.1  # of the noise, relative to the weight
+    mutated_share: float = 0.1  # of a tensor's weights
+    strong_share: float = 0.05  # of those: ten times the noise
+    reset_share: float = 0.05  # of those: drawn anew, as wide as the tensor is
+    mutate_elite: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("no_mutation", "hyper", "parameters", "activation", "architecture"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: a probability is not negative")
+        if not self.kinds:
+            raise ValueError("all probabilities are 0: set one, such as no_mutation=1.0")
+        for name in ("new_layer_prob", "mutated_share", "strong_share", "reset_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} lies in 0..1")
+        if self.strong_share + self.reset_share > 1:
+            raise ValueError("strong_share and reset_share are parts of one whole: at most 1")
+        if not self.mutation_sd >= 0:
+            raise ValueError(f"mutation_sd={self.mutation_sd}: it is not negative")
+        if self.hyper > 0 and not self.hyper_ranges:
+            raise ValueError(
+                "hyper-parameters are to change, and none has a range: pass hyper_ranges="
+                '{"learning_rate": HyperRange(1e-5, 1e-2)}, or hyper=0'
+            )
+        if self.architecture > 0 and (not self.nodes or min(self.nodes) < 1):
+            raise ValueError(f"nodes={self.nodes}: numbers of nodes, each at least 1")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that can be drawn."""
+        names = ("hyper", "parameters", "activation", "architecture")
+        return ("none",) * (self.no_mutation > 0) + tuple(
+            name for name in names if getattr(self, name) > 0
+        )
+
+    def probability(self, kind: str) -> float:
+        """Of a kind, relative.
+
+        >>> MutationConfig(no_mutation=0.5).probability("none")
+        0.5
+        """
+        found: float = self.no_mutation if kind == "none" else getattr(self, kind)
+        return found

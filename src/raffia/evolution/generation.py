@@ -1,0 +1,169 @@
+"""A generation: fitness, selection, mutation; and who comes from whom.
+
+Legend: P members, E evaluations of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.evolution.config import MutationConfig, SelectionConfig
+from raffia.evolution.mutate import mutate
+from raffia.evolution.select import mean_fitness, tournament, truncation
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Evolution", "Generation"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one step of evolution has done; all lists are [P].
+
+    >>> born = Generation(1, [1.0, 3.0], [1, 1], [1, 2], [1, 1], ["none", "hyper"], ["", "x"], {})
+    >>> born.as_row()["fitness"], born.parents
+    ([1.0, 3.0], [1, 1])
+    """
+
+    number: int  # counted from 1
+    fitness: list[float]  # of the members before, by place
+    parents: list[int]  # the place that each place's state comes from
+    members: list[int]  # who lives at each place now: a number that no other ever had
+    parent_members: list[int]  # whom each comes from
+    kinds: list[str]  # of mutation
+    changes: list[str]  # ... in words
+    hyper: dict[str, list[float]]  # after it, by name
+
+    def as_row(self) -> dict[str, Any]:
+        """What JSON holds of it.
+
+        >>> Generation(1, [0.0], [0], [0], [0], ["none"], [""], {}).as_row()["generation"]
+        1
+        """
+        row = dict(vars(self))
+        row["fitness"] = [x if math.isfinite(x) else None for x in self.fitness]
+        return {"generation": row.pop("number"), **row}
+
+
+class Evolution:
+    """Selection and mutation of a population's state, with its lineage.
+
+    It keeps fitness, and the numbers of members, in `state()`, a dict for JSON; its draws come from
+    a generator that is given for each step, so that a resumed run repeats them.
+
+    >>> from raffia.evolution.config import *
+    >>> evolution = Evolution(3, SelectionConfig(), MutationConfig())
+    >>> state = TensorDict(hyper=TensorDict(tau=torch.tensor([0.5, 0.7, 0.9])), batch_size=[3])
+    >>> evolution.told(torch.tensor([1.0, 5.0, 3.0]))
+    >>> state, born = evolution.step(state, torch.Generator().manual_seed(0))
+    >>> born.parents[0], born.members[0], state["hyper", "tau"][0]
+    (1, 1, tensor(0.7000))
+    """
+
+    def __init__(self, size: int, selection: SelectionConfig, mutations: MutationConfig) -> None:
+        selection.check(size)
+        self.size, self.selection, self.mutations = size, selection, mutations
+        self.number = 0  # of generations so far
+        self.members = list(range(size))
+        self._next = size
+        self._fitness: list[list[float]] = []  # [E][P], by place; a copy takes its parent's along
+
+    def told(self, fitness: Tensor | Sequence[float]) -> None:
+        """Hear of an evaluation of all members [P].
+
+        >>> Evolution(2, SelectionConfig(), MutationConfig()).told([1.0])
+        Traceback (most recent call last):
+        ...
+        ValueError: fitness of 1 members, and the population has 2
+        """
+        row = [float(number) for number in fitness]
+        if len(row) != self.size:
+            raise ValueError(f"fitness of {len(row)} members, and the population has {self.size}")
+        self._fitness = [*self._fitness, row][-self.selection.eval_loop :]
+
+    def step(self, state: TensorDict, generator: torch.Generator) -> tuple[TensorDict, Generation]:
+        """The next generation's state [P], in memory of its own, and what was done."""
+        if not self._fitness:
+            raise ValueError("no member was evaluated yet: call told(fitness) first")
+        fitness = mean_fitness(
+            torch.tensor(self._fitness, dtype=torch.float64), self.selection.eval_loop
+        )
+        parents, best = self._parents(fitness, generator)
+        spared = () if best is None or self.mutations.mutate_elite else (best,)
+        state, changes = mutate(state[parents], self.mutations, generator, spared=spared)
+        chosen = parents.tolist()
+        old, self.members = self.members, self._named(chosen, best)
+        self._fitness = [[row[p] for p in chosen] for row in self._fitness]
+        self.number += 1
+        born = Generation(
+            self.number,
+            fitness.tolist(),
+            chosen,
+            list(self.members),
+            [old[p] for p in chosen],
+            [change.kind for change in changes],
+            [change.what for change in changes],
+            {str(name): state["hyper", name].tolist() for name in state["hyper"].keys()},
+        )
+        return state, born
+
+    def _parents(self, fitness: Tensor, generator: torch.Generator) -> tuple[Tensor, int | None]:
+        """And the place of the elite, if there is one."""
+        selection = self.selection
+        if selection.method == "truncation":
+            parents = truncation(fitness, share=selection.share, generator=generator)
+            best = int(fitness.argmax())
+        else:
+            parents = tournament(
+                fitness,
+                tournament_size=selection.tournament_size,
+                elitism=selection.elitism,
+                generator=generator,
+            )
+            best = 0
+        return parents, best if selection.elitism else None
+
+    def _named(self, parents: list[int], best: int | None) -> list[int]:
+        """One heir of each goes on as the member that it was; others are new.
+
+        It is the elite; else who has stayed in place; else the first.
+        """
+        stayed = [place for place, parent in enumerate(parents) if place == parent]
+        first = [] if best is None else [best]
+        heirs: dict[int, int] = {}
+        for place in (*first, *stayed, *range(len(parents))):
+            heirs.setdefault(parents[place], place)
+        out = []
+        for place, parent in enumerate(parents):
+            if heirs[parent] == place:
+                out.append(self.members[parent])
+            else:
+                out.append(self._next)
+                self._next += 1
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {
+            "number": self.number,
+            "members": list(self.members),
+            "next": self._next,
+            # JSON has no infinity
+            "fitness": [[x if math.isfinite(x) else str(x) for x in row] for row in self._fitness],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        if len(state["members"]) != self.size:
+            raise ValueError(
+                f"what was kept is of {len(state['members'])} members, and the population has "
+                f"{self.size}"
+            )
+        self.number, self._next = state["number"], state["next"]
+        self.members = list(state["members"])
+        self._fitness = [[float(x) for x in row] for row in state["fitness"]]

@@ -1,0 +1,334 @@
+"""How a member differs from the one that it comes from: pure functions of a state and draws.
+
+Legend: P members, L layers and N nodes of a network at most, D its width.
+
+Networks that can change their form are those with the buffers `layer_gate` [L], `width_mask`
+[L, N] and `activation` [], and with `inner_weight` [L, N, D], `inner_bias` [L, N], `outer_weight`
+[L, D, N] and `outer_bias` [L, D] beside them: `raffia.nn.evolvable.EvolvableMLP`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.evolution.config import HyperRange, MutationConfig
+from raffia.evolution.population import BATCH_SIZE, check_hyper_name
+from raffia.functional.activations import ACTIVATIONS
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Change", "check_mutations", "draw_kind", "mutate"]
+
+Path = tuple[str, ...]
+FORM = ("layer_gate", "width_mask", "activation")
+STRONG = 10.0  # times the noise
+NAMES = tuple(ACTIVATIONS)
+
+
+class Change(NamedTuple):
+    """What became of a member.
+
+    >>> Change("hyper", "learning_rate 0.001 -> 0.0012").kind
+    'hyper'
+    """
+
+    kind: str  # "none", "hyper", "parameters", "activation", "architecture"
+    what: str = ""
+
+
+def mutate(
+    state: TensorDict,  # [P], of a `Population`
+    config: MutationConfig,
+    generator: torch.Generator,  # on the CPU
+    *,
+    spared: tuple[int, ...] = (),  # places that stay as they are, such as the elite's
+) -> tuple[TensorDict, list[Change]]:
+    """The changed states, in memory of their own, and what was changed in each.
+
+    Each member draws one kind. A larger architecture computes what the smaller one did; one that
+    has lost a layer or nodes does not. The optimiser knows nothing of what is new: its moments are
+    0 there.
+
+    >>> from raffia.evolution.config import HyperRange
+    >>> state = TensorDict(params=TensorDict(), buffers=TensorDict(),
+    ...                    hyper=TensorDict(tau=torch.tensor([0.5, 0.9])), batch_size=[2])
+    >>> config = MutationConfig(no_mutation=0, hyper=1, hyper_ranges={"tau": HyperRange(0.5, 0.9)})
+    >>> changed, changes = mutate(state, config, torch.Generator().manual_seed(0), spared=(1,))
+    >>> changed["hyper", "tau"], changes[1]
+    (tensor([0.6000, 0.9000]), Change(kind='none', what=''))
+    """
+    check_mutations(state, config)
+    state = state.clone()
+    changes = []
+    for member in range(len(state)):
+        # A spared member draws, too: what the others become does not hang on it.
+        kind = draw_kind(config, generator)
+        if member in spared:
+            changes.append(Change("none"))
+            continue
+        changes.append(Change(kind, _KINDS[kind](state, member, config, generator)))
+    return state, changes
+
+
+def draw_kind(config: MutationConfig, generator: torch.Generator) -> str:
+    """What a member becomes.
+
+    >>> draw_kind(MutationConfig(no_mutation=0, parameters=1), torch.Generator())
+    'parameters'
+    """
+    kinds = config.kinds
+    weights = torch.tensor([config.probability(kind) for kind in kinds], dtype=torch.float64)
+    return kinds[int(torch.multinomial(weights, 1, generator=generator))]
+
+
+def check_mutations(state: TensorDict, config: MutationConfig) -> None:
+    """ValueError where a kind of change is wanted that this state can't make.
+
+    >>> state = TensorDict(hyper=TensorDict(tau=torch.tensor([0.5])), batch_size=[1])
+    >>> ranges = {"tau": HyperRange(0.6, 0.9)}
+    >>> check_mutations(state, MutationConfig(hyper=1, hyper_ranges=ranges))
+    Traceback (most recent call last):
+    ...
+    ValueError: tau begins at 0.5, outside of its range from 0.6 to 0.9: widen the range, or begin
+    within it
+    """
+    if config.hyper > 0:
+        for name, span in config.hyper_ranges.items():
+            check_hyper_name(name, state["hyper"])
+            if name == BATCH_SIZE and span.low < 1:
+                raise ValueError(f"{name} has a range from {span.low:g}: each is at least 1")
+            if name not in state["hyper"].keys():
+                raise ValueError(
+                    f"{name} has a range and no start: pass Population(..., hyper="
+                    f"{{{name!r}: [...]}})"
+                )
+            for number in state["hyper", name].tolist():
+                if not _within(number, span):
+                    raise ValueError(
+                        f"{name} begins at {number:g}, outside of its range from {span.low:g} to "
+                        f"{span.high:g}: widen the range, or begin within it"
+                    )
+    for kind in ("activation", "architecture"):
+        if config.probability(kind) > 0 and not _networks(state):
+            raise ValueError(
+                f"{kind}={config.probability(kind):g}, and no network of this learner can change "
+                f"its {kind}: build it of raffia.nn.evolvable.EvolvableMLP, or set {kind}=0"
+            )
+
+
+def _within(number: float, span: HyperRange) -> bool:
+    slack = 1e-6 * max(abs(span.low), abs(span.high))  # of single precision
+    return span.low - slack <= number <= span.high + slack
+
+
+def _networks(state: TensorDict) -> list[Path]:
+    """Where there are networks that can change their form."""
+    buffers = state["buffers"] if "buffers" in state.keys() else TensorDict()
+    keys = {k if isinstance(k, tuple) else (k,) for k in buffers.keys(True, True)}
+    return sorted(key[:-1] for key in keys if key[-1] == FORM[0])
+
+
+# -- kinds of change: each writes into the state and says what it did
+
+
+def _none(state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator) -> str:
+    return ""
+
+
+def _hyper(state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator) -> str:
+    names = sorted(config.hyper_ranges)
+    name = names[_below(len(names), draw)]
+    span, numbers = config.hyper_ranges[name], state["hyper", name]
+    before = numbers[member].clone()
+    numbers[member] = _stepped(before, span, draw)
+    return f"{name} {before.item():g} -> {numbers[member].item():g}"
+
+
+def _stepped(before: Tensor, span: HyperRange, draw: torch.Generator) -> Tensor:  # [] -> []
+    chance, up, at = torch.rand(3, generator=draw, dtype=torch.float64).tolist()
+    if chance < span.resample or before == 0:  # no factor leads away from 0
+        if span.log:
+            drawn = math.exp(math.log(span.low) + at * math.log(span.high / span.low))
+        else:
+            drawn = span.low + at * (span.high - span.low)
+        return _near(drawn, before, span)
+    factor = span.grow if up < 0.5 else span.shrink
+    if span.log:
+        factor = math.exp(math.log(span.shrink) + at * math.log(span.grow / span.shrink))
+    after = _by(factor, before, span)
+    if after == before:  # at an end: the only way is back
+        after = _by(span.shrink if factor > 1 else span.grow, before, span)
+    return after
+
+
+def _by(factor: float, before: Tensor, span: HyperRange) -> Tensor:
+    """So many times as much; a whole number moves by one at least."""
+    after = _near(before.item() * factor, before, span)
+    if after == before and not before.is_floating_point():
+        after = _near(before.item() + (1 if factor > 1 else -1), before, span)
+    return after
+
+
+def _near(number: float, like: Tensor, span: HyperRange) -> Tensor:
+    """The nearest within the range that a tensor like this can hold."""
+    low, high = span.low, span.high
+    if not like.is_floating_point():
+        number, low, high = round(number), math.ceil(low), math.floor(high)
+    return torch.full_like(like, min(max(number, low), high))
+
+
+def _parameters(
+    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
+) -> str:
+    params = state["params"]
+    leaves = [params[key] for key in params.keys(True, True)]
+    chosen = [leaf[member] for leaf in leaves if leaf.dim() > 2] or [
+        leaf[member] for leaf in leaves
+    ]
+    picked = torch.rand(len(chosen), generator=draw) < 0.5
+    picked[_below(len(chosen), draw)] = True
+    total = 0
+    for leaf in (leaf for leaf, taken in zip(chosen, picked.tolist(), strict=True) if taken):
+        total += _noise(leaf, config, draw)
+    return f"{total} weights of {int(picked.sum())} tensors"
+
+
+def _noise(leaf: Tensor, config: MutationConfig, draw: torch.Generator) -> int:
+    """Changes a share of a tensor's weights in place; gives how many."""
+    num = max(1, round(config.mutated_share * leaf.numel()))
+    place = torch.randperm(leaf.numel(), generator=draw)[:num].to(leaf.device)
+    kind = torch.rand(num, generator=draw, dtype=torch.float64).to(leaf.device)
+    normal = torch.randn(num, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
+    flat, spread = leaf.flatten(), leaf.std(correction=0)
+    old = flat[place]
+    size = torch.where(kind < config.strong_share, STRONG, 1.0) * config.mutation_sd
+    new = old + normal * size.to(leaf.dtype) * old.abs()
+    anew = kind >= 1 - config.reset_share
+    changed = flat.index_put((place,), torch.where(anew, normal * spread, new))
+    leaf.copy_(changed.view(leaf.shape))  # which need not lie in memory in this order
+    return num
+
+
+def _activation(
+    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
+) -> str:
+    paths = _networks(state)
+    path = paths[_below(len(paths), draw)]
+    numbers = state["buffers", *path, "activation"]
+    before = int(numbers[member])
+    after = (before + 1 + _below(len(NAMES) - 1, draw)) % len(NAMES)
+    numbers[member] = after
+    return f"{'.'.join(path) or 'network'}: {NAMES[before]} -> {NAMES[after]}"
+
+
+def _architecture(
+    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
+) -> str:
+    paths = _networks(state)
+    path = paths[_below(len(paths), draw)]
+    gate = state["buffers", *path, "layer_gate"][member]
+    mask = state["buffers", *path, "width_mask"][member]
+    of_layer, more = torch.rand(2, generator=draw).tolist()
+    name = ".".join(path) or "network"
+    if of_layer < config.new_layer_prob:
+        return f"{name}: {_change_layers(state, path, member, gate, mask, more < 0.5, draw)}"
+    count = config.nodes[_below(len(config.nodes), draw)]
+    layer = int(gate.nonzero()[_below(int(gate.sum()), draw)])
+    return f"{name}: {_change_nodes(state, path, member, mask, layer, count, more < 0.5)}"
+
+
+def _change_layers(
+    state: TensorDict,
+    path: Path,
+    member: int,
+    gate: Tensor,  # [L], written to
+    mask: Tensor,  # [L, N], written to
+    more: bool,
+    draw: torch.Generator,
+) -> str:
+    there, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
+    if (more and free) or len(there) == 1 and free:
+        layer = free[0]
+        mask[layer] = mask[there[-1]]  # as wide as the last one
+        gate[layer] = 1
+        for tensor in _of(state, path, "outer_weight", "outer_bias"):
+            tensor[member, layer] = 0
+        _forget(state, path, member, (layer, slice(None)))
+        return f"layer {layer} more"
+    if len(there) == 1:
+        return "one layer stays"
+    layer = there[_below(len(there), draw)]
+    gate[layer] = 0
+    mask[layer] = 0
+    return f"layer {layer} less"
+
+
+def _change_nodes(
+    state: TensorDict,
+    path: Path,
+    member: int,
+    mask: Tensor,  # [L, N], written to
+    layer: int,
+    count: int,
+    more: bool,
+) -> str:
+    there, free = mask[layer].nonzero().flatten(), (mask[layer] == 0).nonzero().flatten()
+    if (more and len(free)) or len(there) == 1:
+        new = free[:count]
+        mask[layer, new] = 1
+        for tensor in _of(state, path, "outer_weight"):
+            tensor[member, layer, :, new] = 0
+        _forget(state, path, member, (layer, new))
+        return f"{len(new)} nodes more in layer {layer}"
+    gone = there[max(1, len(there) - count) :]  # one stays
+    mask[layer, gone] = 0
+    return f"{len(gone)} nodes less in layer {layer}"
+
+
+def _of(state: TensorDict, path: Path, *names: str) -> Iterator[Tensor]:
+    """A network's parameters of these names; and its slow copy's, which may be of the same form."""
+    for name in names:
+        yield state["params", *path, name]
+    slow = {key[-1]: tensor for key, tensor in _parts(state, path, "target")}
+    if FORM[0] not in slow:
+        yield from (slow[name] for name in names if name in slow)
+
+
+def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
+    """What a part of the state keeps of a network, in nests of any names."""
+    paths = sorted(_networks(state), key=len, reverse=True)
+    for key in list(state[part].keys(True, True)) if part in state.keys() else ():
+        if isinstance(key, tuple):
+            # The longest name that fits: "head" is not "policy.head"
+            its = next((p for p in paths if key[:-1][len(key) - 1 - len(p) :] == p), None)
+            if its == path:
+                yield key, state[part, *key]
+
+
+def _forget(state: TensorDict, path: Path, member: int, where: tuple[int, Tensor | slice]) -> None:
+    """The optimiser's moments of what is new are 0."""
+    layer, nodes = where
+    for key, tensor in _parts(state, path, "opt"):
+        if key[-1] in ("inner_weight", "inner_bias"):
+            tensor[member, layer, nodes] = 0
+        elif key[-1] == "outer_weight":
+            tensor[member, layer, :, nodes] = 0
+        elif key[-1] == "outer_bias" and isinstance(nodes, slice):
+            tensor[member, layer] = 0
+
+
+def _below(number: int, draw: torch.Generator) -> int:
+    return int(torch.randint(number, (), generator=draw))
+
+
+_KINDS = {
+    "none": _none,
+    "hyper": _hyper,
+    "parameters": _parameters,
+    "activation": _activation,
+    "architecture": _architecture,
+}

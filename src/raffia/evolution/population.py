@@ -1,0 +1,284 @@
+"""Many members of a learner as one: all of their states are one stacked tree.
+
+Legend: P members, B samples of a batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raffia.functional.seeds import derive_seed
+from raffia.learner import Learner, applies_stacks
+from raffia.tensordict.stack import cat, stack
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Population", "member_seeds", "with_hyper"]
+
+FEW = 2  # members, for whom one program costs more on a CPU than it saves
+BATCH_SIZE = "batch_size"  # of hyper: the one that no program can have unlike in one stack
+
+
+class Population:
+    """A learner whose state is that of P members, stacked; what they learn is one program.
+
+    learner: of each member.
+    size: P.
+    batches: "shared": a batch [B] is for all of them; "own": batches [P, B].
+    hyper: of members that begin unlike, each [P]; of what the learner's "hyper" has, and
+        "batch_size": members that take the first so many samples of a batch only. Those with as
+        many are a group, and each group is a program.
+    grads: all members' by one "vmap", or "each" for itself. None: by vmap, but on a CPU each where
+        they are two, or the learner says `learns_faster_alone`, as ILQL's does.
+    apply: how the optimiser steps: by the learner's own step of a "stack", where it has one
+        (`applies_stacks`), "each" member for itself in the stack's memory, or all by one "vmap".
+        None: the first of these that can be; on a GPU vmap goes before each.
+
+    A population of one makes the steps of the learner alone, bit for bit; the members of a larger
+    one make them up to rounding. The metrics are [P]; "priority" is the mean over members, [B],
+    where they share a batch. Its state can be indexed: `state[parents]` is a selection.
+
+    Source: Jaderberg et al. (2017), arXiv 1711.09846, trains such populations in processes.
+
+    >>> from raffia.learner import Accumulate
+    >>> class Mean:  # the parameter moves to where the data are
+    ...     def init(self, seed):
+    ...         return TensorDict(params=TensorDict(w=torch.tensor(float(seed % 3))),
+    ...                           hyper=TensorDict(rate=torch.tensor(0.5)), buffers=TensorDict())
+    ...     def grads(self, state, batch):
+    ...         error = state["params", "w"] - batch["x"]
+    ...         update = TensorDict(grads=TensorDict(w=error.mean()), buffers=state["buffers"])
+    ...         return update, TensorDict(loss=error.square().mean() / 2, priority=error.abs())
+    ...     def apply(self, state, update):
+    ...         step = update["grads"] * state["hyper", "rate"]
+    ...         return state.replace(params=state["params"] - step)
+    >>> learner = Population(Mean(), 3, hyper={"rate": [0.0, 0.5, 1.0]})
+    >>> state, batch = learner.init(0), TensorDict(x=torch.full((4,), 8.0), batch_size=[4])
+    >>> update, metrics = learner.grads(state, batch)
+    >>> metrics["loss"].shape, metrics["priority"].shape
+    (torch.Size([3]), torch.Size([4]))
+    >>> learner.apply(state, update)["params", "w"] == torch.tensor([0.0, 4.5, 8.0])
+    tensor([True, True, True])
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        size: int,
+        *,
+        batches: Literal["shared", "own"] = "shared",
+        hyper: Mapping[str, Sequence[float] | Tensor] | None = None,
+        grads: Literal["vmap", "each"] | None = None,
+        apply: Literal["stack", "each", "vmap"] | None = None,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size={size}: a population has at least one member")
+        if batches not in ("shared", "own"):
+            raise ValueError(f"batches={batches!r}: they are 'shared' or 'own'")
+        if grads not in (None, "each", "vmap"):
+            raise ValueError(f"grads={grads!r}: it is 'each', 'vmap' or None")
+        if apply not in (None, "stack", "each", "vmap"):
+            raise ValueError(f"apply={apply!r}: it is 'stack', 'each', 'vmap' or None")
+        if apply == "stack" and not applies_stacks(learner):
+            raise ValueError(
+                f"apply='stack': {type(learner).__name__} takes no stack of members, or it would "
+                "say applies_stacks = True; pass apply='each', or leave it out"
+            )
+        self.learner, self.size, self.batches = learner, size, batches
+        self._hyper = {} if hyper is None else dict(hyper)
+        self._grads, self._apply = grads, apply
+
+    def init(self, seed: int) -> TensorDict:
+        """The stacked states [P]; the first member's is that of the learner alone."""
+        states = [self.learner.init(s) for s in member_seeds(seed, self.size)]
+        return with_hyper(stack(states), self._hyper)
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """What each member would have changed, and the metrics of each."""
+        self._check(state, batch)
+        sizes = _batch_sizes(state)
+        if sizes is None or len(set(sizes)) == 1 and sizes[0] == self._length(batch):
+            update, metrics = self._of_group(state, batch)
+        else:
+            update, metrics = self._of_groups(state, batch, sizes)
+        if self.batches == "shared" and "priority" in metrics.keys():
+            metrics["priority"] = metrics["priority"].nanmean(0)
+        return update, metrics
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The step of each member."""
+        how = self._apply
+        if how is None and len(state) == 1:  # the learner's own program, to the last bit
+            how = "each"
+        elif how is None and applies_stacks(self.learner):
+            how = "stack"
+        elif how is None:
+            how = "vmap" if _is_on_device(state) else "each"
+        if how == "stack":
+            return self.learner.apply(state, update)
+        if how == "vmap":
+            return torch.vmap(self.learner.apply, randomness="error")(state, update)
+        after = [self.learner.apply(state[i], update[i]) for i in range(len(state))]
+        return _stacked(state, after)
+
+    def _of_group(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Of members whose batches are as long."""
+        own = self.batches == "own"
+        if len(state) == 1:  # the learner's own program, to the last bit
+            update, metrics = self.learner.grads(state[0], batch[0] if own else batch)
+            return update.unsqueeze(0), TensorDict({k: v[None] for k, v in metrics.items()})
+        how = self._grads
+        if how is None:
+            alone = getattr(self.learner, "learns_faster_alone", False) or len(state) <= FEW
+            how = "each" if alone and not _is_on_device(state) else "vmap"
+        if how == "each":
+            told = [
+                self.learner.grads(state[i], batch[i] if own else batch) for i in range(len(state))
+            ]
+            metrics = stack([metrics for _, metrics in told])
+            return stack([update for update, _ in told]), TensorDict(dict(metrics.items()))
+        grads = torch.vmap(self.learner.grads, (0, 0 if own else None), randomness="error")
+        update, metrics = grads(state, batch)
+        return update, TensorDict(dict(metrics.items()))
+
+    def _of_groups(
+        self, state: TensorDict, batch: TensorDict, sizes: list[int]
+    ) -> tuple[TensorDict, TensorDict]:
+        """Of members that take batches of unlike lengths: a program for each length."""
+        length = self._length(batch)
+        if max(sizes) > length:
+            raise ValueError(
+                f"a member's batch_size is {max(sizes)}, and the batch has {length} samples: draw "
+                "batches as long as the longest, or lower it"
+            )
+        updates, told, order = [], [], []
+        for size in sorted(set(sizes)):
+            members = [i for i, s in enumerate(sizes) if s == size]
+            part = batch[members][:, :size] if self.batches == "own" else batch[:size]
+            update, metrics = self._of_group(state[members], part)
+            if "priority" in metrics.keys():
+                metrics["priority"] = _filled(metrics["priority"], length)
+            updates.append(update)
+            told.append(TensorDict(dict(metrics.items()), batch_size=[len(members)]))
+            order += members
+        back = torch.tensor(order).argsort()
+        metrics = cat(told)[back]
+        return cat(updates)[back], TensorDict(dict(metrics.items()))
+
+    def _length(self, batch: TensorDict) -> int:
+        return batch.batch_size[1 if self.batches == "own" else 0]
+
+    def _check(self, state: TensorDict, batch: TensorDict) -> None:
+        if not state.batch_size:
+            raise ValueError(
+                "a population's state is [P] and this one is []: begin with population.init(seed), "
+                "or stack states of members, torch.stack([...])"
+            )
+        dims = 2 if self.batches == "own" else 1
+        if len(batch.batch_size) < dims or (
+            self.batches == "own" and batch.batch_size[0] != len(state)
+        ):
+            wanted = f"[{len(state)}, B]" if self.batches == "own" else "[B]"
+            raise ValueError(
+                f"with batches={self.batches!r} a batch is {wanted}, got one of batch size "
+                f"{list(batch.batch_size)}"
+            )
+
+
+def member_seeds(seed: int, size: int) -> list[int]:
+    """Of each member of so many; the first has the seed itself.
+
+    >>> member_seeds(7, 3)[0], len(set(member_seeds(7, 3)))
+    (7, 3)
+    """
+    return [seed, *(derive_seed(seed, "member", i) for i in range(1, size))]
+
+
+def with_hyper(
+    state: TensorDict,  # [P]
+    values: Mapping[str, Sequence[float] | Tensor],  # each [P]
+) -> TensorDict:
+    """The state with these hyper-parameters of its members; "batch_size" may be new.
+
+    >>> state = TensorDict(hyper=TensorDict(rate=torch.zeros(2), batch_size=[2]), batch_size=[2])
+    >>> with_hyper(state, {"rate": [0.1, 0.2]})["hyper", "rate"]
+    tensor([0.1000, 0.2000])
+    >>> with_hyper(state, {"rte": [0.1, 0.2]})
+    Traceback (most recent call last):
+    ...
+    ValueError: this learner has no hyper-parameter 'rte'; did you mean 'rate'? It has: rate
+    """
+    hyper = state["hyper"].copy()
+    for name, given in values.items():
+        check_hyper_name(name, hyper)
+        like = hyper[name] if name in hyper.keys() else torch.zeros(0, dtype=torch.int64)
+        numbers = torch.as_tensor(given, dtype=like.dtype, device=like.device)
+        if numbers.shape != (len(state),):
+            raise ValueError(
+                f"{name} is for {len(state)} members and has shape {list(numbers.shape)}: pass "
+                f"{len(state)} numbers"
+            )
+        if name == BATCH_SIZE and bool((numbers < 1).any()):
+            raise ValueError(f"batch_size={numbers.tolist()}: each is at least 1")
+        hyper[name] = numbers.clone()
+    return state.copy().set("hyper", hyper)
+
+
+def check_hyper_name(name: str, hyper: TensorDict) -> None:
+    """ValueError, with the nearest name, unless the learner has it.
+
+    >>> check_hyper_name("tau", TensorDict(tau=torch.zeros(2)))
+    """
+    names = sorted({str(key) for key in hyper.keys()})
+    if name in names or name == BATCH_SIZE:
+        return
+    near = difflib.get_close_matches(name, [*names, BATCH_SIZE], 1, 0.4)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(
+        f"this learner has no hyper-parameter {name!r}{meant} It has: {', '.join(names)}"
+    )
+
+
+def _batch_sizes(state: TensorDict) -> list[int] | None:
+    hyper = state["hyper"] if "hyper" in state.keys() else {}
+    if BATCH_SIZE not in hyper.keys():
+        return None
+    found: list[int] = hyper[BATCH_SIZE].tolist()
+    return found
+
+
+def _filled(priority: Tensor, length: int) -> Tensor:
+    """NaN where a member did not look."""
+    missing = priority.new_full((len(priority), length - priority.shape[1]), torch.nan)
+    return torch.cat([priority, missing], 1)
+
+
+def _is_on_device(state: TensorDict) -> bool:
+    return any(leaf.device.type != "cpu" for leaf in state["params"].values(True, True))
+
+
+def _stacked(old: TensorDict | None, after: list[TensorDict]) -> TensorDict:
+    """The states stacked; what the members wrote in the stack's memory stays where it is."""
+    out = TensorDict(batch_size=[len(after)])
+    for key, first in after[0].items():
+        rows, before = [member[key] for member in after], None
+        if old is not None and key in old.keys():
+            before = old[key]
+        if isinstance(first, TensorDict):
+            out[key] = _stacked(before, rows)
+        elif before is not None and _are_rows(rows, before):
+            out[key] = before
+        else:
+            out[key] = torch.stack(rows)
+    return out
+
+
+def _are_rows(rows: list[Tensor], stack: Tensor) -> bool:
+    return all(
+        row.data_ptr() == at.data_ptr() and row.shape == at.shape and row.dtype == at.dtype
+        for row, at in zip(rows, stack.unbind(), strict=True)
+    )

@@ -1,0 +1,104 @@
+"""A network whose depth, width and activation are data, so that unlike ones can be stacked.
+
+Legend: L layers and N nodes of each that there can be at most, D the width between them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from raffia.functional.activations import ACTIVATIONS, activate
+
+__all__ = ["EvolvableMLP"]
+
+NAMES = tuple(ACTIVATIONS)
+
+
+class EvolvableMLP(nn.Module):
+    """A residual MLP as a part of the largest that it may become.
+
+        x <- E x;   x <- x + gate_l O_l (mask_l * act(I_l x))  for all L layers;   y = F x
+
+    What is not there has gate or mask 0, so that it neither tells nor learns. The gates [L], masks
+    [L, N] and the activation's number are buffers: under `torch.vmap` each member has its own.
+    `raffia.evolution` adds a layer with O_l = 0 and a node with its column of O_l zero, which
+    change nothing at first.
+
+    in_features, out_features: of x and y.
+    width: D.
+    num_layers, num_nodes: at the start; at most max_layers (L), max_nodes (N).
+    activation: of `raffia.functional.activations.ACTIVATIONS`.
+
+    >>> network = EvolvableMLP(4, 2, num_layers=1, num_nodes=8, max_layers=3, max_nodes=16)
+    >>> network(torch.zeros(5, 4)).shape, network.layer_gate.tolist(), network.num_nodes
+    (torch.Size([5, 2]), [1.0, 0.0, 0.0], [8, 0, 0])
+    """
+
+    layer_gate: Tensor
+    width_mask: Tensor
+    activation: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        width: int = 64,
+        num_layers: int = 1,
+        num_nodes: int = 64,
+        max_layers: int = 3,
+        max_nodes: int = 128,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        if not 1 <= num_layers <= max_layers or not 1 <= num_nodes <= max_nodes:
+            raise ValueError(
+                f"{num_layers} layers of {num_nodes} nodes are no part of {max_layers} of "
+                f"{max_nodes}: begin with 1..{max_layers} and 1..{max_nodes}"
+            )
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is none of {', '.join(NAMES)}")
+        self.embed = nn.Linear(in_features, width)
+        self.inner_weight = nn.Parameter(torch.empty(max_layers, max_nodes, width))
+        self.inner_bias = nn.Parameter(torch.empty(max_layers, max_nodes))
+        self.outer_weight = nn.Parameter(torch.empty(max_layers, width, max_nodes))
+        self.outer_bias = nn.Parameter(torch.zeros(max_layers, width))
+        self.out = nn.Linear(width, out_features)
+        layer, node = torch.arange(max_layers), torch.arange(max_nodes)
+        there = (layer < num_layers).unsqueeze(1) & (node < num_nodes)
+        self.register_buffer("layer_gate", (layer < num_layers).float())
+        self.register_buffer("width_mask", there.float())
+        self.register_buffer("activation", torch.tensor(NAMES.index(activation)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights as `nn.Linear` draws them, by how many numbers a node reads at the start."""
+        nodes = max(1, int(self.width_mask[0].sum()))
+        for weight, fan in (
+            (self.inner_weight, self.inner_weight.shape[2]),
+            (self.outer_weight, nodes),
+        ):
+            nn.init.uniform_(weight, -(fan**-0.5), fan**-0.5)
+        bound = self.inner_weight.shape[2] ** -0.5
+        nn.init.uniform_(self.inner_bias, -bound, bound)
+        nn.init.zeros_(self.outer_bias)
+
+    @property
+    def num_nodes(self) -> list[int]:
+        """Of each layer; 0 of one that is not there."""
+        found: list[int] = (self.width_mask * self.layer_gate.unsqueeze(1)).sum(1).int().tolist()
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        x = self.embed(x)
+        for layer in range(len(self.layer_gate)):
+            nodes = linear(x, self.inner_weight[layer], self.inner_bias[layer])
+            nodes = activate(nodes, self.activation)
+            change = linear(
+                nodes * self.width_mask[layer], self.outer_weight[layer], self.outer_bias[layer]
+            )
+            x = x + self.layer_gate[layer] * change
+        return self.out(x)

@@ -1,0 +1,127 @@
+"""The population of a run: how it begins, is evaluated, goes on, and is kept.
+
+Legend: P members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from raffia.evolution.generation import Evolution
+from raffia.evolution.mutate import check_mutations
+from raffia.evolution.population import Population, with_hyper
+from raffia.functional.seeds import derive_seed, generator_for
+from raffia.learner import Learner
+from raffia.recipes.population_config import PopulationConfig
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint
+from raffia.train.damage import all_finite
+
+__all__ = ["Members", "best_of"]
+
+KEPT = "population"  # in a checkpoint's extras
+
+
+class Members:
+    """P members of a learner, which are selected after each evaluation.
+
+    >>> from raffia.algorithms.ilql.config import *
+    >>> from raffia.algorithms.ilql.learner import ILQLLearner
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    >>> members = Members(PopulationConfig(size=4, spread=10.0), learner, seed=0)
+    >>> state = members.begin(members.learner.init(0))
+    >>> members.evaluated([0.0, 3.0, 1.0, 2.0])["members"], members.best
+    ([0, 1, 2, 3], 1)
+    >>> state, row = members.evolve(state)
+    >>> row["parents"][0], members.best
+    (1, 0)
+    """
+
+    def __init__(
+        self,
+        config: PopulationConfig,
+        learner: Learner,
+        seed: int,
+        *,
+        batches: Literal["shared", "own"] = "shared",
+    ) -> None:
+        self.config, self.seed = config, derive_seed(seed, "population")
+        self.learner = Population(learner, config.size, batches=batches)
+        self.evolution = Evolution(config.size, config.selection(), config.mutations())
+        self.best = 0  # the place of the best member
+        self._fresh = False  # whether there is an evaluation that nothing has followed from
+
+    def begin(self, state: TensorDict) -> TensorDict:
+        """The first state [P] of these members, with hyper-parameters that are spread."""
+        spread: dict[str, list[float]] = {}
+        for name, span in self.config.hyper_ranges().items():
+            if self.config.spread > 1 and name in state["hyper"].keys():
+                draws = generator_for(self.seed, "spread", name)
+                by = torch.rand(len(state), generator=draws, dtype=torch.float64) * 2 - 1
+                by[0] = 0
+                factors = (by * math.log(self.config.spread)).exp().tolist()
+                starts = state["hyper", name].tolist()
+                spread[name] = [
+                    min(max(start * factor, span.low), span.high) if i else start
+                    for i, (start, factor) in enumerate(zip(starts, factors, strict=True))
+                ]
+        state = with_hyper(state, spread)
+        check_mutations(state, self.config.mutations())
+        return state
+
+    def each(self, state: TensorDict) -> Iterator[TensorDict | None]:
+        """The states of the members; None for one whose weights are not finite: it can't play, and
+        its fitness is NaN, the worst."""
+        for place in range(len(state)):
+            member = state[place]
+            yield member if all_finite(member["params"]) else None
+
+    def evaluated(self, fitness: list[float]) -> dict[str, Any]:
+        """Hear of an evaluation; gives what its row tells of the members."""
+        self.evolution.told(fitness)
+        known = [-math.inf if math.isnan(number) else number for number in fitness]
+        self.best, self._fresh = known.index(max(known)), True
+        return {"fitness": fitness, "members": list(self.evolution.members)}
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation and the row that tells of it; None where nothing was evaluated."""
+        if not self._fresh:
+            return None
+        draws = generator_for(self.seed, "generation", self.evolution.number)
+        best = self.evolution.members[self.best]
+        state, born = self.evolution.step(state, draws)
+        self.best = born.members.index(best) if best in born.members else 0
+        self._fresh = False
+        return state, born.as_row()
+
+    def kept(self) -> dict[str, Any]:
+        """What a resume needs, for a checkpoint's extras."""
+        return {KEPT: {"best": self.best, "evolution": self.evolution.state()}}
+
+    def restore(self, found: Checkpoint) -> None:
+        """Stand where the checkpoint was saved."""
+        kept: Mapping[str, Any] = found.extras[KEPT]
+        self.best, self._fresh = kept["best"], False
+        self.evolution.load_state(kept["evolution"])
+
+
+def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict:
+    """The learner's state of a checkpoint; of a population's, the best member's.
+
+    >>> import tempfile
+    >>> from raffia.train.checkpoint import Checkpoints
+    >>> state = TensorDict(step=torch.tensor([5, 5]), w=torch.tensor([1.0, 2.0]), batch_size=[2])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Checkpoints(folder).save(5, {"state": state}, {"population": {"best": 1}})
+    ...     best_of(Checkpoints(folder).newest(print))["w"]
+    tensor(2.)
+    """
+    state = found.tensors("state") if device is None else found.tensors("state", device)
+    if KEPT in found.extras:
+        return state[found.extras[KEPT]["best"]].clone()
+    return state

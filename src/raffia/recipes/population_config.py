@@ -1,0 +1,106 @@
+"""What can be set of a population. Imports no torch: help comes at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from raffia.envs.checked import check_choices, check_least, check_share
+from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
+
+__all__ = ["PopulationConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationConfig:
+    """Members that learn side by side; after each evaluation the better go on, with changes.
+
+    >>> PopulationConfig(size=8, ranges=("tau=0.5..0.95",)).hyper_ranges()["tau"].high
+    0.95
+    """
+
+    size: int = 1  # members; 1: one agent, and nothing is selected
+    method: Literal["tournament", "truncation"] = "tournament"
+    tournament_size: int = 2  # members that are drawn for a place
+    elitism: bool = True  # the best goes on as it is
+    share: float = 0.25  # of truncation: so many of the worst give way to as many of the best
+    eval_loop: int = 1  # fitness is the mean of so many evaluations
+    no_mutation: float = 0.2  # how often, relative to the other two: nothing changes,
+    hyper: float = 0.8  # ... a hyper-parameter makes a step,
+    parameters: float = 0.0  # ... some weights get noise
+    mutation_sd: float = 0.1  # of that noise, relative to the weight
+    # Hyper-parameters that change, each NAME=LOW..HIGH.
+    ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
+    grow: float = 2.0  # a step multiplies by what lies between shrink and grow
+    shrink: float = 0.5
+    resample: float = 0.0  # how often a number is drawn from its whole range instead
+    spread: float = 1.0  # members begin with up to so many times more or less; the first does not
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_least(self, 1, "size", "spread")
+        check_share(self, "resample")
+        if self.size > 1:
+            self.selection().check(self.size)
+            self.mutations()
+
+    def check_compile(self, compile: bool) -> None:
+        """ValueError where both are asked for.
+
+        >>> PopulationConfig(size=1).check_compile(True)
+        """
+        if self.size > 1 and compile:
+            raise ValueError(
+                "a population is one program of all members already, which torch.compile does not "
+                "make faster: leave compile out"
+            )
+
+    def selection(self) -> SelectionConfig:
+        """Who goes on."""
+        return SelectionConfig(
+            method=self.method,
+            tournament_size=self.tournament_size,
+            elitism=self.elitism,
+            share=self.share,
+            eval_loop=self.eval_loop,
+        )
+
+    def mutations(self) -> MutationConfig:
+        """What becomes of them."""
+        return MutationConfig(
+            no_mutation=self.no_mutation,
+            hyper=self.hyper,
+            parameters=self.parameters,
+            mutation_sd=self.mutation_sd,
+            hyper_ranges=self.hyper_ranges(),
+        )
+
+    def hyper_ranges(self) -> dict[str, HyperRange]:
+        """By name.
+
+        >>> PopulationConfig(ranges=("tau",)).hyper_ranges()
+        Traceback (most recent call last):
+        ...
+        ValueError: ranges: 'tau' is no NAME=LOW..HIGH, such as learning_rate=1e-5..1e-2
+        """
+        found = {}
+        for text in self.ranges:
+            name, _, span = text.partition("=")
+            low, _, high = span.partition("..")
+            try:
+                numbers = float(low), float(high)
+            except ValueError:
+                raise ValueError(
+                    f"ranges: {text!r} is no NAME=LOW..HIGH, such as learning_rate=1e-5..1e-2"
+                ) from None
+            if not all(math.isfinite(number) for number in numbers):
+                raise ValueError(f"ranges: {text!r} must lie between numbers that are finite")
+            found[name] = HyperRange(
+                *numbers,
+                grow=self.grow,
+                shrink=self.shrink,
+                log=numbers[0] > 0,
+                resample=self.resample,
+            )
+        return found

@@ -1,0 +1,198 @@
+"""Panels of how good runs became: returns, losses of held-out rows, ways of speaking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from raffia.report.curves import Curve, every, over_runs, quartiles
+from raffia.report.folder import Run
+from raffia.report.groups import Group
+from raffia.report.panel import Line, Panel, tone
+from raffia.report.plots import is_game, restarts
+from raffia.report.rows import number
+from raffia.report.wording import time_unit
+
+_MOST_POINTS = 1200  # training episodes in a panel, of all runs together
+_MOST_SHOWN = 4  # configurations of which ways of speaking are shown
+AS_SET = "decode"  # the way of speaking that the config has
+_LABELS = {"env_step": "env steps", "update": "updates"}
+
+
+def learning_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Returns, and losses of held-out rows, over what a run counts, and over wall time.
+
+    >>> [panel.x_label for panel in learning_panels([Group("a", ())])]
+    ['env steps', 'wall time (s)']
+    """
+    runs = [run for group in groups for run in group.runs]
+    of_loss = [run for run in runs if run.of_loss]
+    panels = []
+    if len(of_loss) < len(runs) or not runs:
+        panels += _panels(groups, of_loss=False)
+    if of_loss:
+        panels += _panels(groups, of_loss=True)
+    return panels
+
+
+def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
+    """Return and share of games won by each way of speaking, of each configuration.
+
+    >>> decoding_panels([])
+    []
+    """
+    panels = []
+    names = decoding_names(groups)
+    for group in groups[:_MOST_SHOWN]:
+        own = decoding_names([group])
+        if len(own) < 2:
+            continue
+        where = f": {group.label}" if len(groups) > 1 else ""
+        for title, unit, of in (
+            ("Return by decoding", "return", "mean"),
+            ("Games won by decoding", "share won (%)", "share_won"),
+        ):
+            lines = [line for n in own for line in _decoding(group, n, of, tone(names.index(n)))]
+            panels.append(Panel(f"{title}{where}", "updates", unit, lines=tuple(lines)))
+    return [panel for panel in panels if not panel.empty]
+
+
+def decoding_names(groups: Sequence[Group]) -> list[str]:
+    """The ways of speaking that evaluations compare, in the order of their first appearance.
+
+    >>> decoding_names([])
+    []
+    """
+    runs = [run for group in groups for run in group.runs]
+    return list(
+        dict.fromkeys([n for run in runs for one in run.evaluations for n in one.decodings])
+    )
+
+
+def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
+    """What else is measured on held-out rows, over updates.
+
+    >>> held_out_panels([])
+    []
+    """
+    runs = [run for group in groups for run in group.runs]
+    names = dict.fromkeys([n for run in runs for one in run.evaluations for n in one.held_out])
+    panels = []
+    for name in names:
+        if name == "loss":
+            continue
+        lines = _lines([[_held_out(run, name) for run in group.runs] for group in groups])
+        spoken = name.replace("_", " ")
+        panels.append(Panel(spoken, "updates", spoken, lines=lines))
+    return [panel for panel in panels if not panel.empty]
+
+
+def _panels(groups: Sequence[Group], of_loss: bool) -> list[Panel]:
+    runs = [run for group in groups for run in group.runs if run.of_loss is of_loss]
+    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
+    scale, unit = time_unit(longest)
+    game = is_game(runs)
+    targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
+    shown = [run for run in runs if run.evaluations or run.of("episode")]
+    counted = [key for key in _LABELS if any(_counts(run) == key for run in runs)]
+    what, height = ("Held-out loss", "loss") if of_loss else ("Return", "return")
+    panels = []
+    for key in (*(counted or ["env_step"]), "seconds"):
+        label = _LABELS.get(key, f"wall time ({unit})")
+        factor = scale if key == "seconds" else 1.0
+        there = [run for run in runs if key in ("seconds", _counts(run))]
+        points = [
+            _episodes(run, key, factor, tone(index), _MOST_POINTS // max(len(shown), 1))
+            for index, group in enumerate(groups)
+            for run in group.runs
+            if run in there
+        ]
+        curves = [
+            [_evaluations(run, key, factor) for run in group.runs if run in there]
+            for group in groups
+        ]
+        panels.append(
+            Panel(
+                title=f"{what} over {label.partition(' (')[0]}",
+                x_label=label,
+                y_label="mean outcome (win 1, loss −1)" if game else height,
+                lines=_lines(curves),
+                points=tuple(points),
+                marks=restarts(there, key, factor),
+                levels=() if of_loss else tuple(sorted(targets)),
+                y_limits=(-1.08, 1.08) if game else None,
+            )
+        )
+    return panels
+
+
+def _counts(run: Run) -> str:
+    """What tells how far a run is."""
+    return "update" if run.by_updates else "env_step"
+
+
+def _lines(of_groups: Sequence[Sequence[Curve]]) -> tuple[Line, ...]:
+    """Of each run one, thin where there are several; and of each configuration that has several."""
+    thin, thick = [], []
+    for index, curves in enumerate(of_groups):
+        colour = tone(index)
+        middle = over_runs(curves)
+        for curve in curves:
+            line = Line(curve, colour, width=2.0, dots=True)
+            if middle is not None:
+                line = Line(Curve(curve.x, curve.y), colour, width=0.9, opacity=0.55)
+            thin.append(line)
+        thick += [Line(middle, colour, width=2.6, band=0.2)] if middle else []
+    return (*thin, *thick)
+
+
+def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line:
+    rows = [(number(row.get(key)), number(row.get("return"))) for row in run.of("episode")]
+    rows = [(x / factor, y) for x, y in rows if not math.isnan(x + y)]
+    rows = [rows[i] for i in every(len(rows), most)]
+    curve = Curve([x for x, _ in rows], [y for _, y in rows])
+    return Line(curve, colour, opacity=0.3 if run.evaluations else 0.7)
+
+
+def _evaluations(run: Run, key: str, factor: float) -> Curve:
+    found = [one for one in run.evaluations if not math.isnan(getattr(one, key))]
+    places, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
+    if found and not any(math.isnan(one.low + one.high) for one in found):
+        return Curve(places, means, [one.low for one in found], [one.high for one in found])
+    few = any(len(one.returns) < 4 for one in found)
+    if not found or few or is_game([run]):  # of wins and losses quartiles say little
+        return Curve(places, means)
+    bands = [quartiles(one.returns) for one in found]
+    return Curve(places, means, [low for low, _ in bands], [high for _, high in bands])
+
+
+def _held_out(run: Run, name: str) -> Curve:
+    pairs = [(one.update, one.held_out.get(name, math.nan)) for one in run.evaluations]
+    pairs = [(x, y) for x, y in pairs if not math.isnan(x + y)]
+    return Curve([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def _decoding(group: Group, name: str, of: str, colour: str) -> list[Line]:
+    """Of one run a line with the interval of its episodes; of several their mean and band."""
+    curves = []
+    for run in group.runs:
+        found = [(one.update, one.decodings.get(name)) for one in run.evaluations]
+        pairs = [(x, one) for x, one in found if one is not None and not math.isnan(x)]
+        if of == "share_won":
+            shares = [(x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0]
+            curves.append(Curve([x for x, _ in shares], [y for _, y in shares]))
+            continue
+        bands = not any(math.isnan(one.low + one.high) for _, one in pairs)
+        curves.append(
+            Curve(
+                [x for x, _ in pairs],
+                [one.mean for _, one in pairs],
+                [one.low for _, one in pairs] if bands else (),
+                [one.high for _, one in pairs] if bands else (),
+            )
+        )
+    middle = over_runs(curves)
+    if middle is not None:
+        curves = [middle]
+    width = 2.4 if name == AS_SET else 1.6
+    return [Line(curve, colour, width=width, dots=middle is None, band=0.12) for curve in curves]

@@ -1,0 +1,344 @@
+"""Who comes from whom in a population, read from the rows of its evaluations and generations.
+
+Legend: P places, at each of which one member lives at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raffia.report.curves import every
+from raffia.report.folder import Run
+from raffia.report.rows import Row, number
+from raffia.report.wording import plural
+
+_MOST = 10**9  # numbers of members and generations lie below
+_LONGEST = 200  # characters of what changed
+_SAID = {  # by kind of mutation, what is said before what it did
+    "hyper": "",
+    "parameters": "noise on ",
+    "activation": "activation of ",
+    "architecture": "architecture of ",
+}
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+
+Changes = tuple[tuple[int, str], ...]  # generation, and what was changed in it
+
+
+@dataclass(frozen=True)
+class Column:
+    """One generation; all tuples are [P].
+
+    >>> Column(0, (4, 7), (None, None), (4, 7)).changes
+    ()
+    """
+
+    number: int  # 0: before the first selection
+    members: tuple[int, ...]  # a number that no other member ever had; -1: no row says it
+    parents: tuple[int | None, ...]  # places in the column before; None: unknown, first
+    founders: tuple[int, ...]  # the first member of each one's line
+    changes: tuple[Changes, ...] = ()  # since the column before
+    hyper: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    fitness: tuple[float, ...] = ()  # nan: not known; empty: not evaluated
+    fallen: frozenset[int] = frozenset()  # places whose member came to grief
+    elite: int | None = None  # where the best of the column before goes on as it was
+    at: float = math.nan  # when it was evaluated, in environment steps or updates
+
+    def fitness_of(self, place: int) -> float:
+        """Of the member at a place; nan where no row says it."""
+        return self.fitness[place] if self.fitness else math.nan
+
+    @property
+    def best(self) -> int | None:
+        """The place of the first member with the greatest fitness."""
+        known = [-math.inf if math.isnan(one) else one for one in self.fitness]
+        return known.index(max(known)) if known and max(known) > -math.inf else None
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The generations of a run in their order.
+
+    >>> Lineage(2, ()).path
+    []
+    """
+
+    size: int  # P
+    columns: tuple[Column, ...]
+
+    @property
+    def best(self) -> int | None:
+        """The place of the best member of the last column; before it is evaluated, that of the
+        heir of the best one of the column before."""
+        if not self.columns:
+            return None
+        last = self.columns[-1]
+        if last.fitness or len(self.columns) == 1:
+            return last.best
+        before = self.columns[-2].best
+        if before is None or last.elite is not None:
+            return last.elite
+        return last.parents.index(before) if before in last.parents else None
+
+    @property
+    def path(self) -> list[tuple[int, int]]:
+        """Column and place of the best member and of all from whom it comes, the first ahead."""
+        found: list[tuple[int, int]] = []
+        at, place = len(self.columns) - 1, self.best
+        while place is not None and at >= 0:
+            found.append((at, place))
+            at, place = at - 1, self.columns[at].parents[place]
+        return found[::-1]
+
+    def last_change(self, place: int) -> tuple[int, str] | None:
+        """The newest change that made the member at a place of the last column."""
+        at: int | None = place
+        for column in reversed(self.columns):
+            if at is None:
+                return None
+            if column.changes and column.changes[at]:
+                return column.changes[at][-1]
+            at = column.parents[at]
+        return None
+
+    def thinned(self, most: int) -> Lineage:
+        """With so many columns at the most, the first and the last among them.
+
+        Parents are then places in the column that is shown before; changes are all since then.
+        """
+        kept = every(len(self.columns), max(most, 2))
+        if len(kept) == len(self.columns):
+            return self
+        columns = [self.columns[0]]
+        for before, at in zip(kept, kept[1:], strict=False):
+            ways = [self._way(at, place, before) for place in range(self.size)]
+            columns.append(
+                replace(
+                    self.columns[at],
+                    parents=tuple([parent for parent, _ in ways]),
+                    changes=tuple([changes for _, changes in ways]),
+                    elite=self.columns[at].elite if before == at - 1 else None,
+                )
+            )
+        return Lineage(self.size, tuple(columns))
+
+    def _way(self, at: int, place: int, before: int) -> tuple[int | None, Changes]:
+        """The ancestor in the column `before`, and all changes since it."""
+        changes: Changes = ()
+        here: int | None = place
+        for column in reversed(self.columns[before + 1 : at + 1]):
+            if here is None:
+                break
+            changes = (column.changes[here] if column.changes else ()) + changes
+            here = column.parents[here]
+        return here, changes
+
+
+def has_population(run: Run) -> bool:
+    """Whether a run is one of several members.
+
+    >>> from pathlib import Path
+    >>> has_population(Run(Path("x"), {"population": {"size": 4}})), has_population(Run(Path("x")))
+    (True, False)
+    """
+    told = any(isinstance(row.get("fitness"), list) for row in run.of("evaluate"))
+    return told or bool(run.of("generation")) or number(run.setting("population", "size")) > 1
+
+
+def read_lineage(run: Run) -> tuple[Lineage, list[str]]:
+    """The lineage of a run, and what is missing or damaged in its rows.
+
+    >>> from pathlib import Path
+    >>> rows = (
+    ...     {"kind": "evaluate", "update": 5, "fitness": [1.0, 3.0], "members": [0, 1]},
+    ...     {"kind": "generation", "generation": 1, "fitness": [1.0, 3.0], "parents": [1, 1],
+    ...      "members": [1, 2], "parent_members": [1, 1], "kinds": ["none", "hyper"],
+    ...      "changes": ["", "tau 0.5 -> 0.7"], "hyper": {"tau": [0.5, 0.7]}},
+    ... )
+    >>> lineage, notes = read_lineage(Run(Path("x"), rows=rows))
+    >>> lineage.path, lineage.last_change(1), notes
+    ([(0, 1), (1, 0)], (1, 'tau 0.5 → 0.7'), [])
+    """
+    reading = _Reading(_size(run), "update" if run.by_updates else "env_step")
+    for row in run.rows:
+        if row["kind"] == "evaluate":
+            reading.evaluated(row)
+        elif row["kind"] == "generation":
+            reading.born(row)
+    return Lineage(reading.size, tuple(reading.columns)), reading.notes()
+
+
+def _size(run: Run) -> int:
+    said = number(run.setting("population", "size"))
+    if said > 1 and said == int(said) and said < _MOST:
+        return int(said)
+    lists = [row.get("members") for row in run.rows if row["kind"] in ("evaluate", "generation")]
+    return next((len(found) for found in lists if isinstance(found, list) and found), 0)
+
+
+class _Reading:
+    """Rows become columns; what is wrong with them is counted."""
+
+    def __init__(self, size: int, clock: str) -> None:
+        self.size, self._clock = size, clock
+        self.columns: list[Column] = []
+        self._faults: dict[str, list[Row]] = {}
+
+    def notes(self) -> list[str]:
+        """One for each kind of fault."""
+        found = []
+        for what, rows in self._faults.items():
+            at = number(rows[0].get("update"))
+            where = "" if math.isnan(at) else f", first at update {at:,.0f}"
+            found.append(f"{what} in {plural(len(rows), 'row')}{where}")
+        return found
+
+    def _fault(self, row: Row, what: str) -> None:
+        self._faults.setdefault(f"{row['kind']}: {what}", []).append(row)
+
+    def evaluated(self, row: Row) -> None:
+        """Fitness of those who live; who they are where the row of their generation is lost."""
+        members = _whole(row.get("members"), self.size, _MOST)
+        if members is None or not self._is_fitness(row):
+            what = "fitness" if members is not None else "members"
+            self._fault(row, f"{what} is no list of {self.size}, and was left out")
+            return
+        if not self.columns:
+            self.columns.append(Column(0, members, (None,) * self.size, members))
+        elif self.columns[-1].members != members:
+            self.columns.append(self._next(self.columns[-1].number + 1, members, members))
+        self._tell(row)
+
+    def born(self, row: Row) -> None:
+        """A generation."""
+        size = self.size
+        members = _whole(row.get("members"), size, _MOST)
+        parents = _whole(row.get("parents"), size, size)
+        ids = _whole(row.get("parent_members"), size, _MOST)
+        if members is None or parents is None or ids is None:
+            named = {"members": members, "parents": parents, "parent_members": ids}
+            name = next(name for name, found in named.items() if found is None)
+            self._fault(row, f"{name} is no list of {size}, and the generation was left out")
+            return
+        if not self.columns:
+            before = dict(zip(parents, ids, strict=True))
+            first = tuple([before.get(place, -1) for place in range(size)])
+            self.columns.append(Column(0, first, (None,) * size, first))
+        if all(self.columns[-1].members[p] == i for p, i in zip(parents, ids, strict=True)):
+            if self._is_fitness(row):
+                self._tell(row)
+            else:
+                self._fault(row, f"fitness is no list of {size}, and was left out")
+        following = self.columns[-1].number + 1
+        said = _whole([row.get("generation")], 1, _MOST)
+        column = self._next(max(following, said[0] if said else 0), members, ids, parents)
+        told = self._told_changes(row, column.number)
+        hyper = self._hyper(row)
+        best = self.columns[-1].best
+        heirs = [place for place, parent in enumerate(column.parents) if parent == best]
+        as_it_was = [p for p in heirs if members[p] == ids[p] and not told[p]]
+        elite = as_it_was[0] if as_it_was and best is not None else None
+        if not self.columns[-1].hyper:  # of the first members no row says them
+            starts = _starts(row.get("changes"), column.parents, hyper)
+            self.columns[-1] = replace(self.columns[-1], hyper=starts)
+        self.columns.append(replace(column, changes=told, hyper=hyper, elite=elite))
+
+    def _next(
+        self,
+        number_: int,
+        members: tuple[int, ...],
+        ids: tuple[int, ...],  # whom each comes from
+        parents: tuple[int, ...] | None = None,  # at which place that one lived
+    ) -> Column:
+        last = self.columns[-1]
+        known = {member: place for place, member in enumerate(last.members)}
+        links = tuple(
+            [
+                said if said is not None and last.members[said] == one else known.get(one)
+                for one, said in zip(ids, parents or [None] * self.size, strict=True)
+            ]
+        )
+        founders = [
+            members[place] if link is None else last.founders[link]
+            for place, link in enumerate(links)
+        ]
+        return Column(number_, members, links, tuple(founders), changes=((),) * self.size)
+
+    def _is_fitness(self, row: Row) -> bool:
+        found = row.get("fitness")
+        return isinstance(found, list) and len(found) == self.size
+
+    def _tell(self, row: Row) -> None:
+        fitness = tuple(map(number, row["fitness"]))
+        fallen = frozenset([p for p, one in enumerate(fitness) if math.isnan(one)])
+        place = number(row.get(self._clock))
+        self.columns[-1] = replace(self.columns[-1], fitness=fitness, fallen=fallen, at=place)
+
+    def _told_changes(self, row: Row, generation: int) -> tuple[Changes, ...]:
+        kinds, whats = _texts(row.get("kinds"), self.size), _texts(row.get("changes"), self.size)
+        if kinds is None or whats is None:
+            name = "kinds" if kinds is None else "changes"
+            self._fault(row, f"{name} is no list of {self.size} texts, and was left out")
+            return ((),) * self.size
+        return tuple(
+            [
+                () if kind == "none" else ((generation, _words(kind, what)),)
+                for kind, what in zip(kinds, whats, strict=True)
+            ]
+        )
+
+    def _hyper(self, row: Row) -> dict[str, tuple[float, ...]]:
+        found, told = row.get("hyper"), {}
+        if not isinstance(found, dict):
+            self._fault(row, "hyper is no object, and was left out")
+            return {}
+        for name, values in found.items():
+            if isinstance(values, list) and len(values) == self.size:
+                told[name] = tuple(map(number, values))
+            else:
+                self._fault(row, f"{name} of hyper is no list of {self.size}, and was left out")
+        return told
+
+
+def _whole(value: object, size: int, below: int) -> tuple[int, ...] | None:
+    """Whole numbers from 0 on, so many; None for anything else."""
+    if not isinstance(value, list) or len(value) != size or not size:
+        return None
+    fine = [one for one in value if type(one) is int and 0 <= one < below]
+    return tuple(fine) if len(fine) == size else None
+
+
+def _texts(value: object, size: int) -> list[str] | None:
+    if not isinstance(value, list) or len(value) != size:
+        return None
+    return value if all(isinstance(one, str) for one in value) else None
+
+
+def _words(kind: str, what: str) -> str:
+    before = _SAID.get(kind, f"{kind[:20]}: ")
+    return before + what[:_LONGEST].replace("->", "→") if what else kind[:20]
+
+
+def _starts(
+    changes: object, parents: Sequence[int | None], hyper: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """Hyper-parameters of those from whom a generation comes, by what was not changed or by what
+    the change says of them; nan for who left none."""
+    said = _texts(changes, len(parents)) or [""] * len(parents)
+    found = {}
+    for name, values in hyper.items():
+        pattern = re.compile(rf"{re.escape(name)} {_NUMBER} -> {_NUMBER}")
+        before = [math.nan] * len(parents)
+        for place, parent in enumerate(parents):
+            if parent is None:
+                continue
+            changed = pattern.fullmatch(said[place])
+            if changed is None:
+                before[parent] = values[place]
+            elif math.isnan(before[parent]):
+                before[parent] = number(float(changed[1]))
+        found[name] = tuple(before)
+    return found

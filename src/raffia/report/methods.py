@@ -1,0 +1,268 @@
+"""The table of methods: what was learnt how, how it speaks, and what that brings."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raffia.report.dialogue_files import best_file, read_dialogues
+from raffia.report.episodes import EvaluationFile, read_evaluations
+from raffia.report.evaluated import Decoding, decodings_of
+from raffia.report.folder import Run
+from raffia.report.groups import Group, flat
+from raffia.report.rows import number
+from raffia.report.wording import NONE, count, spoken
+
+_Z = 1.959964  # of the normal distribution, 95 %, both sides
+# ... of Student's t, by degrees of freedom from 1 on.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+_VALUES = ("v_weight", "q_weight", "cql_weight", "dm_weight")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean and how sure it is.
+
+    >>> Score(1.5).low
+    nan
+    """
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True)
+class Told:
+    """A row of the table.
+
+    >>> Told("ILQL", "as set", Score(-2.0)).share_won
+    nan
+    """
+
+    method: str
+    decoding: str
+    score: Score
+    share_won: float = math.nan
+    num_runs: int = 0  # 0: the data themselves
+    source: str = ""  # of which episodes
+    tone: int = 0  # the group's
+
+
+def method_of(settings: Mapping[str, Any]) -> str:
+    """What a config of ILQL comes to; nothing if it is no such config.
+
+    settings: flat, under dotted names.
+
+    >>> loss = {"loss.tau": 0.8, "loss.q_weight": 1.0, "loss.v_weight": 1.0}
+    >>> method_of(loss), method_of({**loss, "loss.tau": 0.5}), method_of({"loss.tau": 0.8})
+    ('ILQL', 'one step (SARSA)', 'behaviour cloning')
+    >>> method_of({"loss.tau": 0.8, "keep_best": 0.1}), method_of({"env.id": "CartPole-v1"})
+    ('behaviour cloning of the best 10 %', '')
+    """
+    if "loss.tau" not in settings:
+        return ""
+
+    def weight(name: str) -> float:
+        value = number(settings.get(f"loss.{name}"))
+        return 0.0 if math.isnan(value) else value
+
+    share = number(settings.get("keep_best", 1.0))
+    best = f" of the best {100 * share:.3g} %" if share < 1 else ""
+    weighs = weight("beta") != 0 or settings.get("loss.exp_weights") is False
+    if not any(weight(name) > 0 for name in _VALUES) and not (weighs and weight("awac_weight")):
+        return f"behaviour cloning{best}"
+    if settings.get("loss.backup") == "max" and weight("awac_weight") == 0:
+        return f"conservative Q-learning{best}"
+    if number(settings["loss.tau"]) == 0.5:
+        return f"one step (SARSA){best}"
+    return f"ILQL{best}"
+
+
+def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
+    """The name of a way of speaking, with what a config's own comes to.
+
+    >>> decoding_of("decode", {"decode.include_adv": True, "decode.adv_weight": 8.0})
+    'as set: advantage × 8'
+    >>> decoding_of("decode", {"decode.include_adv": False, "decode.num_beams": 1})
+    'as set: policy alone, greedy'
+    """
+    if name != "decode" or "decode.include_adv" not in settings:
+        return spoken(name)
+    weight = number(settings.get("decode.adv_weight"))
+    shifted = settings["decode.include_adv"] is True and not weight == 0
+    how = "policy alone" if not shifted else f"advantage × {weight:g}"
+    if settings.get("decode.include_logits") is False:
+        how = "advantage alone"
+    beams = number(settings.get("decode.num_beams"))
+    if not math.isnan(beams):
+        how += ", greedy" if beams == 1 else f", {beams:.0f} beams"
+    return f"{spoken(name)}: {how}"
+
+
+def tables(groups: Sequence[Group]) -> list[tuple[str, list[Told]]]:
+    """For each set of logged dialogues what it is, and the rows of what was learnt from it.
+
+    >>> tables([])
+    []
+    """
+    by_data: dict[str, list[tuple[int, Group]]] = {}
+    for index, group in enumerate(groups):
+        if any(one.decodings for run in group.runs for one in run.evaluations):
+            by_data.setdefault(_data_key(group), []).append((index, group))
+    found = []
+    for some in by_data.values():
+        names = [method_of(group.settings or {}) for _, group in some]
+        rows, data = [], _data_rows([group for _, group in some])
+        for (index, group), name in zip(some, names, strict=True):
+            label = group.label if not name or names.count(name) > 1 else ""
+            title = " · ".join([part for part in (name, label) if part])
+            rows += _rows(group, title, index)
+        rows.sort(key=lambda row: -row.score.mean)
+        found.append((_data_name(some[0][1]), [*rows, *data]))
+    return found
+
+
+def over(values: Sequence[float]) -> Score:
+    """The mean over seeds, with the 95 % interval of Student's t.
+
+    >>> over([-2.0, -1.0, -3.0])
+    Score(mean=-2.0, low=-4.4843..., high=0.4843...)
+    """
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Score(mean)
+    freedom = len(values) - 1
+    # Beyond the table the first terms of its expansion are right to a thousandth.
+    quantile = _T[freedom - 1] if freedom <= len(_T) else _Z + (_Z**3 + _Z) / (4 * freedom)
+    error = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return Score(mean, mean - error, mean + error)
+
+
+# -- of one configuration
+
+
+def _rows(group: Group, title: str, index: int) -> list[Told]:
+    by_run, source = _measured(group)
+    names = list(dict.fromkeys([name for found in by_run for name in found]))
+    rows = []
+    for name in names:
+        found = [one[name] for one in by_run if name in one]
+        shares = [one.share_won for one in found if not math.isnan(one.share_won)]
+        score = over([one.mean for one in found])
+        if len(found) == 1:
+            score = _of_episodes(found[0])
+        rows.append(
+            Told(
+                method=title,
+                decoding=decoding_of(name, group.settings or {}),
+                score=score,
+                share_won=statistics.fmean(shares) if shares else math.nan,
+                num_runs=len(found),
+                source=source,
+                tone=index,
+            )
+        )
+    return rows
+
+
+def _of_episodes(one: Decoding) -> Score:
+    if not math.isnan(one.low + one.high) or len(one.returns) < 2:
+        return Score(one.mean, one.low, one.high)
+    error = _Z * statistics.stdev(one.returns) / math.sqrt(len(one.returns))
+    return Score(one.mean, one.mean - error, one.mean + error)
+
+
+def _measured(group: Group) -> tuple[list[dict[str, Decoding]], str]:
+    """By decoding, of each run: from files of `raffia evaluate` if all runs have one that counts.
+
+    A file counts whose episodes are no fewer than those of the evaluations in training.
+    """
+    runs = [run for run in group.runs if run.best and run.best.decodings]
+    files = [_largest(run) for run in runs]
+    if all(files):
+        found = [decodings_of(file.data.get("decodings")) for file in files if file]
+        which = {str(file.data.get("checkpoint", NONE)) for file in files if file}
+        return found, f"{_games(found)} by raffia evaluate, {', '.join(sorted(which))}"
+    found = [dict(run.best.decodings) for run in runs if run.best]
+    for one, run in zip(found, runs, strict=True):
+        first = next(iter(one))
+        if run.best and not one[first].returns:  # the row has those of the first alone
+            shown = one[first]
+            one[first] = Decoding(
+                shown.mean, shown.low, shown.high, shown.share_won, run.best.returns
+            )
+    return found, f"{_games(found)} in training"
+
+
+def _games(found: Sequence[Mapping[str, Decoding]]) -> str:
+    numbers = [len(next(iter(one.values())).returns) for one in found if one]
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    each = " each" if len(found) > 1 else ""
+    return f"{least:,}{f' to {most:,}' if most > least else ''} games{each}"
+
+
+def _largest(run: Run) -> EvaluationFile | None:
+    """The file with the most episodes, of the best checkpoint if there is one of it."""
+    assert run.best is not None
+    files, _ = read_evaluations(run.folder)
+    fit: list[tuple[bool, int, int, EvaluationFile]] = []
+    for file in files:
+        found = decodings_of(file.data.get("decodings"))
+        episodes = len(next(iter(found.values())).returns) if found else 0
+        if episodes and episodes >= len(run.best.returns):
+            # By their places in the list the newest of equals, never by what they hold.
+            fit.append((file.data.get("checkpoint") == "best", episodes, len(fit), file))
+    return max(fit)[-1] if fit else None
+
+
+# -- of the data
+
+
+def _data_key(group: Group) -> str:
+    return json.dumps(_data_settings(group), sort_keys=True)
+
+
+def _data_settings(group: Group) -> dict[str, Any]:
+    task = (group.settings or {}).get("task")
+    settings = flat(dict(group.settings or {}))
+    return {n: v for n, v in settings.items() if n == "task" or n.startswith(f"{task}.")}
+
+
+def _data_name(group: Group) -> str:
+    settings = _data_settings(group)
+    task = str(settings.get("task") or "dialogues")
+    games = settings.get(f"{task}.games")
+    return f"{task}, {games}" if isinstance(games, str) else task
+
+
+def _data_rows(groups: Sequence[Group]) -> list[Told]:
+    """What the logged dialogues brought themselves, where a file says it."""
+    found: dict[str, Told] = {}
+    for run in [run for group in groups for run in group.runs]:
+        data = _data_of(run)
+        rows, mean = number(data.get("num_rows")), number(data.get("mean_return"))
+        if math.isnan(rows + mean):
+            continue
+        score = Score(mean, number(data.get("low")), number(data.get("high")))
+        won, name = number(data.get("share_won")), f"the data, {count(rows)} dialogues"
+        found.setdefault(name, Told(name, "", score, won))
+        learnt = data.get("learnt")
+        learnt = learnt if isinstance(learnt, dict) else {}
+        best, mean = number(learnt.get("num_rows")), number(learnt.get("mean_return"))
+        if best < rows and not math.isnan(mean):
+            name = f"the best {count(best)} of them"
+            found.setdefault(name, Told(name, "", Score(mean)))
+    return list(found.values())
+
+
+def _data_of(run: Run) -> dict[str, Any]:
+    path = best_file(run)
+    try:
+        return dict(read_dialogues(path).data) if path else {}
+    except ValueError:  # which is said where the dialogues are to be shown
+        return {}

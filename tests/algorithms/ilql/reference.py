@@ -1,0 +1,131 @@
+"""ILQL's loss restated in the plainest way: row by row without padding, slot by slot, in Python.
+
+Of the library only the networks are used, each called with one row. What the published mask lets in
+is written out: of a row that goes on, one slot behind its last action, where all indices are 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Slot:
+    """One action, or what the published mask takes for one."""
+
+    action: int  # position of Q
+    state: int  # position of V
+    next_state: int | None  # None: its value does not count
+    token: int | None  # of an utterance there is none
+    reward: float
+    places: range  # positions whose next token is part of the action
+    for_values: bool
+    for_policy: bool
+
+
+def slots_of(row, per_token, published, num_slots):
+    """row: a `DataPoint`; num_slots: A of its batch."""
+    actions = row.action_idxs if per_token else row.utterance_action_idxs
+    states = row.state_idxs if per_token else row.utterance_state_idxs
+    rewards = row.rewards if per_token else row.utterance_rewards
+    ended = bool(row.terminals[-1])
+    found = []
+    for place, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
+        last = place == len(actions) - 1
+        found.append(
+            Slot(
+                action=action,
+                state=states[place],
+                next_state=None if last and ended else states[place + 1],
+                token=row.tokens[action + 1] if per_token else None,
+                reward=reward,
+                places=range(action, action + 1) if per_token else range(states[place], action),
+                for_values=True,
+                for_policy=True,
+            )
+        )
+    if published and len(found) < num_slots and (not ended or not found):
+        token = row.tokens[1] if per_token else None
+        places = range(1) if per_token else range(states[len(found)], 0)
+        found.append(
+            Slot(0, states[len(found)], None, token, 0.0, places, not ended, not found)
+        )  # fmt: skip
+    return found
+
+
+def reference(model, target, loss, rows):
+    """The total, the terms, and by row: weights of tokens, and what the heads say."""
+    per_token, published = model.config.per_token, loss.mask == "published"
+    config = model.config
+    num_slots = max(
+        [1, *(len(r.action_idxs if per_token else r.utterance_action_idxs) for r in rows)]
+    )
+    terms = dict.fromkeys(("q", "v", "cql", "dm", "token"), torch.zeros(()).double())
+    num_values, num_tokens, told = 0, 0, []
+    for row in rows:
+        tokens = torch.tensor([row.tokens])
+        hidden = model.trunk(tokens)[0]
+        slow = hidden.detach() if target.trunk is None else target.trunk(tokens)[0].detach()
+        spoken = hidden if config.policy == "shared" else model.policy(tokens)[0]
+        spoken = spoken.detach() if config.detach_pi else spoken
+        log_probs = model.policy_trunk.logits(spoken).log_softmax(-1)
+        of_v = hidden.detach() if config.detach_v else hidden
+        of_q = hidden.detach() if config.detach_q else hidden
+        slots = slots_of(row, per_token, published, num_slots)
+        discounted, returns = 0.0, {}
+        for place in reversed(range(len(slots))):
+            returns[place] = discounted = slots[place].reward + loss.gamma * discounted
+        weights = [loss.transition_weight] * len(row.tokens)
+        if loss.clip_weight is not None:
+            weights = [min(weight, loss.clip_weight) for weight in weights]
+        said = []
+        for place, slot in enumerate(slots):
+            column = 0 if slot.token is None else slot.token
+            v = model.v(of_v[slot.state])[0]
+            following = torch.zeros(()).double()
+            if slot.next_state is not None:
+                following = model.v(of_v[slot.next_state])[0].detach()
+            q_rows = [head(of_q[slot.action]) for head in model.q_heads]
+            target_q = min(head(slow[slot.action])[column].item() for head in target.q_heads)
+            if loss.value_min is not None:
+                target_q = max(target_q, loss.value_min)
+            if loss.value_max is not None:
+                target_q = min(target_q, loss.value_max)
+            said.append((v, following, [q[column] for q in q_rows], target_q))
+            if slot.for_policy:
+                advantage = target_q - v.item()
+                weight = loss.beta if advantage > 0 else 1 - loss.beta
+                if loss.exp_weights:
+                    weight = math.exp(loss.beta * advantage)
+                if loss.clip_weight is not None:
+                    weight = min(weight, loss.clip_weight)
+                for position in slot.places:
+                    weights[position] = weight
+            if not slot.for_values:
+                continue
+            num_values += 1
+            y = slot.reward + loss.gamma * following
+            wanted = returns[place] if loss.mc_returns else target_q
+            error = wanted - v
+            terms["v"] = terms["v"] + (loss.tau if error >= 0 else 1 - loss.tau) * error**2
+            for q in q_rows:
+                terms["q"] = terms["q"] + (y - q[column]) ** 2
+                if per_token:
+                    scaled = q / loss.cql_temp
+                    terms["cql"] = terms["cql"] + scaled.logsumexp(0) - scaled[column]
+                    margins = (q - q[column] + loss.dm_margin).clamp_min(0)
+                    terms["dm"] = terms["dm"] + margins.square().sum()
+        for position, token in enumerate(row.tokens[1:]):
+            num_tokens += 1
+            terms["token"] = terms["token"] - weights[position] * log_probs[position, token]
+        told.append((weights, said))
+    terms = {
+        name: term / max(1, num_tokens if name == "token" else num_values)
+        for name, term in terms.items()
+    }
+    total = sum(
+        getattr(loss, f"{'awac' if name == 'token' else name}_weight") * term
+        for name, term in terms.items()
+    )
+    return total, terms, told

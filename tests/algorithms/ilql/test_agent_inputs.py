@@ -1,0 +1,112 @@
+"""Batches of one's own: numbers in place of truth values, what may be left out, what is refused."""
+
+import re
+
+import pytest
+import torch
+
+from .agents import rows, small_agent
+from .small import batch_of
+
+
+def given(agent, **changes):
+    """A batch as a dict of tensors; None takes an entry out."""
+    entries = dict(agent.prepare_inputs(rows()).items()) | changes
+    return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def told(agent, batch):
+    loss, _ = agent.get_loss(batch)
+    loss.backward()
+    grads = {name: p.grad.clone() for name, p in agent.model.named_parameters()}
+    agent.zero_grad()
+    return loss.detach(), agent.get_qvs(batch)["advantage"], agent.get_weights(batch), grads
+
+
+@pytest.fixture
+def agent():
+    return small_agent(net={"dropout": 0.0}, beta=0.5, transition_weight=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
+@pytest.mark.parametrize("mask", ["strict", "published"])
+def test_masks_and_terminals_may_be_numbers(agent, mask, dtype):
+    """As the rows are written down: terminals [0, 0, 1]."""
+    from .agents import with_loss
+
+    agent, plain = with_loss(agent, mask=mask), given(agent)
+    names = ("attn_mask", "terminals", "action_mask")
+    numbers = {**plain, **{name: plain[name].to(dtype) for name in names}}
+    for ours, theirs in zip(told(agent, numbers), told(agent, plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_which_actions_are_real_follows_from_the_places(per_token):
+    agent = small_agent(per_token=per_token, net={"dropout": 0.0})
+    whole = agent.prepare_inputs(rows())
+    found = agent.prepare_inputs(given(agent, action_mask=None))
+    assert torch.equal(found["action_mask"], whole["action_mask"])
+
+
+@pytest.mark.parametrize("level", ["", "u_"])
+def test_so_it_does_for_rows_that_go_on_were_cut_or_have_no_action(level):
+    agent = small_agent(net={"vocab_size": 35, "block_size": 64}, per_token=not level)
+    batch = batch_of("B", level)
+    found = agent.prepare_inputs({k: v for k, v in batch.items() if k != "action_mask"})
+    assert torch.equal(found["action_mask"], batch["action_mask"])
+    assert not batch["action_mask"].any(1).all() or level
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "says"),
+    [
+        ("rewards", slice(0, -1), "rewards [12, {A1}] must be [12, {A}]"),
+        ("terminals", slice(0, -1), "terminals [12, {A}] must be [12, {A2}]"),
+        ("state_idxs", slice(0, -1), "state_idxs [12, {A}] must be [12, {A2}]"),
+        ("action_mask", slice(0, -1), "action_mask [12, {A1}] must be [12, {A}]"),
+        ("attn_mask", slice(1, None), "attn_mask [12, {T1}] must be [12, {T}]"),
+    ],
+)
+def test_entries_of_unequal_length_are_refused(agent, name, cut, says):
+    batch = given(agent)
+    (_, length), (_, width) = batch["tokens"].shape, batch["action_idxs"].shape
+    says = says.format(A=width, A1=width - 1, A2=width + 1, T=length, T1=length - 1)
+    with pytest.raises(ValueError, match=re.escape(says) + r".*dataset\.collate"):
+        agent.get_loss(given(agent, **{name: batch[name][:, cut]}))
+    with pytest.raises(ValueError, match=re.escape(says)):
+        agent.learn(given(agent, **{name: batch[name][:, cut]}))
+
+
+def test_rows_that_lie_about_their_number_are_refused(agent):
+    batch = given(agent)
+    with pytest.raises(ValueError, match=r"rewards \[11, .*must be \[12,"):
+        agent.get_loss({**batch, "rewards": batch["rewards"][1:]})
+    with pytest.raises(ValueError, match=r"tokens \[.*\] must be \[rows, tokens\]"):
+        agent.get_loss({**batch, "tokens": batch["tokens"][0]})
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_places_outside_of_the_row_are_refused(per_token):
+    agent = small_agent(per_token=per_token)
+    batch = given(agent)
+    length = batch["tokens"].shape[1]
+    for name in ("action_idxs", "state_idxs"):
+        for wrong in (length, -1):
+            places = batch[name].clone()
+            places[1, 0] = wrong
+            with pytest.raises(ValueError, match=f"{name} holds {wrong}, and the rows have"):
+                agent.get_loss({**batch, name: places})
+    if per_token:  # the token behind it would be the action
+        places = batch["action_idxs"].clone()
+        places[1, 0] = length - 1
+        with pytest.raises(ValueError, match=f"action_idxs holds {length - 1}, .*behind it"):
+            agent.get_loss({**batch, "action_idxs": places})
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(agent):
+    tokens = given(agent)["tokens"].clone()
+    tokens[2, 1] = 11
+    for call in (agent.get_loss, agent.learn, agent.get_qvs, agent.get_scores):
+        with pytest.raises(ValueError, match="token 11 is not in the vocabulary, 0 to 10"):
+            call(given(agent, tokens=tokens))

@@ -1,0 +1,86 @@
+"""A data set of one's own, by number or drawn, is learnt from and gone on with where it stopped."""
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql import ILQL
+from raffia.data.dialogue import (
+    DataPoint,
+    Iterable_RL_Dataset,
+    List_RL_Dataset,
+    TokenReward,
+    Vocabulary,
+)
+
+from .agents import rows, same, small_agent, tensors_of
+
+
+class Listed(List_RL_Dataset):
+    def size(self):
+        return 12
+
+    def get_item(self, index):
+        return rows()[index]
+
+
+class Drawn(Iterable_RL_Dataset):
+    def sample_item(self, generator):
+        return rows()[int(torch.randint(12, (), generator=generator))]
+
+
+class Long(Iterable_RL_Dataset):
+    def sample_item(self, generator):
+        return DataPoint.from_tokens([1] * 40, [0], [1.0])
+
+
+VOCABULARY = Vocabulary(11, pad_token_id=0)
+
+
+@pytest.mark.parametrize("kind", [Listed, Drawn])
+def test_an_agent_learns_from_it_and_goes_on(tmp_path, kind):
+    agent = small_agent(kind(VOCABULARY), net={"dropout": 0.0})
+    before = agent.get_loss(rows())[0].item()
+    for _ in range(4):
+        agent.learn()
+    agent.save_checkpoint(tmp_path)
+    again = ILQL.from_checkpoint(tmp_path, kind(VOCABULARY))
+    for _ in range(8):
+        agent.learn(), again.learn()
+    assert same(tensors_of(again), tensors_of(agent))
+    assert agent.get_loss(rows())[0].item() < before
+
+
+def test_drawn_rows_follow_from_seed_and_update():
+    data = Drawn(VOCABULARY)
+    first, other = small_agent(data), small_agent(data)
+    other.seed = 1
+    assert not torch.equal(first.learn()["loss"], other.learn()["loss"])
+
+
+def test_rows_that_are_too_long_say_what_to_do():
+    with pytest.raises(
+        ValueError, match=r"rows of 40 tokens, .* context is 32: .*point\.cut\(32\)"
+    ):
+        small_agent(Long(VOCABULARY)).learn()
+    with pytest.raises(ValueError, match=r"40 tokens, more than the 32 .* point\.cut\(32\)"):
+        small_agent(Long(VOCABULARY, max_len=32)).learn()
+
+
+def test_rewards_of_ones_own_for_tokens():
+    class Short(TokenReward):
+        """A reward for each token that is not long."""
+
+        def get_token_reward(self, tokens):
+            return [0.25 if token < 8 else 0.0 for token in tokens]
+
+        def settings(self):
+            return {}
+
+    plain = rows()[0]
+    again = DataPoint.from_tokens(
+        plain.tokens, plain.action_idxs, plain.rewards, end_of_action=3, token_reward=Short()
+    )
+    extra = [0.25 * (plain.tokens[at + 1] < 8) for at in plain.action_idxs]
+    assert again.rewards == [a + b for a, b in zip(plain.rewards, extra, strict=True)]
+    batch = small_agent().prepare_inputs([again])
+    assert batch["rewards"][0].tolist() == pytest.approx(again.rewards)

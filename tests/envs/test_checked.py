@@ -1,0 +1,41 @@
+"""Settings that a Literal lists: by itself, in a tuple, or beside None."""
+
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+import pytest
+
+from raffia.envs.checked import check_choices
+
+
+@dataclass
+class Settings:
+    one: Literal["a", "b"] = "a"
+    some: tuple[Literal["a", "b"], ...] = ()
+    maybe: Literal["alpha", "beta"] | None = None
+    older: Optional[Literal[1, 2]] = None  # noqa: UP045
+    number: int | None = None
+    text: Literal["auto"] | str = "auto"
+
+    def __post_init__(self):
+        check_choices(self)
+
+
+def test_what_is_listed_may_be():
+    Settings("b", ("a", "b"), "beta", 2, 7, "anything")
+    Settings(maybe=None, older=None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"one": "c"}, "one='c' is none of 'a', 'b'"),
+        ({"one": None}, "one=None is none of 'a', 'b'"),
+        ({"some": ("a", "c")}, "some=.* is none of 'a', 'b'"),
+        ({"maybe": "alpa"}, "maybe='alpa' is none of None, 'alpha', 'beta'; did you mean 'alpha'"),
+        ({"older": 3}, "older=3 is none of None, 1, 2"),
+    ],
+)
+def test_what_is_not_listed_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**wrong)

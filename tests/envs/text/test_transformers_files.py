@@ -1,0 +1,169 @@
+"""Tokenizers as transformers reads them: the same numbers and texts as ours."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raffia.data.data_point import DataPoint
+from raffia.data.dialogue_rows import Dialogue
+from raffia.envs.text.hf_tokenizer import HFTokenizer
+from raffia.envs.text.saved_tokenizer import load_tokenizer
+from raffia.envs.text.tokenizer import (
+    SPECIAL_TOKENS,
+    PieceTokenizer,
+    WordTokenizer,
+    character_tokenizer,
+)
+from raffia.envs.text.transformers_files import save_for_transformers
+from raffia.envs.text.wordle.colors import NUM_CODES, colors_of
+from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.envs.text.wordle.vocabulary import Vocabulary
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SPECIALS = tuple(SPECIAL_TOKENS.values())
+ODD = "ab <>/\\.*+?()[]{}|^$-#&~'\"\n\té😀"
+SPACES = "".join(chr(n) for n in range(0x3001) if chr(n).isspace())
+KINDS = {
+    "characters": (character_tokenizer([ODD]), st.text(ODD, max_size=12)),
+    "unknown": (character_tokenizer(["abc"], unknown="<|unk|>"), st.text("abcxyz", max_size=9)),
+    "pieces": (
+        PieceTokenizer(("a", "b", "ab", "<b>", "bab", "a.b", "+a", *SPECIALS), "bab"),
+        st.text("ab<>.+x", max_size=12),
+    ),
+    "words": (
+        WordTokenizer.from_texts(["the cat sat é"], unknown="<|unk|>"),
+        st.lists(st.sampled_from(["the", "cat", "dog", *SPACES]), max_size=9).map("".join),
+    ),
+    "letters": (wordle_letter_tokenizer(), st.text("abz", max_size=5).map("<g>{}<b>".format)),
+    "rows": (
+        wordle_word_tokenizer(Vocabulary(("crane", "slate")), non_word="<?>"),
+        st.one_of(
+            st.sampled_from(["crane", "slate", "craneslate", "xcranex", "<?>"]),
+            st.integers(0, NUM_CODES - 1).map(
+                lambda code: "".join(f"<{color}>" for color in colors_of(code))
+            ),
+        ),
+    ),
+}
+
+
+def in_unison(kind, tmp_path_factory):
+    """Ours, and theirs from what was written."""
+    folder = tmp_path_factory.mktemp(kind)
+    save_for_transformers(KINDS[kind][0], folder, max_length=16)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return {kind: in_unison(kind, tmp_path_factory) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_get_the_same_numbers_and_come_back(kind, theirs):
+    ours, texts = KINDS[kind]
+    their = theirs[kind]
+
+    @given(texts)
+    def check(text):
+        if any(mark in text for mark in SPECIALS):  # the one difference
+            return
+        ids = ours.encode(text)
+        assert their.encode(text).ids == ids
+        assert their.decode(ids) == ours.decode(ids)
+
+    check()
+    assert [their.token_to_id(token) for token in ours.tokens] == list(range(ours.num_tokens))
+    assert their.decode([ours.eoa_token_id, 0, ours.pad_token_id]) == ours.tokens[0]
+
+
+def test_what_has_no_token_is_an_error_there_too(theirs):
+    with pytest.raises(Exception, match="Missing"):
+        theirs["letters"].encode("A")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_reads_it_and_makes_prompts_as_rows_are(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = KINDS[kind][0]
+    save_for_transformers(ours, tmp_path, max_length=16)
+    their = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    first, second = ours.tokens[0], ours.tokens[1]
+    assert their(first).input_ids == ours.encode(first) and len(their) == ours.num_tokens
+    marks = [their.bos_token_id, their.eos_token_id, their.pad_token_id, their.model_max_length]
+    assert marks == [ours.bos_token_id, ours.eoa_token_id, ours.pad_token_id, 16]
+    for said in ([(first, None), (second, 0.0), (first, None)], [(second, 1.0)]):
+        roles = {True: "user", False: "assistant"}
+        chat = [{"role": roles[reward is None], "content": text} for text, reward in said]
+        row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
+        assert their.apply_chat_template(chat, return_dict=False) == row
+    ids = [0, ours.eoa_token_id, 1]
+    assert their.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+    assert load_tokenizer(tmp_path) == ours
+
+
+def byte_level():
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=None))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    theirs.train_from_iterator(["hello there, how are you there"] * 3, trainer)
+    theirs.post_processor = tokenizers.processors.TemplateProcessing(
+        single="h $A", special_tokens=[("h", theirs.token_to_id("h"))]
+    )
+    return theirs
+
+
+def test_one_of_theirs_stays_but_for_marks_that_no_row_had(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    byte_level().save(str(tmp_path / "own.json"))
+    ours = HFTokenizer(tmp_path / "own.json", add_missing=True)
+    save_for_transformers(ours, tmp_path / "out", max_length=16)
+    their = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("hello there", " you é", ""):
+        assert their(text).input_ids == ours.encode(text)
+        assert their.decode(ours.encode(text)) == text
+    said = [("hello", None), (" there", 0.0), ("you", None)]
+    roles = ("user", "assistant", "user")
+    chat = [{"role": role, "content": text} for role, (text, _) in zip(roles, said, strict=True)]
+    row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
+    assert their.apply_chat_template(chat, return_dict=False) == row
+    assert load_tokenizer(tmp_path / "out").encode("hello") == ours.encode("hello")
+
+
+def test_where_a_text_begins_otherwise_there_is_no_template(tmp_path):
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁hi": 0, "hi": 1}, unk_token="hi"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    theirs.save(str(tmp_path / "own.json"))
+    ours = HFTokenizer(tmp_path / "own.json", add_missing=True)
+    save_for_transformers(ours, tmp_path / "out", max_length=16)
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
+
+
+def test_special_tokens_of_other_names(tmp_path):
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"hi": 0, "[PAD]": 1}, unk_token="hi")
+    )
+    theirs.save(str(tmp_path / "own.json"))
+    names = {"special_tokens": {"pad": "[PAD]"}}
+    ours = HFTokenizer(tmp_path / "own.json", add_missing=True, **names)
+    save_for_transformers(ours, tmp_path / "out", max_length=16)
+    config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert config["pad_token"] == "[PAD]" and config["eos_token"] == "</a>"
+
+
+def test_what_can_not_be_converted_is_said(tmp_path):
+    held = PieceTokenizer(("a", "b</s>", *SPECIALS))
+    with pytest.raises(ValueError, match=r"can't be converted.*'b</s>' holds '</s>'"):
+        save_for_transformers(held, tmp_path, max_length=16)
+
+    class Morse:
+        pass
+
+    with pytest.raises(ValueError, match="a Morse can't be converted"):
+        save_for_transformers(Morse(), tmp_path, max_length=16)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,512 @@
+"""Lists of agents, selected and mutated by the names that users of AgileRL know."""
+
+import copy
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql import ILQL, DecodeConfig
+from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.envs.text.contract import Language_Environment
+from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.evolution import HyperRange, Mutations, TournamentSelection
+from raffia.functional.optim import adamw
+from raffia.nn.evolvable import EvolvableMLP
+from raffia.nn.lora import add_lora
+from raffia.tensordict.tensordict import TensorDict
+from tests.algorithms.ilql.agents import Said
+
+TOKENIZER = character_tokenizer(["abcde"])
+END = TOKENIZER.eoa_token_id
+NET = {
+    "vocab_size": TOKENIZER.num_tokens,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 8,
+    "block_size": 24,
+}
+SEPARATE = {"policy": "separate", "target": "trunk"}
+SHORT = DecodeConfig(max_new_tokens=3, num_beams=1)
+RANGES = {
+    "lr": HyperRange(1e-4, 1e-1),
+    "batch_size": HyperRange(2, 8),
+    "tau": HyperRange(0.5, 0.95),
+}
+KINDS = ("no_mutation", "architecture", "parameters", "activation", "rl_hp")
+
+
+class Letters(Language_Environment):
+    """One answer, which earns a point for each a."""
+
+    def reset(self, seed):
+        self.seen = Said([("abcd"[seed % 4], None)])
+        return self.seen
+
+    def step(self, action):
+        reward = action.count("a") - 0.5
+        self.seen = Said([*self.seen.utterances, (action, reward)], True)
+        return self.seen, reward, True
+
+    def is_terminal(self):
+        return self.seen.terminal
+
+
+def data():
+    points, letters = [], [TOKENIZER.token_to_id(letter) for letter in "abcde"]
+    for i in range(10):
+        said = [letters[i % 5], letters[(i + 1) % 5], END]
+        tokens = [TOKENIZER.bos_token_id, letters[i % 4], TOKENIZER.eos_token_id, *said]
+        points.append(
+            DataPoint.from_tokens(
+                tokens, [2, 3, 4], [0.0, 0.0, float(i % 5 == 0)], end_of_action=END
+            )
+        )
+    vocabulary = Vocabulary(TOKENIZER.num_tokens, pad_token_id=TOKENIZER.pad_token_id)
+    return DialogueDataset.of_points(points, vocabulary)
+
+
+def agent_of(index=0, net=None, **options):
+    torch.manual_seed(index)
+    options = {"batch_size": 4, "lr": 1e-2, "tau": 0.8, **options}
+    return ILQL(data(), {**NET, **(net or {})}, index=index, **options)
+
+
+def population_of(num=3, **options):
+    agents = [agent_of(i, **options) for i in range(num)]
+    for agent, fitness in zip(agents, (1.0, 3.0, 2.0, 0.0), strict=False):
+        agent.learn()
+        agent.fitness = [fitness]
+    return agents
+
+
+def mutations(kind, seed=0, **options):
+    probabilities = dict.fromkeys(KINDS, 0.0) | {kind: 1.0}
+    if kind == "rl_hp":
+        options = {"hyper_ranges": RANGES, **options}
+    options = {"new_layer_prob": 0.5, "nodes": (4, 8), "rand_seed": seed, **options}
+    return Mutations(**probabilities, **options)
+
+
+def all_of(agent):
+    """Everything that learning depends on."""
+    tensors = {name: p.detach().clone() for name, p in agent.named_parameters()}
+    if agent.opt is not None:
+        leaves = agent.opt.items(True, True)
+        tensors |= {".".join(key): leaf.clone() for key, leaf in leaves}
+    return tensors, agent.config, agent.batch_size, agent.step
+
+
+def same(first, second):
+    if first[1:] != second[1:] or first[0].keys() != second[0].keys():
+        return False
+    return all(torch.equal(first[0][name], second[0][name]) for name in first[0])
+
+
+def said_of(agent):
+    tokens = torch.tensor([[1, 5, 6, 2, 7], [1, 6, 6, 2, 8]])
+    state, action = torch.tensor([[1, 2, 3]] * 2), torch.tensor([[1, 2]] * 2)
+    with torch.no_grad():
+        out = agent.eval()(tokens, state, action)
+    agent.train()
+    return [out.logits, out.v, *out.q, *out.target_q]
+
+
+# ------------------------------------------------------------------ the whole loop
+
+
+def evolved(seed=0):
+    population = [agent_of(i) for i in range(3)]
+    tournament = TournamentSelection(2, True, 3, eval_loop=2, rand_seed=seed)
+    changes = Mutations(
+        0.2, 0.3, 0.5, 0.3, 0, 0.4, mutate_elite=False, rand_seed=seed, hyper_ranges=RANGES
+    )
+    told = []
+    for _ in range(3):
+        for agent in population:
+            for _ in range(3):
+                assert agent.learn()["loss"].isfinite()
+            agent.test(Letters, TOKENIZER, num_games=2, decode=SHORT)
+        before = {agent.index: all_of(agent) for agent in population}
+        elite, population = tournament.select(population)
+        population = changes.mutation(population)
+        assert same(all_of(elite), before[elite.index])
+        assert same(all_of(population[0]), before[elite.index])
+        assert population[0].index == elite.index and population[0] is not elite
+        told.append([(a.index, a.mutation, a.fitness, a.lr, a.batch_size) for a in population])
+    for agent in population:
+        agent.learn()
+    return population, told, tournament.lineage
+
+
+def test_three_generations_are_repeated_by_their_seed():
+    first, told, lineage = evolved()
+    again, told_again, lineage_again = evolved()
+    assert told == told_again and lineage == lineage_again
+    for one, other in zip(first, again, strict=True):
+        assert same(all_of(one), all_of(other))
+    kinds = {(row[1] or "none").partition(":")[0] for rows in told for row in rows}
+    assert len(kinds) > 2
+    for index in lineage:  # each goes back to one that was there from the start
+        while index in lineage:
+            assert lineage[index] < index
+            index = lineage[index]
+        assert index in range(3)
+    assert len(lineage) == 6 and all(len(agent.fitness) == 3 for agent in first)
+    assert all(agent.step == 10 for agent in first)
+
+
+# ------------------------------------------------------------------ selection
+
+
+def test_each_place_is_that_of_a_tournaments_winner():
+    population = population_of(3)
+    tournament = TournamentSelection(3, False, population_size=200, rand_seed=0)
+    population = [Light(agent.index, agent.fitness) for agent in population]
+    elite, chosen = tournament.select(population)
+    assert elite is population[1]
+    assert [agent.index for agent in chosen] == list(range(3, 203))
+    share = [list(tournament.lineage.values()).count(index) / 200 for index in range(3)]
+    # of three draws with replacement: all are the worst; none is the best; any is the best
+    torch.testing.assert_close(share, [1 / 27, 19 / 27, 7 / 27], rtol=0, atol=0.1)
+
+
+class Light:
+    def __init__(self, index, fitness):
+        self.index, self.fitness = index, fitness
+
+    def clone(self, index=None):
+        return Light(self.index if index is None else index, list(self.fitness))
+
+
+def test_fitness_is_the_mean_of_the_last_evaluations():
+    population = [Light(0, [9.0, 0.0]), Light(1, [0.0, 4.0]), Light(2, [8.0, float("nan")])]
+    elites = [
+        TournamentSelection(1, True, 3, eval_loop, rand_seed=0).select(population)[0].index
+        for eval_loop in (1, 2, 7)
+    ]
+    assert elites == [1, 0, 0]
+
+
+def test_no_index_is_used_twice():
+    tournament = TournamentSelection(1, True, 2, rand_seed=3)
+    population = [Light(0, [1.0]), Light(1, [0.0])]
+    seen = {0, 1}
+    for _ in range(5):
+        _, population = tournament.select(population)
+        assert population[0].index == 0 and population[1].index not in seen
+        seen.add(population[1].index)
+        population[0].fitness, population[1].fitness = [1.0], [0.0]
+    assert len({tournament.select(population)[1][1].index for _ in range(3)}) == 3
+
+
+def test_draws_come_of_the_seed_and_the_number_of_the_call_alone():
+    population = [Light(i, [float(i)]) for i in range(4)]
+    before = torch.random.get_rng_state()
+    first = TournamentSelection(2, False, 40, rand_seed=5)
+    lineages = []
+    for number in range(2):
+        first.lineage = {}
+        first.select(population)
+        resumed = TournamentSelection(2, False, 40, rand_seed=5)
+        resumed.number = number
+        resumed.select(population)
+        assert resumed.lineage == first.lineage
+        lineages.append(list(first.lineage.values()))
+    assert lineages[0] != lineages[1]
+    drawn = TournamentSelection(2, False, 40)
+    drawn.select(population)
+    again = TournamentSelection(2, False, 40, rand_seed=drawn.rand_seed)
+    again.select(population)
+    assert again.lineage == drawn.lineage
+    assert TournamentSelection(2, False, 40).rand_seed != drawn.rand_seed
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------ what fails elsewhere
+
+
+@pytest.mark.parametrize("kind", ["no_mutation", "architecture", "parameters", "rl_hp"])
+@pytest.mark.parametrize("net", [{}, SEPARATE])
+def test_tournament_and_mutations_work_on_ilql_and_it_is_cloned_after_them(kind, net, tmp_path):
+    """There both raise; a clone has no optimiser's state, and fails after a mutation."""
+    _, population = TournamentSelection(2, True, 3, rand_seed=0).select(population_of(net=net))
+    for number in range(2):
+        population = mutations(kind, seed=number).mutation(population)
+        for agent in population:
+            clone = agent.clone(index=50)
+            assert same(all_of(clone), all_of(agent)) and clone.opt is not None
+            assert clone.index == 50 and clone.mutation == agent.mutation
+            assert clone.fitness == agent.fitness and clone.fitness is not agent.fitness
+            before = all_of(agent)
+            clone.learn()
+            assert same(all_of(agent), before)  # independent
+            agent.learn()
+            assert same(all_of(clone), all_of(agent))
+    agent.save_checkpoint(tmp_path)
+    again = ILQL.from_checkpoint(tmp_path, data())
+    again.learn(), agent.learn()
+    assert same(all_of(again), all_of(agent)) and again.mutation == agent.mutation
+
+
+@pytest.mark.parametrize(
+    "net", [{}, SEPARATE, {"positions": "rotary", "bias": False}, {"dropout": 0.3}]
+)
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_what_an_agent_computes_stays_when_its_networks_grow(net, prob):
+    """There the output layer comes apart from the embeddings, and the logits jump."""
+    name, was_there = ("n_layer", 2) if prob else ("dim_feedfwd", 32)
+    for seed in range(4):
+        agent = agent_of(net=net)
+        agent.learn()
+        before, old = said_of(agent), copy.deepcopy(agent)
+        mutations("architecture", seed, new_layer_prob=prob).mutation([agent])
+        if agent.net_config[name] < was_there:
+            continue
+        assert agent.net_config[name] > was_there
+        for mine, was in zip(said_of(agent), before, strict=True):
+            torch.testing.assert_close(mine, was, rtol=0, atol=0.0 if prob else 1e-6)
+        check_moments(agent.opt, old.opt)
+        check_grown(agent)
+        return
+    raise AssertionError("nothing grew")
+
+
+def check_moments(opt, old):
+    """Those of what was are kept, those of what is new are 0."""
+    for key, now in opt.items(True, True):
+        was = old.get(key, None)
+        if was is None or was.shape != now.shape:
+            kept = 0 if was is None else was.abs().sum()
+            torch.testing.assert_close(now.abs().sum(), torch.as_tensor(kept, dtype=now.dtype))
+        else:
+            assert torch.equal(now, was)
+
+
+def check_grown(agent):
+    """What is new learns, all of it, and its slow copy follows."""
+    before = all_of(agent)[0]
+    for _ in range(3):
+        agent.learn()
+    after = all_of(agent)[0]
+    for name, tensor in agent.model.named_parameters():
+        assert not torch.equal(before[f"model.{name}"], after[f"model.{name}"]), name
+        if name.endswith("fc.weight"):
+            assert bool((tensor != before[f"model.{name}"]).any(1).all())
+    tied = agent.model.trunk
+    hidden = torch.randn(3, 8)
+    assert torch.equal(tied.logits(hidden), hidden @ tied.wte.weight.T)
+    assert not any("lm_head" in name for name in after)
+
+
+def test_removal_stops_at_the_last_layer_and_node_and_within_bounds():
+    """There a network without nodes is reached."""
+    draw = torch.Generator().manual_seed(0)
+    agent = agent_of(net={"n_layer": 3, "min_layers": 2, "max_layers": 4, "dim_feedfwd": 6})
+    layers, nodes = set(), set()
+    for _ in range(30):
+        agent.reshape(1.0, (5,), draw)
+        agent.reshape(0.0, (5,), draw)
+        layers.add(agent.net_config["n_layer"]), nodes.add(agent.net_config["dim_feedfwd"])
+    assert layers == {2, 3, 4} and min(nodes) == 1
+    assert agent.learn()["loss"].isfinite()
+    fixed = agent_of(net={"min_layers": 2, "max_layers": 2})
+    before = all_of(fixed)
+    assert fixed.reshape(1.0, (5,), draw) == "2 -> 2 layers" and same(all_of(fixed), before)
+
+
+def test_the_layers_that_stay_are_those_that_were():
+    draw, agent = torch.Generator().manual_seed(0), agent_of(net={"n_layer": 3, "max_layers": 3})
+    agent.learn()
+    was = [block.fc.weight.clone() for block in agent.model.trunk.h]
+    moments = [
+        agent.opt["language", "mean", "trunk", "h", str(i), "fc", "weight"] for i in range(3)
+    ]
+    assert agent.reshape(1.0, (5,), draw) == "3 -> 2 layers"
+    found = []
+    for i, block in enumerate(agent.model.trunk.h):
+        (layer,) = (j for j in range(3) if torch.equal(was[j], block.fc.weight))
+        mean = agent.opt["language", "mean", "trunk", "h", str(i), "fc", "weight"]
+        assert torch.equal(mean, moments[layer]) and block.layer == i
+        found.append(layer)
+    assert found == sorted(found)
+
+
+# ------------------------------------------------------------------ kinds of mutation
+
+
+def test_hyper_parameters_are_set_and_whole_numbers_stay_whole():
+    population = population_of()
+    before = [copy.deepcopy(agent) for agent in population]
+    for seed in range(6):
+        mutations("rl_hp", seed).mutation(population)
+        for agent, old in zip(population, before, strict=True):
+            changed = [name for name in RANGES if getattr(agent, name) != getattr(old, name)]
+            assert agent.mutation.startswith("hyper: ") and len(changed) <= seed + 1
+            assert type(agent.batch_size) is int and 2 <= agent.batch_size <= 8
+            tensors, old_tensors = all_of(agent)[0], all_of(old)[0]
+            assert all(torch.equal(tensors[name], old_tensors[name]) for name in tensors)
+    assert len({agent.lr for agent in population}) > 1
+    assert population[0].learn()["loss"].isfinite()
+
+
+def test_a_small_whole_number_makes_steps_of_one_and_stays_within_its_range():
+    population, seen = [agent_of(batch_size=2)], {2}
+    for seed in range(20):
+        ranges = {"batch_size": HyperRange(1, 3.6)}
+        mutations("rl_hp", seed, hyper_ranges=ranges).mutation(population)
+        seen.add(population[0].batch_size)
+    assert seen == {1, 2, 3}
+
+
+@pytest.mark.parametrize("kind", ["architecture", "parameters", "rl_hp"])
+def test_torchs_own_generator_stays_and_a_seed_of_the_system_can_be_repeated(kind):
+    first, second = agent_of(), agent_of()
+    before = torch.random.get_rng_state()
+    drawn = mutations(kind, None)
+    drawn.mutation([first])
+    mutations(kind, drawn.rand_seed).mutation([second])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert same(all_of(first), all_of(second)) and first.mutation == second.mutation
+
+
+def test_parameters_get_noise_and_the_slow_copy_and_the_moments_stay():
+    agent = agent_of()
+    agent.learn()
+    before = all_of(agent)[0]
+    (same_agent,) = mutations("parameters").mutation([agent])
+    after = all_of(agent)[0]
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert same_agent is agent and agent.mutation.startswith("parameters: ")
+    assert changed and all(name.startswith("model.") for name in changed)
+    assert before.keys() == after.keys()  # tied ones stay tied
+
+
+def test_before_the_first_update_agents_are_mutated_too():
+    for kind in ("parameters", "architecture", "rl_hp"):
+        (agent,) = mutations(kind).mutation([agent_of()])
+        assert agent.opt is None and agent.learn()["loss"].isfinite()
+
+
+def test_the_elite_is_spared_and_others_do_not_hang_on_it():
+    changed = [mutations("rl_hp", mutate_elite=elite).mutation(population_of()) for elite in (0, 1)]
+    assert changed[0][0].mutation is None and changed[1][0].mutation is not None
+    for spared, other in zip(changed[0][1:], changed[1][1:], strict=True):
+        assert same(all_of(spared), all_of(other)) and spared.mutation == other.mutation
+
+
+class Fitting:
+    """A network of the kind that changes as masks; one of the least agents that there can be."""
+
+    hyper_names = ("rate",)
+
+    def __init__(self, index=0):
+        torch.manual_seed(index)
+        self.index, self.fitness, self.mutation, self.rate = index, [float(index)], None, 0.1
+        self.net = EvolvableMLP(3, 2, width=4, num_layers=1, num_nodes=4, max_nodes=16)
+        params = TensorDict(dict(self.net.named_parameters())).unflatten_keys(".").detach()
+        self.optimizer = adamw()
+        self.opt = self.optimizer.init(params)
+
+    def clone(self, index=None):
+        new = copy.deepcopy(self)
+        new.index = self.index if index is None else index
+        return new
+
+    def learner_state(self):
+        params = TensorDict(dict(self.net.named_parameters())).unflatten_keys(".").detach()
+        buffers = TensorDict(dict(self.net.named_buffers()))
+        return TensorDict(params=params, buffers=buffers, opt=self.opt, hyper=TensorDict())
+
+    def load_learner_state(self, state):
+        named = state["params"].copy().update(state["buffers"]).flatten_keys(".")
+        self.net.load_state_dict(dict(named.items()))
+        self.opt = state["opt"]
+
+
+@pytest.mark.parametrize("kind", ["activation", "architecture", "parameters"])
+def test_any_agent_that_gives_and_takes_its_state_is_mutated(kind):
+    population = [Fitting(i) for i in range(3)]
+    _, population = TournamentSelection(2, True, 3, rand_seed=0).select(population)
+    x = torch.ones(5, 3)
+    before = [(agent.net(x), agent.net.num_nodes, agent.clone()) for agent in population]
+    mutations(kind, nodes=(3,)).mutation(population)
+    for agent, (y, nodes, old) in zip(population, before, strict=True):
+        assert agent.mutation.startswith(kind)
+        if kind == "activation":
+            assert agent.net.activation != old.net.activation
+        elif kind == "parameters":
+            old_params = dict(old.net.named_parameters())
+            named = agent.net.named_parameters()
+            assert any(not torch.equal(p, old_params[name]) for name, p in named)
+        elif sum(agent.net.num_nodes) > sum(nodes):
+            torch.testing.assert_close(agent.net(x), y)
+    if kind == "architecture":
+        assert any(
+            agent.net.num_nodes != row[1] for agent, row in zip(population, before, strict=True)
+        )
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+def test_what_can_not_be_selected_is_refused():
+    with pytest.raises(ValueError, match="tournament_size=4 is more than the population has"):
+        TournamentSelection(4, True, 3)
+    with pytest.raises(ValueError, match="elitism=False, or more members"):
+        TournamentSelection(1, True, 1)
+    with pytest.raises(ValueError, match="at least one evaluation"):
+        TournamentSelection(1, True, 2, 0)
+    tournament = TournamentSelection(3, True, 3, rand_seed=0)
+    with pytest.raises(ValueError, match="which is 2: take 2 or fewer"):
+        tournament.select([Light(0, [1.0]), Light(1, [1.0])])
+    with pytest.raises(ValueError, match="two members have the index 0"):
+        tournament.select([Light(0, [1.0])] * 3)
+    with pytest.raises(ValueError, match="agent 1 was never evaluated"):
+        tournament.select([Light(0, [1.0]), Light(1, []), Light(2, [1.0])])
+    with pytest.raises(ValueError, match="empty"):
+        tournament.select([])
+    assert tournament.number == 0 and not tournament.lineage
+
+
+@pytest.mark.parametrize(
+    ("ranges", "text"),
+    [
+        ({"taau": HyperRange(0.5, 0.9)}, "no hyper-parameter 'taau'. Did you mean \"tau\""),
+        ({"learning_rate": HyperRange(1e-5, 1e-2)}, "It has: alpha, .* lr"),
+        ({"lr": HyperRange(1e-5, 1e-3)}, "lr begins at 0.01, outside of its range"),
+        ({"batch_size": HyperRange(5, 8)}, "batch_size begins at 4, outside of its range"),
+        ({"clip_weight": HyperRange(1, 8)}, "clip_weight of agent 0 is None"),
+    ],
+)
+def test_ranges_that_do_not_fit_are_refused_before_anything_changes(ranges, text):
+    population = population_of()
+    if "clip_weight" not in ranges and "taau" not in ranges and "learning_rate" not in ranges:
+        ranges = {"tau": HyperRange(0.5, 0.9), **ranges}
+    before = [all_of(agent) for agent in population]
+    changes = mutations("rl_hp", hyper_ranges=ranges)
+    with pytest.raises(ValueError, match=text):
+        changes.mutation(population)
+    assert all(same(all_of(a), b) for a, b in zip(population, before, strict=True))
+    assert changes.number == 0
+
+
+def test_a_last_member_that_does_not_fit_leaves_all_as_they_are():
+    population = [*population_of(2), agent_of(2, lr=1.0)]
+    with pytest.raises(ValueError, match="lr begins at 1, outside"):
+        mutations("rl_hp").mutation(population)
+    assert all(agent.lr in (1e-2, 1.0) and agent.mutation is None for agent in population)
+
+
+def test_kinds_that_an_agent_can_not_have_are_named():
+    population = population_of(2)
+    with pytest.raises(ValueError, match="or set activation=0"):
+        mutations("activation").mutation(population)
+    add_lora(population[1].model.trunk, rank=2)
+    with pytest.raises(ValueError, match="of agent 1 stay as they are.*Set architecture=0"):
+        mutations("architecture").mutation(population)
+    with pytest.raises(ValueError, match='pass hyper_ranges={"lr"'):
+        Mutations(0, 0, 0, 0, 0, 0.2)
+    with pytest.raises(ValueError, match="rl_hp=-1"):
+        Mutations(1, 0, 0, 0, 0, -1)
+    with pytest.raises(ValueError, match="all probabilities are 0"):
+        Mutations(0, 0, 0, 0, 0, 0)

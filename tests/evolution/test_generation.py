@@ -1,0 +1,309 @@
+"""Generations: who comes from whom, what is kept, what a resume repeats, and that it helps."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
+from raffia.evolution.generation import Evolution
+from raffia.evolution.population import Population
+from raffia.functional.clipping import clip_by_global_norm
+from raffia.functional.gradients import value_and_grad
+from raffia.functional.optim import adamw
+from raffia.functional.seeds import generator_for
+from raffia.nn.evolvable import EvolvableMLP
+from raffia.tensordict.tensordict import TensorDict
+
+NOTHING = MutationConfig(no_mutation=1.0)
+HYPER = MutationConfig(no_mutation=0.5, hyper=0.5, hyper_ranges={"tau": HyperRange(0.1, 0.9)})
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def state_of(size):
+    """Members that can be told apart."""
+    tau = torch.linspace(0.2, 0.8, size)
+    params = TensorDict(w=torch.arange(size * 6.0).view(size, 2, 3), batch_size=[size])
+    hyper = TensorDict(tau=tau, batch_size=[size])
+    return TensorDict(params=params, hyper=hyper, batch_size=[size])
+
+
+def fitness_of(size, number):
+    return torch.rand(size, generator=draws(100 + number)).tolist()
+
+
+# --------------------------------------------------------------------------------- lineage
+
+
+def run(evolution, times, first=0):
+    state, born = state_of(evolution.size), []
+    for number in range(first, first + times):
+        evolution.told(fitness_of(evolution.size, number))
+        state, generation = evolution.step(state, draws(number))
+        born.append(generation)
+    return state, born
+
+
+@pytest.mark.parametrize("method", ["tournament", "truncation"])
+@pytest.mark.parametrize("elitism", [False, True])
+def test_a_copy_has_a_number_that_no_other_ever_had(method, elitism):
+    selection = SelectionConfig(method=method, elitism=elitism)
+    evolution = Evolution(6, selection, HYPER)
+    _, born = run(evolution, 12)
+    members, ever = list(range(6)), set(range(6))
+    for number, generation in enumerate(born, 1):
+        assert generation.number == number
+        assert len(set(generation.members)) == 6
+        assert generation.parent_members == [members[p] for p in generation.parents]
+        for parent in set(generation.parents):  # one goes on as itself, the others are new
+            heirs = [m for p, m in zip(generation.parents, generation.members, strict=True)
+                     if p == parent]  # fmt: skip
+            assert heirs.count(members[parent]) == 1
+            new = set(heirs) - {members[parent]}
+            assert not new & ever
+            ever |= new
+        gone = set(range(6)) - set(generation.parents)
+        assert not {members[place] for place in gone} & set(generation.members)
+        members = generation.members
+    assert ever == set(range(max(ever) + 1))  # and none was left out
+
+
+def test_the_elite_goes_on_as_itself_and_unchanged():
+    always = MutationConfig(no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges)
+    for method in ("tournament", "truncation"):
+        for seed in range(8):
+            evolution = Evolution(4, SelectionConfig(method=method), always)
+            state = state_of(4)
+            evolution.told([0.0, 1.0, 5.0, 2.0])
+            after, born = evolution.step(state, draws(seed))
+            place = born.members.index(2)
+            assert place == (0 if method == "tournament" else 2)
+            assert born.kinds[place] == "none" and born.kinds.count("none") == 1
+            assert after[place]["hyper", "tau"] == state[2]["hyper", "tau"]
+    changes = Evolution(4, SelectionConfig(), MutationConfig(
+        no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges, mutate_elite=True))  # fmt: skip
+    changes.told([0.0, 1.0, 5.0, 2.0])
+    _, born = changes.step(state_of(4), draws())
+    assert born.members[0] == 2 and born.kinds == ["hyper"] * 4
+
+
+def test_of_truncation_who_stays_is_who_it_was():
+    evolution = Evolution(4, SelectionConfig(method="truncation"), NOTHING)
+    evolution.told([0.0, 3.0, 5.0, 2.0])
+    state, born = evolution.step(state_of(4), draws())
+    assert born.parents == [2, 1, 2, 3]
+    assert born.members == [4, 1, 2, 3]
+    assert born.parent_members == [2, 1, 2, 3]
+    assert state["params", "w"].equal(state_of(4)["params", "w"][[2, 1, 2, 3]])
+
+
+def test_what_is_told_of_a_generation():
+    evolution = Evolution(3, SelectionConfig(), HYPER)
+    evolution.told([1.0, math.nan, 3.0])
+    state, born = evolution.step(state_of(3), draws(4))
+    row = json.loads(json.dumps(born.as_row(), allow_nan=False))
+    assert row["generation"] == 1 and row["fitness"] == [1.0, None, 3.0]
+    assert born.fitness == [1.0, -math.inf, 3.0]
+    assert row["hyper"] == {"tau": pytest.approx(state["hyper", "tau"].tolist())}
+    assert set(row) == {
+        *("generation", "fitness", "parents", "members", "parent_members", "kinds", "changes"),
+        "hyper",
+    }
+    for place, kind in enumerate(row["kinds"]):
+        parent = row["parents"][place]
+        before, now = state_of(3)["hyper", "tau"][parent].item(), row["hyper"]["tau"][place]
+        told = f"tau {before:g} -> {now:g}" if kind == "hyper" else ""
+        assert row["changes"][place] == told and (before != now) == (kind == "hyper")
+    assert "hyper" in row["kinds"] or "none" in row["kinds"]
+
+
+def test_the_state_given_stays():
+    evolution, state = Evolution(4, SelectionConfig(), HYPER), state_of(4)
+    evolution.told([1.0, 2.0, 3.0, 4.0])
+    after, _ = evolution.step(state, draws())
+    after["params", "w"].zero_()
+    assert state["params", "w"].equal(state_of(4)["params", "w"])
+
+
+# --------------------------------------------------------------------------------- fitness
+
+
+def test_fitness_is_the_mean_of_the_last_evaluations_and_goes_along_with_a_copy():
+    evolution = Evolution(3, SelectionConfig(eval_loop=2, tournament_size=3), NOTHING)
+    evolution.told([100.0, 0.0, 0.0])
+    evolution.told([0.0, 4.0, 2.0])
+    evolution.told([1.0, 2.0, 6.0])
+    _, born = evolution.step(state_of(3), draws(2))
+    assert born.fitness == [0.5, 3.0, 4.0]
+    assert born.parents[0] == 2
+    rows = [[0.0, 4.0, 2.0], [1.0, 2.0, 6.0]]
+    evolution.told([8.0, 0.0, 0.0])
+    _, after = evolution.step(state_of(3), draws(2))
+    last = [rows[1][parent] for parent in born.parents]
+    assert after.fitness == [(a + b) / 2 for a, b in zip(last, [8.0, 0.0, 0.0], strict=True)]
+
+
+def test_a_generation_asks_for_an_evaluation():
+    with pytest.raises(ValueError, match=r"no member was evaluated yet: call told\(fitness\)"):
+        Evolution(2, SelectionConfig(), NOTHING).step(state_of(2), draws())
+    with pytest.raises(ValueError, match="fitness of 3 members, and the population has 2"):
+        Evolution(2, SelectionConfig(), NOTHING).told([1.0, 2.0, 3.0])
+
+
+# ---------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("eval_loop", [1, 3])
+def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
+    selection = SelectionConfig(eval_loop=eval_loop)
+
+    def go(evolution, state, times):
+        found = []
+        for number in times:
+            fitness = fitness_of(5, number)
+            fitness[number % 5] = worst
+            evolution.told(fitness)
+            if number % 2:
+                draw = generator_for(7, "generation", evolution.number)
+                state, born = evolution.step(state, draw)
+                found.append(born)
+        return state, found
+
+    whole, told = go(Evolution(5, selection, HYPER), state_of(5), range(10))
+    first = Evolution(5, selection, HYPER)
+    halfway, before = go(first, state_of(5), range(5))  # told after the last generation
+    kept = json.loads(json.dumps(first.state(), allow_nan=False))
+    second = Evolution(5, selection, HYPER)
+    second.load_state(kept)
+    end, after = go(second, halfway, range(5, 10))
+    assert before + after == told
+    assert end["hyper", "tau"].equal(whole["hyper", "tau"])
+    assert end["params", "w"].equal(whole["params", "w"])
+    first.told([0.0] * 5)
+    assert kept == json.loads(json.dumps(kept))  # what was kept is no part of who kept it
+
+
+def test_what_was_kept_of_another_size_is_refused():
+    kept = Evolution(3, SelectionConfig(), NOTHING).state()
+    with pytest.raises(ValueError, match="of 3 members, and the population has 4"):
+        Evolution(4, SelectionConfig(), NOTHING).load_state(kept)
+
+
+# ------------------------------------------------------------------------------- mistakes
+
+
+def test_what_can_not_be_is_refused_at_the_start():
+    with pytest.raises(ValueError, match="tournament_size=5 is more .* which is 4"):
+        Evolution(4, SelectionConfig(tournament_size=5), NOTHING)
+    for method in ("tournament", "truncation"):
+        selection = SelectionConfig(method=method, tournament_size=1)
+        with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):
+            Evolution(1, selection, NOTHING)
+
+
+def test_one_alone_evolves_without_elitism():
+    always = MutationConfig(no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges)
+    for method in ("tournament", "truncation"):
+        selection = SelectionConfig(method=method, tournament_size=1, elitism=False)
+        evolution = Evolution(1, selection, always)
+        evolution.told([1.0])
+        state, born = evolution.step(state_of(1), draws())
+        assert born.members == [0] and born.kinds == ["hyper"]
+        assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
+
+
+# ------------------------------------------------------------------------------ it helps
+
+
+class Waves:
+    """A learner that fits sines by a network that can change its form."""
+
+    def __init__(self):
+        self.net = EvolvableMLP(1, 1, width=8, num_nodes=4, max_nodes=16, max_layers=3)
+        self.optimizer = adamw(weight_decay=0.0)
+
+    def init(self, seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.net.embed.reset_parameters()
+            self.net.out.reset_parameters()
+            self.net.reset_parameters()
+        params, buffers = TensorDict(), TensorDict()
+        for name, p in self.net.named_parameters():
+            params[tuple(name.split("."))] = p.detach().clone()
+        for name, b in self.net.named_buffers():
+            buffers[name] = b.clone()
+        return TensorDict(
+            params=params,
+            buffers=buffers,
+            opt=self.optimizer.init(params),
+            hyper=TensorDict(learning_rate=torch.tensor(1e-4)),
+            step=torch.tensor(0),
+        )
+
+    def grads(self, state, batch):
+        def loss(params):
+            named = dict(state["buffers"].items()) | {
+                ".".join(k) if isinstance(k, tuple) else k: v for k, v in params.items(True, True)
+            }
+            out = functional_call(self.net, named, (batch["x"],))
+            return (out - batch["y"]).square().mean(), {}
+
+        grads, (value, _) = value_and_grad(loss, state["params"])
+        grads, _ = clip_by_global_norm(grads, 1.0)
+        return TensorDict(grads=grads, buffers=state["buffers"]), TensorDict(loss=value)
+
+    def apply(self, state, update):
+        params, opt = self.optimizer.update(
+            state["params"],
+            update["grads"],
+            state["opt"],
+            learning_rate=state["hyper", "learning_rate"],
+        )
+        new = {"params": params, "opt": opt, "buffers": update["buffers"]}
+        return TensorDict({**dict(state.items()), **new, "step": state["step"] + 1})
+
+
+def waves(seed, size=64):
+    x = torch.rand(size, 1, generator=draws(seed)) * 4 - 2
+    return TensorDict(x=x, y=(3 * x).sin() + 0.5 * x, batch_size=[size])
+
+
+def losses_of(mutations, seed=0, generations=12, updates=10):
+    learner = Population(Waves(), 8)
+    evolution = Evolution(8, SelectionConfig(), mutations) if mutations else None
+    state, best, born = learner.init(seed), [], []
+    for number in range(generations):
+        for update in range(updates):
+            batch = waves(1000 * number + update)
+            state = learner.apply(state, learner.grads(state, batch)[0])
+        loss = learner.grads(state, waves(10**6, 256))[1]["loss"]
+        best.append(loss.min().item())
+        if evolution:
+            evolution.told(-loss)
+            state, generation = evolution.step(state, generator_for(seed, "evolve", number))
+            born.append(generation)
+    return best, born
+
+
+def test_evolution_mends_a_learning_rate_100_times_too_low():
+    mutations = MutationConfig(
+        no_mutation=0.1,
+        hyper=1.0,
+        activation=0.1,
+        architecture=0.2,
+        hyper_ranges={"learning_rate": HyperRange(1e-5, 0.1, grow=8.0, shrink=0.5, log=True)},
+        nodes=(2, 4),
+    )
+    alone, _ = losses_of(None)
+    evolved, born = losses_of(mutations)
+    assert evolved[-1] < 0.3 * alone[-1]
+    assert max(born[-1].hyper["learning_rate"]) > 10 * 1e-4
+    kinds = {kind for generation in born for kind in generation.kinds}
+    assert kinds == {"none", "hyper", "activation", "architecture"}

@@ -1,0 +1,588 @@
+"""What becomes of a member: each kind of change, and what stays as it was."""
+
+import math
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from raffia.evolution.config import HyperRange, MutationConfig
+from raffia.evolution.mutate import check_mutations, mutate
+from raffia.functional.activations import ACTIVATIONS
+from raffia.functional.optim import adamw, sgd
+from raffia.nn.evolvable import EvolvableMLP
+from raffia.tensordict.tensordict import TensorDict
+
+P, X, Y, D, L, N = 5, 3, 2, 4, 3, 6
+NAMES = tuple(ACTIVATIONS)
+FIRST, SECOND = ("policy", "head"), ("head",)  # the one's name ends as the other's
+
+
+def only(kind, **options):
+    return MutationConfig(no_mutation=0.0, **{kind: 1.0}, **options)
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def nested(path, tree):
+    for name in reversed(path):
+        tree = TensorDict({name: tree})
+    return tree
+
+
+def network_of(**options):
+    sizes = {"width": D, "num_nodes": 3, "max_nodes": N, "max_layers": L}
+    return EvolvableMLP(X, Y, **{**sizes, **options})
+
+
+def member_of(seed, num_layers=1, paths=(FIRST, SECOND), optimizer=None, **options):
+    """Networks at these places, each of its own; the optimiser has seen noise."""
+    torch.manual_seed(seed)
+    params, buffers = TensorDict(), TensorDict()
+    for path in paths:
+        network = network_of(num_layers=num_layers, **options)
+        for name, tensor in network.named_parameters():
+            params[(*path, *name.split("."))] = tensor.detach().clone()
+        for name, tensor in network.named_buffers():
+            buffers[(*path, name)] = tensor.clone()
+    optimizer = optimizer or adamw()
+    groups = {"language": params.select("head", strict=False), "values": params.exclude("head")}
+    opt = TensorDict({name: optimizer.init(part) for name, part in groups.items()})
+    opt = opt.apply(lambda x: torch.rand_like(x) + 1 if x.is_floating_point() else x + 7)
+    weights = TensorDict(params=params.clone(), buffers=buffers.clone())
+    hyper = {"learning_rate": 1e-3, "tau": 0.7, "batch_size": 16}
+    return TensorDict(
+        params=params,
+        buffers=buffers,
+        target=weights,
+        opt=opt,
+        hyper=TensorDict({name: torch.tensor(number) for name, number in hyper.items()}),
+        step=torch.tensor(seed),
+    )
+
+
+def population(**options):
+    return torch.stack([member_of(seed, **options) for seed in range(P)])
+
+
+def outputs(state, x, path=FIRST, of=()):
+    """Of the networks of all members, as one program."""
+    network = network_of()
+
+    def one(params, buffers):
+        named = {".".join(_tuple(k)): v for t in (params, buffers) for k, v in t.items(True, True)}
+        return functional_call(network, named, (x,))
+
+    return torch.vmap(one)(state[(*of, "params", *path)], state[(*of, "buffers", *path)])
+
+
+def _tuple(key):
+    return key if isinstance(key, tuple) else (key,)
+
+
+def leaves(tree):
+    return {_tuple(key): leaf for key, leaf in tree.items(True, True)}
+
+
+def changed(before, after):
+    """The keys of leaves that differ, with where they do."""
+    new = leaves(after)
+    assert new.keys() == leaves(before).keys()
+    found = {key: new[key] != leaf for key, leaf in leaves(before).items()}
+    return {key: where for key, where in found.items() if where.any()}
+
+
+def assert_same(one, two):
+    assert not changed(one, two)
+
+
+RANGES = {
+    "learning_rate": HyperRange(1e-5, 1e-2),
+    "tau": HyperRange(0.5, 0.95),
+    "batch_size": HyperRange(4, 64),
+}
+ALL = MutationConfig(
+    no_mutation=0.2,
+    hyper=0.3,
+    parameters=0.2,
+    activation=0.1,
+    architecture=0.4,
+    hyper_ranges=RANGES,
+    nodes=(1, 2),
+)
+
+
+# -------------------------------------------------------------------------------- in general
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pure_function_of_state_and_draws(seed):
+    state = population()
+    kept = state.clone()
+    after, changes = mutate(state, ALL, draws(seed))
+    assert_same(state, kept)
+    again, same = mutate(state, ALL, draws(seed))
+    assert_same(after, again)
+    assert changes == same and len(changes) == P
+    memory = {leaf.data_ptr() for leaf in leaves(state).values()}
+    assert not memory & {leaf.data_ptr() for leaf in leaves(after).values()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_spared_and_the_unmutated_stay_bit_for_bit(seed):
+    state = population()
+    free, changes = mutate(state, ALL, draws(seed))
+    after, told = mutate(state, ALL, draws(seed), spared=(1, 3))
+    for i, (change, without) in enumerate(zip(told, changes, strict=True)):
+        if i in (1, 3):
+            assert change.kind == "none" and change.what == ""
+        if change.kind == "none":
+            assert_same(after[i], state[i])
+        else:
+            assert changed(state[i], after[i]), change
+        if i == 0:  # what comes before hangs on none of it
+            assert change == without
+            assert_same(after[0], free[0])
+
+
+def test_what_others_become_does_not_hang_on_a_spared_one():
+    state = population()
+    config = only("hyper", hyper_ranges=RANGES)
+    kinds = [mutate(state, ALL, draws(s), spared=(0,))[1][1].kind for s in range(30)]
+    assert len(set(kinds)) == 5
+    after, _ = mutate(state, config, draws(), spared=tuple(range(P)))
+    assert_same(after, state)
+
+
+def test_kinds_come_as_often_as_their_probabilities_say():
+    size = 4000
+    state = TensorDict(
+        params=TensorDict(w=torch.ones(size, 2, 2), batch_size=[size]),
+        hyper=TensorDict(tau=torch.full((size,), 0.7), batch_size=[size]),
+        batch_size=[size],
+    )
+    config = MutationConfig(
+        no_mutation=1.0, hyper=2.0, parameters=0.5, hyper_ranges={"tau": RANGES["tau"]}
+    )
+    kinds = [change.kind for change in mutate(state, config, draws())[1]]
+    for kind, share in (("none", 1 / 3.5), ("hyper", 2 / 3.5), ("parameters", 0.5 / 3.5)):
+        assert kinds.count(kind) / size == pytest.approx(share, abs=0.04), kind
+    assert set(kinds) == set(config.kinds)
+
+
+# ------------------------------------------------------------------------- hyper-parameters
+
+
+def steps_of(span, start, times=300, dtype=torch.float32, seed=0):
+    """The numbers that one has in turn."""
+    tau = torch.tensor([start], dtype=dtype)
+    state = TensorDict(hyper=TensorDict(tau=tau, batch_size=[1]), batch_size=[1])
+    config, draw = only("hyper", hyper_ranges={"tau": span}), draws(seed)
+    found = [start]
+    for _ in range(times):
+        state, _ = mutate(state, config, draw)
+        found.append(state["hyper", "tau"].item())
+    return found
+
+
+def test_a_step_is_by_one_of_two_factors_and_only_of_one_number():
+    state = population()
+    after, changes = mutate(state, only("hyper", hyper_ranges=RANGES), draws(1))
+    for i, change in enumerate(changes):
+        assert change.kind == "hyper"
+        ((key, _),) = changed(state[i], after[i]).items()
+        before, now = state[i][key].item(), after[i][key].item()
+        assert key == ("hyper", change.what.split()[0])
+        assert change.what == f"{key[1]} {before:g} -> {now:g}"
+        if key[1] != "batch_size":
+            assert any(now / before == pytest.approx(by, rel=1e-5) for by in (1.2, 0.8))
+        else:
+            assert now in (19, 13)
+    seen = {mutate(state, only("hyper", hyper_ranges=RANGES), draws(s))[1][0].what.split()[0]
+            for s in range(30)}  # fmt: skip
+    assert seen == set(RANGES)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("low, high, start", [(0.5, 0.95, 0.7), (1e-5, 1e-2, 1e-3), (3.0, 4.0, 3)])
+def test_steps_stay_within_the_range_and_turn_back_at_its_ends(log, low, high, start):
+    found = steps_of(HyperRange(low, high, grow=2, shrink=0.5, log=log), start, times=800)
+    assert all(low * (1 - 1e-6) <= number <= high * (1 + 1e-6) for number in found)
+    assert min(found) < low * 1.1 and max(found) > high * 0.9
+    assert all(after != before for before, after in zip(found, found[1:], strict=False))
+
+
+def test_steps_in_logarithms_lie_between_the_factors():
+    found = steps_of(HyperRange(1e-9, 1e9, grow=2.0, shrink=0.5, log=True), 1.0, times=600)
+    logs = torch.tensor(found).log2().diff()
+    assert logs.abs().max() <= 1 + 1e-5
+    assert logs.mean().abs() < 0.12
+    assert logs.std() == pytest.approx(3**-0.5, abs=0.05)  # of what is even in -1..1
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_resampled_from_the_whole_range(log):
+    found = torch.tensor(steps_of(HyperRange(1e-4, 1.0, log=log, resample=1.0), 0.5, times=600)[1:])
+    share = (found.log10() / 4 + 1) if log else (found - 1e-4) / (1 - 1e-4)
+    assert share.min() >= -1e-6 and share.max() <= 1 + 1e-6
+    for at in (0.25, 0.5, 0.75):
+        assert (share < at).float().mean() == pytest.approx(at, abs=0.1)
+    few = torch.tensor(steps_of(HyperRange(1e-4, 1.0, resample=0.2), 0.5, times=600))
+    by = few[1:] / few[:-1]
+    steps = ((by - 1.2).abs() < 1e-4) | ((by - 0.8).abs() < 1e-4) | (few[1:] == 1)
+    assert (~steps).float().mean() == pytest.approx(0.2, abs=0.08)
+
+
+def test_whole_numbers_stay_whole_and_move():
+    found = steps_of(HyperRange(1, 8.6), 2, times=400, dtype=torch.int64)
+    assert all(type(number) is int for number in found)
+    assert set(found) == set(range(1, 9))
+    assert all(after != before for before, after in zip(found, found[1:], strict=False))
+    few = steps_of(HyperRange(3.5, 5.5, resample=1.0), 4, times=100, dtype=torch.int64)
+    assert set(few) == {4, 5}
+
+
+def test_from_zero_a_number_is_drawn():
+    """No factor leads away from there."""
+    found = steps_of(HyperRange(0.0, 0.1), 0.0, times=5)
+    assert all(0 < number <= 0.1 for number in found[1:])
+
+
+# -------------------------------------------------------------------------------- parameters
+
+
+def test_noise_changes_a_share_of_the_weights_of_some_tensors():
+    size = 4
+    draw = draws(7)
+    shapes = {"a": (50, 40), "b": (30, 20, 5), "bias": (100,)}
+    weights = {n: torch.randn(size, *s, generator=draw) for n, s in shapes.items()}
+    state = TensorDict(
+        params=TensorDict(weights, batch_size=[size]),
+        opt=TensorDict(mean=TensorDict(weights, batch_size=[size]), batch_size=[size]),
+        batch_size=[size],
+    )
+    picked = []
+    for seed in range(20):
+        config = only("parameters", mutated_share=0.1, strong_share=0.0, reset_share=0.0)
+        after, changes = mutate(state, config, draws(seed), spared=(2,))
+        where = changed(state, after)
+        assert {key[0] for key in where} == {"params"} and ("params", "bias") not in where
+        for i in (0, 1, 3):
+            total = 0
+            for at in where.values():
+                count = int(at[i].sum())
+                total += count
+                assert count in (0, round(0.1 * at[i].numel()))
+            tensors = sum(bool(at[i].any()) for at in where.values())
+            assert changes[i].what == f"{total} weights of {tensors} tensors"
+            picked.append(tensors)
+    assert set(picked) == {1, 2}
+
+
+def noise_of(**options):
+    weight = torch.randn(1, 200, 200, generator=draws(3)) * 2
+    state = TensorDict(params=TensorDict(w=weight, batch_size=[1]), batch_size=[1])
+    after, _ = mutate(state, only("parameters", mutated_share=1.0, **options), draws())
+    return weight.flatten(), after["params", "w"].flatten()
+
+
+def test_the_noise_is_relative_to_the_weight():
+    before, after = noise_of(mutation_sd=0.3, strong_share=0.0, reset_share=0.0)
+    relative = (after - before) / before
+    assert relative.std() == pytest.approx(0.3, rel=0.05) and relative.mean().abs() < 0.01
+    assert torch.corrcoef(torch.stack([relative.abs(), before.abs()]))[0, 1].abs() < 0.03
+
+
+def test_a_few_get_much_more_noise_and_a_few_are_drawn_anew():
+    before, after = noise_of(mutation_sd=0.01, strong_share=0.2, reset_share=0.0)
+    relative = ((after - before) / before).abs()
+    # beyond 5 of the weaker noise: those of ten times it, that lie beyond a half of theirs
+    assert (relative > 0.05).float().mean() == pytest.approx(0.2 * 0.617, abs=0.01)
+    before, after = noise_of(mutation_sd=0.0, strong_share=0.3, reset_share=0.25)
+    anew = after != before
+    assert anew.float().mean() == pytest.approx(0.25, abs=0.01)
+    assert after[anew].std() == pytest.approx(2.0, rel=0.05)
+    assert torch.corrcoef(torch.stack([before[anew], after[anew]]))[0, 1].abs() < 0.05
+    before, after = noise_of(mutation_sd=0.0, strong_share=1.0, reset_share=0.0)
+    assert after.equal(before)
+
+
+def test_vectors_alone_are_changed_where_there_is_nothing_else():
+    state = TensorDict(
+        params=TensorDict(b=torch.ones(2, 20), s=torch.ones(2), batch_size=[2]), batch_size=[2]
+    )
+    after, changes = mutate(state, only("parameters"), draws())
+    assert all(change.kind == "parameters" for change in changes)
+    assert changed(state, after)
+
+
+def test_weights_that_lie_otherwise_in_memory_are_changed_too():
+    """As `torch.vmap` and channels_last leave them."""
+    weight = torch.randn(6, 2, 5).movedim(1, 0)
+    images = torch.randn(2, 3, 4, 5, 5).contiguous(memory_format=torch.channels_last_3d)
+    state = TensorDict(
+        params=TensorDict(w=weight, k=images.clone(), batch_size=[2]), batch_size=[2]
+    )
+    kept = state.clone()
+    seen = set()
+    for seed in range(5):
+        after, _ = mutate(state, only("parameters", mutated_share=0.5), draws(seed))
+        seen |= {key for key in changed(state, after)}
+    assert seen == {("params", "w"), ("params", "k")}
+    assert_same(state, kept)
+
+
+# --------------------------------------------------------------------- activation, architecture
+
+
+def test_another_activation():
+    state = population(activation="gelu")
+    x = torch.randn(7, X, generator=draws())
+    seen = set()
+    for seed in range(12):
+        after, changes = mutate(state, only("activation"), draws(seed), spared=(0,))
+        for i in range(1, P):
+            ((key, _),) = changed(state[i], after[i]).items()
+            assert key in {("buffers", *path, "activation") for path in (FIRST, SECOND)}
+            name, _, how = changes[i].what.partition(": ")
+            assert name == ".".join(key[1:-1])
+            assert how == f"gelu -> {NAMES[int(after[i][key])]}"
+            seen.add(how)
+            differs = not outputs(after, x, key[1:-1])[i].equal(outputs(state, x, key[1:-1])[i])
+            assert differs
+    assert len(seen) == len(NAMES) - 1
+
+
+def grown(config, seeds=range(40), **options):
+    """Changes of the architecture that made it larger: before, after, member, path, what."""
+    state = population(**options)
+    for seed in seeds:
+        after, changes = mutate(state, config, draws(seed))
+        for i, change in enumerate(changes):
+            if change.what.endswith("more") or " more in " in change.what:
+                path = tuple(change.what.split(":")[0].split("."))
+                yield state, after, i, path, change.what
+
+
+GROWTH = {
+    "a layer": only("architecture", new_layer_prob=1.0),
+    "nodes": only("architecture", new_layer_prob=0.0, nodes=(1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", list(GROWTH))
+def test_what_grows_computes_what_it_did(what):
+    x = torch.randn(7, X, generator=draws())
+    count = 0
+    for state, after, i, path, _ in grown(GROWTH[what], seeds=range(12), num_layers=2):
+        before, now = (s["buffers", *path, "width_mask"][i].sum() for s in (state, after))
+        assert now > before
+        for at in (FIRST, SECOND):
+            torch.testing.assert_close(
+                outputs(after, x, at)[i], outputs(state, x, at)[i], rtol=1e-5, atol=1e-6
+            )
+            old = outputs(state, x, at, ("target",))[i]
+            assert outputs(after, x, at, ("target",))[i].equal(old)
+        count += 1
+    assert count > 10
+
+
+@pytest.mark.parametrize("what", list(GROWTH))
+@pytest.mark.parametrize("optimizer", [adamw(), sgd()])
+def test_only_the_moments_of_what_is_new_are_zero(what, optimizer):
+    count = 0
+    for state, after, i, path, _ in grown(GROWTH[what], optimizer=optimizer, num_layers=2):
+        group = "language" if path == SECOND else "values"
+        form = "layer_gate", "width_mask"
+        (gate, mask), (new_gate, new_mask) = (
+            [s["buffers", *path, name][i] for name in form] for s in (state, after)
+        )
+        layers = (new_gate > gate).nonzero().flatten().tolist()
+        if what == "a layer":
+            assert len(layers) == 1
+            new = torch.zeros(L, N, dtype=torch.bool)
+            new[layers[0]] = True
+        else:
+            assert not layers and new_gate.equal(gate)
+            new = new_mask > mask
+        shapes = {
+            "inner_weight": new[:, :, None].expand(L, N, D),
+            "inner_bias": new,
+            "outer_weight": new[:, None].expand(L, D, N),
+            "outer_bias": new_gate.gt(gate)[:, None].expand(L, D),
+        }
+        slots = ("momentum",) if "momentum" in state["opt", group].keys() else ("mean", "square")
+        wanted = {(group, slot, *path, name): at for slot in slots for name, at in shapes.items()
+                  if at.any()}  # fmt: skip
+        found = changed(state["opt"][i], after["opt"][i])
+        assert found.keys() == wanted.keys()
+        for key, at in wanted.items():
+            assert found[key].equal(at), key
+            assert not after["opt", *key][i][at].any()
+        written = changed(state["params"][i], after["params"][i])
+        assert written.keys() <= {(*path, "outer_weight"), (*path, "outer_bias")}
+        count += 1
+    assert count > 20
+
+
+def test_a_network_whose_name_ends_as_another_s_keeps_its_moments():
+    for state, after, i, path, _ in grown(GROWTH["nodes"], seeds=range(6)):
+        other = ("values", FIRST) if path == SECOND else ("language", SECOND)
+        for slot in ("mean", "square"):
+            key = ("opt", other[0], slot, *other[1])
+            assert_same(after[key][i], state[key][i])
+
+
+def test_a_slow_copy_without_a_form_of_its_own_computes_what_it_did():
+    """One that is run with the buffers of what it follows."""
+    x = torch.randn(7, X, generator=draws())
+    state = population(num_layers=2)
+    for config in GROWTH.values():
+        shared = state.clone()
+        for leaf in shared["target", "params"].values(True, True):
+            leaf.normal_()
+        shared["target"] = shared["target", "params"]
+        for seed in range(4):
+            after, changes = mutate(shared, config, draws(seed))
+            for i, change in enumerate(changes):
+                if " more" not in change.what:
+                    continue
+                for path in (FIRST, SECOND):
+                    old, new = (
+                        TensorDict(params=s["target"], buffers=s["buffers"], batch_size=[P])
+                        for s in (shared, after)
+                    )
+                    torch.testing.assert_close(
+                        outputs(new, x, path)[i], outputs(old, x, path)[i], rtol=1e-5, atol=1e-6
+                    )
+
+
+def test_layers_and_nodes_go_until_one_is_left():
+    config = only("architecture", new_layer_prob=0.5, nodes=(1, 2, 4))
+    state, draw = population(paths=(SECOND,), num_layers=3, num_nodes=6), draws()
+    seen = set()
+    for _ in range(120):
+        state, changes = mutate(state, config, draw)
+        seen |= {change.what for change in changes}
+        gate = state["buffers", *SECOND, "layer_gate"]
+        width = state["buffers", *SECOND, "width_mask"].sum(2)
+        assert (gate.sum(1) >= 1).all()
+        assert (width[gate == 1] >= 1).all() and (width[gate == 0] == 0).all()
+        assert set(gate.unique().tolist()) <= {0.0, 1.0}
+    layers = {f"head: layer {layer} {how}" for layer in range(3) for how in ("more", "less")}
+    assert layers < seen
+    counts = {f"head: {n} nodes {how} in layer {layer}"
+              for n in (1, 2, 4) for how in ("more", "less") for layer in range(3)}  # fmt: skip
+    assert len(counts & seen) > 12
+
+
+def test_one_layer_of_one_node_stays():
+    config = only("architecture", new_layer_prob=0.5, nodes=(16,))
+    state, draw = population(paths=((),), max_layers=1, max_nodes=1, num_nodes=1), draws()
+    for _ in range(10):
+        after, changes = mutate(state, config, draw)
+        assert_same(after, state)
+        assert {change.what for change in changes} <= {
+            "network: one layer stays",
+            "network: 0 nodes more in layer 0",
+        }
+
+
+def test_members_that_lose_nodes_are_only_masked():
+    state = population(num_layers=2, paths=(SECOND,))
+    found = False
+    for seed in range(6):
+        after, changes = mutate(state, only("architecture", nodes=(1,)), draws(seed))
+        for i, change in enumerate(changes):
+            if "less" in change.what:
+                form = {("buffers", *SECOND, name) for name in ("layer_gate", "width_mask")}
+                assert changed(state[i], after[i]).keys() <= form
+                found = True
+    assert found
+
+
+@pytest.mark.parametrize("what", list(GROWTH))
+def test_what_is_new_learns_and_what_is_not_there_does_not(what):
+    state, after, i, path, _ = next(grown(GROWTH[what], num_layers=2, activation="tanh"))
+    one, network, optimizer = after[i].clone(), network_of(), adamw(weight_decay=0.0)
+    new = after["buffers", *path, "width_mask"][i] > state["buffers", *path, "width_mask"][i]
+    dead = after["buffers", *path, "width_mask"][i] == 0
+    params, opt = one["params", *path], optimizer.init(one["params", *path])
+    start = params.clone()
+    x, y = torch.randn(20, X, generator=draws()), torch.randn(20, Y, generator=draws(1))
+    for _ in range(3):
+        held = {
+            ".".join(_tuple(k)): v.clone().requires_grad_() for k, v in params.items(True, True)
+        }
+        out = functional_call(network, held | dict(one["buffers", *path].items()), (x,))
+        (out - y).square().mean().backward()
+        grads = TensorDict()
+        for name, weight in held.items():
+            grads[tuple(name.split("."))] = weight.grad
+        for name in ("inner_weight", "inner_bias"):
+            assert not grads[name][dead].any()
+        assert not grads["outer_weight"].movedim(1, 2)[dead].any()
+        params, opt = optimizer.update(params, grads, opt, learning_rate=0.01)
+    assert grads["inner_weight"][new].abs().sum(-1).all()
+    assert grads["outer_weight"].movedim(1, 2)[new].abs().sum(-1).all()
+    for name in ("inner_weight", "inner_bias"):
+        assert params[name][dead].equal(start[name][dead])
+
+
+# --------------------------------------------------------------------------------- mistakes
+
+
+def test_hyper_parameters_that_can_not_change_are_refused():
+    state = population()
+
+    def refused(match, **ranges):
+        with pytest.raises(ValueError, match=match):
+            mutate(state, only("hyper", hyper_ranges=ranges), draws())
+
+    refused(r"'learning_rat'; did you mean 'learning_rate'\?", learning_rat=RANGES["tau"])
+    refused("tau begins at 0.7, outside of its range from 0.8 to 0.9", tau=HyperRange(0.8, 0.9))
+    refused("learning_rate begins at 0.001, outside", learning_rate=HyperRange(0.01, 0.1))
+    refused("batch_size.*at least 1", batch_size=HyperRange(0, 64))
+    state["hyper", "tau"][2] = math.nan
+    refused("tau begins at nan, outside of its range", tau=HyperRange(0.5, 0.9))
+    del state["hyper", "batch_size"]
+    refused("batch_size has a range and no start", batch_size=HyperRange(4, 64))
+
+
+@pytest.mark.parametrize("kind", ["activation", "architecture"])
+def test_networks_that_can_not_change_are_refused(kind):
+    state = population().exclude(("buffers", *FIRST), ("buffers", *SECOND))
+    for missing in (state, state.exclude("buffers")):
+        with pytest.raises(ValueError, match=f"{kind}=1, .*EvolvableMLP, or set {kind}=0"):
+            check_mutations(missing, only(kind))
+
+
+def test_a_config_refuses_what_can_not_be():
+    for options, match in (
+        ({"hyper": -1.0}, "hyper=-1.0: a probability is not negative"),
+        ({"no_mutation": math.nan}, "no_mutation=nan"),
+        ({"no_mutation": 0.0}, "all probabilities are 0"),
+        ({"hyper": 1.0}, 'none has a range: pass hyper_ranges={"learning_rate"'),
+        ({"mutated_share": 1.5}, r"mutated_share=1.5 lies in 0\.\.1"),
+        ({"strong_share": 0.7, "reset_share": 0.7}, "strong_share and reset_share are parts"),
+        ({"mutation_sd": -0.1}, "mutation_sd=-0.1: it is not negative"),
+        ({"mutation_sd": math.nan}, "mutation_sd=nan"),
+        ({"architecture": 1.0, "nodes": ()}, r"nodes=\(\): numbers of nodes"),
+        ({"architecture": 1.0, "nodes": (16, 0)}, r"nodes=\(16, 0\)"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            MutationConfig(**options)
+
+
+def test_a_range_refuses_what_can_not_be():
+    for options, match in (
+        ({"low": 2.0, "high": 1.0}, "a range from 2.0 to 1.0 is empty"),
+        ({"grow": 0.9}, "grow=0.9, shrink=0.8: a number grows by more than 1"),
+        ({"shrink": 0.0}, "shrinks by less, above 0"),
+        ({"low": 0.0, "log": True}, "a logarithmic range begins above 0, and low=0.0"),
+        ({"resample": 2.0}, "resample=2.0 is a probability"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            HyperRange(**{"low": 0.1, "high": 1.0, **options})

@@ -1,0 +1,156 @@
+"""A language model's compiled step, against the model; its activation, against torch's."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import gelu as torch_gelu
+from torch.testing import assert_close
+
+from raffia.nn import compiled_lm
+from raffia.nn.compiled_lm import CompiledLM, compiles
+from raffia.nn.gelu import gelu
+from raffia.nn.transformer import CausalLM
+
+pytest.importorskip("numba")
+
+NEAR = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def make_model(**more):
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 24, "dropout": 0.0}
+    return CausalLM(13, **sizes | more).eval()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 5])
+@torch.no_grad()
+def test_steps_are_the_models(rows, bias):
+    model = make_model(bias=bias, dim_feedfwd=96)
+    for parameter in model.parameters():  # biases and gains of their own
+        parameter += 0.05 * torch.randn_like(parameter)
+    compiled, tokens = CompiledLM.of(model), torch.randint(13, (rows, 20))
+    one, other = model.new_cache(rows), model.new_cache(rows)
+    for column in range(20):
+        found = compiled.read(tokens[:, column], one)
+        assert_close(found, model(tokens[:, column : column + 1], cache=other)[:, 0], **NEAR)
+    assert_close(one.keys(1), other.keys(1), **NEAR)
+    assert_close(one.values(1), other.values(1), **NEAR)
+
+
+@torch.no_grad()
+def test_padding_at_the_left_and_other_rows_change_nothing():
+    model = make_model()
+    compiled, tokens = CompiledLM.of(model), torch.randint(13, (3, 9))
+    padding = torch.tensor([0, 4, 2])
+    mask = torch.arange(5) >= padding[:, None]
+    cache = model.new_cache(3)
+    model(tokens[:, :5], mask, cache=cache)
+    together = [compiled.read(tokens[:, column], cache, padding) for column in range(5, 9)]
+    for row, columns in enumerate(padding.tolist()):
+        alone = model.new_cache(1)
+        model(tokens[row : row + 1, columns:5], cache=alone)
+        for column in range(5, 9):
+            found = compiled.read(tokens[row : row + 1, column], alone)
+            assert_close(together[column - 5][row : row + 1], found, **NEAR)
+
+
+@torch.no_grad()
+def test_a_row_is_the_same_to_the_bit_beside_any_others():
+    model = make_model()
+    compiled, tokens = CompiledLM.of(model), torch.randint(13, (6, 8))
+    cache, alone = model.new_cache(6), model.new_cache(1)
+    for column in range(8):
+        together = compiled.read(tokens[:, column], cache)
+        assert torch.equal(compiled.read(tokens[4:5, column], alone)[0], together[4])
+
+
+@torch.no_grad()
+def test_weights_are_read_where_they_lie():
+    model = make_model()
+    compiled = CompiledLM.of(model)
+    before = compiled.read(torch.tensor([3]), model.new_cache(1))
+    model.h[0].fc.weight.mul_(3.0)
+    after = compiled.read(torch.tensor([3]), model.new_cache(1))
+    assert not torch.allclose(before, after)
+    assert_close(after, model(torch.tensor([[3]]))[:, 0], **NEAR)
+
+
+@torch.no_grad()
+def test_bad_calls_are_refused_and_change_nothing():
+    model = make_model()
+    compiled, cache = CompiledLM.of(model), model.new_cache(2, capacity=1)
+    with pytest.raises(ValueError, match="token 13 is not in the vocabulary, 0 to 12"):
+        compiled.read(torch.tensor([1, 13]), cache)
+    assert cache.length == 0
+    with pytest.raises(ValueError, match="1 rows of tokens for a cache of 2"):
+        compiled.read(torch.tensor([1]), cache)
+    compiled.read(torch.tensor([1, 2]), cache)
+    with pytest.raises(ValueError, match="a cache of 1 columns that holds 1 has no room"):
+        compiled.read(torch.tensor([1, 2]), cache)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        make_model(positions="rotary"),
+        make_model(n_embd=24),
+        make_model().double(),
+        torch.nn.Linear(2, 2),
+    ],
+)
+def test_others_are_left_to_torch(model):
+    assert not compiles(model) and CompiledLM.of(model) is None
+
+
+def test_layers_of_another_kind_are_left_to_torch():
+    model = make_model()
+    model.h[1].fc = torch.nn.Sequential(model.h[1].fc)
+    model.h[1].fc.out_features = 256
+    model.h[1].fc.weight = model.h[1].fc[0].weight
+    model.h[1].fc.bias = model.h[1].fc[0].bias
+    assert not compiles(model)
+
+
+def test_many_rows_are_left_to_torch(monkeypatch):
+    compiled = CompiledLM.of(make_model())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert compiled.fits(8) and not compiled.fits(compiled_lm.MOST_ROWS + 1)
+    monkeypatch.setattr(compiled_lm, "MOST_WORK", 100)
+    assert not compiled.fits(8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert compiled.fits(8)
+
+
+def test_gelu_and_its_derivative_are_torchs():
+    x = (3 * torch.randn(64, 128)).requires_grad_()
+    grad = torch.randn(64, 128)
+    right = torch_gelu(x, approximate="tanh")
+    assert_close(gelu(x), right, rtol=1e-5, atol=1e-6)
+    (found,) = torch.autograd.grad(gelu(x), x, grad)
+    (wanted,) = torch.autograd.grad(right, x, grad)
+    assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gelus_second_derivative_is_torchs():
+    x = torch.randn(64, 128, requires_grad=True)
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    assert_close(second(gelu), second(lambda x: torch_gelu(x, approximate="tanh")))
+
+
+def test_gelu_far_from_zero():
+    x = torch.tensor([math.nan, math.inf, 1e20, -1e4, -100.0, 0.0, 100.0, 1e4]).repeat(512)
+    found, right = gelu(x), torch_gelu(x, approximate="tanh")
+    assert_close(found, right, equal_nan=True)
+
+
+def test_gelu_within_transforms_and_of_other_numbers():
+    x = torch.randn(4, 64, 32)
+    assert_close(torch.vmap(gelu)(x), gelu(x), rtol=1e-5, atol=1e-6)
+    assert gelu(x.double()).dtype == torch.float64
+    assert_close(gelu(x.transpose(0, 1)), gelu(x).transpose(0, 1), rtol=1e-5, atol=1e-6)

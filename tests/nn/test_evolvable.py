@@ -1,0 +1,144 @@
+"""A network whose form is data: what is there, what is not, and many of unlike forms in one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state
+
+from raffia.functional.activations import ACTIVATIONS, activate
+from raffia.nn.evolvable import EvolvableMLP
+
+X, Y, D, L, N, B = 3, 2, 4, 3, 6, 7
+NAMES = tuple(ACTIVATIONS)
+
+
+def network_of(seed=0, **options):
+    torch.manual_seed(seed)
+    sizes = {"width": D, "max_layers": L, "max_nodes": N, "num_nodes": 5}
+    return EvolvableMLP(X, Y, **{**sizes, **options})
+
+
+def inputs(seed=1, *shape):
+    return torch.randn(*(shape or (B,)), X, generator=torch.Generator().manual_seed(seed))
+
+
+def plainly(network, x):
+    """What the parts that are there compute, each by itself."""
+    x = network.embed(x)
+    act = ACTIVATIONS[NAMES[int(network.activation)]]
+    for layer in range(len(network.layer_gate)):
+        if network.layer_gate[layer]:
+            there = network.width_mask[layer].bool()
+            inner = act(x @ network.inner_weight[layer, there].T + network.inner_bias[layer, there])
+            x = x + inner @ network.outer_weight[layer][:, there].T + network.outer_bias[layer]
+    return network.out(x)
+
+
+@pytest.mark.parametrize("activation", NAMES)
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_it_computes_what_is_there(activation, num_layers):
+    network = network_of(activation=activation, num_layers=num_layers).double()
+    x = inputs().double()
+    torch.testing.assert_close(network(x), plainly(network, x))
+    assert network(inputs(1, 2, 5).double()).shape == (2, 5, Y)
+    network.width_mask[0, 2:4] = 0
+    network.layer_gate[0] = num_layers == 1
+    torch.testing.assert_close(network(x), plainly(network, x))
+
+
+def test_what_is_not_there_neither_tells_nor_learns():
+    network, other = network_of(num_layers=2), network_of(num_layers=2)
+    dead = network.width_mask == 0
+    assert dead.sum() == 2 * 1 + N
+    with torch.no_grad():
+        for weight in (other.inner_weight, other.inner_bias, other.outer_weight.transpose(1, 2)):
+            weight[dead] += 10
+        other.outer_bias[2] += 10
+    x = inputs()
+    assert other(x).equal(network(x))
+    network(x).square().sum().backward()
+    nodes = network.inner_weight, network.inner_bias
+    for grad in (*(weight.grad for weight in nodes), network.outer_weight.grad.movedim(1, 2)):
+        assert not grad[dead].any()
+        assert grad[~dead].any()
+    assert not network.outer_bias.grad[2].any() and network.outer_bias.grad[:2].all()
+
+
+def test_unlike_forms_are_one_program():
+    networks = [network_of(seed, num_layers=1 + seed % L, num_nodes=1 + seed,
+                           activation=NAMES[seed]) for seed in range(5)]  # fmt: skip
+    x = inputs()
+    params, buffers = stack_module_state(networks)
+    base = copy.deepcopy(networks[0]).to("meta")
+
+    def one(params, buffers):
+        return functional_call(base, (params, buffers), (x,))
+
+    def size(params, buffers):
+        return one(params, buffers).square().sum()
+
+    outputs = torch.vmap(one, randomness="error")(params, buffers)
+    grads = torch.vmap(torch.func.grad(size))(params, buffers)
+    for i, network in enumerate(networks):
+        torch.testing.assert_close(outputs[i], network(x), rtol=1e-5, atol=1e-6)
+        network(x).square().sum().backward()
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(grads[name][i], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_activations_by_number(name):
+    x = torch.linspace(-40, 40, 41, dtype=torch.float64)
+    number = torch.tensor(NAMES.index(name))
+    expected = getattr(nn, {"relu": "ReLU", "gelu": "GELU", "elu": "ELU", "silu": "SiLU",
+                            "tanh": "Tanh"}[name])()(x)  # fmt: skip
+    assert activate(x, number).equal(expected)
+    numbers = torch.arange(len(NAMES))
+    each = torch.vmap(activate, (None, 0))(x, numbers)
+    torch.testing.assert_close(each[NAMES.index(name)], expected)
+    slope = torch.vmap(torch.func.grad(lambda x, n: activate(x, n).sum()), (None, 0))(x, numbers)
+    assert slope.isfinite().all()  # nor is it of those that are not chosen
+
+
+def test_the_form_at_the_start():
+    network = network_of(num_layers=2, num_nodes=4, activation="elu")
+    assert network.num_nodes == [4, 4, 0]
+    assert network.layer_gate.tolist() == [1, 1, 0] and NAMES[int(network.activation)] == "elu"
+    assert network.width_mask.tolist() == [[1] * 4 + [0] * 2] * 2 + [[0] * 6]
+    assert {name for name, _ in network.named_buffers()} == {
+        "layer_gate",
+        "width_mask",
+        "activation",
+    }
+    assert set(network.state_dict()) >= {"layer_gate", "width_mask", "activation"}
+    largest = network_of(num_layers=L, num_nodes=N)
+    assert largest.num_nodes == [N] * L
+
+
+def test_weights_are_as_wide_as_those_of_linear_layers():
+    torch.manual_seed(0)
+    network = EvolvableMLP(X, Y, width=100, num_nodes=25, max_nodes=200, max_layers=2)
+    for weight, bound in (
+        (network.inner_weight, 0.1),
+        (network.inner_bias, 0.1),
+        (network.outer_weight, 0.2),
+    ):
+        assert weight.abs().max() <= bound and weight.abs().max() > 0.95 * bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+    assert not network.outer_bias.any()
+    assert network_of(3).inner_weight.equal(network_of(3).inner_weight)
+
+
+def test_what_can_not_be_is_refused():
+    for options in (
+        {"num_layers": 0},
+        {"num_layers": L + 1},
+        {"num_nodes": 0},
+        {"num_nodes": N + 1},
+    ):
+        with pytest.raises(ValueError, match=r"begin with 1\.\.3 and 1\.\.6"):
+            network_of(**options)
+    with pytest.raises(ValueError, match="activation='sine' is none of relu, gelu, elu"):
+        network_of(activation="sine")

@@ -1,0 +1,101 @@
+"""Short runs of ILQL on files, and small language models to go on from."""
+
+import json
+from dataclasses import replace
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.nn.lm_folder import save_gpt2
+from raffia.nn.transformer import CausalLM
+from raffia.recipes.ilql_config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.train.checkpoint import Checkpoints
+
+NUM_TOKENS = 18  # of the language models' tokenizer, with those that are added: twelve, and six
+
+
+def write_chats(path, numbers=range(24)):
+    """Dialogues of one question and one answer, which brings 0, 1 or 2."""
+    rows = [
+        {
+            "utterances": [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)],
+            "rewards": [None, float(n % 3)],
+        }
+        for n in numbers
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_tokenizer(folder):
+    """One of Hugging Face, of twelve tokens; it has none of the special ones."""
+    words = {**{str(n): n for n in range(10)}, "say": 10, "[UNK]": 11}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_model(folder, kind="llama", vocab_size=12):
+    """A language model of two layers, 16 wide; "gpt2" is ours."""
+    folder.mkdir()
+    write_tokenizer(folder)
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        model = CausalLM(vocab_size, n_layer=2, n_head=2, n_embd=16, block_size=24)
+        save_gpt2(folder, model.settings(), model.state_dict())
+        return str(folder)
+    import transformers
+
+    size = {"vocab_size": vocab_size, "hidden_size": 16, "intermediate_size": 20}
+    size |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 24}
+    config = {
+        "llama": lambda: transformers.LlamaConfig(**size, num_key_value_heads=1),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**size, hidden_dropout=0.5),
+        "qwen2": lambda: transformers.Qwen2Config(
+            **size, num_key_value_heads=1, tie_word_embeddings=True
+        ),
+    }[kind]()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def of_file(data, model="", **changes) -> ILQLRun:
+    """Six updates, saved after each 2, evaluated after each 3; from fresh weights if no model."""
+    smoke = ILQL_PRESETS["ilql-smoke"]
+    trunk = TrunkConfig(n_layer=1, n_head=2, n_embd=16, block_size=24)
+    tokens = {"tokenizer": model, "add_special_tokens": True} if model else {}
+    return replace(
+        smoke,
+        **{
+            "task": "data",
+            "language_model": model,
+            "model": ILQLModelConfig(trunk=trunk),
+            "data": DialogueDataConfig(files=(data,), held_out=0.2, **tokens),
+            "num_updates": 6,
+            "batch_size": 4,
+            "evaluate": ILQLEvaluateConfig(every_updates=3, num_episodes=4, batch_size=3),
+            "checkpoint": replace(smoke.checkpoint, every_updates=2),
+            **changes,
+        },
+    )
+
+
+def with_trunk(config, **changes):
+    """The config with another trunk."""
+    return replace(
+        config, model=replace(config.model, trunk=replace(config.model.trunk, **changes))
+    )
+
+
+def last(folder):
+    """The newest checkpoint."""
+    return Checkpoints(folder / "checkpoints").newest(print)
+
+
+class Asked:
+    """A dialogue in which the agent is to speak."""
+
+    def to_sequence(self):
+        return [("say 3", None)], False

@@ -1,0 +1,180 @@
+"""A person and an agent of ILQL: what the agent reads, what comes of its answers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.config import DecodeConfig, ILQLConfig, ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.data.data_point import DataPoint
+from raffia.data.dialogue_rows import Dialogue
+from raffia.envs.text.tokenizer import WordTokenizer, character_tokenizer
+from raffia.recipes.ilql_chat import CannotSay, Chat, Guessing
+from raffia.recipes.ilql_data import make_tokenizer, make_wordle
+from raffia.recipes.ilql_networks import Networks
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+
+
+def policy_of(tokenizer, block_size=24, **decode):
+    trunk = TrunkConfig(
+        vocab_size=tokenizer.num_tokens, n_layer=1, n_head=2, n_embd=8, block_size=block_size
+    )
+    torch.manual_seed(0)
+    networks = Networks(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    generator = torch.Generator().manual_seed(1)
+    return ILQL_Policy(networks, tokenizer, DecodeConfig(**decode), generator=generator)
+
+
+def chat_of(tokenizer=None, **options):
+    return Chat(policy_of(tokenizer or character_tokenizer(["abc"]), **options))
+
+
+def asked(chat, monkeypatch):
+    """The prompts that the agent gets from now on."""
+    prompts, make = [], chat.policy.prompt
+
+    def prompt(observation):
+        prompts.append(make(observation))
+        return prompts[-1]
+
+    monkeypatch.setattr(chat.policy, "prompt", prompt)
+    return prompts
+
+
+def test_the_agent_reads_what_rows_of_data_begin_with(monkeypatch):
+    chat = chat_of(max_new_tokens=3)
+    prompts = asked(chat, monkeypatch)
+    chat.say("ab")
+    list(chat.answer())
+    chat.say("c")
+    list(chat.answer())
+    tokenizer = chat.policy.tokenizer
+    assert [reward is None for _, reward in chat.said] == [True, False, True, False]
+    row = DataPoint.from_obs(Dialogue(chat.said[:3], terminal=False), tokenizer).tokens
+    assert prompts[-1] == row and row[0] == tokenizer.bos_token_id
+    chat.said.clear()
+    list(chat.answer())  # it begins
+    assert prompts[-1] == [tokenizer.boa_token_id]
+
+
+def test_pieces_are_the_text_and_tell_the_values():
+    for tokenizer in (character_tokenizer(["abc"]), WordTokenizer.from_texts(["a b c"])):
+        chat = chat_of(tokenizer, max_new_tokens=6)
+        said = list(chat.answer())
+        assert "".join(piece.text for piece in said) == chat.said[0][0]
+        assert all(0 < piece.share <= 1 and piece.v is not None for piece in said)
+    chat = chat_of(include_adv=False, max_new_tokens=2)
+    assert all(piece.v is None and piece.advantage is None for piece in chat.answer())
+
+
+def test_half_a_character_is_held_back():
+    class Bytes:  # two tokens make one character
+        num_tokens, pad_token_id, bos_token_id, eos_token_id = 12, 6, 7, 8
+        boa_token_id, eoa_token_id, eod_token_id = 9, 10, 11
+
+        def encode(self, text):
+            return [0]
+
+        def decode(self, ids):
+            real = [i for i in ids if i < 6]
+            return "é" * (len(real) // 2) + "\ufffd" * (len(real) % 2)
+
+        def id_to_token(self, number):
+            return str(number)
+
+    chat = chat_of(Bytes(), max_new_tokens=7, block_size=64)
+    pieces = [piece.text for _ in range(5) for piece in chat.answer()]
+    assert set(pieces) <= {"", "é"} and "é" in pieces
+
+
+def test_another_answer_is_to_the_same():
+    chat = chat_of(max_new_tokens=8, block_size=64)
+    chat.say("ab")
+    texts = set()
+    for _ in range(4):
+        list(chat.answer())
+        texts.add(chat.said[-1][0])
+        assert chat.take_back() and chat.said == [("ab", None)]
+    assert len(texts) > 1 and not chat.take_back()
+
+
+def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
+    chat = chat_of(max_new_tokens=4, block_size=24)
+    prompts = asked(chat, monkeypatch)
+    for _ in range(6):
+        chat.say("abca")
+        list(chat.answer())
+        assert len(prompts[-1]) + chat.room <= 24
+    seen = chat.said[chat.num_forgotten : -1]
+    row = DataPoint.from_obs(Dialogue(seen, terminal=False), chat.policy.tokenizer).tokens
+    assert 0 < chat.num_forgotten < len(chat.said) - 1 and prompts[-1] == row
+    assert len(chat.said) == 12
+    chat.said.clear()
+    list(chat.answer())
+    assert chat.num_forgotten == 0
+
+
+def test_what_can_not_be_said():
+    chat = chat_of(block_size=16)
+    with pytest.raises(CannotSay, match="^there is no token for 'x' in 'ax'$"):
+        chat.say("ax")
+    with pytest.raises(CannotSay, match="18 tokens; with an answer.* of 16 has room for 12"):
+        chat.say("a" * 16)
+    assert chat.said == []
+    chat.say("a" * 10)
+    assert len(list(chat.answer())) <= 4
+
+
+def test_an_answer_without_an_end_says_why():
+    chat = chat_of(max_new_tokens=2, temperature=1e-3, top_k=1, include_adv=False)
+    embeddings = chat.policy.agent.model.trunk.wte.weight
+    with torch.no_grad():
+        embeddings[chat.policy.tokenizer.eoa_token_id] = 0
+    list(chat.answer())
+    assert chat.cut == "it may say 2 tokens at once"
+    chat.policy.config = replace(chat.policy.config, max_new_tokens=None)
+    list(chat.answer())
+    assert chat.cut == "its context of 24 tokens is full"
+    list(chat.answer())  # after an answer that filled it
+    assert len(chat.said) == 3
+
+
+def guessing(secret=None):
+    config = ILQL_PRESETS["ilql-smoke"]
+    decode = replace(config.decode, max_new_tokens=2)
+    policy = ILQL_Policy(Networks(config), make_tokenizer(config), decode)
+    return Guessing(policy, make_wordle(config.wordle), secret)
+
+
+def test_colours_of_a_secret_that_is_no_word_of_the_list():
+    game = guessing("queue")
+    word = game.words[0]
+    game.guess = word
+    assert game.is_word and set(game.row_of(word)) <= set("gyb")
+    assert game.row_of("zzz") == "bbbbb" and guessing().row_of(word) is None
+    with pytest.raises(ValueError, match="has 5 letters of g, y, b"):
+        game.answer("ggg")
+    game.answer("bbbbb")
+    with pytest.raises(ValueError, match="no guess waits"):
+        game.answer("bbbbb")
+
+
+def test_a_word_must_agree_with_the_colours_so_far():
+    game = guessing()
+    first, second = game.words[:2]
+    game.guess = first
+    game.answer("ggggg")
+    with pytest.raises(ValueError, match=f"for {second}, {first} gets .*, and got ggggg"):
+        game.tell(second)
+    assert game.secret is None
+    game.tell(first)
+    assert game.observation.won
+
+
+def test_colours_are_taken_back_to_the_last_word():
+    game = guessing()
+    assert not game.take_back()
+    word = game.words[0]
+    game.turns = ((word, "bbbbb"), ("zzz", "bbbbb"))
+    assert game.take_back() and (game.turns, game.guess) == ((), word)

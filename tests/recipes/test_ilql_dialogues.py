@@ -1,0 +1,227 @@
+"""What a run writes of dialogues, and that the page shows it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.agent_values import qvs_of
+from raffia.algorithms.ilql.config import DecodeConfig, method
+from raffia.data.data_point import DataPoint
+from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.recipes import ilql_run
+from raffia.recipes.ilql import evaluate, fitted, resume, train
+from raffia.recipes.ilql_config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
+from raffia.recipes.ilql_data import make_lessons
+from raffia.recipes.ilql_dialogues import pieces, seen_dialogues, told_data, write_dialogues
+from raffia.recipes.ilql_networks import Interrupted, Networks
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from tests.recipes.runs import Quiet, terminate
+
+
+def brief(**changes) -> ILQLRun:
+    smoke = ILQL_PRESETS["ilql-smoke"]
+    own = ILQLEvaluateConfig(every_updates=4, num_episodes=4)
+    return replace(smoke, **{"num_updates": 8, "batch_size": 8, "evaluate": own, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dialogues") / "run"
+    train(brief(), folder, view=Quiet(), preset="ilql-smoke")
+    return folder
+
+
+def files(folder):
+    return {path.name: path.read_text() for path in (folder / "dialogues").iterdir()}
+
+
+def test_each_evaluation_leaves_games_and_rows(run):
+    found = files(run)
+    assert sorted(found) == ["000000004.json", "000000008.json"]
+    record = json.loads(found["000000008.json"])
+    shown = record["dialogues"]
+    assert [one["source"] for one in shown] == ["own"] * 4 + ["logged"] * 4
+    returns = [one["return"] for one in shown[4:]]
+    assert returns == sorted(returns) and returns[0] == -6.0 and returns[-1] == 0.0
+    assert record["data"]["num_rows"] == 200 and 0 < record["data"]["share_won"] < 1
+    before = json.loads(found["000000004.json"])["dialogues"]
+    assert [one["tokens"] for one in before[4:]] == [one["tokens"] for one in shown[4:]]
+    assert before[4]["v"] != shown[4]["v"]
+
+
+def test_the_page_shows_them(run):
+    pytest.importorskip("matplotlib")
+    from raffia.report import summarise, write_report
+
+    text = write_report([run]).read_text()
+    assert text.count('<svg class="values"') == 16  # of the best evaluation and another
+    for part in ["Return over updates", "ILQL", "the data, 200 dialogues", 'class="tok up"']:
+        assert part in text, part
+    assert "Missing or damaged" not in text and "nan" not in text.lower().replace("dominant", "")
+    assert summarise(run).best_return is not None
+
+
+def test_numbers_are_those_of_the_networks(run):
+    config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
+    lessons, networks = make_lessons(config, None), Networks(config)
+    game = [one for one in seen_dialogues(networks, lessons, config)["dialogues"]][4]
+    data = lessons.learnt
+    texts = [pieces(lessons.tokenizer, data[n].tokens) for n in range(len(data))]
+    point = data[texts.index(game["tokens"])]
+    batch = data.collate([point])
+    qvs = qvs_of(networks.loss, batch)
+    for name, key in (("target_q", "q"), ("v", "v"), ("advantage", "advantage")):
+        wanted = [action[key] for action in game["actions"]]
+        torch.testing.assert_close(qvs[name][0], torch.tensor(wanted), atol=1e-4, rtol=1e-4)
+    assert game["v"][:-1] == [action["v"] for action in game["actions"]] and game["v"][-1] is None
+    assert [action["reward"] for action in game["actions"]] == point.rewards
+    logits = networks.model.policy_trunk(batch["tokens"], batch["attn_mask"])
+    log_probs = networks.model.logits(logits)[0].log_softmax(-1)
+    for action in game["actions"]:
+        said = point.tokens[action["last"]]
+        assert action["first"] == action["last"]
+        row = log_probs[action["last"] - 1]
+        assert action["log_prob"] == pytest.approx(float(row[said]), abs=1e-3)
+        best = [n for n in row.argsort(descending=True).tolist() if n != said][0]
+        other = action["others"][0]
+        assert other["token"] == lessons.tokenizer.id_to_token(best)
+        assert other["log_prob"] == pytest.approx(float(row[best]), abs=1e-3)
+        assert len(action["others"]) == 3
+
+
+def test_the_files_depend_on_checkpoint_and_config_alone(run, tmp_path):
+    found = evaluate(run, episodes=3, checkpoint="newest", seed=7)
+    write_dialogues(tmp_path, found.update, found.dialogues)
+    name = f"{found.update:09}.json"
+    assert files(tmp_path) == {name: files(run)[name]}
+    again = evaluate(run, episodes=3, checkpoint="newest", seed=8)
+    assert again.dialogues == found.dialogues
+
+
+def test_a_resumed_run_writes_the_same(run, tmp_path):
+    train(brief(), tmp_path / "run", view=Quiet({5: terminate}))
+    resume(tmp_path / "run", view=Quiet())
+    assert files(tmp_path / "run") == files(run)
+
+
+def test_a_policy_alone_has_log_probabilities_and_no_values():
+    config = method("bc", brief())
+    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    assert not record["values"]
+    for one in record["dialogues"]:
+        assert "v" not in one
+        for action in one["actions"]:
+            assert action["log_prob"] < 0 and "q" not in action and "advantage" not in action
+            assert {key for other in action["others"] for key in other} == {"token", "log_prob"}
+
+
+def test_values_alone_have_no_log_probabilities():
+    config = method("cql", brief())
+    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    action = record["dialogues"][4]["actions"][0]
+    assert "log_prob" not in action and action["others"][0].keys() == {"token", "q"}
+    q = [other["q"] for other in action["others"]]
+    assert q == sorted(q, reverse=True)
+
+
+def chats(tmp_path, long=False):
+    path = tmp_path / "chats.jsonl"
+    rows = [
+        {"utterances": [f"say {n}", "no " * (200 if long else n % 3) + str(n)]}
+        | {"rewards": [None, float(n)]}
+        for n in range(10)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    trunk = replace(brief().model.trunk, block_size=800)
+    config = brief(
+        task="data",
+        data=DialogueDataConfig(files=(str(path),), held_out=0.5),
+        model=replace(brief().model, trunk=trunk),
+    )
+    return fitted(config)
+
+
+def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
+    config = chats(tmp_path)
+    lessons = make_lessons(config, None)
+    record = seen_dialogues(Networks(config), lessons, config)
+    assert [one["source"] for one in record["dialogues"]] == ["held out"] * 4
+    assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
+    one = record["dialogues"][-1]
+    assert "".join(one["tokens"]).startswith("<s>say ")
+    assert one["actions"][-1]["reward"] == one["return"]
+    assert [one["tokens"][at] for at in one["marks"]] == ["<s>", "</s>", "</a>", "</eod>"]
+    assert one["ended"] and one["v"][-1] is None
+
+
+def test_utterances_are_decisions_where_they_are_actions(tmp_path):
+    config = chats(tmp_path)
+    config = replace(
+        config,
+        model=replace(config.model, per_token=False),
+        loss=replace(config.loss, cql_weight=0.0),
+        decode=DecodeConfig(include_adv=False),
+    )
+    lessons, networks = make_lessons(config, None), Networks(config)
+    one = seen_dialogues(networks, lessons, config)["dialogues"][-1]
+    (action,) = one["actions"]
+    said = one["tokens"][action["first"] : action["last"] + 1]
+    assert said[-1] == "</a>" and "".join(said[:-1]).endswith(f"{one['return']:.0f}")
+    data = lessons.held_out
+    points = [data[n] for n in range(len(data))]
+    texts = [pieces(lessons.tokenizer, point.tokens) for point in points]
+    batch = data.collate([points[texts.index(one["tokens"])]], per_token=False)
+    qvs = qvs_of(networks.loss, batch)
+    assert action["q"] == pytest.approx(qvs["target_q"].item(), abs=1e-4)
+    assert action["v"] == pytest.approx(qvs["v"].item(), abs=1e-4)
+    assert action["log_prob"] < -len(said) and "others" not in action
+
+
+def test_long_dialogues_are_cut(tmp_path):
+    config = chats(tmp_path, long=True)
+    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    for one in record["dialogues"]:
+        assert len(one["tokens"]) == 300 and one["cut"] and len(one["actions"]) < 300
+        assert not one["ended"] and isinstance(one["v"][-1], float)  # its value counts on
+
+
+def test_the_best_rows_are_told_of_where_only_they_are_learnt_from():
+    config = method("filtered_bc", brief())
+    data = told_data(make_lessons(config, None), config)
+    assert (data["num_rows"], data["learnt"]["num_rows"]) == (200, 20)
+    assert data["learnt"]["mean_return"] > data["mean_return"] + 1
+    assert data["low"] < data["mean_return"] < data["high"]
+
+
+def test_texts_of_tokens_make_the_text_of_the_utterance():
+    class Halves:  # every letter is two tokens, of which the first alone is no letter
+        def decode(self, ids):
+            return "".join("é" if n % 2 else "\ufffd" for n in ids if ids and n > 0).replace(
+                "\ufffdé", "é"
+            )
+
+        def id_to_token(self, number):
+            return "<mark>"
+
+    assert pieces(Halves(), [0, 2, 1, 0]) == ["<mark>", "\ufffd", "é", "<mark>"]
+    letters = character_tokenizer(["abc"])
+    point = DataPoint.from_tokens([letters.bos_token_id, 0, 1, letters.eos_token_id], [], [])
+    assert pieces(letters, point.tokens) == ["<s>", "a", "b", "</s>"]
+
+
+def test_it_can_be_interrupted():
+    config = brief()
+    with pytest.raises(Interrupted):
+        seen_dialogues(Networks(config), make_lessons(config, None), config, stop=lambda: True)
+
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(ilql_run, "write_dialogues", full)
+    view = Quiet()
+    assert train(brief(num_updates=4), tmp_path / "run", view=view).reason == "finished"
+    assert "update 4: no dialogues were written: No space left on device" in view.said

@@ -1,0 +1,281 @@
+"""Agents as folders of transformers: the same logits, the same tokens, and the way back."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig, method
+from raffia.data.dialogue_rows import Dialogue
+from raffia.envs.text.wordle.game import WordleObservation
+from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.ilql import fitted, load_agent, train
+from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, LoRAConfig
+from raffia.recipes.ilql_export import export, load_exported
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.run_folder import RunError, create_run
+from raffia.train.view import PlainView
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+SMOKE = ILQL_PRESETS["ilql-smoke"]
+SMALL = TrunkConfig(n_layer=2, n_head=2, n_embd=8, block_size=48)
+NEAR = {"rtol": 0, "atol": 1e-4}
+SEEN = Dialogue([("say 3", None), ("3", 0.0), ("say 5", None)], terminal=False)
+
+
+def chats(folder):
+    rows = [{"utterances": [f"say {n}", str(n)], "rewards": [None, n % 3]} for n in range(10)]
+    path = Path(folder) / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def run_of(folder, **changes):
+    """A run of one update at a rate that shows, on games or on chats."""
+    config = replace(
+        SMOKE,
+        optimizer=replace(SMOKE.optimizer, learning_rate=0.05),
+        num_updates=1,
+        batch_size=4,
+        evaluate=replace(SMOKE.evaluate, num_episodes=4),
+    )
+    config = fitted(replace(config, **changes))
+    train(config, folder, view=PlainView(io.StringIO()))
+    return config
+
+
+def of_chats(folder, tokenizer="characters", **changes):
+    data = DialogueDataConfig(
+        files=(str(chats(folder)),), tokenizer=str(tokenizer), add_special_tokens=True
+    )
+    changes = {"model": ILQLModelConfig(trunk=SMALL), **changes}
+    return run_of(folder / "run", task="data", data=data, **changes)
+
+
+def letters():
+    wordle = replace(SMOKE.wordle, layout="letters")
+    trunk = replace(SMOKE.model.trunk, block_size=96)
+    return {"wordle": wordle, "model": replace(SMOKE.model, trunk=trunk)}
+
+
+def compare(run, out, seen):
+    """The run's policy and what transformers makes of the folder."""
+    agent = load_agent(run, "newest")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    prompt = agent.prompt(seen)
+    said = seen.to_sequence()[0]
+    if said:
+        roles = ["user" if reward is None else "assistant" for _, reward in said]
+        pairs = zip(roles, said, strict=True)
+        chat = [{"role": role, "content": text} for role, (text, _) in pairs]
+        assert tokenizer.apply_chat_template(chat, return_dict=False) == prompt
+        assert tokenizer(said[0][0]).input_ids == agent.tokenizer.encode(said[0][0])
+    tokens = torch.tensor([prompt])
+    with torch.no_grad():
+        ours = agent.agent.model.policy_trunk
+        assert_close(model(tokens).logits, ours.logits(ours(tokens)), **NEAR)
+    assert len(tokenizer) == agent.tokenizer.num_tokens
+    return agent, model, tokenizer
+
+
+def same_agent(run, out, seen):
+    """All that decoding asks for is what it was."""
+    before, after = load_agent(run, "newest"), load_exported(out)
+    assert after.config == before.config
+    config = replace(before.config, report_all=after.agent.model is not None, max_new_tokens=3)
+    told = []
+    for agent in (before, after):
+        agent.config = config
+        told.append(agent.answer([seen]))
+    assert told[0].tokens == told[1].tokens
+    for name in ("log_prob", "advantage", "value"):
+        assert_close(getattr(told[1], name), getattr(told[0], name), **NEAR)
+
+
+@pytest.mark.parametrize("changes", [{}, letters()], ids=["words", "letters"])
+def test_wordle(changes, tmp_path):
+    run_of(tmp_path / "run", **changes)
+    done = export(tmp_path / "run", tmp_path / "out", "newest")
+    assert (done.update, done.with_values) == (1, True)
+    seen = WordleObservation((("crane", "bbybb"), ("", "bbbbb")))
+    agent, model, tokenizer = compare(tmp_path / "run", tmp_path / "out", seen)
+    same_agent(tmp_path / "run", tmp_path / "out", seen)
+    prompt = tokenizer("<a>", return_tensors="pt")
+    torch.manual_seed(0)
+    said = model.generate(**prompt)[0].tolist()
+    assert 1 < len(said) <= 1 + agent.config.max_new_tokens and tokenizer.pad_token_id not in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "implicit language Q-learning (ILQL, tau 0.6)" in card
+    assert "200 games of Wordle with 12 words by scripted players (15 % expert" in card
+    assert "- as it speaks in the run: mean return -" in card and "needs the value heads" in card
+
+
+def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
+    run_of(tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "FOLDER", "newest")
+    monkeypatch.chdir(tmp_path)
+    blocks = Path("FOLDER/README.md").read_text().split("```python\n")[1:]
+    assert len(blocks) == 2
+    program = "".join(block.partition("```")[0] for block in blocks)
+    (tmp_path / "program.py").write_text(program)
+    import runpy
+
+    runpy.run_path("program.py", {"observation": WordleObservation()})
+    assert capsys.readouterr().out.count("\n") >= 2
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "words"])
+def test_dialogues(tokenizer, tmp_path):
+    of_chats(tmp_path, tokenizer)
+    export(tmp_path / "run", tmp_path / "out", "newest")
+    compare(tmp_path / "run", tmp_path / "out", SEEN)
+    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`chats.jsonl`" in card and "On rows that were held out: loss" in card
+
+
+def words_of_theirs(path):
+    vocab = {text: n for n, text in enumerate(["say", "[UNK]", *"0123456789"])}
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.save(str(path))
+
+
+def llama(folder):
+    size = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 48}
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(vocab_size=12, **size, **heads, pad_token_id=0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words_of_theirs(folder / "tokenizer.json")
+
+
+def gpt2(folder):
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(vocab_size=12, n_layer=2, n_head=2, n_embd=8, n_positions=48)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    words_of_theirs(folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_models_and_tokenizers_of_theirs_with_and_without_lora(make, rank, tmp_path):
+    make(tmp_path)
+    config = of_chats(tmp_path, tmp_path, language_model=str(tmp_path), lora=LoRAConfig(rank=rank))
+    assert config.model.trunk.kind == ("gpt" if make is gpt2 else "transformers")
+    export(tmp_path / "run", tmp_path / "out", "newest")
+    _, model, _ = compare(tmp_path / "run", tmp_path / "out", SEEN)
+    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    assert type(model).__name__ == ("GPT2LMHeadModel" if make is gpt2 else "LlamaForCausalLM")
+    before = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.tensor([[0, 5, 7]])
+    with torch.no_grad():  # what was learnt is there
+        assert (before(tokens).logits - model(tokens).logits[..., :12]).abs().max() > 1e-3
+
+
+def test_networks_of_their_own_lie_in_folders_of_their_own(tmp_path):
+    model = ILQLModelConfig(trunk=replace(SMALL, bias=False), policy="separate", target="trunk")
+    of_chats(tmp_path, model=replace(model, double_q=False))
+    export(tmp_path / "run", tmp_path / "out", "newest")
+    compare(tmp_path / "run", tmp_path / "out", SEEN)
+    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    for name in ("value_trunk", "target_trunk"):
+        assert (tmp_path / "out" / name / "model.safetensors").exists()
+
+
+def test_cloning_has_no_values(tmp_path):
+    config = method("filtered_bc", SMOKE)
+    run_of(tmp_path / "run", loss=config.loss, decode=config.decode, keep_best=config.keep_best)
+    done = export(tmp_path / "run", tmp_path / "out", "newest")
+    compare(tmp_path / "run", tmp_path / "out", WordleObservation())
+    assert not done.with_values and not (tmp_path / "out" / "value_heads.safetensors").exists()
+    seen = WordleObservation()
+    both = [load_agent(tmp_path / "run", "newest"), load_exported(tmp_path / "out")]
+    assert both[0].answer([seen] * 5).tokens == both[1].answer([seen] * 5).tokens
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "behaviour cloning of the best 10 %" in card and "learnt no values" in card
+
+
+@pytest.mark.parametrize("task", ["wordle", "data"])
+def test_training_goes_on_from_there(task, tmp_path):
+    if task == "wordle":
+        run_of(tmp_path / "run")
+        seen = WordleObservation()
+    else:
+        of_chats(tmp_path)
+        seen = SEEN
+    export(tmp_path / "run", tmp_path / "out", "newest")
+    still = replace(SMOKE.optimizer, learning_rate=1e-12)
+    if task == "wordle":
+        run_of(tmp_path / "more", language_model=str(tmp_path / "out"), optimizer=still)
+    else:
+        data = DialogueDataConfig(
+            files=(str(tmp_path / "chats.jsonl"),), tokenizer=str(tmp_path / "out")
+        )
+        more = {"task": "data", "data": data, "language_model": str(tmp_path / "out")}
+        run_of(tmp_path / "more", optimizer=still, **more)
+    before, after = (load_agent(tmp_path / name, "newest") for name in ("run", "more"))
+    assert before.prompt(seen) == after.prompt(seen)
+    tokens = torch.tensor([before.prompt(seen)])
+    with torch.no_grad():
+        logits = [
+            agent.agent.model.policy_trunk.logits(agent.agent.model.policy_trunk(tokens))
+            for agent in (before, after)
+        ]
+    assert_close(*logits, **NEAR)
+
+
+# -- what is refused
+
+
+def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
+    run_of(tmp_path / "run")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.tex").touch()
+    with pytest.raises(RunError, match="full is there already, and is not empty"):
+        export(tmp_path / "run", full)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    export(tmp_path / "run", empty)
+    assert (empty / "README.md").exists()
+
+    def fails(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("raffia.recipes.ilql_export.save_file", fails)
+    with pytest.raises(OSError, match="disk full"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "run"]
+
+
+def test_what_no_such_folder_can_hold_is_said(tmp_path):
+    create_run(tmp_path / "turning", ILQLRun(model=ILQLModelConfig(trunk=replace(
+        SMALL, positions="rotary"))))  # fmt: skip
+    with pytest.raises(RunError, match=r"rotary positions.*--model.trunk.positions learned"):
+        export(tmp_path / "turning", tmp_path / "out")
+    create_run(tmp_path / "playing", EfficientZeroRun())
+    with pytest.raises(RunError, match="is a run of efficientzero"):
+        export(tmp_path / "playing", tmp_path / "out")
+    create_run(tmp_path / "fresh", SMOKE)
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        export(tmp_path / "fresh", tmp_path / "out")
+
+
+def test_a_damaged_export_is_said(tmp_path):
+    run_of(tmp_path / "run")
+    out = export(tmp_path / "run", tmp_path / "out").folder
+    (out / "value_heads.safetensors").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match="which holds the values: copy it there"):
+        load_exported(out)
+    path = out / "raffia_ilql.json"
+    path.write_text(path.read_text().replace('"temperature"', '"heat"'))
+    with pytest.raises(ValueError, match="raffia_ilql.json is damaged, or of another release"):
+        load_exported(out)

@@ -1,0 +1,246 @@
+"""Runs of ILQL that go on from a language model: of any kind, whole or by small changes (LoRA)."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia.nn.hf_trunk import HFTrunk
+from raffia.nn.lora import merge_lora
+from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
+from raffia.recipes.ilql_config import LoRAConfig
+from raffia.recipes.ilql_networks import Networks
+from raffia.recipes.run_folder import RunError, read_run
+from raffia.tensordict.tensordict import TensorDict
+from tests.recipes.ilql_runs import (
+    NUM_TOKENS,
+    Asked,
+    last,
+    of_file,
+    with_trunk,
+    write_chats,
+    write_model,
+)
+from tests.recipes.runs import Quiet, same, terminate
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Dialogues, and models of all kinds."""
+    folder = tmp_path_factory.mktemp("models")
+    write_chats(folder / "chats.jsonl")
+    for kind in ("llama", "gpt_neox", "qwen2", "gpt2"):
+        write_model(folder / kind, kind)
+    return folder
+
+
+def config_of(place, kind, **changes):
+    return fitted(of_file(str(place / "chats.jsonl"), str(place / kind), **changes))
+
+
+def numel(nest: TensorDict) -> int:
+    return sum(tensor.numel() for tensor in nest.values(True, True))
+
+
+def assert_resumes_exactly(config, tmp_path):
+    """Stopped and gone on with, without the model's folder: the same run. Gives its folder."""
+    straight, folder = tmp_path / "straight", tmp_path / "run"
+    assert train(config, straight, view=Quiet()).reason == "finished"
+    train(config, folder, view=Quiet({3: terminate}))
+    there = Path(config.language_model)
+    there.rename(tmp_path / "elsewhere")
+    try:
+        assert resume(folder, view=Quiet()).reason == "finished"
+        found = evaluate(folder, episodes=4).held_out
+        assert found["loss"] == pytest.approx(evaluate(straight, episodes=4).held_out["loss"])
+        assert isinstance(load_agent(folder).act(Asked()), str)
+    finally:
+        (tmp_path / "elsewhere").rename(there)
+    assert same(last(folder).tensors("state"), last(straight).tensors("state"))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "qwen2"])
+def test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder(
+    kind, place, tmp_path
+):
+    config = with_trunk(config_of(place, kind), dropout=0.1)
+    trunk = config.model.trunk
+    assert (trunk.kind, trunk.vocab_size, trunk.block_size) == ("transformers", NUM_TOKENS, 24)
+    assert Path(config.language_model).is_absolute()
+    folder = assert_resumes_exactly(config, tmp_path)
+    assert read_run(folder) == config
+    state = last(folder).tensors("state")
+    assert "dropout_seed" in state.keys() and set(state["params"].keys()) == {
+        *("trunk", "v", "q1", "q2")
+    }
+    theirs = HFTrunk.from_folder(place / kind)
+    moved = [
+        float((state[("params", "trunk", *name.split("."))][: len(p)] - p.detach()).abs().max())
+        for name, p in theirs.named_parameters()
+    ]
+    assert 0 < max(moved) < 0.05  # it has begun with these, and learnt
+    agent = load_agent(folder).agent
+    assert type(agent.model.trunk).__name__ == "HFTrunk"
+    assert {agent.model.trunk.model.config.model_type} == {kind}
+
+
+def test_first_weights_are_the_folders(place, tmp_path):
+    config = config_of(place, "llama", num_updates=1)
+    still = replace(config, optimizer=replace(config.optimizer, learning_rate=0.0))
+    train(still, tmp_path / "run", view=Quiet())
+    model = load_agent(tmp_path / "run").agent.model
+    theirs, tokens = HFTrunk.from_folder(place / "llama").eval(), torch.tensor([[1, 10, 3]])
+    torch.testing.assert_close(model.trunk(tokens), theirs(tokens))
+
+
+def test_dropout_is_what_the_run_says_whatever_the_models_config_has(place, tmp_path):
+    config = config_of(place, "gpt_neox", num_updates=1)  # its folder has 0.5
+    train(config, tmp_path / "run", view=Quiet())
+    trunk = load_agent(tmp_path / "run").agent.model.trunk
+    assert trunk.model.config.hidden_dropout == 0.0
+    assert "dropout_seed" not in last(tmp_path / "run").tensors("state").keys()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_small_changes_are_learnt_and_the_model_is_kept_once(kind, place, tmp_path):
+    config = config_of(place, kind, lora=LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False))
+    config = replace(config, model=replace(config.model, policy="separate", target="trunk"))
+    folder = assert_resumes_exactly(with_trunk(config, dropout=0.1), tmp_path)
+    names = {path.name.partition(".")[0] for path in (folder / "language_model").iterdir()}
+    assert names == {"manifest", "fixed"} | ({"config"} if kind == "llama" else set())
+    state = last(folder).tensors("state")
+    for nest in (state["params", "trunk"], state["params", "policy"], state["target", "trunk"]):
+        assert {key[-1] for key in nest.keys(True, True)} == {"up", "down"}
+    [fixed] = (folder / "language_model").glob("fixed*")
+    base = TensorDict.load(fixed)
+    whole = HFTrunk.from_folder(place / kind, vocab_size=NUM_TOKENS)
+    assert set(base.keys()) == {"trunk"}
+    assert numel(base) == sum(p.numel() for p in whole.parameters())
+    assert numel(state["buffers"]) < 100  # frequencies of positions at most
+
+    agent = load_agent(folder).agent
+    frozen = [tensor for name, tensor in named(agent.model.trunk) if name.endswith("base.weight")]
+    for other in (agent.model.policy, agent.target.trunk):
+        again = [tensor for name, tensor in named(other) if name.endswith("base.weight")]
+        assert all(a.data_ptr() == b.data_ptr() for a, b in zip(frozen, again, strict=True))
+    tokens = torch.tensor([[1, 10, 3]])
+    with torch.no_grad():
+        before = [trunk(tokens) for trunk in (agent.model.trunk, agent.model.policy)]
+        merge_lora(agent.model)
+        after = [trunk(tokens) for trunk in (agent.model.trunk, agent.model.policy)]
+    torch.testing.assert_close(after, before)
+    assert (before[0] - before[1]).abs().max() > 0
+
+
+def named(module):
+    return sorted(module.named_parameters())
+
+
+def test_embeddings_learn_where_tokens_were_added(place, tmp_path):
+    lora = LoRAConfig(rank=2, layers=("q_proj", "up_proj"))
+    config = config_of(place, "llama", lora=lora, num_updates=2)
+    assert config.lora.learn_embeddings is True
+    train(config, tmp_path / "run", view=Quiet())
+    keys = set(last(tmp_path / "run").tensors("state")["params", "trunk"].keys(True, True))
+    names = {".".join(key[-2:]) for key in keys}
+    assert names == {
+        *("embed_tokens.weight", "lm_head.weight"),
+        *(f"{layer}.{part}" for layer in lora.layers for part in ("up", "down")),
+    }
+    full = write_model(tmp_path / "full", "llama", vocab_size=NUM_TOKENS)
+    other = of_file(str(place / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
+    assert fitted(other).lora.learn_embeddings is False
+
+
+def test_the_kept_model_is_checked(place, tmp_path):
+    config = config_of(place, "llama", lora=LoRAConfig(rank=2))
+    folder = tmp_path / "run"
+    train(config, folder, view=Quiet({3: terminate}))
+    [fixed] = (folder / "language_model").glob("fixed*")
+    content = fixed.read_bytes()
+    fixed.write_bytes(content[:-1] + b"x")
+    with pytest.raises(RunError, match="Bring back .*language_model as it was"):
+        resume(folder, view=Quiet())
+    shutil.rmtree(folder / "language_model")
+    with pytest.raises(FileNotFoundError, match="language_model"):
+        evaluate(folder)
+    other = replace(config, language_model=write_model(tmp_path / "other", "llama"))
+    retrained(Path(other.language_model))
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace(config.language_model, other.language_model))
+    with pytest.raises(RunError, match="has learnt changes of another language model"):
+        resume(folder, view=Quiet())
+
+
+def retrained(folder):
+    trunk = HFTrunk.from_folder(folder)
+    with torch.no_grad():
+        for parameter in trunk.parameters():
+            parameter.add_(1.0)
+    trunk.model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_computing_activations_again_changes_nothing(kind, place, tmp_path):
+    config = config_of(place, kind, num_updates=2, lora=LoRAConfig(rank=2, dropout=0.1))
+    states = []
+    for again in (False, True):
+        own = with_trunk(config, gradient_checkpointing=again, dropout=0.1)
+        train(own, tmp_path / f"{again}", view=Quiet())
+        states.append(last(tmp_path / f"{again}").tensors("state")["params"])
+    for key in states[0].keys(True, True):
+        torch.testing.assert_close(states[1][key], states[0][key], rtol=1e-4, atol=1e-6)
+
+
+def test_networks_of_another_kind_are_refused(place, tmp_path):
+    config = config_of(place, "gpt2", lora=LoRAConfig(rank=2), num_updates=1)
+    train(config, tmp_path / "run", view=Quiet())
+    with pytest.raises(ValueError, match="Networks\\(config, making=making_of"):
+        Networks(config).refresh(last(tmp_path / "run").tensors("state"))
+    with pytest.raises(ValueError, match="sizes alone do not say what model it is"):
+        Networks(config_of(place, "llama"))
+
+
+def test_what_can_not_be_is_refused(place, tmp_path):
+    chats = str(place / "chats.jsonl")
+    with pytest.raises(ValueError, match=r"lora.rank=4 goes on from .* --model FOLDER"):
+        of_file(chats, lora=LoRAConfig(rank=4))
+    with pytest.raises(ValueError, match="compile=True with dropout"):
+        with_trunk(of_file(chats, compile=True), dropout=0.1)
+    with pytest.raises(RunError, match=r"n_layer=2, .* holds a model with 3|n_layer=3, and .* 2"):
+        train(with_trunk(config_of(place, "llama"), n_layer=3), tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+    unsettled = config_of(place, "llama", lora=LoRAConfig(rank=2))
+    unsettled = replace(unsettled, lora=LoRAConfig(rank=2))
+    with pytest.raises(RunError, match="learn_embeddings is not settled"):
+        train(unsettled, tmp_path / "run", view=Quiet())
+    wrong = config_of(place, "llama", lora=LoRAConfig(rank=2, layers=("qkv",)))
+    with pytest.raises(ValueError, match=r"no linear layer is called \['qkv'\]: there are"):
+        train(wrong, tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_do_not_speak_are_refused(place, tmp_path):
+    from transformers import T5Config
+
+    for data, error in [
+        (T5Config().to_dict(), "'t5', and none of that kind says token after token"),
+        ({"model_type": "gpt9"}, "'gpt9', which transformers .* does not know"),
+    ]:
+        folder = tmp_path / data["model_type"]
+        shutil.copytree(place / "llama", folder)
+        (folder / "config.json").write_text(json.dumps(data))
+        with pytest.raises(ValueError, match=error):
+            fitted(of_file(str(place / "chats.jsonl"), str(folder)))
+    odd = tmp_path / "odd"
+    shutil.copytree(place / "gpt2", odd)
+    settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "relu"}
+    (odd / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(RunError, match="--model.trunk.kind transformers"):
+        fitted(of_file(str(place / "chats.jsonl"), str(odd)))
+    own = with_trunk(of_file(str(place / "chats.jsonl"), str(odd)), kind="transformers")
+    assert fitted(own).model.trunk.n_layer == 2

@@ -1,0 +1,214 @@
+"""What can be set of a run of ILQL does what it says, from the command line; and bad input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.cli import main
+from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.functional.clipping import global_norm
+from raffia.recipes.ilql import fitted, resume, train
+from raffia.recipes.ilql_data import make_lessons
+from raffia.recipes.run_folder import RunError
+from tests.recipes.ilql_runs import (
+    last,
+    of_file,
+    with_trunk,
+    write_chats,
+    write_model,
+    write_tokenizer,
+)
+from tests.recipes.runs import Quiet, same, terminate
+
+SMOKE = "train ilql --preset ilql-smoke --num_updates 2 --batch_size 8 --evaluate.num_episodes 2"
+TRUNK = "--model.trunk.n_layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def params_after(words, folder):
+    """What a run learns."""
+    assert main(f"{SMOKE} {words} --run {folder}".split()) == 0
+    return last(Path(folder)).tensors("state")["params"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return params_after("", tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler, about torch
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--num_micro_batches 4",
+        "--model.trunk.gradient_checkpointing",
+        "--num_micro_batches 2 --model.trunk.gradient_checkpointing --optimizer.max_grad_norm 1e6",
+        pytest.param("--compile", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
+)
+def test_what_saves_memory_or_time_learns_the_same(words, plain, here):
+    torch.compiler.reset()
+    found = params_after(words, here / "run")
+    if "max_grad_norm" in words:  # the gradients of these first updates are longer than 1
+        assert off(found, plain) > 0
+        return
+    for key in plain.keys(True, True):
+        torch.testing.assert_close(found[key], plain[key], rtol=1e-3, atol=2e-5)
+
+
+def off(one, other) -> float:
+    return float(global_norm(one - other) / global_norm(other))
+
+
+def test_bfloat16_is_near_and_not_the_same(plain, here):
+    found = params_after("--precision bfloat16", here / "run")
+    assert 0 < off(found, plain) < 0.01
+    assert {tensor.dtype for tensor in found.values(True, True)} == {torch.float32}
+
+
+def test_gradients_are_made_shorter(plain, here):
+    first = params_after("--optimizer.learning_rate 0.0", here / "first")
+    short = params_after("--optimizer.max_grad_norm 1e-10", here / "short")
+    assert 0 < off(short, first) < 0.1 * off(plain, first)  # below what Adam divides by at least
+
+
+def test_the_learning_rate_rises_and_falls(here):
+    words = "--optimizer.learning_rate 1.0 --optimizer.warmup_updates 4 --optimizer.decay linear"
+    flags = f"{words} --optimizer.final_share 0.5 --num_updates 20 --evaluate.every_updates 20"
+    flags += " --optimizer.max_grad_norm 1e-12"  # or it would learn nonsense
+    assert main([*SMOKE.split(), *flags.split(), "--run", "run"]) == 0
+    rows = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
+    rates = [row["learning_rate"] for row in rows if row["kind"] == "train"]
+    assert rates == pytest.approx([1 - 0.5 * 6 / 16, 0.5])
+
+
+def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(here):
+    config = with_trunk(
+        of_file(write_chats(here / "chats.jsonl"), num_micro_batches=2), dropout=0.2
+    )
+    config = fitted(replace(config, model=replace(config.model, policy="separate")))
+    train(config, here / "straight", view=Quiet())
+    state = torch.get_rng_state()
+    train(config, here / "run", view=Quiet({3: terminate}))
+    resume(here / "run", view=Quiet())
+    assert same(last(here / "run").tensors("state"), last(here / "straight").tensors("state"))
+    assert torch.equal(torch.get_rng_state(), state)
+    learner = ILQLLearner(config)
+    batch = make_lessons(config, None).learnt.take(torch.tensor([3]).numpy())
+    other = batch.copy().set("index", batch["index"] + 1)
+    first, again, elsewhere = (
+        learner.grads(learner.init(0), b)[1]["loss"] for b in (batch, batch, other)
+    )
+    assert first == again != elsewhere
+
+
+# -- files that change, files that are wrong
+
+
+def test_other_words_of_the_same_length_and_reward_are_noticed(here):
+    data = Path(write_chats(here / "chats.jsonl"))
+    config = fitted(of_file(str(data)))
+    train(config, here / "run", view=Quiet({3: terminate}))
+    data.write_text(data.read_text().replace('"3 ', '"4 '))
+    with pytest.raises(RunError, match="has learnt from other rows than those that are there now"):
+        resume(here / "run", view=Quiet())
+    write_chats(data)
+    assert resume(here / "run", view=Quiet()).reason == "finished"
+    inside, on_disk = (make_lessons(config, folder) for folder in (None, here / "run"))
+    assert inside.learnt.store.checksum == on_disk.learnt.store.checksum
+    assert inside.digest() == on_disk.digest()
+
+
+def write(name, *rows):
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def asked(answer, *rewards):
+    return {"utterances": ["say 1", answer], "rewards": [*rewards]}
+
+
+BAD = {
+    "ids": [{"tokens": [1, 99], "action_idxs": [0], "rewards": [1.0]}] * 3,
+    "long": [asked("1 " * 30, None, 1.0)] * 3,
+    "rewards": [asked("1", 1.0)] * 3,
+    "one": [asked("1", None, 1.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (
+            "--data ids.jsonl --data.tokenizer characters_",
+            ["line 1: token 1 of the row is 99, and the vocabulary has 20 tokens, 0..19"],
+        ),
+        ("--data ids.jsonl", ["whose tokenizer must be given: --data.tokenizer FOLDER"]),
+        (
+            "--data long.jsonl --model.trunk.block_size 24",
+            ["line 1: it has 69 tokens, more than the 24", "--data.max_len, --data.too_long and"],
+        ),
+        ("--data long.jsonl --model gpt2", ["it has 36 tokens, more than the 24 of the context"]),
+        (
+            "--data chats.jsonl --model.trunk.block_size 24 --data.max_len 30",
+            ["data.max_len=30, and the model's context holds 24 tokens: leave it out"],
+        ),
+        (
+            "--data rewards.jsonl",
+            ["line 1, 'rewards': 1 rewards for 2 utterances", "--data.malformed skip leaves"],
+        ),
+        (
+            "--data chats.jsonl --data.tokenizer gpt2",
+            ["has no token <|pad|>", "Of a run, --data.add_special_tokens adds them"],
+        ),
+        ("--data chats.jsonl --model gone", ["no folder /", "holds config.json and model"]),
+        ("--data chats.jsonl --model empty", ["has no config.json", "copy it there"]),
+        ("--data chats.jsonl --model bare", ["has no model.safetensors", "copy it there"]),
+        (
+            "--data chats.jsonl --model mute",
+            ["the folder has no tokenizer.json. With transformers"],
+        ),
+        ("--data chats.jsonl --model torn", ["no tensor 'h.2.", "are not of the same model"]),
+        ("--data chats.jsonl --data.tokenizer gone", ["nothing lies there; give a tokenizer's"]),
+        ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 goes on from", "--model FOLDER"]),
+        ("--data gone.jsonl", ["there is no file gone.jsonl"]),
+        ("--data one.jsonl", ["1 row can't be split", "give 2 or more"]),
+        ("--preset ilql-smoke --compile --model.trunk.dropout 0.1", ["compile=True with dropout"]),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_mend(words, texts, here, capsys):
+    for name, rows in BAD.items():
+        write(f"{name}.jsonl", *rows)
+    write_chats(here / "chats.jsonl")
+    character_tokenizer(["0123456789 say"]).save("characters_")
+    write_model(here / "gpt2", "gpt2")
+    break_models(here)
+    sizes = "" if "--model " in words else TRUNK
+    assert main(f"train ilql {words} {sizes} --num_updates 1 --batch_size 2".split()) in (1, 2)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: ") and "Traceback" not in said
+    for text in texts:
+        assert text in said
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def break_models(here):
+    """Models that lack something."""
+    for name in ("empty", "bare", "mute", "torn"):
+        (here / name).mkdir()
+    whole, config = here / "gpt2", (here / "gpt2" / "config.json").read_text()
+    (here / "bare" / "config.json").write_text(config)
+    for name in ("mute", "torn"):
+        (here / name / "config.json").write_text(config)
+        (here / name / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+    write_tokenizer(here / "torn")
+    more = json.loads(config) | {"n_layer": 3}
+    (here / "torn" / "config.json").write_text(json.dumps(more))

@@ -1,0 +1,194 @@
+"""Runs of populations: selected, stopped in the middle of a generation, gone on with."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.envs.text.wordle.game import WordleObservation
+from raffia.recipes import efficientzero
+from raffia.recipes.ilql import evaluate, load_agent, resume, train
+from raffia.recipes.ilql_config import ILQLEvaluateConfig
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.members import Members, best_of
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.presets import PRESETS
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoints
+
+from .runs import Quiet, last_state, same, short, terminate
+
+POPULATION = PopulationConfig(
+    size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
+)
+SEED = 19  # whose draws give one member a rate of 1e30
+RUN = replace(
+    ILQL_PRESETS["ilql-smoke"],
+    population=POPULATION,
+    num_updates=12,
+    evaluate=ILQLEvaluateConfig(every_updates=4, num_episodes=4),
+)
+
+
+def rows(folder, kind):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def state_of(folder):
+    return Checkpoints(folder / "checkpoints").newest(print).tensors("state")
+
+
+def test_a_run_is_selected_after_each_evaluation_but_the_last(tmp_path):
+    result = train(RUN, tmp_path / "run", view=Quiet())
+    assert (result.reason, result.update) == ("finished", 12)
+    born = rows(tmp_path / "run", "generation")
+    assert [(row["generation"], row["update"]) for row in born] == [(1, 4), (2, 8)]
+    for row, evaluated in zip(born, rows(tmp_path / "run", "evaluate"), strict=False):
+        assert row["fitness"] == evaluated["fitness"] and len(row["fitness"]) == 3
+        assert row["fitness"][row["parents"][0]] == max(row["fitness"])
+        assert row["kinds"][0] == "none"  # the elite
+        assert evaluated["mean_return"] == max(evaluated["fitness"])
+    state = state_of(tmp_path / "run")
+    assert state.batch_size == (3,) and state["step"].tolist() == [12] * 3
+    rates = state["hyper", "learning_rate"]
+    assert torch.allclose(rates, torch.tensor(born[-1]["hyper"]["learning_rate"]))
+    assert len(set(rates.tolist())) > 1
+
+
+@pytest.mark.parametrize("at", [6, 8])
+def test_a_resume_is_exact_within_a_generation_and_between_two(tmp_path, at):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(RUN, whole, view=Quiet())
+
+    assert train(RUN, parts, view=Quiet({at: terminate})).reason == "stopped"
+    assert resume(parts, view=Quiet()).update == 12
+    assert same(state_of(whole), state_of(parts))
+    told = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(whole, "generation")]
+    again = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(parts, "generation")]
+    assert told == again
+
+
+def test_the_agent_of_a_population_is_its_best_member(tmp_path):
+    train(RUN, tmp_path / "run", view=Quiet())
+    found = Checkpoints(tmp_path / "run" / "checkpoints").newest(print)
+    place = found.extras["population"]["best"]
+    state = found.tensors("state")
+    best, another = state[place], state[(place + 1) % 3]
+    assert same(best_of(found), best) and not same(best, another)
+    assert isinstance(load_agent(tmp_path / "run", "newest").act(WordleObservation()), str)
+    assert evaluate(tmp_path / "run", episodes=3).games["decode"].returns
+
+
+def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
+    """A rate that makes numbers that are no numbers any more: the others go on."""
+    wild = replace(POPULATION, ranges=("learning_rate=1e-6..1e30",), spread=1e36, parameters=0.0)
+    run = replace(RUN, population=wild, seed=SEED)
+    result = train(run, tmp_path / "run", view=Quiet())
+    assert result.reason == "finished"
+    fitness = [row["fitness"] for row in rows(tmp_path / "run", "evaluate")]
+    born = rows(tmp_path / "run", "generation")
+    assert None in fitness[0] and fitness[0].index(None) not in born[0]["parents"]
+    state = state_of(tmp_path / "run")
+    best = Checkpoints(tmp_path / "run" / "checkpoints").newest(print).extras["population"]["best"]
+    assert all(x.isfinite().all() for x in state[best]["params"].values(True, True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"ranges": ("learning_rat=1e-6..1",)}, "did you mean 'learning_rate'"),
+        ({"ranges": ("learning_rate=0.5..1",)}, "begins at 0.001, outside of its range"),
+    ],
+)
+def test_ranges_that_do_not_fit_are_refused_before_anything_is_learnt(tmp_path, change, error):
+    run = replace(RUN, population=replace(POPULATION, **change))
+    with pytest.raises(ValueError, match=error):
+        train(run, tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"tournament_size": 4}, "tournament_size=4 is more than the population has, which is 3"),
+        ({"ranges": ("tau",)}, "NAME=LOW..HIGH"),
+        ({"ranges": ("tau=0.9..0.5",)}, "low lies below high"),
+        ({"hyper": 0.0, "no_mutation": 0.0, "parameters": 0.0}, "all probabilities are 0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, error):
+    with pytest.raises(ValueError, match=error):
+        replace(POPULATION, **settings)
+
+
+# ------------------------------------------------------------------------------ EfficientZero
+
+
+def played(**changes):
+    """Three members in six worlds, with reanalyse, priorities and target networks that are old."""
+    return short(
+        env=replace(PRESETS["smoke"].env, num_envs=6, frame_stack=2),
+        population=PopulationConfig(size=3, spread=30.0, parameters=0.5, **changes),
+    )
+
+
+def test_members_play_in_one_search_and_are_selected(tmp_path):
+    result = efficientzero.train(played(), tmp_path / "run", view=Quiet())
+    assert result.reason == "finished"
+    born = rows(tmp_path / "run", "generation")
+    assert [row["generation"] for row in born] == [1, 2, 3]
+    evaluated = rows(tmp_path / "run", "evaluate")
+    assert all(row["mean_return"] == max(row["fitness"]) for row in evaluated)
+    state = state_of(tmp_path / "run")
+    assert state.batch_size == (3,)
+    assert len(set(state["hyper", "learning_rate"].tolist())) > 1
+    agent = efficientzero.load_agent(tmp_path / "run")
+    observation = torch.zeros(2, 2, 4)  # two worlds, two frames
+    assert agent.act(TensorDict(observation=observation, batch_size=[2]))["action"].shape == (2,)
+    assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
+
+
+@pytest.mark.parametrize("at", [9, 14])
+def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    efficientzero.train(played(), whole, view=Quiet())
+    stopped = efficientzero.train(played(), parts, view=Quiet({at: terminate}))
+    assert stopped.reason == "stopped"
+    efficientzero.resume(parts, view=Quiet())
+    for one, other in zip(
+        last_state(whole)[1].values(), last_state(parts)[1].values(), strict=True
+    ):
+        assert same(one, other)
+    told, again = (
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "generation")]
+        for folder in (whole, parts)
+    )
+    assert told == again and told
+
+
+def test_worlds_that_cannot_be_shared_out():
+    with pytest.raises(ValueError, match=r"not as many for each: take env\.num_envs=9"):
+        replace(played(), env=replace(played().env, num_envs=7))
+
+
+def test_a_population_and_compile():
+    for run in (RUN, played()):
+        with pytest.raises(ValueError, match="leave compile out"):
+            replace(run, compile=True)
+
+
+@pytest.mark.parametrize("method", ["tournament", "truncation"])
+@pytest.mark.parametrize("seed", range(6))
+def test_who_was_the_best_is_known_after_selection(method, seed):
+    config = PopulationConfig(size=4, method=method, hyper=1.0, no_mutation=0.0)
+    learner = ILQLLearner(RUN)
+    members = Members(config, learner, seed)
+    state = members.begin(torch.stack([learner.init(number) for number in range(4)]))
+    members.evaluated([0.0, 1.0, 3.0, 2.0])
+    best = state[members.best].clone()
+    state, row = members.evolve(state)
+    assert row["kinds"][members.best] == "none"
+    assert same(state[members.best], best)

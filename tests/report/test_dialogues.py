@@ -1,0 +1,366 @@
+"""Pages of runs on dialogues: curves over updates, coloured tokens, the table of methods."""
+
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from raffia.report import summarise
+from raffia.report.compared import methods
+from raffia.report.dialogue_files import read_dialogues
+from raffia.report.dialogues import dialogues
+from raffia.report.folder import read_run
+from raffia.report.groups import grouped
+from raffia.report.learning import decoding_panels, held_out_panels, learning_panels
+from raffia.report.methods import method_of, over, tables
+
+from . import made_dialogues as made
+from .made_runs import brief_rows, write_run
+from .made_runs import config as of_episodes
+from .test_damage import anything
+from .test_page import Page, report
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
+    made.write_dialogues(folder, made.record())
+    return folder
+
+
+def groups_of(*folders):
+    return grouped([read_run(folder) for folder in folders])
+
+
+def section(run, notes=None):
+    return dialogues(groups_of(run), [] if notes is None else notes)
+
+
+def compared(*folders):
+    return Page(methods(groups_of(*folders), [])).text
+
+
+# -- evaluations
+
+
+def test_a_run_without_environment_steps_is_shown_over_updates(run):
+    page = Page(report(run))
+    for part in [
+        *("wordle", "best mean return −1.5 at 200 updates, 20 s", "last mean return −2 at 300"),
+        *("updates 300 10 / s", "tokens / s 2,000", "games won 50.0 %", "Return over updates"),
+        *("Return over wall time", "95 % interval of the mean", "token loss", "v mean"),
+        *("Return by decoding", "Games won by decoding", "policy alone", "advantage × 2"),
+        f"raffia evaluate {run} --episodes 1000",
+    ]:
+        assert part in page.text, part
+    for part in [
+        *("env step", "training episodes", "simulations", "searched tree", "--record"),
+        "Missing or damaged",
+    ]:
+        assert part not in page.text, part
+
+
+def test_its_curve_has_the_interval_of_its_rows(run):
+    over_updates, _ = learning_panels(groups_of(run))
+    (line,) = over_updates.lines
+    assert (line.curve.x, line.curve.y) == ([100, 200, 300], [-4.0, -1.5, -2.0])
+    assert line.curve.low == [-4.2, -1.7, -2.2] and line.curve.high == [-3.8, -1.3, -1.8]
+
+
+def test_decodings_are_compared_over_updates(run):
+    returns, won = decoding_panels(groups_of(run))
+    assert [line.curve.y[-1] for line in returns.lines] == [-2.0, -3.0, -4.0]
+    assert returns.lines[2].curve.low[-1] == -4.2 and len({x.tone for x in returns.lines}) == 3
+    assert won.lines[0].curve.y == [50.0, 50.0, 50.0]
+
+
+def test_decodings_of_several_seeds_are_averaged(run, tmp_path):
+    second = write_run(tmp_path / "b", made.rows((-4, -3.5, -4)), made.config(1), extras=False)
+    returns, _ = decoding_panels(groups_of(run, second))
+    assert [line.curve.y[-1] for line in returns.lines] == [-3.0, -4.0, -5.0]
+    assert returns.lines[0].curve.low[-1] == -4.0
+
+
+def test_a_cloning_run_has_one_decoding_and_no_comparison(tmp_path):
+    made_rows = made.rows(decodings=("decode",))
+    folder = write_run(tmp_path / "bc", made_rows, made.cloning(), extras=False)
+    assert decoding_panels(groups_of(folder)) == []
+
+
+def test_losses_of_held_out_rows(tmp_path):
+    config = made.config(task="data", preset="dialogue")
+    folder = write_run(tmp_path / "run", made.held_out_rows(), config, extras=False)
+    found = summarise(folder)
+    assert (found.last_loss, found.best_loss) == (2.0, 1.0)
+    assert (found.last_return, found.best_return, found.update) == (None, None, 300)
+    groups = groups_of(folder)
+    assert [panel.title for panel in learning_panels(groups)] == [
+        "Held-out loss over updates",
+        "Held-out loss over wall time",
+    ]
+    assert [panel.title for panel in held_out_panels(groups)] == ["v mean", "token loss"]
+    text = Page(report(folder)).text
+    assert "best held-out loss 1 at 200 updates" in text
+    assert "ILQL 1 1 −1 0.5" in text  # runs, loss, v mean, token loss at the best evaluation
+
+
+def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
+    data = made.config(task="data", preset="dialogue")
+    chats = write_run(tmp_path / "chats", made.held_out_rows(), data, extras=False)
+    cartpole = write_run(tmp_path / "cartpole", brief_rows(), of_episodes())
+    panels = learning_panels(groups_of(run, chats, cartpole))
+    shown = {panel.title: sum(bool(line.curve.x) for line in panel.lines) for panel in panels}
+    assert shown == {
+        "Return over env steps": 1,
+        "Return over updates": 1,
+        "Return over wall time": 2,
+        "Held-out loss over updates": 1,
+        "Held-out loss over wall time": 1,
+    }
+    text = Page(report(run, chats, cartpole)).text
+    for part in ["A searched tree", "return 200", "Dialogues", "Methods", "best result"]:
+        assert part in text, part
+    assert re.search(r"In \d+ settings", text)  # in which algorithms differ: folded
+
+
+# -- dialogues
+
+
+def test_tokens_have_the_colour_of_their_advantage(run):
+    text = section(run)
+    found = re.findall(r'<span class="(tok|mark) (up|down)" style="([^"]*)" title="([^"]*)"', text)
+    assert [one[:3] for one in found] == [("tok", "up", "--s:1.00"), ("mark", "down", "--s:0.50")]
+    assert found[0][3] == (
+        "crane: advantage 0.5, Q −1.5, V −2, probability 60.7 %\ninstead: slate (Q −3.25, 22.3 %)"
+    )
+    page = Page(text)
+    assert "agent <a> crane </a> −1 env bbbbb </s> </eod>" in page.text
+    assert "game of its own · return −1" in page.text
+    assert "After 200 updates (dialogues/000000200.json)." in page.text
+
+
+def test_v_is_drawn_along_the_text(run):
+    svg = re.search(r'<svg class="values".*?</svg>', section(run), re.DOTALL)[0]
+    assert svg.count("<circle") == 2  # the state behind the end has no V
+    assert svg.count("<polygon") == 2 and svg.count('class="q up"') == 2
+    assert svg.count('class="own"') == 2 and svg.count('class="tick"') == 6
+    assert re.search(r'<text class="reward"[^>]*>−1<', svg)
+    numbers = [float(x) for x in re.findall(r'(?:cx|cy|x1|x2|y1|y2)="([^"]*)"', svg)]
+    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+    assert all(0 <= x <= max(width, height) for x in numbers)
+
+
+def test_an_agent_without_values_has_no_colours_and_says_so(tmp_path):
+    folder = write_run(tmp_path / "bc", made.rows(decodings=("decode",)), made.cloning(), False)
+    plain = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
+    made.write_dialogues(folder, made.record(made.dialogue(actions=plain, v=[])))
+    text = section(folder)
+    assert "no values: no token has a colour" in text and "probability 60.7 %" in text
+    assert not re.search(r'class="(?:tok|mark) (?:up|down)"', text)
+    assert '<svg class="values"' not in text
+
+
+def test_a_whole_utterance_is_one_decision(tmp_path):
+    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
+    whole = {"first": 1, "last": 2, "reward": 2.0, "v": 0.0, "q": 1.0, "advantage": 1.0}
+    made.write_dialogues(folder, made.record(made.dialogue(actions=[whole], states=[0, 5])))
+    text = section(folder)
+    assert text.count('title="crane&lt;/a&gt;: advantage 1, Q 1, V 0, reward 2"') == 2
+    assert text.count("<sup>+2</sup>") == 1  # it earned its reward once
+
+
+def test_the_dialogues_of_the_best_evaluation_are_shown(run):
+    for update in (100, 300):
+        other = made.dialogue(tokens=["<a>", f"word{update}", "</a>", "x", "</s>", "</eod>"])
+        made.write_dialogues(run, made.record(other, update=update))
+    text = Page(section(run)).text
+    assert "crane" in text and "word300" not in text
+    begun = text.index("The same after 100 updates")
+    assert text.index("word100") > begun > text.index("crane")
+    (run / "dialogues/000000200.json").unlink()
+    assert "After 300 updates" in Page(section(run)).text  # the newest, for want of the best
+
+
+def test_tokens_are_escaped_and_blanks_made_visible(run):
+    tokens = ["<a>", "<script>alert(1)</script>", "a\nb\t", "bbbbb", "</s>", "</eod>"]
+    others = [{"token": "<script>", "q": 1.0}]
+    one = made.dialogue(tokens=tokens, source="<script>")
+    one["actions"][0]["others"] = others
+    made.write_dialogues(run, made.record(one))
+    text = report(run)
+    assert "<script" not in text and "&lt;script" in text
+    assert "a↵\nb⇥" in text
+    Page(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it has no list"),
+        ('{"dialogues": {}}', "it has no list"),
+        ('{"dialogues": [{"tokens": "abc"}]}', "of texts"),
+        ('{"dialogues": [{"tokens": [1]}]}', "of texts"),
+    ],
+)
+def test_damaged_files_are_told(run, content, why):
+    (run / "dialogues/000000200.json").write_text(content)
+    notes = []
+    assert "<h2>Dialogues</h2>" in section(run, notes)
+    assert notes[0].startswith("dialogues/000000200.json is not shown: ") and why in notes[0]
+
+
+def test_places_that_are_none_are_left_out(run):
+    odd = made.dialogue(
+        states=[0, 99, -1], v=["x", 1.0, 2.0], marks=["a"], **{"return": None, "ended": 3}
+    )
+    odd["actions"] += [{"first": 5, "last": 99}, {"first": -1, "last": 0}, {"first": 1.5}, 7]
+    found = read_dialogues(made.write_dialogues(run, made.record(odd))).dialogues[0]
+    assert len(found.actions) == 2 and found.marks == frozenset()
+    assert len(found.states) == 1 and found.states[0][0] == 0
+    assert "return –" in Page(section(run)).text
+
+
+def test_a_run_without_dialogues_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
+    assert "No dialogues were written" in section(folder)
+
+
+@given(odd=anything)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_entries_give_a_page_or_a_note(tmp_path_factory, odd):
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, made.rows(), made.config(), extras=False)
+    for name in made.dialogue():
+        one = made.dialogue(**{name: odd})
+        made.write_dialogues(folder, made.record(one, made.dialogue([], actions=[one])))
+        assert "<h2>Dialogues</h2>" in section(folder)
+
+
+# -- methods
+
+
+def test_what_a_config_comes_to():
+    def flat(**changes):
+        loss = {"tau": 0.8, "v_weight": 1.0, "q_weight": 1.0, "awac_weight": 1.0, **changes}
+        best = {"keep_best": loss.pop("keep_best", 1.0)}
+        return {f"loss.{name}": value for name, value in loss.items()} | best
+
+    none = {"v_weight": 0.0, "q_weight": 0.0}
+    assert method_of(flat()) == "ILQL"
+    assert method_of(flat(**none)) == "behaviour cloning"
+    assert method_of(flat(**none, keep_best=0.1)) == "behaviour cloning of the best 10 %"
+    assert method_of(flat(tau=0.5)) == "one step (SARSA)"
+    only_q = flat(v_weight=0.0, awac_weight=0.0, backup="max", cql_weight=1.0)
+    assert method_of(only_q) == "conservative Q-learning"
+
+
+def test_presets_are_named_as_the_methods_that_they_are():
+    from raffia.recipes.ilql_presets import ILQL_PRESETS
+    from raffia.report.groups import flat
+    from raffia.train.config import to_json
+
+    names = {name: method_of(flat(to_json(config))) for name, config in ILQL_PRESETS.items()}
+    assert names["wordle"] == names["wordle-branching"] == names["dialogue"] == "ILQL"
+    assert names["wordle-bc"] == "behaviour cloning"
+    assert names["wordle-filtered-bc"] == "behaviour cloning of the best 10 %"
+    assert names["wordle-single-step"] == "one step (SARSA)"
+
+
+def test_intervals_over_seeds_are_students():
+    # of -1, -2, -3: standard deviation 1, t of 2 degrees of freedom 4.303
+    found = over([-1.0, -2.0, -3.0])
+    assert (found.mean, found.high) == (-2.0, pytest.approx(-2 + 4.303 / 3**0.5, abs=1e-4))
+    many = over([0.0, 1.0] * 20)  # t of 39 degrees of freedom 2.0227
+    assert many.high - many.mean == pytest.approx(2.0227 * 0.5064 / 40**0.5, abs=1e-3)
+
+
+def test_one_run_has_its_decodings_and_its_data_in_the_table(run):
+    ((name, rows),) = tables(groups_of(run))
+    assert name == "wordle, scripts"
+    found = [(row.method, row.decoding, row.score.mean, row.score.low) for row in rows]
+    assert found == [
+        ("ILQL", "as set: advantage × 8", -1.5, -1.7),
+        ("ILQL", "policy alone", -2.5, -2.7),
+        ("ILQL", "advantage × 2", -3.5, -3.7),
+        ("the data, 4,000 dialogues", "", -3.5, -3.6),
+    ]
+    text = compared(run)
+    assert "ILQL as set: advantage × 8 −1.50 −1.70 to −1.30 50.0 %" in text
+    assert "Of 2 games in training." in text and "say nothing of other seeds" in text
+
+
+def seeds(tmp_path, means, config, name, decodings=made.DECODINGS):
+    return [
+        write_run(tmp_path / f"{name}-{i}", made.rows([mean], decodings), config(i), extras=False)
+        for i, mean in enumerate(means)
+    ]
+
+
+def test_methods_of_several_seeds_are_compared(tmp_path):
+    folders = seeds(tmp_path, (-1.0, -2.0, -3.0), made.config, "ilql")
+    folders += seeds(tmp_path, (-4.0, -4.5), made.cloning, "bc", ("decode",))
+    ((_, rows),) = tables(groups_of(*folders))
+    found = [(row.method, row.decoding, row.score.mean, row.num_runs) for row in rows]
+    assert found == [
+        ("ILQL", "as set: advantage × 8", -2.0, 3),
+        ("ILQL", "policy alone", -3.0, 3),
+        ("ILQL", "advantage × 2", -4.0, 3),
+        ("behaviour cloning", "as set: policy alone", -4.25, 2),
+    ]
+    assert rows[0].score.high == pytest.approx(0.484, abs=1e-3)
+    text = compared(*folders)
+    assert "Student's t" in text and "Of 2 games each in training." in text
+
+
+def test_runs_on_other_data_are_in_a_table_of_their_own(run, tmp_path):
+    other = made.config(preset="wordle-branching")
+    other["wordle"]["games"] = "branching"
+    second = write_run(tmp_path / "branching", made.rows(), other, extras=False)
+    assert [name for name, _ in tables(groups_of(run, second))] == [
+        "wordle, scripts",
+        "wordle, branching",
+    ]
+
+
+def test_two_configs_of_one_method_are_told_apart(run, tmp_path):
+    other = made.config(preset="mine", tau=0.9)
+    second = write_run(tmp_path / "b", made.rows(), other, extras=False)
+    ((_, rows),) = tables(groups_of(run, second))
+    assert {row.method for row in rows if row.num_runs} == {"ILQL · wordle", "ILQL · mine"}
+
+
+def test_what_raffia_evaluate_found_counts_more(run):
+    made.write_evaluation(run, [-9.0], name="few")
+    made.write_evaluation(run, [-1.0, -2.0, -3.0], checkpoint="newest", name="newest")
+    assert tables(groups_of(run))[0][1][0].source == "3 games by raffia evaluate, newest"
+    made.write_evaluation(run, [-1.0, -1.5], name="best")
+    row = tables(groups_of(run))[0][1][0]
+    assert (row.score.mean, row.source) == (-1.25, "2 games by raffia evaluate, best")
+    text = compared(run)
+    assert "3 files by raffia evaluate" in text and "in training" not in text
+
+
+def test_runs_of_a_configuration_are_measured_alike(tmp_path):
+    folders = seeds(tmp_path, (-1.0, -2.0), made.config, "ilql")
+    made.write_evaluation(folders[0], [-5.0] * 9)
+    assert tables(groups_of(*folders))[0][1][0].source == "2 games each in training"
+    made.write_evaluation(folders[1], [-4.0] * 7)
+    row = tables(groups_of(*folders))[0][1][0]
+    assert (row.score.mean, row.source) == (-4.5, "7 to 9 games each by raffia evaluate, best")
+
+
+def test_the_best_of_the_data_is_told_where_only_it_is_learnt_from(run):
+    record = made.record()
+    record["data"]["learnt"] = {"num_rows": 400, "mean_return": -0.5}
+    made.write_dialogues(run, record)
+    *_, row = tables(groups_of(run))[0][1]
+    assert (row.method, row.score.mean) == ("the best 400 of them", -0.5)
+
+
+def test_the_same_files_give_the_same_bytes(run):
+    assert report(run) == report(run)
+    assert json.loads((run / "config.json").read_text())["run"]["algorithm"] == "ilql"

@@ -1,0 +1,332 @@
+"""What a page tells of a population: fitness, lineage, hyper-parameters; and of damaged rows."""
+
+import copy
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raffia.report import summarise, write_report
+from raffia.report.folder import read_run
+from raffia.report.lineage import read_lineage
+
+from .made_runs import brief_rows, config, write_run
+
+pytest.importorskip("matplotlib")
+
+RATES = [[0.01, 0.1, 0.001, 0.5], [0.1, 0.1, 0.2, 0.01], [0.2, 0.1, 0.4, 0.1]]
+
+
+def lived():
+    """Three generations of four: 1 is the best, then its heir 4, then that one's child 6.
+
+    By place:  0 1 2 3  ->  1 4 5 0  ->  4 1 6 7, and 5 comes to grief.
+    """
+    return [
+        {"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0},
+        evaluated(1, [1.0, 9.0, 2.0, None], [0, 1, 2, 3]),
+        born(1, [1.0, 9.0, 2.0, None], [1, 1, 1, 0], [1, 4, 5, 0], [1, 1, 1, 0])
+        | {"kinds": ["none", "none", "hyper", "parameters"]}
+        | {"changes": ["", "", "rate 0.1 -> 0.2", "120 weights of 3 tensors"]},
+        evaluated(2, [8.0, 11.0, None, 3.0], [1, 4, 5, 0]),
+        born(2, [8.0, 11.0, None, 3.0], [1, 0, 1, 3], [4, 1, 6, 0], [4, 1, 4, 0])
+        | {"kinds": ["none", "none", "hyper", "activation"]}
+        | {"changes": ["", "", "rate 0.1 -> 0.4", "policy: relu -> tanh"]},
+        evaluated(3, [10.0, 9.5, 14.25, 2.0], [4, 1, 6, 0]),
+    ]
+
+
+def evaluated(number, fitness, members):
+    best = max(one for one in fitness if one is not None)
+    return {"kind": "evaluate", "update": 50 * number, "env_step": 500 * number} | {
+        "seconds": 9.0 * number,
+        "mean_return": best,
+        "returns": [best - 1, best + 1],
+        "fitness": fitness,
+        "members": members,
+    }
+
+
+def born(number, fitness, parents, members, parent_members):
+    return {"kind": "generation", "update": 50 * number, "env_step": 500 * number} | {
+        "seconds": 9.0 * number,
+        "generation": number,
+        "fitness": fitness,
+        "parents": parents,
+        "members": members,
+        "parent_members": parent_members,
+        "kinds": ["none"] * len(members),
+        "changes": [""] * len(members),
+        "hyper": {"rate": RATES[number], "gamma": [0.99] * 4, "beta": [1.0, 2.0, 1.0, 1.0]},
+    }
+
+
+def settings_of(size=4, **more):
+    return config(target=None) | {"population": {"size": size, "eval_loop": 1, **more}}
+
+
+def page_of(tmp_path, rows=None, made=None, name="run"):
+    run = write_run(tmp_path / name, lived() if rows is None else rows, made, extras=False)
+    return write_report([run]).read_text(encoding="utf-8")
+
+
+def section(text):
+    found = re.search(r"<h2>Population</h2>.*?(?=<h2>)", text, re.DOTALL)
+    return found[0] if found else ""
+
+
+def words(html):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def notes(text):
+    found = re.search(r'<div class="notes">.*?</div>', text, re.DOTALL)
+    return words(found[0]) if found else ""
+
+
+def tree_of(text):
+    return re.search(r'<svg[^>]*aria-label="Who comes from whom".*?</svg>', text, re.DOTALL)[0]
+
+
+def test_a_run_of_one_agent_has_no_such_section(tmp_path):
+    made = config() | {"population": {"size": 1}}
+    text = page_of(tmp_path, brief_rows(evaluations=2), made)
+    assert "Population" not in text and "Of a population" not in text
+
+
+def test_what_is_told(tmp_path):
+    text = page_of(tmp_path, made=settings_of())
+    told = words(section(text))
+    assert "4 members, 2 generations after the first." in told
+    assert "The best is member 6, a descendant of member 1." in told
+    assert "All that live come from 2 of the 4 members" in told
+    assert "2 members came to grief" in told
+    assert "The same in all members at all times: gamma 0.99." in told
+    assert "Of a population an evaluation is that of its best member." in words(text)
+    assert "was left out" not in notes(text)
+
+
+def test_panels_are_of_fitness_and_of_what_differed(tmp_path):
+    text = section(page_of(tmp_path, made=settings_of()))
+    captions = [words(one).strip() for one in re.findall(r"<figcaption>.*?</figcaption>", text)]
+    assert [" ".join(one.split()) for one in captions] == [
+        "Fitness by member",
+        "rate (log scale)",
+        "beta",
+    ]
+
+
+def test_the_tree_says_of_each_member_what_became_of_it(tmp_path):
+    tree = tree_of(page_of(tmp_path, made=settings_of()))
+    titles = re.findall(r"<title>(.*?)</title>", tree)
+    assert len(titles) == 12
+    for title in [
+        "member 1, generation 0; fitness 9.00",
+        "member 3, generation 0; fitness came to grief",
+        "member 1, generation 1; fitness 8.00; went on",
+        "member 5, generation 1; fitness came to grief; from member 1; rate 0.1 → 0.2",
+        "member 0, generation 1; fitness 3.00; went on; noise on 120 weights of 3 tensors",
+        "member 6, generation 2; fitness 14.25; from member 4; rate 0.1 → 0.4",
+        "member 0, generation 2; fitness 2.00; went on; activation of policy: relu → tanh",
+    ]:
+        assert title in titles, title
+    assert tree.count("stroke:currentColor;stroke-width:2px") == 2  # crosses
+    rings = re.findall(r"<title>(\S+ \d+)[^<]*</title></circle>", "".join(ringed(tree)))
+    assert rings == ["member 1", "member 4"]
+
+
+def ringed(tree):
+    return [one for one in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in one]
+
+
+def test_the_way_of_the_best_is_strong_and_of_its_founders_tone(tmp_path):
+    tree = tree_of(page_of(tmp_path, made=settings_of()))
+    strong = re.findall(r'<path d="([^"]*)"[^>]*style="stroke:var\(--(c\d)\);[^>]*3.2px', tree)
+    assert len(strong) == 1
+    (way, tone), faint = strong[0], re.findall(r'opacity="\.5" style="stroke:var\(--(c\d)\)', tree)
+    assert tone == "c0" and way.count("M") == 2  # 1 -> 4 -> 6
+    assert sorted(faint) == ["c0", "c1"]  # and from member 0; of 2 and 3 no line begins
+
+
+def test_tables_of_the_last_generation_and_of_the_best_ones_way(tmp_path):
+    text = section(page_of(tmp_path, made=settings_of()))
+    last, way = re.findall(r"<tbody>.*?</tbody>", text)
+    cells = [
+        [words(cell).strip() for cell in re.findall(r"<td.*?</td>", row)]
+        for row in re.findall(r"<tr>.*?</tr>", last)
+    ]
+    assert cells[0] == [
+        *("6 (best)", "14.25", "4", "11.00", "rate 0.1 → 0.4 (generation 2)", "0.4", "1"),
+    ]
+    assert [row[0] for row in cells] == ["6 (best)", "4", "1", "0"]
+    assert cells[1][2:5] == ["itself", "11.00", "none"]
+    assert words(way).split() == ["2", "6", "rate", "0.1", "→", "0.4"]
+
+
+def test_before_the_last_generation_is_evaluated_the_bests_heir_is_the_best(tmp_path):
+    told = words(section(page_of(tmp_path, lived()[:-1], settings_of())))
+    assert "The best is member 4, a descendant of member 1." in told
+    assert "They have not been evaluated since they were selected" in told
+
+
+def test_the_first_members_hyper_parameters_are_known_by_their_heirs(tmp_path):
+    run = write_run(tmp_path / "run", lived(), settings_of(), extras=False)
+    lineage, _ = read_lineage(read_run(run))
+    rates = lineage.columns[0].hyper["rate"]
+    assert rates[:2] == (0.01, 0.1) and rates[2] != rates[2] and rates[3] != rates[3]
+
+
+def test_the_mean_of_several_evaluations_is_told(tmp_path):
+    told = words(section(page_of(tmp_path, made=settings_of(eval_loop=3))))
+    assert "the mean of the last 3 evaluations" in told
+
+
+def test_nothing_was_evaluated_yet(tmp_path):
+    text = page_of(tmp_path, lived()[:1], settings_of())
+    assert "No evaluation of its members was written yet." in section(text)
+
+
+def test_one_evaluation_only(tmp_path):
+    told = words(section(page_of(tmp_path, lived()[:2], settings_of())))
+    assert "The best is member 1, there from the start." in told
+    assert "No row of a generation says any yet." in told
+    assert "Nothing was changed" in told
+
+
+def test_without_config_the_rows_say_the_size(tmp_path):
+    assert "4 members, 2 generations" in words(section(page_of(tmp_path)))
+
+
+def test_the_same_files_give_the_same_bytes_and_no_script(tmp_path):
+    texts = [page_of(tmp_path, made=settings_of()) for _ in range(2)]
+    assert texts[0] == texts[1] and "<script" not in texts[0]
+
+
+def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
+    made = [lived()[0], evaluated(1, [2.0, 1.0], [0, 1])]
+    for number in range(1, 301):  # the second is a new child of the first each time
+        row = born(1, [2.0, 1.0], [0, 0], [0, number + 1], [0, 0]) | {"generation": number}
+        row |= {"kinds": ["none", "hyper"], "changes": ["", f"rate 1 -> 1.{number}"]}
+        at = {"env_step": 500 * number, "hyper": {"rate": [1.0, 1 + number / 1000]}}
+        made += [row | at, evaluated(number + 1, [2.0, 1.0], [0, number + 1])]
+    text = page_of(tmp_path, made, settings_of(size=2))
+    told = words(section(text))
+    assert "64 of the 301 generations are drawn, evenly spread" in told
+    titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
+    assert len(titles) == 128
+    assert "member 301, generation 300; fitness 1.00; from member 0; rate 1 → 1.300" in titles
+    assert len(section(text)) < 150_000
+
+
+def test_names_are_escaped(tmp_path):
+    made = lived()
+    for row in made:
+        if row["kind"] == "generation":
+            row["hyper"]["<b>&"] = [1.0, 2.0, 3.0, 40.0]
+            row["changes"][2] = "<i>odd</i> 1 -> 2"
+    text = section(page_of(tmp_path, made, settings_of()))
+    assert "<b>&" not in text.replace("<b>&lt;b&gt;&amp;", "") and "<i>odd" not in text
+    assert "&lt;i&gt;odd&lt;/i&gt; 1 → 2" in text
+
+
+DAMAGED = [
+    ("parents", [0, 1], "parents is no list of 4, and the generation was left out"),
+    ("parents", [0, 1, 2, 4], "parents is no list of 4, and the generation was left out"),
+    ("parents", [0, 1, 2, True], "parents is no list of 4, and the generation was left out"),
+    ("members", None, "members is no list of 4, and the generation was left out"),
+    ("parent_members", "x", "parent_members is no list of 4, and the generation was left out"),
+    ("fitness", [1.0], "fitness is no list of 4, and was left out"),
+    ("kinds", {}, "kinds is no list of 4 texts, and was left out"),
+    ("changes", [1, 2, 3, 4], "changes is no list of 4 texts, and was left out"),
+    ("hyper", [], "hyper is no object, and was left out"),
+    ("hyper", {"rate": [1.0]}, "rate of hyper is no list of 4, and was left out"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), DAMAGED)
+def test_damaged_generations_are_told(tmp_path, name, value, says):
+    made = lived()
+    made[2] |= {name: value}
+    text = page_of(tmp_path, made, settings_of())
+    assert f"generation: {says} in 1 row, first at update 50" in notes(text)
+    assert "The best is member 6" in words(section(text))
+
+
+def test_missing_entries_are_told(tmp_path):
+    made = lived()
+    for name in ("fitness", "kinds", "hyper"):
+        del made[2][name]
+    told = notes(page_of(tmp_path, made, settings_of()))
+    assert all(f"generation: {name} is no" in told for name in ("fitness", "kinds", "hyper"))
+
+
+def test_after_a_lost_generation_who_goes_on_is_known_by_number(tmp_path):
+    made = lived()
+    del made[2]
+    text = page_of(tmp_path, made, settings_of())
+    titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
+    assert "member 1, generation 1; fitness 8.00; went on" in titles
+    assert "member 4, generation 1; fitness 11.00" in titles  # from whom is not known
+    assert "The best is member 6, a descendant of member 4." in words(section(text))
+
+
+@pytest.mark.parametrize("name", ["members", "fitness"])
+def test_damaged_evaluations_are_told(tmp_path, name):
+    made = lived()
+    made[-1] |= {name: [1, 2, 3]}
+    text = page_of(tmp_path, made, settings_of())
+    told = f"evaluate: {name} is no list of 4, and was left out in 1 row, first at update 150"
+    assert told in notes(text)
+    assert "The best is member 4" in words(section(text))
+
+
+def test_of_several_runs_each_is_named_and_a_list_shows_them(tmp_path):
+    runs = []
+    for name, size in (("a", 4), ("b", 4), ("one", 1)):
+        made = settings_of(size) | {"seed": 3 if size == 4 else 0, "name": name}
+        rows = lived() if size == 4 else brief_rows(evaluations=2)
+        runs.append(write_run(tmp_path / name, rows, made, extras=False))
+    text = section(write_report(runs).read_text())
+    assert "a: Who comes from whom" in text and "b: Who comes from whom" in text
+    assert "one: " not in text
+    assert summarise(runs[0]).best_return == 14.25
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers(-1, 5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+fours = st.lists(st.integers(0, 5) | anything, min_size=4, max_size=4)
+spoilt = st.dictionaries(
+    st.sampled_from(["members", "parents", "parent_members", "fitness", "kinds", "changes"])
+    | st.sampled_from(["hyper", "generation", "update", "env_step"]),
+    st.one_of(anything, fours, st.lists(st.integers(0, 3), min_size=4, max_size=4)),
+    max_size=3,
+)
+
+
+@given(changes=st.lists(spoilt, min_size=5, max_size=5))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_rows_give_a_page(tmp_path_factory, changes):
+    made = copy.deepcopy(lived())
+    for row, change in zip(made[1:], changes, strict=True):
+        row |= change
+    assert "</html>" in page_of(tmp_path_factory.mktemp("runs"), made, settings_of())
+
+
+def test_the_best_may_be_of_a_small_line_and_without_an_elite(tmp_path):
+    first, then = [1.0, 2.0, 9.0, 3.0], [1.0, 1.0, 1.0, 8.0]
+    made = [
+        evaluated(1, first, [0, 1, 2, 3]),
+        born(1, first, [0, 0, 0, 2], [0, 4, 5, 2], [0, 0, 0, 2])
+        | {"kinds": ["hyper"] * 4, "changes": ["rate 1 -> 2"] * 4},
+    ]
+    told = words(section(page_of(tmp_path, made, settings_of())))
+    assert "The best is member 2, there from the start." in told
+    text = section(page_of(tmp_path, [*made, evaluated(2, then, [0, 4, 5, 2])], settings_of()))
+    assert "from member 2, with the best drawn strong from member 0" in words(text)
+    assert not ringed(tree_of(text))
+    strong = re.search(r'd="(M[^"]*)"[^>]*style="stroke:var\(--c0\);stroke-width:3', tree_of(text))
+    assert strong is not None
