@@ -15,6 +15,7 @@ import platform
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -186,6 +187,47 @@ def kernels(kind: Kind) -> list[str]:
     return [kind.name, str(members), *counts, f"{ratio:.2f}", faster]
 
 
+# -- acting
+
+ACTING_HEADER = [
+    *("acting, 8 members", "one member ms", "one search ms", "8 searches ms", "vmap ms"),
+    *("8 searches / one search", "one search / one member"),
+]
+ACTING_ROWS = (1, 8, 32)  # worlds of each member
+
+
+def acting_table(args: argparse.Namespace) -> list[list[str]]:
+    """A move of all members, of 25 simulations: CPU time on one thread."""
+    from benchmarks.population_ours import Searches
+
+    table = [ACTING_HEADER]
+    for rows in ACTING_ROWS:
+        if not re.search(args.ops, f"acting {rows}") or args.quick:
+            continue
+        sides = Searches(8, rows)
+        named = [sides.alone, sides.one_search, sides.searches, sides.vmapped]
+        took: list[list[float]] = [[] for _ in named]
+        for number in range(args.rounds + 1):
+            for call, seconds in zip(named, took, strict=True):
+                start = time.process_time()
+                call()
+                if number:  # the first is compiled
+                    seconds.append(time.process_time() - start)
+        alone, one, each, _ = took
+        table.append(
+            [
+                f"{rows} worlds each",
+                *(digits(1e3 * statistics.median(seconds)) for seconds in took),
+                f"{paired_ratio(each, one)[0]:.2f}",
+                f"{paired_ratio(one, alone)[0]:.2f}",
+            ]
+        )
+        if len(table) == 2:
+            print(*ACTING_HEADER, sep=" | ")
+        print(*table[-1], sep=" | ", flush=True)
+    return table if len(table) > 1 else []
+
+
 # -- the command
 
 
@@ -285,6 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rows:
         texts.append(markdown_table([HEADER, *(row.cells() for row in rows)]))
     if table := kernel_table(args):
+        texts.append(markdown_table(table))
+    if table := acting_table(args):
         texts.append(markdown_table(table))
     load = f"load at the end {os.getloadavg()[0]:.1f}"
     print(load)

@@ -25,6 +25,8 @@ from benchmarks.population_cases import (
     UNROLLED,
 )
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.evolution.population import Population
@@ -35,8 +37,11 @@ from raffia.learner import Learner
 from raffia.recipes.ilql_data import make_lessons
 from raffia.recipes.ilql_presets import ILQL_PRESETS
 from raffia.recipes.presets import PRESETS
+from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 
+RECORDED = ("cartpole", "dqn")  # whose steps are of many small operations
+CALLS_BEFORE = 105  # until the operations of a population's steps are recorded
 GAMES = 300  # of Wordle, of which a batch is taken
 
 
@@ -194,12 +199,18 @@ class Steps:
 
 
 def steps_of(kind: str, members: int) -> dict[str, Steps]:
-    """One learner alone; so many, one after the other; a population as it is, and all by vmap."""
+    """One learner alone; so many, one after the other; a population as runs have it, whose steps
+    are recorded where they are small; and all by vmap."""
     learner, batch = subject(kind)
 
     def population(how: Literal["vmap"] | None) -> Steps:
-        joined = Population(learner, members, grads=how, apply=how)
-        return Steps(joined, [joined.init(0)], batch)
+        grads: Literal["vmap", "traced"] | None = "traced" if kind in RECORDED else None
+        joined = Population(learner, members, grads=how or grads, apply=how)
+        steps = Steps(joined, [joined.init(0)], batch)
+        if how is None and kind in RECORDED:
+            for _ in range(CALLS_BEFORE):
+                steps()
+        return steps
 
     return {
         "one": Steps(learner, [learner.init(0)], batch),
@@ -233,3 +244,50 @@ def count_kernels(steps: Steps) -> int:
     with Kernels() as kernels:
         steps()
     return kernels.found.total()
+
+
+# -- acting
+
+
+class Searches:
+    """A move of all members of `cartpole`: by one search, by one each, and by one that is vmapped.
+
+    rows: worlds of each member.
+
+    >>> Searches(members=2, rows=3).one_search().action.shape
+    torch.Size([6])
+    """
+
+    def __init__(self, members: int, rows: int) -> None:
+        spec, config = EnvSpec(observation_shape=(4,), action=Discrete(2)), PRESETS["cartpole"]
+        learner = EfficientZeroLearner(spec, config, num_updates=10**6)
+        states = torch.stack([learner.init(seed) for seed in range(members)])
+        self._together, self._vmapped = (
+            StackedPlanner(learner.make_model(0), spec, config, size=members) for _ in range(2)
+        )
+        self._vmapped._snapshot = StackedModel(learner.make_model(0), members, "vmap")
+        self._alone = [Planner(learner.make_model(0), spec, config) for _ in range(members)]
+        for planner in (self._together, self._vmapped):
+            planner.refresh(states)
+        for planner, state in zip(self._alone, states.unbind(0), strict=True):
+            planner.refresh(state)
+        num = members * rows
+        self._state = TensorDict(observation=torch.rand(num, 4), batch_size=[num])
+        self._rows = rows
+
+    def one_search(self) -> PolicyOutput:
+        """All roots at once, each row by its member's compiled network."""
+        return self._together.plan(self._state, noise=False, temperature=0.0)
+
+    def vmapped(self) -> PolicyOutput:
+        """All roots at once, by one vmapped function, as on a GPU."""
+        return self._vmapped.plan(self._state, noise=False, temperature=0.0)
+
+    def searches(self) -> None:
+        """One member's after the other's."""
+        for planner, state in zip(self._alone, self._state.split(self._rows), strict=True):
+            planner.plan(state, noise=False, temperature=0.0)
+
+    def alone(self) -> None:
+        """One member's."""
+        self._alone[0].plan(self._state[: self._rows], noise=False, temperature=0.0)

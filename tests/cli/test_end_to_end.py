@@ -396,13 +396,15 @@ def test_a_second_signal_leaves_at_once(tmp_path):
         evaluate=evaluate,
         search=replace(config.search, num_simulations=300),
         env=replace(config.env, num_envs=64),
-        collect=replace(config.collect, num_env_steps=64_000, steps_per_turn=300),
+        collect=replace(
+            config.collect, num_env_steps=64_000, steps_per_turn=300, random_env_steps=0
+        ),
     )
     run = tmp_path / "run"
     words = ["--config", settings(config, tmp_path), "--run", run]
     process = started(["train", "efficientzero", *words], tmp_path)
     wait_for(lambda: written(run, "start"), process)
-    time.sleep(1.0)  # into a turn that takes long
+    time.sleep(1.0)  # into a turn that takes long, as each of its steps is searched
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.poll() is None

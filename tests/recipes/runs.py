@@ -52,7 +52,8 @@ def terminate():
 def last_state(folder):
     """The last checkpoint of a run: its tensors."""
     found = Checkpoints(Path(folder) / "checkpoints").newest()
-    return found, {name: found.tensors(name) for name in ("state", "stream", "replay")}
+    parts = [file.removesuffix(".safetensors") for file in sorted(found.folder.files)]
+    return found, {name: found.tensors(name) for name in parts}
 
 
 def same(one, other):

@@ -8,6 +8,7 @@ import torch
 
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.envs.text.wordle.game import WordleObservation
+from raffia.evolution.traced import Traced
 from raffia.recipes import efficientzero
 from raffia.recipes.ilql import evaluate, load_agent, resume, train
 from raffia.recipes.ilql_config import ILQLEvaluateConfig
@@ -116,12 +117,45 @@ def test_ranges_that_do_not_fit_are_refused_before_anything_is_learnt(tmp_path, 
         ({"tournament_size": 4}, "tournament_size=4 is more than the population has, which is 3"),
         ({"ranges": ("tau",)}, "NAME=LOW..HIGH"),
         ({"ranges": ("tau=0.9..0.5",)}, "low lies below high"),
+        ({"ranges": ("tau=0.5..1.5",)}, "must lie in 0..1"),
         ({"hyper": 0.0, "no_mutation": 0.0, "parameters": 0.0}, "all probabilities are 0"),
     ],
 )
 def test_settings_that_cannot_be(settings, error):
     with pytest.raises(ValueError, match=error):
         replace(POPULATION, **settings)
+
+
+def test_a_member_speaks_with_its_own_numbers(tmp_path):
+    ranges = ("temperature=0.1..10", "adv_weight=0.1..10")
+    run = replace(RUN, population=replace(POPULATION, ranges=ranges, parameters=0.0))
+    train(run, tmp_path / "run", view=Quiet())
+    found = Checkpoints(tmp_path / "run" / "checkpoints").newest(print)
+    hyper = best_of(found)["hyper"]
+    decode = load_agent(tmp_path / "run", "newest").config
+    assert decode.temperature == pytest.approx(float(hyper["temperature"]))
+    assert decode.adv_weight == pytest.approx(float(hyper["adv_weight"]))
+    state = state_of(tmp_path / "run")
+    assert len(set(state["hyper", "temperature"].tolist())) > 1
+
+
+SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
+
+
+def test_batch_sizes_are_the_members_own(tmp_path):
+    run = replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8)
+    train(run, tmp_path / "run", view=Quiet({6: terminate}))
+    resume(tmp_path / "run", view=Quiet())
+    train(run, tmp_path / "whole", view=Quiet())
+    state = state_of(tmp_path / "run")
+    assert same(state, state_of(tmp_path / "whole"))
+    sizes = state["hyper", "batch_size"].tolist()
+    assert len(set(sizes)) > 1 and all(2 <= size <= 12 for size in sizes)
+
+
+def test_batch_sizes_and_parts_of_a_batch():
+    with pytest.raises(ValueError, match="let batch_size be up to 12"):
+        replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8, num_micro_batches=2)
 
 
 # ------------------------------------------------------------------------------ EfficientZero
@@ -151,11 +185,11 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
 
 
-@pytest.mark.parametrize("at", [9, 14])
-def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at):
+@pytest.mark.parametrize(("at", "replay"), [(9, "shared"), (14, "shared"), (14, "own")])
+def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at, replay):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    efficientzero.train(played(), whole, view=Quiet())
-    stopped = efficientzero.train(played(), parts, view=Quiet({at: terminate}))
+    efficientzero.train(played(replay=replay), whole, view=Quiet())
+    stopped = efficientzero.train(played(replay=replay), parts, view=Quiet({at: terminate}))
     assert stopped.reason == "stopped"
     efficientzero.resume(parts, view=Quiet())
     for one, other in zip(
@@ -167,6 +201,54 @@ def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at):
         for folder in (whole, parts)
     )
     assert told == again and told
+
+
+@pytest.mark.slow
+def test_a_resume_is_exact_where_steps_are_recorded(tmp_path, monkeypatch):
+    """Which begins after more steps in the one than in the other."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    efficientzero.train(played(), whole, view=Quiet())
+    made = []
+
+    def soon(function):
+        made.append(Traced(function, after=2))
+        return made[-1]
+
+    monkeypatch.setattr("raffia.evolution.population.Traced", soon)
+    efficientzero.train(played(), parts, view=Quiet({14: terminate}))
+    efficientzero.resume(parts, view=Quiet())
+    assert [traced.num_recorded for traced in made] == [1, 1]
+    assert same(state_of(whole), state_of(parts))
+
+
+@pytest.mark.parametrize("replay", ["shared", "own"])
+def test_batch_sizes_of_members_that_play(tmp_path, replay):
+    run = played(replay=replay)
+    run = replace(
+        run,
+        population=replace(run.population, **SIZES),
+        replay=replace(run.replay, batch_size=8),
+    )
+    efficientzero.train(run, tmp_path / "run", view=Quiet({9: terminate}))
+    efficientzero.resume(tmp_path / "run", view=Quiet())
+    efficientzero.train(run, tmp_path / "whole", view=Quiet())
+    state = state_of(tmp_path / "run")
+    assert same(state, state_of(tmp_path / "whole"))
+    assert len(set(state["hyper", "batch_size"].tolist())) > 1
+
+
+def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp_path):
+    efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
+    _, parts = last_state(tmp_path / "run")
+    assert sorted(parts) == ["replay.0", "replay.1", "replay.2", "state", "stream"]
+    books = [parts[f"replay.{member}"] for member in range(3)]
+    assert not same(books[0], books[1]) and not same(books[1], books[2])
+    assert sorted(path.name for path in (tmp_path / "run" / "replay").iterdir()) == ["0", "1", "2"]
+
+
+def test_dialogues_are_shared_by_all():
+    with pytest.raises(ValueError, match="nothing is played here"):
+        replace(RUN, population=replace(POPULATION, replay="own"))
 
 
 def test_worlds_that_cannot_be_shared_out():

@@ -102,7 +102,7 @@ def trained(config, folder, make=None):
 def imagined(agent, state, action):
     """The value prefix and the value behind one step, as the search sees them."""
     root = agent.planner.root(state)
-    output, _ = agent.planner._folded.recurrent_fn(root.embedding, action)
+    output, _ = agent.planner._snapshot.recurrent_fn(root.embedding, action)
     return output.reward, output.value
 
 

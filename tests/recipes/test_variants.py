@@ -80,7 +80,7 @@ class Played:
         self.state = found.tensors("state")
 
     def windows(self, num=64):
-        return self.run.replay.sample(num)
+        return self.run.replays.replay.sample(num)
 
 
 def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyse(tmp_path):
@@ -88,8 +88,8 @@ def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyse(tm
     plain = Played(muzero(config_of()), tmp_path / "muzero")
     assert "projection" in efficient.state["params"].keys()
     assert not any("project" in str(key) for key in plain.state["params"].keys(True))
-    assert efficient.run.analysts[0].num_simulations > 0
-    assert plain.run.analysts[0].num_simulations == 0 < plain.run.planner.num_simulations
+    assert efficient.run.analyst.num_simulations > 0
+    assert plain.run.analyst.num_simulations == 0 < plain.run.actor.num_simulations
     rewards, prefixes = (played.batches[0]["target_value_prefix"] for played in (plain, efficient))
     assert set(rewards.unique().tolist()) <= {0.0, 1.0}  # CartPole gives 1 at each step
     assert prefixes.max() == 5 and rewards[:, 0].equal(prefixes[:, 0])
@@ -194,23 +194,23 @@ def test_priorities_change_what_is_drawn(tmp_path):
 def test_without_priorities_all_steps_count_alike(tmp_path):
     played = Played(config_of(replay={"alpha": 0.0}), tmp_path / "run")
     assert all(bool((batch["weight"] == 1).all()) for batch in played.batches)
-    assert played.run.replay.beta is None
+    assert played.run.replays.replay.beta is None
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_reanalyse_renews_what_was_stored(ratio, tmp_path):
     played = Played(config_of(targets={"reanalyse_ratio": ratio}), tmp_path / "run")
     run, windows = played.run, played.windows()
-    searched = run.analysts[0].num_simulations
+    searched = run.analyst.num_simulations
     run._make_batch(played.state, windows)
-    again = run.replay.read(windows["index"])
+    again = run.replays.replay.read(windows["index"])
     rows = windows["valid_step"] & (torch.arange(windows["reward"].shape[1]) <= 5)
     steps = windows["step_index"][rows].unique()
     if ratio:
         assert not again["policy"].equal(windows["policy"])
-        assert run.analysts[0].num_simulations - searched == 4 * len(steps)  # each step once
+        assert run.analyst.num_simulations - searched == 4 * len(steps)  # each step once
     else:
-        assert again["policy"].equal(windows["policy"]) and run.analysts[0].num_simulations == 0
+        assert again["policy"].equal(windows["policy"]) and run.analyst.num_simulations == 0
 
 
 @pytest.mark.parametrize("bootstrap", ["network", "search"])
@@ -225,7 +225,7 @@ def test_sums_end_in_the_network_s_value_or_in_the_search_s(bootstrap, tmp_path)
     gamma = run.config.targets.discount
     value = {"search": torch.tensor(7.0)}.get(bootstrap)
     if value is None:
-        value = run.analysts[0].values(windows["observation"][:, 5])[going_on]
+        value = run.analyst.values(windows["observation"][:, 5])[going_on]
     expected = sum(gamma**i for i in range(5)) + gamma**5 * value
     found = batch["target_value"][going_on, 0]
     torch.testing.assert_close(found, expected.expand_as(found))

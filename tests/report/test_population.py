@@ -136,6 +136,32 @@ def test_the_tree_says_of_each_member_what_became_of_it(tmp_path):
     assert rings == ["member 1", "member 4"]
 
 
+def test_changes_of_the_form_are_told_by_what_the_network_is_for(tmp_path):
+    rows = lived()
+    rows[2] |= {
+        "kinds": ["none", "activation", "architecture", "architecture"],
+        "changes": [
+            "",
+            "dynamics_network.fc_reward_head: relu -> silu",
+            "prediction_network.fc_policy_head.net: layer 1 more",
+            "mine.inner: 16 nodes less in layer 0",
+        ],
+    }
+    rows[4] |= {
+        "kinds": ["none", "none", "activation", "architecture"],
+        "changes": ["", "", "q1: elu -> gelu", "v: one layer stays"],
+    }
+    tree = tree_of(page_of(tmp_path, rows, settings_of()))
+    for said in [
+        "; activation of the head of the value prefix: relu → silu<",
+        "; the policy head: layer 1 more<",
+        "; mine.inner: 16 nodes less in layer 0<",
+        "; activation of head Q1: elu → gelu<",
+        "; head V: one layer stays<",
+    ]:
+        assert said in tree, said
+
+
 def ringed(tree):
     return [one for one in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in one]
 

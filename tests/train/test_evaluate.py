@@ -7,7 +7,7 @@ from raffia.envs.board import TicTacToe
 from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluate import play_episodes
+from raffia.train.evaluate import play_episodes, play_members
 from tests.train.worlds import by_observation, counts
 
 
@@ -105,3 +105,65 @@ def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins():
 def test_a_game_of_two_needs_an_opponent():
     with pytest.raises(ValueError, match="has two players: pass opponent=RandomOpponent()"):
         play_episodes(TicTacToe(1), by_observation, num_episodes=1, seed=0)
+
+
+def of_member(states):
+    """Each member has its own way."""
+    action = (states["observation"].flatten(1)[:, -1].long() + states["member"]) % 3
+    return TensorDict(action=action, batch_size=[len(states)])
+
+
+def by(member):
+    def choose(states):
+        return of_member(states.copy().set("member", torch.full((len(states),), member)))
+
+    return choose
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 20])
+@pytest.mark.parametrize("frame_stack", [1, 3])
+def test_members_play_what_each_would_play_alone(num_envs, frame_stack):
+    lengths = [2, 7, 3, 4] * 5
+    settings = {"num_episodes": 5, "seed": 4, "frame_stack": frame_stack}
+    worlds = counts(num_envs, lengths[:num_envs]) if num_envs > 1 else counts(1)
+    found = play_members(worlds, of_member, [0, 2, 1], **settings)
+    assert list(found) == [0, 2, 1]
+    for member, episodes in found.items():
+        assert len(episodes.returns) == 5
+        if num_envs == 1:  # worlds of unlike lengths are met in another order
+            assert episodes == play_episodes(counts(1), by(member), **settings)
+    assert num_envs > 1 or found[0] != found[1]
+
+
+def test_only_the_members_that_are_named_play_and_one_is_watched():
+    seen, ends = [], []
+
+    class Look:
+        def saw(self, env, episode, row, chosen):
+            seen.append(episode)
+
+        def ended(self, episode, episode_return):
+            ends.append((episode, episode_return))
+
+    asked = set()
+
+    def choose(states):
+        asked.update(states["member"].tolist())
+        return of_member(states)
+
+    found = play_members(counts(4), choose, [1, 3], num_episodes=2, seed=0, watch=Look(), watched=3)
+    assert asked == {1, 3} == set(found)
+    assert sorted(ends) == list(enumerate(found[3].returns)) and set(seen) == {0, 1}
+
+
+def test_members_of_a_game_of_two_begin_in_turns():
+    perfect = PerfectTicTacToe()
+    settings = {"num_episodes": 4, "seed": 0, "opponent": perfect, "max_steps": 9}
+    found = play_members(TicTacToe(3), best_for(perfect), [0, 1], **settings)
+    for episodes in found.values():
+        assert episodes.as_first == [True, False] * 2 and episodes.returns == [0.0] * 4
+
+
+def test_nobody_plays_on_when_it_is_to_stop():
+    settings = {"num_episodes": 3, "seed": 0, "stop": lambda: True}
+    assert play_members(counts(2), of_member, [0], **settings) is None

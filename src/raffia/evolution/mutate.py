@@ -1,30 +1,24 @@
 """How a member differs from the one that it comes from: pure functions of a state and draws.
 
-Legend: P members, L layers and N nodes of a network at most, D its width.
-
-Networks that can change their form are those with the buffers `layer_gate` [L], `width_mask`
-[L, N] and `activation` [], and with `inner_weight` [L, N, D], `inner_bias` [L, N], `outer_weight`
-[L, D, N] and `outer_bias` [L, D] beside them: `raffia.nn.evolvable.EvolvableMLP`.
+Legend: P members, L layers and N nodes of a network at most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raffia.evolution.config import HyperRange, MutationConfig
+from raffia.evolution.forms import add_layer, add_nodes, networks_with_form, there
 from raffia.evolution.population import BATCH_SIZE, check_hyper_name
 from raffia.functional.activations import ACTIVATIONS
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Change", "check_mutations", "draw_kind", "mutate"]
 
-Path = tuple[str, ...]
-FORM = ("layer_gate", "width_mask", "activation")
 STRONG = 10.0  # times the noise
 NAMES = tuple(ACTIVATIONS)
 
@@ -113,7 +107,7 @@ def check_mutations(state: TensorDict, config: MutationConfig) -> None:
                         f"{span.high:g}: widen the range, or begin within it"
                     )
     for kind in ("activation", "architecture"):
-        if config.probability(kind) > 0 and not _networks(state):
+        if config.probability(kind) > 0 and not networks_with_form(state):
             raise ValueError(
                 f"{kind}={config.probability(kind):g}, and no network of this learner can change "
                 f"its {kind}: build it of raffia.nn.evolvable.EvolvableMLP, or set {kind}=0"
@@ -123,13 +117,6 @@ def check_mutations(state: TensorDict, config: MutationConfig) -> None:
 def _within(number: float, span: HyperRange) -> bool:
     slack = 1e-6 * max(abs(span.low), abs(span.high))  # of single precision
     return span.low - slack <= number <= span.high + slack
-
-
-def _networks(state: TensorDict) -> list[Path]:
-    """Where there are networks that can change their form."""
-    buffers = state["buffers"] if "buffers" in state.keys() else TensorDict()
-    keys = {k if isinstance(k, tuple) else (k,) for k in buffers.keys(True, True)}
-    return sorted(key[:-1] for key in keys if key[-1] == FORM[0])
 
 
 # -- kinds of change: each writes into the state and says what it did
@@ -185,25 +172,33 @@ def _parameters(
     state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
 ) -> str:
     params = state["params"]
-    leaves = [params[key] for key in params.keys(True, True)]
-    chosen = [leaf[member] for leaf in leaves if leaf.dim() > 2] or [
-        leaf[member] for leaf in leaves
+    leaves = [(key, params[key]) for key in params.keys(True, True)]
+    chosen = [(key, leaf[member]) for key, leaf in leaves if leaf.dim() > 2] or [
+        (key, leaf[member]) for key, leaf in leaves
     ]
     picked = torch.rand(len(chosen), generator=draw) < 0.5
     picked[_below(len(chosen), draw)] = True
     total = 0
-    for leaf in (leaf for leaf, taken in zip(chosen, picked.tolist(), strict=True) if taken):
-        total += _noise(leaf, config, draw)
+    for (key, leaf), taken in zip(chosen, picked.tolist(), strict=True):
+        if taken:
+            total += _noise(leaf, there(state, key, member), config, draw)
     return f"{total} weights of {int(picked.sum())} tensors"
 
 
-def _noise(leaf: Tensor, config: MutationConfig, draw: torch.Generator) -> int:
-    """Changes a share of a tensor's weights in place; gives how many."""
-    num = max(1, round(config.mutated_share * leaf.numel()))
-    place = torch.randperm(leaf.numel(), generator=draw)[:num].to(leaf.device)
+def _noise(
+    leaf: Tensor, present: Tensor | None, config: MutationConfig, draw: torch.Generator
+) -> int:
+    """Changes a share of a tensor's weights in place; gives how many.
+
+    present: bool, which weights the network has now; None: all.
+    """
+    flat = leaf.flatten()
+    among = torch.arange(len(flat)) if present is None else present.flatten().nonzero()[:, 0].cpu()
+    num = max(1, round(config.mutated_share * len(among)))
+    place = among[torch.randperm(len(among), generator=draw)[:num]].to(leaf.device)
     kind = torch.rand(num, generator=draw, dtype=torch.float64).to(leaf.device)
     normal = torch.randn(num, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
-    flat, spread = leaf.flatten(), leaf.std(correction=0)
+    spread = (flat if present is None else leaf[present]).std(correction=0)
     old = flat[place]
     size = torch.where(kind < config.strong_share, STRONG, 1.0) * config.mutation_sd
     new = old + normal * size.to(leaf.dtype) * old.abs()
@@ -216,7 +211,7 @@ def _noise(leaf: Tensor, config: MutationConfig, draw: torch.Generator) -> int:
 def _activation(
     state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
 ) -> str:
-    paths = _networks(state)
+    paths = networks_with_form(state)
     path = paths[_below(len(paths), draw)]
     numbers = state["buffers", *path, "activation"]
     before = int(numbers[member])
@@ -228,97 +223,46 @@ def _activation(
 def _architecture(
     state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
 ) -> str:
-    paths = _networks(state)
+    paths = networks_with_form(state)
     path = paths[_below(len(paths), draw)]
     gate = state["buffers", *path, "layer_gate"][member]
-    mask = state["buffers", *path, "width_mask"][member]
     of_layer, more = torch.rand(2, generator=draw).tolist()
     name = ".".join(path) or "network"
     if of_layer < config.new_layer_prob:
-        return f"{name}: {_change_layers(state, path, member, gate, mask, more < 0.5, draw)}"
+        return f"{name}: {_change_layers(state, path, member, more < 0.5, draw)}"
     count = config.nodes[_below(len(config.nodes), draw)]
     layer = int(gate.nonzero()[_below(int(gate.sum()), draw)])
-    return f"{name}: {_change_nodes(state, path, member, mask, layer, count, more < 0.5)}"
+    return f"{name}: {_change_nodes(state, path, member, layer, count, more < 0.5)}"
 
 
 def _change_layers(
-    state: TensorDict,
-    path: Path,
-    member: int,
-    gate: Tensor,  # [L], written to
-    mask: Tensor,  # [L, N], written to
-    more: bool,
-    draw: torch.Generator,
+    state: TensorDict, path: tuple[str, ...], member: int, more: bool, draw: torch.Generator
 ) -> str:
-    there, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
-    if (more and free) or len(there) == 1 and free:
-        layer = free[0]
-        mask[layer] = mask[there[-1]]  # as wide as the last one
-        gate[layer] = 1
-        for tensor in _of(state, path, "outer_weight", "outer_bias"):
-            tensor[member, layer] = 0
-        _forget(state, path, member, (layer, slice(None)))
-        return f"layer {layer} more"
-    if len(there) == 1:
+    gate, mask = (state["buffers", *path, name][member] for name in ("layer_gate", "width_mask"))
+    present, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
+    if (more and free) or len(present) == 1 and free:
+        add_layer(state, path, member, free[0], mask[present[-1]])  # as wide as the last one
+        return f"layer {free[0]} more"
+    if len(present) == 1:
         return "one layer stays"
-    layer = there[_below(len(there), draw)]
+    layer = present[_below(len(present), draw)]
     gate[layer] = 0
     mask[layer] = 0
     return f"layer {layer} less"
 
 
 def _change_nodes(
-    state: TensorDict,
-    path: Path,
-    member: int,
-    mask: Tensor,  # [L, N], written to
-    layer: int,
-    count: int,
-    more: bool,
+    state: TensorDict, path: tuple[str, ...], member: int, layer: int, count: int, more: bool
 ) -> str:
-    there, free = mask[layer].nonzero().flatten(), (mask[layer] == 0).nonzero().flatten()
-    if (more and len(free)) or len(there) == 1:
+    mask = state["buffers", *path, "width_mask"][member, layer]
+    present, free = mask.nonzero().flatten(), (mask == 0).nonzero().flatten()
+    if (more and len(free)) or len(present) == 1:
         new = free[:count]
-        mask[layer, new] = 1
-        for tensor in _of(state, path, "outer_weight"):
-            tensor[member, layer, :, new] = 0
-        _forget(state, path, member, (layer, new))
+        add_nodes(state, path, member, layer, new)
         return f"{len(new)} nodes more in layer {layer}"
-    gone = there[max(1, len(there) - count) :]  # one stays
-    mask[layer, gone] = 0
+    gone = present[max(1, len(present) - count) :]  # one stays
+    mask[gone] = 0
     return f"{len(gone)} nodes less in layer {layer}"
-
-
-def _of(state: TensorDict, path: Path, *names: str) -> Iterator[Tensor]:
-    """A network's parameters of these names; and its slow copy's, which may be of the same form."""
-    for name in names:
-        yield state["params", *path, name]
-    slow = {key[-1]: tensor for key, tensor in _parts(state, path, "target")}
-    if FORM[0] not in slow:
-        yield from (slow[name] for name in names if name in slow)
-
-
-def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
-    """What a part of the state keeps of a network, in nests of any names."""
-    paths = sorted(_networks(state), key=len, reverse=True)
-    for key in list(state[part].keys(True, True)) if part in state.keys() else ():
-        if isinstance(key, tuple):
-            # The longest name that fits: "head" is not "policy.head"
-            its = next((p for p in paths if key[:-1][len(key) - 1 - len(p) :] == p), None)
-            if its == path:
-                yield key, state[part, *key]
-
-
-def _forget(state: TensorDict, path: Path, member: int, where: tuple[int, Tensor | slice]) -> None:
-    """The optimiser's moments of what is new are 0."""
-    layer, nodes = where
-    for key, tensor in _parts(state, path, "opt"):
-        if key[-1] in ("inner_weight", "inner_bias"):
-            tensor[member, layer, nodes] = 0
-        elif key[-1] == "outer_weight":
-            tensor[member, layer, :, nodes] = 0
-        elif key[-1] == "outer_bias" and isinstance(nodes, slice):
-            tensor[member, layer] = 0
 
 
 def _below(number: int, draw: torch.Generator) -> int:

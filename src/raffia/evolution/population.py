@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from raffia.evolution.traced import Traced
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, applies_stacks
 from raffia.tensordict.stack import cat, stack
@@ -32,8 +33,11 @@ class Population:
     hyper: of members that begin unlike, each [P]; of what the learner's "hyper" has, and
         "batch_size": members that take the first so many samples of a batch only. Those with as
         many are a group, and each group is a program.
-    grads: all members' by one "vmap", or "each" for itself. None: by vmap, but on a CPU each where
-        they are two, or the learner says `learns_faster_alone`, as ILQL's does.
+    grads: all members' by one "vmap", or "each" for itself; "traced" is vmap, of which after some
+        steps the operations are recorded and repeated (see `Traced`: for learners whose `grads`
+        reads nothing that changes but its arguments). None: by vmap. On a CPU it is each in any
+        case but "vmap", where they are two, or the learner says `learns_faster_alone`, as ILQL's
+        does.
     apply: how the optimiser steps: by the learner's own step of a "stack", where it has one
         (`applies_stacks`), "each" member for itself in the stack's memory, or all by one "vmap".
         None: the first of these that can be; on a GPU vmap goes before each.
@@ -72,15 +76,15 @@ class Population:
         *,
         batches: Literal["shared", "own"] = "shared",
         hyper: Mapping[str, Sequence[float] | Tensor] | None = None,
-        grads: Literal["vmap", "each"] | None = None,
+        grads: Literal["vmap", "each", "traced"] | None = None,
         apply: Literal["stack", "each", "vmap"] | None = None,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size}: a population has at least one member")
         if batches not in ("shared", "own"):
             raise ValueError(f"batches={batches!r}: they are 'shared' or 'own'")
-        if grads not in (None, "each", "vmap"):
-            raise ValueError(f"grads={grads!r}: it is 'each', 'vmap' or None")
+        if grads not in (None, "each", "vmap", "traced"):
+            raise ValueError(f"grads={grads!r}: it is 'each', 'vmap', 'traced' or None")
         if apply not in (None, "stack", "each", "vmap"):
             raise ValueError(f"apply={apply!r}: it is 'stack', 'each', 'vmap' or None")
         if apply == "stack" and not applies_stacks(learner):
@@ -91,6 +95,10 @@ class Population:
         self.learner, self.size, self.batches = learner, size, batches
         self._hyper = {} if hyper is None else dict(hyper)
         self._grads, self._apply = grads, apply
+        self._vmapped = torch.vmap(
+            learner.grads, (0, None if batches == "shared" else 0), randomness="error"
+        )
+        self._traced = Traced(self._vmapped)
 
     def init(self, seed: int) -> TensorDict:
         """The stacked states [P]; the first member's is that of the learner alone."""
@@ -132,16 +140,16 @@ class Population:
             update, metrics = self.learner.grads(state[0], batch[0] if own else batch)
             return update.unsqueeze(0), TensorDict({k: v[None] for k, v in metrics.items()})
         how = self._grads
-        if how is None:
+        if how in (None, "traced") and not _is_on_device(state):
             alone = getattr(self.learner, "learns_faster_alone", False) or len(state) <= FEW
-            how = "each" if alone and not _is_on_device(state) else "vmap"
+            how = "each" if alone else how
         if how == "each":
             told = [
                 self.learner.grads(state[i], batch[i] if own else batch) for i in range(len(state))
             ]
             metrics = stack([metrics for _, metrics in told])
             return stack([update for update, _ in told]), TensorDict(dict(metrics.items()))
-        grads = torch.vmap(self.learner.grads, (0, 0 if own else None), randomness="error")
+        grads = self._traced if how == "traced" else self._vmapped
         update, metrics = grads(state, batch)
         return update, TensorDict(dict(metrics.items()))
 

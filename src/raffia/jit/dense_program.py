@@ -21,7 +21,7 @@ import math
 import struct
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -295,7 +295,7 @@ class DenseProgram:
         """Copy the same tensors as before, which were changed in place: much faster."""
         packing.pack(self._pieces.data_ptr(), len(self._pieces), self._weights.data_ptr())
 
-    def bind(self, arrays: Mapping[str, Tensor]) -> Callable[[int], None]:
+    def bind(self, arrays: Mapping[str, Tensor]) -> "Bound":
         """What works on the first `rows` rows of these arrays, at every call.
 
         Numbers of rows in arrays that choose are not checked. Rows are worked on in blocks: a row
@@ -303,10 +303,7 @@ class DenseProgram:
         """
         for name, slot in self._slots.items():
             slot.check(name, arrays[name])
-        kept = [arrays[name] for name in self._slots]
-        room = [arrays[name].shape[0] for name, slot in self._slots.items() if not slot.chosen]
-        addresses = array("q", [tensor.data_ptr() for tensor in kept])
-        return _Bound(self, kept, addresses, min(room, default=0))
+        return Bound(self, [(slot, arrays[name]) for name, slot in self._slots.items()])
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a DenseProgram holds addresses of this process: make it anew, load again")
@@ -349,23 +346,26 @@ class DenseProgram:
         self._records.append(b"".join(words).ljust(8 * dense.FIELDS, b"\0"))
 
 
-class _Bound:
+class Bound:
     """A program with the arrays that it works on."""
 
-    def __init__(
-        self, program: DenseProgram, arrays: list[Tensor], addresses: "array[int]", room: int
-    ) -> None:
-        self._kept = program, arrays, addresses  # alive as long as their addresses are used
-        self._room = room
-        self._size = BLOCK * program._columns
+    def __init__(self, program: DenseProgram, slots: list[tuple[_Slot, Tensor]]) -> None:
+        self._kept = program, slots  # alive as long as their addresses are used
+        self.room = min((len(found) for slot, found in slots if not slot.chosen), default=0)  # rows
+        self.size = BLOCK * program._columns  # of scratch memory, float32
         table, weights = program._table.data_ptr(), program._weights.data_ptr()
-        self._fixed = table, len(program._records), weights
-        self._slots = addresses.buffer_info()[0]
+        self.fixed = table, len(program._records), weights  # the first words of `dense.run`
+        self.addresses = array("q", [found.data_ptr() for _, found in slots])
+        # bytes from a row to the next; 0 where rows are chosen
+        self.steps = [
+            0 if slot.chosen else found.element_size() * max(slot.width, 1) for slot, found in slots
+        ]
 
     def __call__(self, rows: int) -> None:
-        if not 0 <= rows <= self._room:
-            raise ValueError(f"{rows} rows, where the arrays have {self._room}")
-        dense.run(*self._fixed, _scratch(self._size), self._slots, rows, BLOCK)
+        if not 0 <= rows <= self.room:
+            raise ValueError(f"{rows} rows, where the arrays have {self.room}")
+        slots = self.addresses.buffer_info()[0]
+        dense.run(*self.fixed, scratch(self.size), slots, rows, BLOCK)
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -373,7 +373,7 @@ class _Bound:
         See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
-        words = (*self._fixed, _scratch(self._size), self._slots, BLOCK)
+        words = (*self.fixed, scratch(self.size), self.addresses.buffer_info()[0], BLOCK)
         self._context = array("q", words)
         return dense.step_address(), self._context.buffer_info()[0]
 
@@ -382,7 +382,7 @@ def _up(width: int) -> int:
     return -(-width // PANEL) * PANEL
 
 
-def _scratch(size: int) -> int:
+def scratch(size: int) -> int:
     """The address of memory that belongs to this thread; nothing is kept there between calls."""
     kept: Tensor | None = getattr(_local, "scratch", None)
     if kept is None or len(kept) < size:

@@ -5,11 +5,14 @@ Legend: L layers and N nodes of each that there can be at most, D the width betw
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from raffia.functional.activations import ACTIVATIONS, activate
+from raffia.functional.trees import is_traced
 
 __all__ = ["EvolvableMLP"]
 
@@ -91,14 +94,25 @@ class EvolvableMLP(nn.Module):
         found: list[int] = (self.width_mask * self.layer_gate.unsqueeze(1)).sum(1).int().tolist()
         return found
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+    def features(self, x: Tensor) -> Tensor:
+        """x: [..., in_features] -> [..., width], of which the last layer makes y."""
         x = self.embed(x)
-        for layer in range(len(self.layer_gate)):
+        for layer in self._computed():
             nodes = linear(x, self.inner_weight[layer], self.inner_bias[layer])
             nodes = activate(nodes, self.activation)
             change = linear(
                 nodes * self.width_mask[layer], self.outer_weight[layer], self.outer_bias[layer]
             )
             x = x + self.layer_gate[layer] * change
-        return self.out(x)
+        return x
+
+    def _computed(self) -> Iterable[int]:
+        """The layers that are there; all, where the gates are not to be looked at."""
+        if is_traced() or self.layer_gate.device.type != "cpu":
+            return range(len(self.layer_gate))
+        return [layer for layer, gate in enumerate(self.layer_gate.tolist()) if gate]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        out: Tensor = self.out(self.features(x))
+        return out

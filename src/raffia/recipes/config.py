@@ -120,6 +120,7 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
             )
         self.population.check_compile(self.compile)
+        self.population.check_form(self.model.evolvable_heads)
 
     @property
     def title(self) -> str:

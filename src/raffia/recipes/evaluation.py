@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from raffia.envs.video import require_writer
 from raffia.recipes.config import EfficientZeroRun
 from raffia.tensordict.disk import write_atomically
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluate import Episodes, play_episodes
+from raffia.train.evaluate import Episodes, play_episodes, play_members
 from raffia.train.record import EpisodeRecorder, require_picture
 
 AT_ONCE = 32  # worlds that are played together
@@ -51,7 +52,7 @@ class Evaluator:
     def env(self) -> BatchEnv:
         """Made when it is asked for."""
         if self._env is None:
-            num = min(self.config.evaluate.num_episodes, AT_ONCE)
+            num = min(self.config.evaluate.num_episodes * self.config.population.size, AT_ONCE)
             self._env = self._worlds(
                 self.config.env, evaluation=True, render=self.record, num_envs=num
             )
@@ -85,9 +86,41 @@ class Evaluator:
 
         check: is shown what the worlds said; it may raise.
         """
-        evaluate, spec = self.config.evaluate, self.env.spec
-        opponent = make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None
+        return play_episodes(
+            self.env,
+            self._choose(planner),
+            seed=seed,
+            watch=recording,
+            stop=stop,
+            check=check,
+            **self._settings(),
+        )
 
+    def play_members(
+        self,
+        planner: Planner,  # a `StackedPlanner`
+        members: Sequence[int],
+        *,
+        seed: int,
+        recording: Recording | None = None,
+        recorded: int = 0,  # whose episodes
+        stop: Callable[[], bool] = lambda: False,
+        check: Callable[[TensorDict], None] = lambda said: None,
+    ) -> dict[int, Episodes] | None:
+        """The same for each of these members, in the same worlds at once."""
+        return play_members(
+            self.env,
+            self._choose(planner),
+            members,
+            seed=seed,
+            watch=recording,
+            watched=recorded,
+            stop=stop,
+            check=check,
+            **self._settings(),
+        )
+
+    def _choose(self, planner: Planner) -> Callable[[TensorDict], TensorDict]:
         def choose(states: TensorDict) -> TensorDict:
             return act(
                 planner,
@@ -97,18 +130,17 @@ class Evaluator:
                 num_simulations=self.num_simulations,
             )
 
-        return play_episodes(
-            self.env,
-            choose,
-            num_episodes=evaluate.num_episodes,
-            seed=seed,
-            frame_stack=self.config.env.frame_stack,
-            max_steps=evaluate.max_steps,
-            opponent=opponent,
-            watch=recording,
-            stop=stop,
-            check=check,
-        )
+        return choose
+
+    def _settings(self) -> dict[str, Any]:
+        """Of how episodes are played, whoever plays."""
+        evaluate, spec = self.config.evaluate, self.env.spec
+        return {
+            "num_episodes": evaluate.num_episodes,
+            "frame_stack": self.config.env.frame_stack,
+            "max_steps": evaluate.max_steps,
+            "opponent": make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None,
+        }
 
     def close(self) -> None:
         """Close the worlds."""

@@ -13,7 +13,7 @@ from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.functional.seeds import generator_for
 from raffia.recipes.ilql_config import MAY_CHANGE, ILQLRun
 from raffia.recipes.ilql_data import find_tokenizer, make_lessons
-from raffia.recipes.ilql_evaluation import ILQLEvaluation, for_games
+from raffia.recipes.ilql_evaluation import ILQLEvaluation, for_games, spoken
 from raffia.recipes.ilql_language_model import making_of
 from raffia.recipes.ilql_networks import Networks
 from raffia.recipes.ilql_run import DialogueRun, evaluate_networks
@@ -130,8 +130,9 @@ def load_agent(
     folder = Path(folder)
     config = read_run_of(ILQLRun, folder)
     networks = Networks(config, making=making_of(config, folder))
-    networks.refresh(best_of(find_checkpoint(folder, checkpoint)))
-    decode = decode or config.decode
+    state = best_of(find_checkpoint(folder, checkpoint))
+    networks.refresh(state)
+    decode = decode or spoken(config, state["hyper"]).decode
     return ILQL_Policy(
         networks,
         find_tokenizer(config, folder),
@@ -169,9 +170,10 @@ def evaluate(
     own = replace(config.evaluate, num_episodes=episodes)
     if adv_weights is not None:
         own = replace(own, adv_weights=adv_weights)
-    config = replace(config, evaluate=own, decode=decode or config.decode)
     saved = find_checkpoint(folder, checkpoint)
     state = best_of(saved, torch.device("cpu"))
+    decode = decode or spoken(config, state["hyper"]).decode
+    config = replace(config, evaluate=own, decode=decode)
     networks = Networks(config, making=making_of(config, folder))
     networks.refresh(state)
     with threads(config.num_threads):

@@ -214,6 +214,18 @@ class ILQLRun(ILQLConfig):
                 "played: leave it out, num_updates ends the run"
             )
         self.population.check_compile(self.compile)
+        longest = self.population.longest_batch(self.batch_size)
+        if longest != self.batch_size and self.num_micro_batches > 1:
+            raise ValueError(
+                f"population.ranges let batch_size be up to {longest}, which num_micro_batches="
+                f"{self.num_micro_batches} can't cut into equal parts: leave one of the two out"
+            )
+        if self.population.replay != "shared":
+            raise ValueError(
+                f"population.replay={self.population.replay!r}: nothing is played here, and all "
+                "members learn from the same data: leave it out"
+            )
+        self.population.check_form(self.model.evolvable_heads)
         self._check_language_model()
         self._check_decoding()
 

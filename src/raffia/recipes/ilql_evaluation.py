@@ -61,6 +61,22 @@ def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
     return found
 
 
+def spoken(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
+    """The config with the decoding of a member of a population, who may have its own numbers.
+
+    >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
+    >>> decode = spoken(ILQLRun(), hyper).decode
+    >>> decode.temperature, decode.adv_weight == ILQLRun().decode.adv_weight
+    (0.5, False)
+    """
+    own = {}
+    for name in ("temperature", "adv_weight"):
+        number = hyper[name].cpu()
+        if number != torch.tensor(getattr(config.decode, name), dtype=number.dtype):
+            own[name] = number.item()
+    return replace(config, decode=replace(config.decode, **own)) if own else config
+
+
 def for_games(decode: DecodeConfig, config: WordleConfig) -> DecodeConfig:
     """The decoding with an end to what is no guess any more.
 

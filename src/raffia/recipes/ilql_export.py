@@ -171,12 +171,15 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
     generation = _generation(decode, block_size, tokenizer.pad_token_id)
     _write_json(folder / "generation_config.json", marks | generation)
     with_values, places = config.loss.needs_values, {"trunk": ".", "target": "."}
-    arrangement = {
+    arrangement: dict[str, Any] = {
         "policy": config.model.policy if with_values else "shared",
         "target": config.model.target if with_values else "heads",
         "double_q": config.model.double_q,
         "per_token": config.model.per_token,
     }
+    if with_values and config.model.evolvable_heads:
+        for name in ("evolvable_heads", "max_head_layers", "max_head_nodes"):
+            arrangement[name] = getattr(config.model, name)
     if with_values:
         if config.model.policy == "separate":
             places = dict.fromkeys(places, VALUE_TRUNK)
@@ -243,14 +246,14 @@ def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, An
 
 
 def _heads(model: ILQLModel, target: ILQLTarget) -> dict[str, Tensor]:
-    """The parameters of the heads, by their names in the file."""
+    """The heads' parameters, and the form of those that can change it, by their names there."""
     parts: dict[str, nn.Module] = {"v": model.v}
     for number, (head, slow) in enumerate(zip(model.q_heads, target.q_heads, strict=True), 1):
         parts |= {f"q{number}": head, f"target.q{number}": slow}
     return {
         f"{part}.{name}": tensor.detach()
         for part, head in parts.items()
-        for name, tensor in head.named_parameters()
+        for name, tensor in (*head.named_parameters(), *head.named_buffers())
     }
 
 

@@ -21,6 +21,7 @@ from raffia.recipes.ilql_evaluation import (
     evaluated,
     held_out_means,
     play_wordle,
+    spoken,
 )
 from raffia.recipes.ilql_language_model import begin_making
 from raffia.recipes.ilql_networks import Interrupted, Networks
@@ -71,7 +72,9 @@ class DialogueRun:
             self.learner = Accumulate(self.learner, config.num_micro_batches)
         self.members: Members | None = None
         if config.population.size > 1:
-            self.members = Members(config.population, self.learner, config.seed)
+            self.members = Members(
+                config.population, self.learner, config.seed, batch_size=config.batch_size
+            )
             self.learner = self.members.learner
         self.seen = Networks(config, config.device, making=self.making)  # what is evaluated
         self.guard = Guard(folder / "damage", seed=config.seed)
@@ -113,7 +116,10 @@ class DialogueRun:
     def restore(self, found: Checkpoint) -> TensorDict:
         """The learner's state, if it learns from what it has learnt from before."""
         state = found.tensors("state")
-        refuse_other_state(state, self.learner.init(0), found.root, keep=SHAPES)
+        like = self.learner.init(0)
+        if self.members is not None:
+            like = self.members.begin(like)
+        refuse_other_state(state, like, found.root, keep=SHAPES)
         if found.extras["data"] != self._data():
             raise RunError(
                 f"{found.root} has learnt from other rows than those that are there now: bring "
@@ -181,7 +187,7 @@ class DialogueRun:
         found = evaluate_networks(
             self.seen,
             self.lessons,
-            self.config,
+            spoken(self.config, state["hyper"]),
             state["hyper"],
             seed=derive_seed(self.config.seed, "evaluate", update),
             stop=stop,
@@ -192,13 +198,11 @@ class DialogueRun:
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> tuple[Evaluated, Record]:
         """The same of all members: the best one's, and the fitness of each."""
-        nothing: tuple[Evaluated, Record] = Evaluated(math.nan, {}), {}
-        seen = [
-            nothing if member is None else self._look(member, update, stop)
-            for member in members.each(state)
-        ]
-        fitness = [found.score for found, _ in seen]
-        told = members.evaluated(fitness)
+        seen = {place: self._look(state[place], update, stop) for place in members.able(state)}
+        size = len(state)
+        told = members.evaluated(
+            [seen[place][0].score if place in seen else math.nan for place in range(size)]
+        )
         best, dialogues = seen[members.best]
         return Evaluated(best.score, {**best.values, **told}), dialogues
 
@@ -210,7 +214,8 @@ class DialogueRun:
     def _batches(self, update: int) -> Iterator[TensorDict]:
         config = self.config
         seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
-        batches = self.lessons.learnt.batches(seed, update, config.batch_size, per_token=per_token)
+        size = config.population.longest_batch(config.batch_size)
+        batches = self.lessons.learnt.batches(seed, update, size, per_token=per_token)
         while True:
             with self.clock.phase("data"):
                 batch = next(batches)

@@ -6,14 +6,14 @@ Legend: P members.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 from raffia.evolution.generation import Evolution
 from raffia.evolution.mutate import check_mutations
-from raffia.evolution.population import Population, with_hyper
+from raffia.evolution.population import BATCH_SIZE, Population, with_hyper
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner
 from raffia.recipes.population_config import PopulationConfig
@@ -49,9 +49,12 @@ class Members:
         seed: int,
         *,
         batches: Literal["shared", "own"] = "shared",
+        grads: Literal["traced"] | None = None,  # see `Population`
+        batch_size: int | None = None,  # at the start, where it has a range
     ) -> None:
+        self.batch_size = batch_size
         self.config, self.seed = config, derive_seed(seed, "population")
-        self.learner = Population(learner, config.size, batches=batches)
+        self.learner = Population(learner, config.size, batches=batches, grads=grads)
         self.evolution = Evolution(config.size, config.selection(), config.mutations())
         self.best = 0  # the place of the best member
         self._fresh = False  # whether there is an evaluation that nothing has followed from
@@ -59,7 +62,10 @@ class Members:
     def begin(self, state: TensorDict) -> TensorDict:
         """The first state [P] of these members, with hyper-parameters that are spread."""
         spread: dict[str, list[float]] = {}
-        for name, span in self.config.hyper_ranges().items():
+        ranges = self.config.hyper_ranges()
+        if BATCH_SIZE in ranges and self.batch_size is not None:
+            state = with_hyper(state, {BATCH_SIZE: [self.batch_size] * len(state)})
+        for name, span in ranges.items():
             if self.config.spread > 1 and name in state["hyper"].keys():
                 draws = generator_for(self.seed, "spread", name)
                 by = torch.rand(len(state), generator=draws, dtype=torch.float64) * 2 - 1
@@ -70,16 +76,16 @@ class Members:
                     min(max(start * factor, span.low), span.high) if i else start
                     for i, (start, factor) in enumerate(zip(starts, factors, strict=True))
                 ]
+                if not state["hyper", name].is_floating_point():
+                    spread[name] = [round(number) for number in spread[name]]
         state = with_hyper(state, spread)
         check_mutations(state, self.config.mutations())
         return state
 
-    def each(self, state: TensorDict) -> Iterator[TensorDict | None]:
-        """The states of the members; None for one whose weights are not finite: it can't play, and
-        its fitness is NaN, the worst."""
-        for place in range(len(state)):
-            member = state[place]
-            yield member if all_finite(member["params"]) else None
+    def able(self, state: TensorDict) -> list[int]:
+        """The members whose weights are finite; others can't play, and have the worst fitness,
+        NaN."""
+        return [place for place in range(len(state)) if all_finite(state[place]["params"])]
 
     def evaluated(self, fitness: list[float]) -> dict[str, Any]:
         """Hear of an evaluation; gives what its row tells of the members."""

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.storage import TensorStorage
-from raffia.envs.env import EnvSpec
-from raffia.functional.seeds import generator_for
 from raffia.learner import Learner
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.run_folder import RunError
@@ -34,33 +27,6 @@ def plan_of(config: EfficientZeroRun) -> Plan:
         keep=config.checkpoint.keep,
         device=config.device,
         num_threads=config.num_threads,
-    )
-
-
-def make_replay(config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> SegmentReplayBuffer:
-    """Where a run keeps its steps; on disk in the folder, where that is asked for.
-
-    >>> from pathlib import Path
-    >>> from raffia.envs.env import Discrete
-    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
-    >>> make_replay(EfficientZeroRun(), spec, Path("nowhere")).length
-    11
-    """
-    replay, stack = config.replay, config.env.frame_stack
-    # Of the capacity alone, so that a run can be made longer. Each of the worlds can end at once,
-    # and needs a closing row besides its step then.
-    rows = replay.capacity + 2 * config.env.num_envs
-    on_disk = replay.on_disk
-    return SegmentReplayBuffer(
-        MemmapStorage(rows, folder / "replay" / "rows") if on_disk else TensorStorage(rows),
-        unroll_steps=config.loss.unroll_steps,
-        n_step=config.targets.n_step,
-        obs_keys=spec.state_keys,
-        frame_stack={"observation": stack} if stack > 1 else 1,
-        absorb=config.loss.absorb,
-        alpha=replay.alpha or None,
-        beta=replay.beta if replay.alpha else None,
-        generator=generator_for(config.seed, "replay"),
     )
 
 
@@ -90,17 +56,6 @@ def require_device(name: str) -> None:
         raise RunError(
             f"device={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
         )
-
-
-def close_replay(replay: SegmentReplayBuffer) -> None:
-    """On disk, the next sitting of this process would be refused its files else.
-
-    >>> from raffia.envs.env import Discrete
-    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
-    >>> close_replay(make_replay(EfficientZeroRun(), spec, Path("nowhere")))
-    """
-    if isinstance(replay.storage, MemmapStorage):
-        replay.storage.close()
 
 
 def compiled(learner: Learner) -> Learner:

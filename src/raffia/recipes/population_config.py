@@ -11,6 +11,8 @@ from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
 __all__ = ["PopulationConfig"]
 
+SHARES = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
@@ -24,11 +26,16 @@ class PopulationConfig:
     method: Literal["tournament", "truncation"] = "tournament"
     tournament_size: int = 2  # members that are drawn for a place
     elitism: bool = True  # the best goes on as it is
+    # EfficientZero: all members learn from what all have played, or each from what it has itself
+    replay: Literal["shared", "own"] = "shared"
     share: float = 0.25  # of truncation: so many of the worst give way to as many of the best
     eval_loop: int = 1  # fitness is the mean of so many evaluations
-    no_mutation: float = 0.2  # how often, relative to the other two: nothing changes,
+    no_mutation: float = 0.2  # how often, relative to the others: nothing changes,
     hyper: float = 0.8  # ... a hyper-parameter makes a step,
-    parameters: float = 0.0  # ... some weights get noise
+    parameters: float = 0.0  # ... some weights get noise,
+    activation: float = 0.0  # ... a head gets another activation,
+    architecture: float = 0.0  # ... a head gets a layer or nodes more or less
+    new_layer_prob: float = 0.2  # of a change of the architecture: a layer; else nodes
     mutation_sd: float = 0.1  # of that noise, relative to the weight
     # Hyper-parameters that change, each NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
@@ -40,7 +47,7 @@ class PopulationConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_least(self, 1, "size", "spread")
-        check_share(self, "resample")
+        check_share(self, "resample", "new_layer_prob")
         if self.size > 1:
             self.selection().check(self.size)
             self.mutations()
@@ -55,6 +62,35 @@ class PopulationConfig:
                 "a population is one program of all members already, which torch.compile does not "
                 "make faster: leave compile out"
             )
+
+    def check_form(self, evolvable: bool) -> None:
+        """ValueError where networks are to change their form that can't.
+
+        evolvable: whether the heads can.
+
+        >>> PopulationConfig(size=2, architecture=0.5).check_form(False)
+        Traceback (most recent call last):
+        ...
+        ValueError: population.architecture=0.5 changes networks whose form is data, and the heads
+        of this run are plain: set model.evolvable_heads=True (on the command line
+        --model.evolvable_heads), or population.architecture=0
+        """
+        for name in ("activation", "architecture"):
+            if self.size > 1 and getattr(self, name) > 0 and not evolvable:
+                raise ValueError(
+                    f"population.{name}={getattr(self, name):g} changes networks whose form is "
+                    "data, and the heads of this run are plain: set model.evolvable_heads=True (on "
+                    f"the command line --model.evolvable_heads), or population.{name}=0"
+                )
+
+    def longest_batch(self, batch_size: int) -> int:
+        """How many samples a member may come to take, who begins with so many.
+
+        >>> PopulationConfig(size=2, ranges=("batch_size=32..128",)).longest_batch(64)
+        128
+        """
+        span = self.hyper_ranges().get("batch_size") if self.size > 1 else None
+        return batch_size if span is None else math.floor(span.high)
 
     def selection(self) -> SelectionConfig:
         """Who goes on."""
@@ -72,6 +108,9 @@ class PopulationConfig:
             no_mutation=self.no_mutation,
             hyper=self.hyper,
             parameters=self.parameters,
+            activation=self.activation,
+            architecture=self.architecture,
+            new_layer_prob=self.new_layer_prob,
             mutation_sd=self.mutation_sd,
             hyper_ranges=self.hyper_ranges(),
         )
@@ -96,6 +135,8 @@ class PopulationConfig:
                 ) from None
             if not all(math.isfinite(number) for number in numbers):
                 raise ValueError(f"ranges: {text!r} must lie between numbers that are finite")
+            if name in SHARES and not 0 <= min(numbers) <= max(numbers) <= 1:
+                raise ValueError(f"ranges: {text!r} must lie in 0..1")
             found[name] = HyperRange(
                 *numbers,
                 grow=self.grow,

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,23 +23,20 @@ from raffia.learner import Learner, step_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording, save_tree
 from raffia.recipes.members import Members
-from raffia.recipes.parts import close_replay, compiled, make_replay, plan_of, require_device
+from raffia.recipes.parts import compiled, plan_of, require_device
+from raffia.recipes.replay import Replays
 from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
-from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.collect import Act, Collector, EndedEpisode
-from raffia.train.damage import Guard, all_finite
+from raffia.train.damage import Guard
 from raffia.train.evaluate import Episodes
 from raffia.train.metrics import PhaseClock
-from raffia.train.replay_log import ReplayLog
 from raffia.train.sitting import Kept, RunResult, Sitting
 from raffia.train.stream import OnlineStream
 from raffia.train.tasks import Evaluated, Outcome
 from raffia.train.view import View
-
-SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyse writes anew into the replay
 
 
 class Run:
@@ -64,8 +61,8 @@ class Run:
             opened.callback(self.evaluator.close)
             self.evaluator.prepare(self.env.spec)
             self._make_parts(networks)
-            self.replay = make_replay(config, self.env.spec, folder)
-            opened.callback(close_replay, self.replay)
+            self.replays = Replays(config, self.env.spec, folder)
+            opened.callback(self.replays.close)
             self.stream = self._make_stream()
             self.sitting = Sitting(self, folder, view)
             self._opened = opened.pop_all()
@@ -80,12 +77,22 @@ class Run:
             frame_stack=config.env.frame_stack,
         )
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
-        self.planner = self._make_planner()  # acts and is evaluated, with the newest weights
-        self.actor = self.planner
-        self.members = self._make_members()
-        # Make targets, with the weights of the target network; one for each member.
-        self.analysts = [self._make_planner() for _ in range(config.population.size)]
-        self._analysts_are_new = False
+        # Act and are evaluated, with the newest weights; and make targets, with the target network.
+        self.actor, self.analyst = self._make_planner(), self._make_planner()
+        self._analyst_is_new = False
+        self.members: Members | None = None
+        if config.population.size > 1:
+            # Of small networks the operations alone are two thirds of a step on a CPU.
+            traced: Literal["traced"] | None = "traced" if config.device == "cpu" else None
+            self.members = Members(
+                config.population,
+                self.networks,
+                config.seed,
+                batches="own",
+                grads=traced,
+                batch_size=config.replay.batch_size,
+            )
+            self.learner = self.members.learner
         self.guard = Guard(folder / "damage", seed=config.seed)
         self.clock = PhaseClock()
         self.collector = Collector(
@@ -94,43 +101,28 @@ class Run:
             frame_stack=config.env.frame_stack,
             check=lambda step: self.guard.check(step, update=self._update),
         )
-        self.replay_log = ReplayLog(folder / "replay", mutable=SEARCHED)
-
-    def _make_members(self) -> Members | None:
-        """Of a population, which acts by one search and learns by one program."""
-        config = self.config
-        if config.population.size == 1:
-            return None
-        self.actor = StackedPlanner(
-            self.networks.make_model(0).to(config.device),
-            self.env.spec,
-            config,
-            size=config.population.size,
-            frame_stack=config.env.frame_stack,
-            num_threads=config.num_threads,
-        )
-        members = Members(config.population, self.networks, config.seed, batches="own")
-        self.learner = members.learner
-        return members
 
     def _make_planner(self) -> Planner:
-        return Planner(
-            self.networks.make_model(0).to(self.config.device),
-            self.env.spec,
-            self.config,
-            frame_stack=self.config.env.frame_stack,
-            num_threads=self.config.num_threads,
-        )
+        """Of one agent; or of all members, which are searched for at once."""
+        config, size = self.config, self.config.population.size
+        model = self.networks.make_model(0).to(config.device)
+        settings: dict[str, Any] = {
+            "frame_stack": config.env.frame_stack,
+            "num_threads": config.num_threads,
+        }
+        if size == 1:
+            return Planner(model, self.env.spec, config, **settings)
+        return StackedPlanner(model, self.env.spec, config, size=size, **settings)
 
     def _make_stream(self) -> OnlineStream:
         collect, replay = self.config.collect, self.config.replay
         return OnlineStream(
             self.collector,
-            self.replay,
+            self.replays.replay,
             begin_turn=self._begin_turn,
             act_first=self._act_first,
             make_batch=self._make_batch,
-            batch_size=replay.batch_size,
+            batch_size=self.config.population.longest_batch(replay.batch_size),
             updates_per_env_step=collect.updates_per_env_step,
             random_env_steps=collect.random_env_steps,
             num_env_steps=collect.num_env_steps,
@@ -166,39 +158,38 @@ class Run:
         """On disk, a run that was killed before may have left rows."""
         remark = ". Where the replay alone is missing, they can still be evaluated"
         refuse_to_begin_anew(self.folder, passed_over, remark)
-        self.replay.empty()
+        self.replays.empty()
 
     def check(self, found: Checkpoint) -> None:
         """The replay lies beside the checkpoints."""
-        self.replay_log.check(found)
+        self.replays.check(found)
 
     def restore(self, found: Checkpoint) -> TensorDict:
         """The learner's state; worlds and replay as they were."""
         state = found.tensors("state")
         refuse_other_state(state, self.init(), found.root)
         self.stream.load_state(found.tensors("stream"))
-        self.replay_log.restore(found, self.replay)
+        self.replays.restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
 
     def keep(self) -> Kept:
         """Worlds, and which rows of the replay there are."""
-        logged = self.replay_log.files(self.replay)
-        extras = {"replay": logged.extras}
+        parts, extras = self.replays.files()
         if self.members is not None:
             extras |= self.members.kept()
-        return Kept({"stream": self.stream.state(), **logged.parts}, extras)
+        return Kept({"stream": self.stream.state(), **parts}, extras)
 
     def saved(self, kept: Sequence[Checkpoint]) -> None:
         """Rows of the replay that no checkpoint needs any more go."""
-        self.replay_log.prune(kept)
+        self.replays.prune(kept)
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
         if self.members is None:
             return None
-        self._analysts_are_new = False
+        self._analyst_is_new = False
         return self.members.evolve(state)
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -207,14 +198,13 @@ class Run:
 
     def counters(self) -> dict[str, int]:
         """Simulations of both searches."""
-        planners = {self.planner, self.actor, *self.analysts}
-        return {"simulations": sum(planner.num_simulations for planner in planners)}
+        return {"simulations": self.actor.num_simulations + self.analyst.num_simulations}
 
     def extra(self, update: int) -> dict[str, float]:
         """What a row of means tells besides."""
         told = {
             "temperature": self.config.search.temperature(self._share),
-            "replay_steps": float(len(self.replay)),
+            "replay_steps": float(len(self.replays.replay)),
         }
         if self.members is None:  # else each has its own, which rows of generations tell
             told["learning_rate"] = self.networks.learning_rate(update)
@@ -243,41 +233,31 @@ class Run:
         )
 
     def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
+        """windows: [B]; of members [P, B], as the batch is then."""
         targets, update = self.config.targets, step_of(state)
-        if update % targets.target_interval == 0 or not self._analysts_are_new:
-            self._renew_analysts(state)
+        if update % targets.target_interval == 0 or not self._analyst_is_new:
+            self._renew_analyst(state)
         horizon = targets.horizon_share * self.config.collect.num_env_steps
-        made = []
+        shape, flat, total = windows.batch_size, windows, self.replays.buffers[0].storage.total
+        if self.members is not None:
+            flat = windows.reshape(-1)
+            flat["member"] = torch.arange(len(windows)).repeat_interleave(shape[1])
+            total = flat["total"]
         with self._guarded(state, windows):
-            for place, analyst in enumerate(self.analysts):
-                made.append(
-                    make_batch(
-                        windows,
-                        analyst,
-                        generator=generator_for(
-                            self.config.seed, "targets", update, *([place] if place else [])
-                        ),
-                        total=self.replay.storage.total,
-                        correction_interval=round(horizon) if targets.correct_horizon else 0,
-                    )
-                )
-        fresh = made[0 if self.members is None else self.members.best][1]
+            batch, fresh = make_batch(
+                flat,
+                self.analyst,
+                generator=generator_for(self.config.seed, "targets", update),
+                total=total,
+                correction_interval=round(horizon) if targets.correct_horizon else 0,
+            )
         if fresh is not None:
-            self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
-        batches = [batch for batch, _ in made]
-        batch = batches[0] if self.members is None else stack(batches)
-        return batch.to(self.config.device)
+            self.replays.update(fresh, 0 if self.members is None else self.members.best)
+        return batch.reshape(shape).to(self.config.device)
 
-    def _renew_analysts(self, state: TensorDict) -> None:
-        """With the target networks of today; of a member that came to grief, another one's."""
-        if self.members is None:
-            self.analysts[0].refresh(state["target"])
-        else:
-            targets = [state["target"][place] for place in range(len(state))]
-            fine = [target for target in targets if all_finite(target)]
-            for analyst, target in zip(self.analysts, targets, strict=True):
-                analyst.refresh(target if all_finite(target) or not fine else fine[0])
-        self._analysts_are_new = True
+    def _renew_analyst(self, state: TensorDict) -> None:
+        self.analyst.refresh(state["target"].copy().set("hyper", state["hyper"]))
+        self._analyst_is_new = True
 
     @contextlib.contextmanager
     def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
@@ -312,14 +292,34 @@ class Run:
                 self._keep_tree(self.stream.num_env_steps)
             return found
 
-    def _play(
-        self, state: TensorDict, stop: Callable[[], bool], record: bool = True
-    ) -> Episodes | None:
-        """Episodes of one agent, which the planner is then of."""
+    def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
+        """Episodes of the one agent."""
+        self.actor.refresh(state)
+        return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
+
+    def _play_all(
+        self, members: Members, state: TensorDict, stop: Callable[[], bool]
+    ) -> Evaluated | None:
+        """Episodes of all members, the best one's told; recorded is who was the best before."""
+        self.actor.refresh(state)
+        found = self.evaluator.play_members(
+            self.actor,
+            members.able(state),
+            recorded=members.best,
+            **self._how_to_play(state, stop),
+        )
+        if found is None:
+            return None
+        size = len(state)
+        fitness = [found[place].score if place in found else math.nan for place in range(size)]
+        told = members.evaluated(fitness)
+        best = found[members.best]  # the guard lets no population go on of which none is finite
+        return Evaluated(best.score, {**best.values, **told})
+
+    def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
         env_step = self.stream.num_env_steps
-        self.planner.refresh(state)
         recording, kind = None, self.config.evaluate.record
-        if record and kind != "none":
+        if kind != "none":
             recording = Recording(
                 self.folder / "episodes",
                 lambda _: f"{env_step:09d}",
@@ -327,36 +327,18 @@ class Run:
                 suffix=kind,
                 say=self.view.say,
             )
-        return self.evaluator.play(
-            self.planner,
-            seed=derive_seed(self.config.seed, "evaluate", env_step),
-            recording=recording,
-            stop=stop,
-            check=lambda said: self.guard.check(said, update=step_of(state)),
-        )
-
-    def _play_all(
-        self, members: Members, state: TensorDict, stop: Callable[[], bool]
-    ) -> Evaluated | None:
-        """Episodes of all members, the best one's told; recorded is who was the best before."""
-        played: list[Episodes | None] = []
-        for place, member in enumerate(members.each(state)):
-            if member is None:
-                played.append(None)
-                continue
-            played.append(self._play(member, stop, record=place == members.best))
-            if played[-1] is None:
-                return None
-        fitness = [math.nan if found is None else found.score for found in played]
-        told = members.evaluated(fitness)
-        best = played[members.best]
-        assert best is not None  # the guard lets no population go on of which none is finite
-        self.planner.refresh(state[members.best])
-        return Evaluated(best.score, {**best.values, **told})
+        return {
+            "seed": derive_seed(self.config.seed, "evaluate", env_step),
+            "recording": recording,
+            "stop": stop,
+            "check": lambda said: self.guard.check(said, update=step_of(state)),
+        }
 
     def _keep_tree(self, env_step: int) -> None:
         state = self.collector.now[:1]
+        if self.members is not None:
+            state = state.copy().set("member", torch.tensor([self.members.best]))
         try:
-            save_tree(self.folder / "trees", f"{env_step:09d}", self.planner, state)
+            save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
         except OSError as error:  # a full disk, of which the next save tells more
             self.view.say(f"the searched tree of step {env_step:,} was not saved: {error}")

@@ -10,19 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from raffia.report.changes import in_words
 from raffia.report.curves import every
 from raffia.report.folder import Run
 from raffia.report.rows import Row, number
 from raffia.report.wording import plural
 
 _MOST = 10**9  # numbers of members and generations lie below
-_LONGEST = 200  # characters of what changed
-_SAID = {  # by kind of mutation, what is said before what it did
-    "hyper": "",
-    "parameters": "noise on ",
-    "activation": "activation of ",
-    "architecture": "architecture of ",
-}
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 
 Changes = tuple[tuple[int, str], ...]  # generation, and what was changed in it
@@ -285,7 +279,7 @@ class _Reading:
             return ((),) * self.size
         return tuple(
             [
-                () if kind == "none" else ((generation, _words(kind, what)),)
+                () if kind == "none" else ((generation, in_words(kind, what)),)
                 for kind, what in zip(kinds, whats, strict=True)
             ]
         )
@@ -315,11 +309,6 @@ def _texts(value: object, size: int) -> list[str] | None:
     if not isinstance(value, list) or len(value) != size:
         return None
     return value if all(isinstance(one, str) for one in value) else None
-
-
-def _words(kind: str, what: str) -> str:
-    before = _SAID.get(kind, f"{kind[:20]}: ")
-    return before + what[:_LONGEST].replace("->", "→") if what else kind[:20]
 
 
 def _starts(

@@ -44,7 +44,8 @@ def muzero_policy(
     *,
     discount: float | Tensor = 0.997,  # for all roots, or [B]
     value_prefix: ValuePrefix | None = None,
-    dirichlet_fraction: float = 0.25,  # share of the noise in the root's prior; evaluation: 0
+    # share of the noise in the root's prior, or [B]; evaluation: 0
+    dirichlet_fraction: float | Tensor = 0.25,
     dirichlet_alpha: float = 0.3,
     dirichlet: Tensor | None = None,  # [B, A], the noise itself (rows sum to 1)
     temperature: float | Tensor = 1.0,  # action ~ visits^(1/T); 0: the most visited; or [B]
@@ -76,7 +77,7 @@ def muzero_policy(
     """
     check_root(root)
     _check_noise(root, dirichlet_fraction, dirichlet, action_gumbel, temperature)
-    if dirichlet_fraction > 0:
+    if _any(dirichlet_fraction):
         if dirichlet is None:
             dirichlet = dirichlet_noise(_legal(root), dirichlet_alpha, generator)
         else:
@@ -97,7 +98,7 @@ def muzero_policy(
         backend=backend,
     )
     visits = tree.visits_of_root()
-    if action_gumbel is None and _samples(temperature):
+    if action_gumbel is None and _any(temperature):
         shape = tuple(root.prior_logits.shape)
         action_gumbel = gumbel_noise(shape, generator, root.prior_logits.device)
     chosen = sample_visits(visits, temperature, action_gumbel)
@@ -178,7 +179,11 @@ def gumbel_policy(
     return PolicyOutput(_taken(root, chosen), weights, tree.value(), tree)
 
 
-def with_noise(root: RootOutput, noise: Tensor, fraction: float) -> RootOutput:
+def with_noise(
+    root: RootOutput,
+    noise: Tensor,  # [B, A]
+    fraction: float | Tensor,  # or [B]
+) -> RootOutput:
     """The root with prior (1 - fraction) P + fraction noise, over the legal actions.
 
     >>> root = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
@@ -188,6 +193,8 @@ def with_noise(root: RootOutput, noise: Tensor, fraction: float) -> RootOutput:
     logits = root.prior_logits.double()
     if root.mask is not None:
         logits = logits.masked_fill(~root.mask, -torch.inf)
+    if isinstance(fraction, Tensor):
+        fraction = fraction.to(logits).reshape(-1, 1)
     prior = (1 - fraction) * logits.softmax(-1) + fraction * noise.double()
     return root._replace(prior_logits=prior.log().float())
 
@@ -203,7 +210,7 @@ def sample_visits(
     tensor([1])
     """
     most = visits.argmax(-1)
-    if not _samples(temperature):
+    if not _any(temperature):
         return most
     if gumbel is None:
         raise ValueError("a temperature above 0 draws the action: pass gumbel=gumbel_noise(shape)")
@@ -226,10 +233,11 @@ def _check_dirichlet(noise: Tensor, legal: Tensor) -> None:
         )
 
 
-def _samples(temperature: float | Tensor) -> bool:
-    if isinstance(temperature, Tensor):
-        return bool((temperature > 0).any())
-    return temperature > 0
+def _any(number: float | Tensor) -> bool:
+    """Whether it is above 0 for any root."""
+    if isinstance(number, Tensor):
+        return bool((number > 0).any())
+    return number > 0
 
 
 def _legal(root: RootOutput) -> Tensor:
@@ -247,14 +255,16 @@ def _taken(root: RootOutput, chosen: Tensor) -> Tensor:
 
 def _check_noise(
     root: RootOutput,
-    fraction: float,
+    fraction: float | Tensor,
     dirichlet: Tensor | None,
     action_gumbel: Tensor | None,
     temperature: float | Tensor,
 ) -> None:
-    if not 0 <= fraction <= 1:
+    _check_of_each("dirichlet_fraction", fraction, root)
+    least, most = _ends(fraction)
+    if not (least >= 0 and most <= 1):
         raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
-    if fraction == 0 and dirichlet is not None:
+    if most == 0 and dirichlet is not None:
         raise ValueError(
             "dirichlet is given and dirichlet_fraction=0 leaves it out: pass for example "
             "dirichlet_fraction=0.25"
@@ -267,12 +277,22 @@ def _check_noise(
             )
         if noise is not None and not bool(torch.isfinite(noise).all()):
             raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
-    shape = tuple(temperature.shape) if isinstance(temperature, Tensor) else ()
+    _check_of_each("temperature", temperature, root)
+    if not _ends(temperature)[0] >= 0:
+        raise ValueError(f"temperature={temperature} must not be negative")
+
+
+def _check_of_each(name: str, number: float | Tensor, root: RootOutput) -> None:
+    shape = tuple(number.shape) if isinstance(number, Tensor) else ()
     if shape not in ((), tuple(root.value.shape)):
         raise ValueError(
-            f"temperature has shape {list(shape)}; it must be one number or one for each of the "
+            f"{name} has shape {list(shape)}; it must be one number or one for each of the "
             f"{len(root.value)} roots"
         )
-    least = float(temperature.min()) if isinstance(temperature, Tensor) else temperature
-    if not least >= 0:
-        raise ValueError(f"temperature={temperature} must not be negative")
+
+
+def _ends(number: float | Tensor) -> tuple[float, float]:
+    """The smallest and the largest."""
+    if isinstance(number, Tensor):
+        return float(number.min()), float(number.max())
+    return number, number

@@ -5,7 +5,7 @@ Legend: E worlds, S frames in a stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,15 +97,64 @@ def play_episodes(
     >>> play_episodes(SerialBatch([ValueProbe(), ValueProbe()]), first, num_episodes=3, seed=0)
     Episodes(returns=[1.0, 1.0, 1.0], lengths=[1, 1, 1], as_first=[])
     """
+    table = _Table(env, num_episodes, seed, frame_stack, check)
+    if not _play(table, act, max_steps, opponent, watch, stop):
+        return None
+    return table.episodes(0)
+
+
+def play_members(
+    env: BatchEnv,
+    act: Act,  # of states with "member" int64 [n], whose agent is to act in each
+    members: Sequence[int],
+    *,
+    num_episodes: int,  # of each
+    seed: int,
+    frame_stack: int = 1,
+    max_steps: int = 27_000,
+    opponent: Opponent | None = None,
+    watch: Watch | None = None,
+    watched: int = 0,  # the member whose episodes are shown to `watch`
+    stop: Callable[[], bool] = lambda: False,
+    check: Callable[[TensorDict], None] = lambda said: None,
+) -> dict[int, Episodes] | None:
+    """`play_episodes` for members of a population at once, who all play the same episodes.
+
+    >>> from raffia.envs.batch import SerialBatch
+    >>> from raffia.envs.probe import ActionProbe
+    >>> def own(state):
+    ...     return TensorDict(action=state["member"], batch_size=[len(state)])
+    >>> env = SerialBatch([ActionProbe(), ActionProbe()])
+    >>> found = play_members(env, own, [0, 1], num_episodes=3, seed=0)
+    >>> found[0].lengths, found[1].lengths
+    ([1, 1, 1], [1, 1, 1])
+    """
+    table = _Table(env, num_episodes, seed, frame_stack, check, members)
+    if not _play(table, act, max_steps, opponent, watch, stop, watched):
+        return None
+    return {member: table.episodes(place) for place, member in enumerate(members)}
+
+
+def _play(
+    table: _Table,
+    act: Act,
+    max_steps: int,
+    opponent: Opponent | None,
+    watch: Watch | None,
+    stop: Callable[[], bool],
+    watched: int = 0,
+) -> bool:
+    """Whether all was played."""
+    env = table.env
     if env.spec.num_players == 2 and opponent is None:
         raise ValueError(
             f"{env.spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
             "another of raffia.envs.opponents"
         )
-    table = _Table(env, num_episodes, seed, frame_stack, check)
+    table.begin()
     while len(table.rows):
         if stop():
-            return None
+            return False
         turn = table.agents_turn()
         action = torch.zeros(len(table.rows), *env.spec.action.shape, dtype=env.spec.action.dtype)
         chosen = None
@@ -115,16 +164,19 @@ def play_episodes(
         if opponent is not None and not bool(turn.all()):
             action[~turn] = opponent.act(table.states[~turn], table.generator)
         if watch is not None:
-            _show(watch, table, turn, chosen)
-        table.step(action, turn, max_steps, watch)
-    return table.episodes()
+            _show(watch, table, turn, chosen, watched)
+        table.step(action, turn, max_steps, watch, watched)
+    return True
 
 
-def _show(watch: Watch, table: _Table, turn: Tensor, chosen: TensorDict | None) -> None:
+def _show(
+    watch: Watch, table: _Table, turn: Tensor, chosen: TensorDict | None, watched: int
+) -> None:
     place = turn.cumsum(0) - 1
     for i, row in enumerate(table.rows.tolist()):
-        own = chosen[int(place[i])] if chosen is not None and bool(turn[i]) else None
-        watch.saw(table.env, int(table.episode[row]), row, own)
+        if table.is_of(row, watched):
+            own = chosen[int(place[i])] if chosen is not None and bool(turn[i]) else None
+            watch.saw(table.env, int(table.episode[row]), row, own)
 
 
 class _Table:
@@ -137,36 +189,52 @@ class _Table:
         seed: int,
         frame_stack: int,
         check: Callable[[TensorDict], None],
+        members: Sequence[int] = (),  # none: one agent, which has no number
     ) -> None:
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
         self.num_episodes, self.num_begun = num_episodes, 0
+        self.members = torch.tensor(members, dtype=torch.int64) if members else None
+        self.num_all = num_episodes * max(1, len(members))
         self.generator = generator_for(seed, "opponent")
-        self.episode = torch.zeros(env.num_envs, dtype=torch.int64)
+        self.place = torch.zeros(env.num_envs, dtype=torch.int64)  # which of the members plays
+        self.episode = torch.zeros(env.num_envs, dtype=torch.int64)  # which of its episodes
         self.total = torch.zeros(env.num_envs, dtype=torch.float64)
         self.length = torch.zeros(env.num_envs, dtype=torch.int64)
-        self.found: dict[int, tuple[float, int]] = {}
-        self.rows = torch.arange(min(env.num_envs, num_episodes))  # of worlds that are played
+        self.found: dict[tuple[int, int], tuple[float, int]] = {}
+        self.rows = torch.arange(min(env.num_envs, self.num_all))  # of worlds that are played
         self.states: TensorDict  # [n] of these rows
         self.frames: Tensor | None = None  # [n, S, *O]
+
+    def begin(self) -> None:
+        """The first episodes."""
         self.states = self._begin(self.rows)
-        if frame_stack > 1:
-            self.frames = first_frames(self.states["observation"], frame_stack)
+        if self.frame_stack > 1:
+            self.frames = first_frames(self.states["observation"], self.frame_stack)
+
+    def is_of(self, row: int, member: int) -> bool:
+        """Whether this member plays there; the one agent plays everywhere."""
+        return self.members is None or int(self.members[self.place[row]]) == member
 
     def _begin(self, rows: Tensor) -> TensorDict:
         numbers = torch.arange(self.num_begun, self.num_begun + len(rows))
         self.num_begun += len(rows)
-        self.episode[rows] = numbers
+        self.place[rows] = numbers // self.num_episodes
+        self.episode[rows] = numbers % self.num_episodes
         self.total[rows], self.length[rows] = 0, 0
-        seeds = [derive_seed(self.seed, "evaluate", number) for number in numbers.tolist()]
+        played = self.episode[rows].tolist()
+        seeds = [derive_seed(self.seed, "evaluate", number) for number in played]
         first = self.env.reset(torch.tensor(seeds), rows)
         self._check(first)
         return first
 
     def seen(self) -> TensorDict:
-        """The states with their stacks of frames."""
-        if self.frames is None:
-            return self.states
-        return self.states.clone(recurse=False).update({"observation": self.frames})
+        """The states with their stacks of frames, and with who is to act."""
+        out = self.states.clone(recurse=False)
+        if self.frames is not None:
+            out["observation"] = self.frames
+        if self.members is not None:
+            out["member"] = self.members[self.place[self.rows]]
+        return out
 
     def agents_turn(self) -> Tensor:
         """Which of the rows the agent acts in: bool [n]."""
@@ -174,7 +242,9 @@ class _Table:
             return torch.ones(len(self.rows), dtype=torch.bool)
         return self.states["to_play"] == self.episode[self.rows] % 2
 
-    def step(self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None) -> None:
+    def step(
+        self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None, watched: int
+    ) -> None:
         """Act in all rows, and begin other episodes where one has ended."""
         after = self.env.step(action, self.rows)
         self._check(after)
@@ -185,16 +255,16 @@ class _Table:
             self.frames = next_frames(self.frames, after["observation"])
         ended = over(after) | (self.length[self.rows] >= max_steps)
         if bool(ended.any()):
-            self._end(ended, watch)
+            self._end(ended, watch, watched)
 
-    def _end(self, ended: Tensor, watch: Watch | None) -> None:
+    def _end(self, ended: Tensor, watch: Watch | None, watched: int) -> None:
         for row in self.rows[ended].tolist():
             episode, total = int(self.episode[row]), float(self.total[row])
-            self.found[episode] = total, int(self.length[row])
-            if watch is not None:
+            self.found[int(self.place[row]), episode] = total, int(self.length[row])
+            if watch is not None and self.is_of(row, watched):
                 watch.saw(self.env, episode, row, None)
                 watch.ended(episode, total)
-        again = ended.nonzero().squeeze(-1)[: self.num_episodes - self.num_begun]
+        again = ended.nonzero().squeeze(-1)[: self.num_all - self.num_begun]
         if len(again):
             first = self._begin(self.rows[again])
             self.states[again] = first
@@ -206,10 +276,9 @@ class _Table:
         if self.frames is not None:
             self.frames = self.frames[goes_on]
 
-    def episodes(self) -> Episodes:
-        numbers = sorted(self.found)
-        return Episodes(
-            [self.found[number][0] for number in numbers],
-            [self.found[number][1] for number in numbers],
-            [number % 2 == 0 for number in numbers] if self.env.spec.num_players == 2 else [],
-        )
+    def episodes(self, place: int) -> Episodes:
+        """Of the member at this place of the list."""
+        found = sorted((number, *told) for (of, number), told in self.found.items() if of == place)
+        returns, lengths = [total for _, total, _ in found], [length for *_, length in found]
+        two = self.env.spec.num_players == 2
+        return Episodes(returns, lengths, [number % 2 == 0 for number, *_ in found] if two else [])

@@ -29,7 +29,6 @@ from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError
 
-PART = "replay"  # of a checkpoint, and the name in its extras
 SMALL = 8 << 20  # bytes: the last chunk is written again, with what came since, while it is smaller
 LARGE = 256 << 20  # bytes of a chunk, at most: what a restore holds besides the buffer
 OURS = re.compile(r"(rows-\d+-\d+-[0-9a-f]{12}\.safetensors|\.[0-9a-f]{12}\.tmp)")
@@ -39,7 +38,7 @@ class Logged(NamedTuple):
     """What of a buffer goes into a checkpoint."""
 
     parts: dict[str, TensorDict]
-    extras: dict[str, Any]  # belongs under "replay" in the extras of the checkpoint
+    extras: dict[str, Any]  # belongs under the log's name in the extras of the checkpoint
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ class ReplayLog:
         room for the rows and no more, and is filled anew by `restore`.
     mutable: what `buffer.update` is called with. Of the buffer's `obs_keys`, those that are not
         named here must never be updated: they are written once.
+    name: of the part of a checkpoint, and in its extras; of several logs each has its own, and its
+        own folder.
 
     One save is `files`, then `Checkpoints.save`, then `prune`; killed at any time between them,
     all checkpoints have their chunks.
@@ -86,9 +87,13 @@ class ReplayLog:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, mutable: Sequence[NestedKey] = ()
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        mutable: Sequence[NestedKey] = (),
+        name: str = "replay",
     ) -> None:
-        self.folder = os.path.abspath(folder)
+        self.folder, self.name = os.path.abspath(folder), name
         self._mutable = {unravel_key_to_tuple(key) for key in mutable}
         self._chunks: list[Chunk] = []  # of the last checkpoint, by their items
 
@@ -112,7 +117,7 @@ class ReplayLog:
             kept = {name: columns[name] for name in fixed}
             self._chunks = self._written(kept, oldest, found.total, found.max_size)
             whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
-            parts = {PART: TensorDict({"columns": whole, "books": buffer._books.state()})}
+            parts = {self.name: TensorDict({"columns": whole, "books": buffer._books.state()})}
             structure = found.structure
             return Logged(
                 parts,
@@ -182,7 +187,7 @@ class ReplayLog:
         kept: all that there are, `Checkpoints.kept()`.
         Raises CheckpointError where one can't be removed.
         """
-        needed = {chunk.file for found in kept for chunk in _chunks_of(found)}
+        needed = {chunk.file for found in kept for chunk in self._chunks_of(found)}
         needed |= {chunk.file for chunk in self._chunks}
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         try:
@@ -195,7 +200,7 @@ class ReplayLog:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise DamagedFileError unless all chunks of a checkpoint are as they were written."""
-        for chunk in _chunks_of(checkpoint):
+        for chunk in self._chunks_of(checkpoint):
             path = f"{self.folder}/{chunk.file}"
             try:
                 found = _checksum(path)
@@ -212,8 +217,8 @@ class ReplayLog:
         buffer is made otherwise.
         """
         self.check(checkpoint)
-        record, chunks = _record(checkpoint), _chunks_of(checkpoint)
-        saved = checkpoint.tensors(PART).to_dict()
+        record, chunks = self._record(checkpoint), self._chunks_of(checkpoint)
+        saved = checkpoint.tensors(self.name).to_dict()
         total, size, structure = record["total"], record["max_size"], None
         if record["structure"] is not None:
             structure = RowStructure.from_json(record["structure"])
@@ -252,6 +257,15 @@ class ReplayLog:
             columns = {name: leaf[first - chunk.first :] for name, leaf in found.items()}
             yield rows, columns | {name: leaf[rows] for name, leaf in whole.items()}
 
+    def _record(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        record = checkpoint.extras.get(self.name)
+        if type(record) is not dict:
+            raise DamagedFileError(checkpoint.root, "it holds no replay buffer")
+        return record
+
+    def _chunks_of(self, checkpoint: Checkpoint) -> list[Chunk]:
+        return [Chunk(**listed) for listed in self._record(checkpoint)["chunks"]]
+
 
 def _names(structure: RowStructure | None) -> list[str]:
     """A name for each column, of which no two are alike."""
@@ -286,14 +300,3 @@ def _checksum(path: str) -> tuple[str, int]:
     """The sha256 and the length of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-
-
-def _record(checkpoint: Checkpoint) -> dict[str, Any]:
-    record = checkpoint.extras.get(PART)
-    if type(record) is not dict:
-        raise DamagedFileError(checkpoint.root, "it holds no replay buffer")
-    return record
-
-
-def _chunks_of(checkpoint: Checkpoint) -> list[Chunk]:
-    return [Chunk(**listed) for listed in _record(checkpoint)["chunks"]]

@@ -232,7 +232,7 @@ class Sitting:
             if self.records.state()["rows"]:
                 self.view.say("no checkpoint was saved yet: it begins anew")
             self.records.rewind({"seconds": 0.0, "rows": 0, "events": 0})
-            self._write("start", state, **self._made_by())
+            self._write("start", state, **self._made_by(), **_first_members(state))
         else:
             state = self._restore(found)
             self.view.say(f"goes on after update {found.update:,}")
@@ -337,3 +337,11 @@ class Sitting:
         self.records.rewind(found.extras["records"])
         self.save.last = -1 if self.evaluate.is_due(found.update) else found.update
         return state
+
+
+def _first_members(state: TensorDict) -> dict[str, Any]:
+    """What members of a population begin with, as the rows of later generations tell it."""
+    if not state.batch_size:
+        return {}
+    hyper = {str(name): state["hyper", name].tolist() for name in state["hyper"].keys()}
+    return {"members": list(range(len(state))), "hyper": hyper}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
-from raffia.data.segment import SegmentReplayBuffer
+from torch import Tensor
+
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
@@ -36,6 +37,24 @@ class Stream(Protocol):
         """Stand where `state` was taken."""
 
 
+class Replay(Protocol):
+    """What is played goes in, what is learnt comes out: `SegmentReplayBuffer` and others."""
+
+    beta: Any  # of the priorities; None where there are none
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+
+    def extend(self, steps: TensorDict) -> Tensor:
+        """Append steps [T, E]."""
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """Windows."""
+
+    def update_priority(self, index: Tensor, priority: Tensor) -> Any:
+        """Of windows that were learnt from."""
+
+
 class OnlineStream:
     """Play, keep what was played, learn from it: so many updates for each step.
 
@@ -46,6 +65,7 @@ class OnlineStream:
         all worlds together, or after num_env_steps if that is less.
     beta: of the priorities, by the number of the update.
 
+    >>> from raffia.data.segment import SegmentReplayBuffer
     >>> from raffia.data.storage import TensorStorage
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
@@ -68,7 +88,7 @@ class OnlineStream:
     def __init__(
         self,
         collector: Collector,
-        replay: SegmentReplayBuffer,
+        replay: Replay,
         *,
         begin_turn: BeginTurn,
         act_first: Act,
@@ -112,11 +132,7 @@ class OnlineStream:
     def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
         """Priorities go back to the replay."""
         if self.replay.beta is not None:
-            index, priority = batch["index"], metrics["priority"]
-            if priority.dim() > 1:  # members of a population [P, B], which learn from the same rows
-                priority = priority.where(priority.isfinite(), math.nan).nanmean(0)
-                index = index[0]
-            self.replay.update_priority(index, priority.cpu())
+            self.replay.update_priority(batch["index"].cpu(), metrics["priority"].cpu())
 
     def state(self) -> TensorDict:
         """Of the worlds; the replay is kept by itself."""
@@ -169,4 +185,4 @@ class OfflineStream:
         self._going = None
 
 
-__all__ = ["BeginTurn", "MakeBatch", "OfflineStream", "OnlineStream", "Stream"]
+__all__ = ["BeginTurn", "MakeBatch", "OfflineStream", "OnlineStream", "Replay", "Stream"]

@@ -26,7 +26,9 @@ def zeros(batch, hidden=6):
 
 def test_the_arguments_are_the_published_ones():
     arguments = inspect.signature(DynamicsNetwork).parameters
-    assert {n: p.default for n, p in arguments.items() if n not in ("activation",)} == {
+    *published, ours = arguments
+    assert ours == "largest_head"
+    assert {n: arguments[n].default for n in published if n != "activation"} == {
         "observation_shape": inspect.Parameter.empty,
         "action_encoding_dim": 2,
         "num_res_blocks": 1,
@@ -40,7 +42,7 @@ def test_the_arguments_are_the_published_ones():
         "last_linear_layer_init_zero": True,
         "norm_type": "BN",
     }
-    assert list(arguments)[-2:] == ["activation", "norm_type"]
+    assert published[-2:] == ["activation", "norm_type"]
     assert repr(arguments["activation"].default) == "ReLU(inplace=True)"
 
 

@@ -14,8 +14,10 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.reanalyse import reanalyse
+from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -221,3 +223,36 @@ def test_what_a_search_gives_is_kept_as_when_acting():
     entries = kept(planner.plan(state, generator=generator()))
     fresh = reanalyse(windows_of(replay_of(), [0]), planner, generator=generator())
     assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
+
+
+@pytest.mark.parametrize("bootstrap", ["network", "search"])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
+    config = configured(
+        targets={"reanalyse_ratio": ratio, "bootstrap": bootstrap, "reanalyse_noise": False}
+    )
+    learner = EfficientZeroLearner(LINE, config, num_updates=10)
+    states = torch.stack([learner.init(seed) for seed in range(3)])
+    states["hyper", "discount"] = torch.tensor([0.9, 0.997, 0.5])
+    for value in states["params"].values(True, True):
+        value.add_(0.2 * torch.rand(value.shape, generator=generator(1)))
+    together = StackedPlanner(learner.make_model(0), LINE, config, size=3)
+    together.refresh(states)
+    replay = replay_of(end="truncated")
+    windows = windows_of(replay, [3, 4, 9, 11])
+    own = [windows, windows_of(replay, [0, 1, 2, 8]), windows]  # one has seen others
+    flat = torch.cat(own).set("member", torch.arange(3).repeat_interleave(4))
+    batch, fresh = make_batch(flat, together, generator=generator(), total=20)
+    assert (fresh is None) == (ratio == 0)
+    for member in range(3):
+        alone = Planner(learner.make_model(0), LINE, config)
+        alone.refresh(states[member])
+        wanted, found = make_batch(own[member], alone, generator=generator(), total=20)
+        rows = slice(4 * member, 4 * member + 4)
+        for name in wanted.keys():
+            if name != "action":  # behind an end they are drawn
+                torch.testing.assert_close(batch[name][rows], wanted[name], rtol=1e-4, atol=1e-5)
+        if fresh is not None:
+            its = fresh[fresh["member"] == member]
+            assert its["step_index"].tolist() == found["step_index"].tolist()
+            torch.testing.assert_close(its["policy"], found["policy"], rtol=1e-4, atol=1e-5)

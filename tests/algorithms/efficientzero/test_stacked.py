@@ -33,9 +33,10 @@ def members(spec=SPEC, config=CONFIG, size=3):
     return learner, states
 
 
-def both(spec=SPEC, config=CONFIG, size=3):
+def both(spec=SPEC, config=CONFIG, size=3, how="each"):
     learner, states = members(spec, config, size)
     stacked = StackedPlanner(learner.make_model(0), spec, config, size=size)
+    stacked._snapshot = StackedModel(learner.make_model(0), size, how)
     stacked.refresh(states)
     alone = []
     for state in states.unbind(0):
@@ -45,28 +46,30 @@ def both(spec=SPEC, config=CONFIG, size=3):
     return stacked, alone
 
 
-def test_roots_and_steps_of_all_members_are_those_of_each():
-    stacked, alone = both()
+@pytest.mark.parametrize("how", ["each", "vmap"])
+def test_roots_and_steps_of_all_members_are_those_of_each(how):
+    stacked, alone = both(how=how)
     state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
     found = stacked.root(state)
     action = torch.tensor([0, 2, 1, 1, 0, 2])
-    step, after = stacked._folded.recurrent_fn(found.embedding, action)
+    step, after = stacked._snapshot.recurrent_fn(found.embedding, action)
     assert found.value.unique().numel() > 3  # they do differ
     for place, planner in enumerate(alone):
         rows = slice(2 * place, 2 * place + 2)
         wanted = planner.root(state[rows])
         torch.testing.assert_close(found.value[rows], wanted.value, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found.prior_logits[rows], wanted.prior_logits)
-        own, then = planner._folded.recurrent_fn(wanted.embedding, action[rows])
+        own, then = planner._snapshot.recurrent_fn(wanted.embedding, action[rows])
         for ours, theirs in zip(step[:3], own[:3], strict=True):
             torch.testing.assert_close(ours[rows], theirs, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(after["latent_state"][rows], then["latent_state"])
 
 
+@pytest.mark.parametrize("how", ["each", "vmap"])
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
-def test_a_search_for_all_members_is_that_of_each(policy):
+def test_a_search_for_all_members_is_that_of_each(policy, how):
     config = replace(CONFIG, search=replace(CONFIG.search, policy=policy))
-    stacked, alone = both(config=config)
+    stacked, alone = both(config=config, how=how)
     state = TensorDict(observation=torch.rand(9, 4), batch_size=[9])
     found = stacked.plan(state, noise=False, temperature=0.0)
     assert stacked.num_simulations == 9 * 12
@@ -89,19 +92,57 @@ def test_continuous_actions():
     assert stacked.plan(state, generator=draws).action.shape == (3, 1)
 
 
-def test_rows_in_any_order_and_number():
-    """As a search asks where some roots have ended."""
-    learner, states = members()
-    model = StackedModel(learner.make_model(0), 3)
-    model.load(states)
-    obs = torch.rand(5, 4)
-    member = torch.tensor([2, 0, 2, 2, 1])
-    found = model.of_members("root", member, obs)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("simulations", [1, 12])
+def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulations):
+    pytest.importorskip("numba")
+    stacked, alone = both()
+    stacked.num_threads = num_threads
+    rows = 32  # of each: enough for a second thread
+    state = TensorDict(observation=torch.rand(3 * rows, 4), batch_size=[3 * rows])
+    order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
+    mixed = state[order].set("member", torch.arange(3).repeat_interleave(rows)[order])
+    settings = {"noise": False, "temperature": 0.0, "num_simulations": simulations}
+    found, jumbled = stacked.plan(state, **settings), stacked.plan(mixed, **settings)
+    assert found.root_value.unique().numel() > 2 * rows
+    for place, planner in enumerate(alone):
+        own = slice(rows * place, rows * (place + 1))
+        wanted = planner.plan(state[own], **settings)
+        for name in ("action", "action_weights", "root_value"):
+            assert torch.equal(getattr(found, name)[own], getattr(wanted, name))
+    for name in ("action", "action_weights", "root_value"):
+        assert torch.equal(getattr(found, name)[order], getattr(jumbled, name))
+
+
+def test_where_there_is_no_compiled_form(monkeypatch):
+    monkeypatch.setattr("raffia.jit.available", lambda: False)
+    stacked, alone = both()
+    assert stacked._snapshot.recurrent_fn.bind(None) is None
+    state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
+    found = stacked.plan(state, noise=False, temperature=0.0)
+    wanted = torch.cat(
+        [
+            planner.plan(state[2 * i : 2 * i + 2], noise=False, temperature=0.0).root_value
+            for i, planner in enumerate(alone)
+        ]
+    )
+    torch.testing.assert_close(found.root_value, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["each", "vmap"])
+@pytest.mark.parametrize("member", [[2, 0, 2, 2, 1], [1, 1], [0, 0, 1, 2]])
+def test_rows_in_any_order_and_number(member, how):
+    stacked, alone = both(how=how)
+    obs, member = torch.rand(len(member), 4), torch.tensor(member)
+    action = torch.arange(len(member)) % 3
+    found = stacked._snapshot.root(obs, None, None, member)
+    step, _ = stacked._snapshot.recurrent_fn(found.embedding, action)
     for row, place in enumerate(member.tolist()):
-        planner = Planner(learner.make_model(0), SPEC, CONFIG)
-        planner.refresh(states[place])
-        wanted = planner.root(TensorDict(observation=obs[row : row + 1], batch_size=[1]))
-        torch.testing.assert_close(found[0][row], wanted.value[0], rtol=1e-4, atol=1e-5)
+        one = slice(row, row + 1)
+        wanted = alone[place].root(TensorDict(observation=obs[one], batch_size=[1]))
+        torch.testing.assert_close(found.value[one], wanted.value, rtol=1e-4, atol=1e-5)
+        then, _ = alone[place]._snapshot.recurrent_fn(wanted.embedding, action[one])
+        torch.testing.assert_close(step.prior_logits[one], then.prior_logits)
 
 
 def test_a_member_that_came_to_grief_plays_as_the_first_that_did_not():
@@ -131,3 +172,71 @@ def test_rows_that_are_not_as_many_of_each():
     planner.refresh(states)
     with pytest.raises(ValueError, match="4 rows are not as many of each of 3 members"):
         planner.root(TensorDict(observation=torch.ones(4, 4), batch_size=[4]))
+
+
+def with_own(**numbers):
+    """A planner of members with numbers of their own; and of each what its config would say."""
+    learner, states = members()
+    for name, values in numbers.items():
+        states["hyper", name] = torch.tensor(values)
+    stacked = StackedPlanner(learner.make_model(0), SPEC, CONFIG, size=3)
+    stacked.refresh(states)
+    alone = []
+    for place, state in enumerate(states.unbind(0)):
+        config = CONFIG
+        for name, values in numbers.items():
+            part = {"discount": "targets", "dirichlet_fraction": "search"}.get(name)
+            if part is not None:
+                changed = replace(getattr(config, part), **{name: values[place]})
+                config = replace(config, **{part: changed})
+        one, own = (Planner(learner.make_model(0), SPEC, c) for c in (config, CONFIG))
+        one.refresh(state.exclude("hyper"))
+        own.refresh(state)
+        alone.append((one, own))
+    return stacked, alone
+
+
+def test_each_member_has_its_own_discount():
+    stacked, alone = with_own(discount=[0.5, 0.9, 0.997])
+    state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
+    found = stacked.plan(state, noise=False, temperature=0.0)
+    for place, planners in enumerate(alone):
+        rows = slice(2 * place, 2 * place + 2)
+        for planner in planners:
+            wanted = planner.plan(state[rows], noise=False, temperature=0.0)
+            torch.testing.assert_close(found.root_value[rows], wanted.root_value)
+    first = alone[0][0].plan(state[2:4], noise=False, temperature=0.0)
+    assert not torch.equal(first.root_value, found.root_value[2:4])
+
+
+def test_each_member_has_its_own_noise():
+    stacked, _ = with_own(dirichlet_fraction=[0.0, 0.25, 1.0])
+    state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
+    settings = {"temperature": 0.0, "num_simulations": 8}
+    quiet = stacked.plan(state, noise=False, **settings)
+    noisy = stacked.plan(state, generator=torch.Generator().manual_seed(0), **settings)
+    prior = [plan.tree.data["prior"][:, 0] for plan in (quiet, noisy)]
+    moved = (prior[0] - prior[1]).abs().sum(-1)
+    assert moved[:2].max() < 1e-6 and moved[2:].min() > 1e-2
+
+
+def test_each_member_has_its_own_temperature():
+    """A factor of the temperature that is asked for: 0 is the most visited."""
+    stacked, _ = with_own(temperature=[0.0, 1.0, 1e6])
+    one = torch.rand(1, 4)
+    state = TensorDict(observation=one.expand(900, 4), batch_size=[900])
+    plan = stacked.plan(state, noise=False, generator=torch.Generator().manual_seed(0))
+    shares = plan.action.view(3, 300).float()
+    visits = plan.action_weights[[0, 300, 600]]
+    assert bool((shares[0] == visits[0].argmax()).all())
+    drawn = torch.stack([torch.bincount(row.long(), minlength=3) / 300 for row in shares])
+    torch.testing.assert_close(drawn[1], visits[1], rtol=0, atol=0.1)
+    torch.testing.assert_close(drawn[2], torch.full((3,), 1 / 3), rtol=0, atol=0.1)
+    still = stacked.plan(state, noise=False, temperature=0.0)
+    assert bool((still.action.view(3, 300) == visits.argmax(-1, keepdim=True)).all())
+
+
+def test_numbers_as_the_config_has_them_change_nothing():
+    stacked, alone = with_own()
+    assert stacked.number("dirichlet_fraction", 6) == CONFIG.search.dirichlet_fraction
+    assert all(own.number("discount", 2) == CONFIG.targets.discount for _, own in alone)

@@ -30,6 +30,7 @@ class Table(Planner):
     def __init__(self, values, config, spec=CORRIDOR, frame_stack=1):
         self.spec, self.config, self.frame_stack = spec, config, frame_stack
         self.table, self.asked = torch.as_tensor(values), []
+        self._own = {}
 
     def values(self, observation):
         self.asked.append(observation.clone())

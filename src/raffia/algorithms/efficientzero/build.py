@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from raffia.algorithms.efficientzero.config import ModelConfig
+from raffia.algorithms.efficientzero.heads import LargestHead
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.model import EfficientZeroModel
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
@@ -77,6 +78,7 @@ def _for_vectors(
 
 def _of_both(spec: EnvSpec, config: ModelConfig, consistency: bool) -> dict[str, Any]:
     """The arguments that both kinds of model take."""
+    largest = LargestHead(config.max_head_layers, config.max_head_nodes)
     return {
         "action_space_size": _action_size(spec),
         "continuous_action_space": not isinstance(spec.action, Discrete),
@@ -97,6 +99,7 @@ def _of_both(spec: EnvSpec, config: ModelConfig, consistency: bool) -> dict[str,
         "state_norm": config.state_norm,
         "norm_type": config.norm_type,
         "projection_norm_type": config.projection_norm_type,
+        "largest_head": largest if config.evolvable_heads else None,
     }
 
 

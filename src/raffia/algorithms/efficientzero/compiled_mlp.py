@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -24,6 +24,8 @@ from raffia.algorithms.efficientzero.model_mlp import (
     RepresentationNetworkMLP,
 )
 from raffia.functional.transforms import Support
+from raffia.jit.dense_program import DenseProgram
+from raffia.jit.grouped import bind_group
 from raffia.search.outputs import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
@@ -121,8 +123,18 @@ class CompiledRecurrent:
         torch.addmm(bias.unsqueeze(1), of_action, self._codes.t(), out=self._of_action)
         self._layers.load()
 
+    @property
+    def program(self) -> DenseProgram:
+        """What works in a search's memory."""
+        return self._layers.program
+
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """See `FoldedRecurrentFn.bind`."""
+        arrays = self.arrays(memory)
+        return None if arrays is None else self.program.bind(arrays)
+
+    def arrays(self, memory: SearchMemory) -> dict[str, Tensor] | None:
+        """What the program reads and writes; None where it can't."""
         if not isinstance(memory.embeddings, TensorDict):
             return None
         keys: list[str | tuple[str, str]] = [
@@ -136,7 +148,34 @@ class CompiledRecurrent:
             if array is None or not is_float32_here(array) or array.shape[1:] != (width,):
                 return None
         named = dict(zip(["latent", "h", "c"], found, strict=True))
-        return self._layers.program.bind(named | vars(memory))
+        return named | vars(memory)
+
+
+def bind_members(
+    steps: Sequence[CompiledRecurrent],  # P, of models of the same form
+    memory: SearchMemory,  # whose embeddings have "member" int64 [R], 0..P-1
+) -> Callable[[int], None] | None:
+    """`CompiledRecurrent.bind` for the rows of P members, each by its member's step.
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> from raffia.algorithms.efficientzero.stacked import StackedModel
+    >>> from raffia.search.outputs import SearchMemory
+    >>> models = StackedModel(EfficientZeroModelMLP(4, 2), size=2)
+    >>> memory = SearchMemory(
+    ...     embeddings=models.root(torch.zeros(6, 4)).embedding,
+    ...     parent_row=torch.tensor([0, 3]), node_row=torch.tensor([1, 4]),
+    ...     action=torch.tensor([1, 0]), reset=torch.tensor([False, True]),
+    ...     reward=torch.empty(2), value=torch.empty(2), prior_logits=torch.empty(2, 2))
+    >>> models.recurrent_fn.bind(memory)(2)
+    >>> memory.value
+    tensor([0., 0.])
+    """
+    arrays = steps[0].arrays(memory)
+    member = None if arrays is None else memory.embeddings.get("member", None)
+    if arrays is None or member is None or not member.is_cpu or not member.is_contiguous():
+        return None
+    programs = [step.program for step in steps]
+    return bind_group(programs, arrays, member, read="parent_row", written="node_row")
 
 
 class CompiledRoot:

@@ -6,6 +6,7 @@ no reanalyse; Gumbel MuZero is that with `search.policy="gumbel"`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +34,11 @@ class ModelConfig:
     res_connection: bool = True  # of vectors: the next latent is the old one and a change
     lstm_hidden_size: int = 512  # of the value prefix
     head_hidden_channels: tuple[int, ...] = (32,)  # of value, policy and value prefix
+    # Heads whose form can change, as in a population with `activation` or `architecture`; they
+    # begin with head_hidden_channels, and have no normalisation.
+    evolvable_heads: bool = False
+    max_head_layers: int = 3  # of evolvable heads
+    max_head_nodes: int = 128  # ... in each layer
     reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # start, stop, step
     value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # of h(value)
     norm_type: Literal["BN", "LN"] = "BN"
@@ -52,6 +58,32 @@ class ModelConfig:
         check_least(self, 0, "num_res_blocks")
         check_least(self, 1, "lstm_hidden_size", "proj_hid", "proj_out", "pred_hid", "pred_out")
         check_above_zero(self, "fixed_sigma")
+        check_least(self, 1, "max_head_layers", "max_head_nodes")
+        if self.evolvable_heads:
+            check_heads(self.head_hidden_channels, self.max_head_layers, self.max_head_nodes)
+
+
+def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
+    """ValueError where evolvable heads can't begin with layers of so many nodes.
+
+    >>> check_heads((32,), max_layers=3, max_nodes=128)
+    >>> check_heads((32, 64), max_layers=3, max_nodes=128)
+    Traceback (most recent call last):
+    ...
+    ValueError: head_hidden_channels=(32, 64): evolvable heads begin with layers of as many nodes
+    each, such as (32,)
+    """
+    shown = f"head_hidden_channels={tuple(hidden)}"
+    if len(set(hidden)) != 1:
+        first = max([1, *hidden[:1]])
+        raise ValueError(
+            f"{shown}: evolvable heads begin with layers of as many nodes each, such as ({first},)"
+        )
+    if len(hidden) > max_layers or not 1 <= hidden[0] <= max_nodes:
+        raise ValueError(
+            f"{shown} is no part of max_head_layers={max_layers} of max_head_nodes={max_nodes}: "
+            f"set these to {max(len(hidden), max_layers)} and {max(*hidden, max_nodes)}, or more"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.algorithms.efficientzero.heads import LargestHead, head
 from raffia.algorithms.efficientzero.representation import (
     image_shape,
     latent_size,
     residual_blocks,
 )
 from raffia.algorithms.efficientzero.reward_memory import remember
-from raffia.nn.blocks import RELU, LSTMStep, conv3x3, mlp, norm_of_images, norm_of_vectors
+from raffia.nn.blocks import RELU, LSTMStep, conv3x3, norm_of_images, norm_of_vectors
 
 _HIDDEN = [32]  # a list, as in the published signature; it is only read
 
@@ -34,6 +35,7 @@ class DynamicsNetwork(nn.Module):
     last_linear_layer_init_zero: the value prefix starts at zero.
     activation: what each place gets a copy of.
     norm_type: "BN" or "LN".
+    largest_head: of a value prefix's head that can change its form, see `head`.
 
     Source: Ye et al. (2021), appendix A.1.
 
@@ -60,6 +62,7 @@ class DynamicsNetwork(nn.Module):
         last_linear_layer_init_zero: bool = True,
         activation: nn.Module = RELU,
         norm_type: str = "BN",
+        largest_head: LargestHead | None = None,
     ) -> None:
         super().__init__()
         if not 0 < action_encoding_dim < num_channels:
@@ -85,11 +88,12 @@ class DynamicsNetwork(nn.Module):
         self.lstm = LSTMStep(flatten_output_size_for_reward_head, lstm_hidden_size)
         self.norm_value_prefix = norm_of_vectors(norm_type, lstm_hidden_size)
         self.activation_value_prefix = copy.deepcopy(activation)
-        self.fc_reward_head = mlp(
+        self.fc_reward_head = head(
             [lstm_hidden_size, *fc_reward_layers, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
 
     def forward(

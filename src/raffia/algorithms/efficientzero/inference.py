@@ -88,7 +88,7 @@ class FoldedModel:
     ) -> RootOutput:
         """What the model says of observations, with h and c of zeros."""
         model = self._folding.model
-        found = None if self._compiled is None else self._compiled(obs)
+        found = None if self.compiled is None else self.compiled(obs)
         if found is not None:
             latent, value, prior_logits = found
             zeros = latent.new_zeros(1, len(latent), model.lstm_hidden_size)
@@ -106,7 +106,8 @@ class FoldedModel:
         _reload(self)
 
     @cached_property
-    def _compiled(self) -> CompiledRoot | None:
+    def compiled(self) -> CompiledRoot | None:
+        """What `root` calls, None where there is no compiled form of the model."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_root
@@ -157,14 +158,15 @@ class FoldedRecurrentFn:
         no `state_norm`. Its results are those of the ordinary call but for rounding; a row's are
         the same to the bit in any batch. Rows of `node_row` must not be among `parent_row`.
         """
-        return None if self._compiled is None else self._compiled.bind(memory)
+        return None if self.compiled is None else self.compiled.bind(memory)
 
     def refresh(self) -> None:
         """The model's weights have changed."""
         _reload(self)
 
     @cached_property
-    def _compiled(self) -> CompiledRecurrent | None:
+    def compiled(self) -> CompiledRecurrent | None:
+        """What `bind` binds, None where there is no compiled form of the model."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_recurrent
@@ -174,7 +176,7 @@ class FoldedRecurrentFn:
 
 def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
     """Pack the weights anew, if they were before."""
-    compiled = vars(owner).get("_compiled")
+    compiled = vars(owner).get("compiled")
     if compiled is not None:
         compiled.load()
 
@@ -191,4 +193,4 @@ def _embedding(
 
 def _without_compiled(folded: object) -> dict[str, Any]:
     """What a copy holds: compiled code refers to this process's memory, a copy makes its own."""
-    return {name: held for name, held in vars(folded).items() if name != "_compiled"}
+    return {name: held for name, held in vars(folded).items() if name != "compiled"}

@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.loss import Loss
-from raffia.algorithms.efficientzero.planning import action_sampler
+from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
 from raffia.algorithms.efficientzero.policy_loss import LogDensity
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.clipping import clip_by_global_norm, global_norm
@@ -53,6 +53,9 @@ class EfficientZeroLearner:
         frame_stack: int = 1,
     ) -> None:
         self.spec, self.config, self.num_updates = spec, config, num_updates
+        # A program of all members computes all activations, and layers that are not there: 8 of
+        # CartPole's members took 310 ms, each by itself 170 ms, on a core.
+        self.learns_faster_alone = config.model.evolvable_heads
         if config.loss.augmentation and len(spec.observation_shape) != 3:
             raise ValueError(
                 f"augmentation={config.loss.augmentation} is of images [C, H, W], and "
@@ -174,6 +177,7 @@ def _hyper(config: EfficientZeroConfig) -> TensorDict:
         "value_prefix_weight": loss.value_prefix_weight,
         "consistency_weight": loss.consistency_weight,
         "entropy_weight": loss.entropy_weight,
+        **acting_numbers(config),
     }
     return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})
 

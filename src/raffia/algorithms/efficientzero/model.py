@@ -8,6 +8,7 @@ from torch import nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
 from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
+from raffia.algorithms.efficientzero.heads import LargestHead
 from raffia.algorithms.efficientzero.latent_model import LatentModel, NetworkOutput, supports
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.policy_head import check_sigma
@@ -53,6 +54,8 @@ class EfficientZeroModel(LatentModel):
         action / size.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see
         `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`).
+    largest_head: of heads whose form can change, `LargestHead(num_layers, num_nodes)`; None for
+        plain ones.
 
     Source: Ye et al. (2021), appendix A.1.
 
@@ -95,6 +98,7 @@ class EfficientZeroModel(LatentModel):
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
         projection_norm_type: str | None = None,
+        largest_head: LargestHead | None = None,
     ) -> None:
         shape = image_shape(observation_shape)
         h, w = latent_size(*shape[1:], downsample)
@@ -123,6 +127,7 @@ class EfficientZeroModel(LatentModel):
                 last_linear_layer_init_zero,
                 activation,
                 norm_type,
+                largest_head,
             ),
             prediction_network=PredictionNetwork(
                 shape,
@@ -140,6 +145,7 @@ class EfficientZeroModel(LatentModel):
                 norm_type,
                 sigma_type if continuous_action_space else None,
                 fixed_sigma_value,
+                largest_head,
             ),
             action_encoding=actions,
             latent_shape=(num_channels, h, w),

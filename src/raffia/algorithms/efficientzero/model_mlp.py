@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
+from raffia.algorithms.efficientzero.heads import LargestHead, head
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
 from raffia.algorithms.efficientzero.policy_head import check_sigma, policy_head
 from raffia.algorithms.efficientzero.representation import check_precision
@@ -67,6 +68,7 @@ class DynamicsNetworkMLP(nn.Module):
     num_channels: of the input, latent state and action's code together.
     res_connection: the next latent state is the old one and a change; what the LSTM gets is then
         a further network's output. Otherwise the LSTM gets the next latent state itself.
+    largest_head: of a value prefix's head that can change its form, see `head`.
 
     >>> network = DynamicsNetworkMLP(10, action_encoding_dim=2, lstm_hidden_size=6)
     >>> latent, (h, c), value_prefix = network(torch.zeros(3, 10), (torch.zeros(1, 3, 6),) * 2)
@@ -85,6 +87,7 @@ class DynamicsNetworkMLP(nn.Module):
         activation: nn.Module = RELU,
         norm_type: str = "BN",
         res_connection: bool = False,
+        largest_head: LargestHead | None = None,
     ) -> None:
         super().__init__()
         check_norm_type(norm_type)
@@ -101,11 +104,12 @@ class DynamicsNetworkMLP(nn.Module):
         else:
             self.fc_dynamics = layers(num_channels)
         self.lstm = LSTMStep(size, lstm_hidden_size)
-        self.fc_reward_head = mlp(
+        self.fc_reward_head = head(
             [lstm_hidden_size, *reward_head_hidden_channels, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
 
     def forward(
@@ -135,6 +139,7 @@ class PredictionNetworkMLP(nn.Module):
 
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions of
         `action_space_size` numbers, see `GaussianHead`.
+    largest_head: of heads that can change their form, see `head`.
 
     >>> policy, value = PredictionNetworkMLP(3, latent_state_dim=8)(torch.zeros(2, 8))
     >>> policy.shape, value.shape
@@ -153,6 +158,7 @@ class PredictionNetworkMLP(nn.Module):
         norm_type: str = "BN",
         sigma_type: str | None = None,
         fixed_sigma_value: float = 0.3,
+        largest_head: LargestHead | None = None,
     ) -> None:
         super().__init__()
         check_norm_type(norm_type)
@@ -161,11 +167,12 @@ class PredictionNetworkMLP(nn.Module):
         self.fc_prediction_common = mlp(
             [size, size, size], norm_type=norm_type, activation=activation, norm_last=True
         )
-        self.fc_value_head = mlp(
+        self.fc_value_head = head(
             [size, *value_head_hidden_channels, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
         self.fc_policy_head = policy_head(
             [size, *policy_head_hidden_channels, action_space_size],
@@ -174,6 +181,7 @@ class PredictionNetworkMLP(nn.Module):
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,6 +214,8 @@ class EfficientZeroModelMLP(LatentModel):
     latent_norm: see `RepresentationNetworkMLP`.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see
         `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`).
+    largest_head: of heads whose form can change, `LargestHead(num_layers, num_nodes)`; None for
+        plain ones.
 
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=128, lstm_hidden_size=128)
     >>> root = model.initial_inference(torch.zeros(3, 4))
@@ -243,6 +253,7 @@ class EfficientZeroModelMLP(LatentModel):
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
         projection_norm_type: str | None = None,
+        largest_head: LargestHead | None = None,
     ) -> None:
         others = RELU if activation is None else activation
         actions = action_encoding(
@@ -270,6 +281,7 @@ class EfficientZeroModelMLP(LatentModel):
                 others,
                 norm_type,
                 res_connection_in_dynamics,
+                largest_head,
             ),
             prediction_network=PredictionNetworkMLP(
                 action_space_size,
@@ -282,6 +294,7 @@ class EfficientZeroModelMLP(LatentModel):
                 norm_type,
                 sigma_type if continuous_action_space else None,
                 fixed_sigma_value,
+                largest_head,
             ),
             action_encoding=actions,
             latent_shape=(latent_state_dim,),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +14,52 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
-from raffia.search.outputs import RecurrentFn, RootOutput
+from raffia.search.outputs import RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 from raffia.search.sampled import sampled_policy
 from raffia.search.samplers import GaussianSampler
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
+
+
+class Snapshot(Protocol):
+    """Networks as a search asks them, which only `load` changes."""
+
+    recurrent_fn: Any  # see `raffia.search.RecurrentFn`
+
+    def load(self, weights: TensorDict) -> None:
+        """Take over "params" and "buffers"."""
+
+    def root(
+        self,
+        obs: Tensor,
+        mask: Tensor | None,
+        to_play: Tensor | None,
+        member: Tensor | None,  # whose each row is, where there are several networks
+    ) -> RootOutput:
+        """What they say of observations."""
+
+
+class _Copy:
+    """A model, folded."""
+
+    def __init__(self, model: LatentModel) -> None:
+        self._model, self._folded = model, fold(model)
+        self.recurrent_fn = self._folded.recurrent_fn
+
+    def load(self, weights: TensorDict) -> None:
+        names = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        with torch.no_grad():
+            for part in ("params", "buffers"):
+                for key, value in weights[part].items(True, True):
+                    names[dotted(key)].copy_(value)
+        self._folded.refresh(self._model)
+
+    def root(
+        self, obs: Tensor, mask: Tensor | None, to_play: Tensor | None, member: Tensor | None
+    ) -> RootOutput:
+        return self._folded.root(obs, mask, to_play)
 
 
 class Planner:
@@ -55,34 +96,54 @@ class Planner:
         self.frame_stack, self.num_threads = frame_stack, num_threads
         self.num_simulations = 0  # that were searched so far, of all roots together
         self.num_refreshed = 0
-        self._model = model
-        self._folded = fold(model)
+        self._device = next(model.parameters()).device
+        self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
+        self._snapshot = self._snapshot_of(model)
+
+    def _snapshot_of(self, model: LatentModel) -> Snapshot:
+        return _Copy(model)
 
     def refresh(self, weights: TensorDict) -> None:
-        """Take over "params" and "buffers" of a state, or of its "target"."""
-        names = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
-        with torch.no_grad():
-            for part in ("params", "buffers"):
-                for key, value in weights[part].items(True, True):
-                    names[dotted(key)].copy_(value)
-        self._folded.refresh(self._model)
+        """Take over "params" and "buffers" of a state, or of its "target"; and of "hyper", where
+        it is there, what `acting_numbers` names."""
+        self._snapshot.load(weights)
         self.num_refreshed += 1
+        if "hyper" in weights.keys():
+            self._own = {}
+            for name, number in acting_numbers(self.config).items():
+                given = weights["hyper", name].cpu()
+                if bool((given != torch.tensor(number, dtype=given.dtype)).any()):
+                    self._own[name] = given
+
+    def number(self, name: str, num: int, member: Tensor | None = None) -> float | Tensor:
+        """One of `acting_numbers`, for all of so many rows or of each, [num].
+
+        member: whose each row is, in a population; None: the first member's first, as many of each.
+        """
+        own = self._own.get(name)
+        if own is None:
+            return acting_numbers(self.config)[name]
+        if own.dim() == 0:
+            return own.item()
+        if member is None:
+            return own.repeat_interleave(num // len(own))
+        return own[member.to(own.device)]
 
     def root(self, state: TensorDict) -> RootOutput:
         """What the networks say of states [B]."""
         mask = state["action_mask"] if self.spec.masked else None
         to_play = state["to_play"] if self.spec.num_players == 2 else None
-        root = self._folded.root(self._input(state["observation"]), mask, to_play)
+        member = state.get("member", None)
+        root = self._snapshot.root(self._input(state["observation"]), mask, to_play, member)
         # The trees are searched on the CPU wherever the networks and their latent states are.
         return root._replace(prior_logits=root.prior_logits.cpu(), value=root.value.cpu())
 
-    def values(self, observation: Tensor) -> Tensor:
+    def values(self, observation: Tensor, member: Tensor | None = None) -> Tensor:
         """The networks' values [B] of observations [B, *O] or [B, S, *O]."""
-        return self._folded.root(self._input(observation)).value.cpu()
+        return self._snapshot.root(self._input(observation), None, None, member).value.cpu()
 
     def _input(self, observation: Tensor) -> Tensor:
-        device = next(self._model.parameters()).device
-        return as_input(self.merged(observation).to(device))
+        return as_input(self.merged(observation).to(self._device))
 
     def merged(self, observation: Tensor) -> Tensor:
         """Observations [*, O], or [*, S, O], as the networks take them but for their dtype."""
@@ -101,78 +162,68 @@ class Planner:
     ) -> PolicyOutput:
         """Search from states [B]."""
         search, root = self.config.search, self.root(state)
-        if not noise and temperature == 0 and generator is None:
+        member, num = state.get("member", None), len(root.value)
+        draws = noise or temperature > 0
+        if not draws and generator is None:
             generator = torch.Generator()  # sampled actions are drawn even then
             generator.manual_seed(0)
         budget = search.num_simulations if num_simulations is None else num_simulations
-        self.num_simulations += budget * len(root.value)
-        policy = functools.partial(
-            self._gumbel if search.policy == "gumbel" else self._muzero,
-            num_simulations=budget,
-            noise=noise,
-            temperature=temperature,
-            generator=generator,
-        )
+        self.num_simulations += budget * num
+        settings: dict[str, Any] = {
+            "num_simulations": budget,
+            "discount": self.number("discount", num, member),
+            "value_prefix": ValuePrefix(self.config.loss.lstm_horizon),
+            "generator": generator,
+            "num_threads": self._threads(root),
+        }
+        policy: Callable[..., PolicyOutput]
+        if search.policy == "gumbel":
+            # the search's own choice is the action: it is drawn by the Gumbel noise, at no
+            # temperature
+            policy = functools.partial(
+                gumbel_policy,
+                max_considered=search.max_considered,
+                gumbel_scale=1.0 if draws else 0.0,
+                **settings,
+            )
+        else:
+            fraction = self.number("dirichlet_fraction", num, member) if noise else 0.0
+            factor = self.number("temperature", num, member) if temperature > 0 else 0.0
+            policy = functools.partial(
+                muzero_policy,
+                dirichlet_fraction=fraction,
+                dirichlet_alpha=search.dirichlet_alpha,
+                temperature=factor * temperature,
+                **settings,
+            )
         if not isinstance(self.spec.action, Box):
-            return policy(root, self._folded.recurrent_fn)
+            return policy(root, self._snapshot.recurrent_fn)
         return sampled_policy(
             root,
-            self._folded.recurrent_fn,
+            self._snapshot.recurrent_fn,
             sampler=action_sampler(self.spec.action, search.num_sampled_actions),
             policy=policy,
             generator=generator,
         )
 
-    def _muzero(
-        self,
-        root: RootOutput,
-        recurrent_fn: RecurrentFn,
-        *,
-        num_simulations: int,
-        noise: bool,
-        temperature: float,
-        generator: torch.Generator | None,
-    ) -> PolicyOutput:
-        search = self.config.search
-        return muzero_policy(
-            root,
-            recurrent_fn,
-            num_simulations,
-            discount=self.config.targets.discount,
-            value_prefix=ValuePrefix(self.config.loss.lstm_horizon),
-            dirichlet_fraction=search.dirichlet_fraction if noise else 0.0,
-            dirichlet_alpha=search.dirichlet_alpha,
-            temperature=temperature,
-            generator=generator,
-            num_threads=self._threads(root),
-        )
-
-    def _gumbel(
-        self,
-        root: RootOutput,
-        recurrent_fn: RecurrentFn,
-        *,
-        num_simulations: int,
-        noise: bool,
-        temperature: float,
-        generator: torch.Generator | None,
-    ) -> PolicyOutput:
-        # the search's own choice is the action: it is drawn by the Gumbel noise, at no temperature
-        return gumbel_policy(
-            root,
-            recurrent_fn,
-            num_simulations,
-            discount=self.config.targets.discount,
-            value_prefix=ValuePrefix(self.config.loss.lstm_horizon),
-            max_considered=self.config.search.max_considered,
-            gumbel_scale=1.0 if noise or temperature > 0 else 0.0,
-            generator=generator,
-            num_threads=self._threads(root),
-        )
-
     def _threads(self, root: RootOutput) -> int:
         # Below some 64 roots a second thread costs more than it brings (docs/benchmarks.md).
         return self.num_threads if len(root.value) >= 64 else 1
+
+
+def acting_numbers(config: EfficientZeroConfig) -> dict[str, float]:
+    """What a member of a population may have of its own when it acts and is searched for.
+
+    "temperature" is what the temperatures of the config are multiplied by.
+
+    >>> acting_numbers(EfficientZeroConfig())["temperature"]
+    1.0
+    """
+    return {
+        "discount": config.targets.discount,
+        "dirichlet_fraction": config.search.dirichlet_fraction,
+        "temperature": 1.0,
+    }
 
 
 def action_sampler(action: Box, num_samples: int) -> GaussianSampler:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from raffia.nn.blocks import RELU, mlp
+from raffia.algorithms.efficientzero.heads import LargestHead, head
+from raffia.nn.blocks import RELU
 
 
 class GaussianHead(nn.Module):
@@ -18,6 +19,7 @@ class GaussianHead(nn.Module):
     sigma_type: "conditioned", where it is the network's too, or "fixed".
     fixed_sigma_value: the standard deviation if it is fixed.
     zero_last: both start at the same for any input: mean 0, standard deviation 1 (or fixed).
+    largest: of a network that can change its form, see `head`.
 
     The exponent of sigma is kept within -20 .. 2.
 
@@ -35,14 +37,19 @@ class GaussianHead(nn.Module):
         norm_type: str | None = None,
         activation: nn.Module = RELU,
         zero_last: bool = False,
+        largest: LargestHead | None = None,
     ) -> None:
         super().__init__()
         check_sigma(sigma_type, fixed_sigma_value)
         *sizes, self.action_size = sizes
         self.fixed_sigma = fixed_sigma_value if sigma_type == "fixed" else None
         num_outputs = self.action_size * (1 if sigma_type == "fixed" else 2)
-        self.net = mlp(
-            [*sizes, num_outputs], norm_type=norm_type, activation=activation, zero_last=zero_last
+        self.net = head(
+            [*sizes, num_outputs],
+            norm_type=norm_type,
+            activation=activation,
+            zero_last=zero_last,
+            largest=largest,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,6 +69,7 @@ def policy_head(
     norm_type: str | None = None,
     activation: nn.Module = RELU,
     zero_last: bool = False,
+    largest: LargestHead | None = None,
 ) -> nn.Module:
     """Logits over sizes[-1] actions, or a `GaussianHead` where `sigma_type` is given.
 
@@ -70,7 +78,13 @@ def policy_head(
     """
     if sigma_type is None:
         check_sigma("fixed", fixed_sigma_value)
-        return mlp(sizes, norm_type=norm_type, activation=activation, zero_last=zero_last)
+        return head(
+            sizes,
+            norm_type=norm_type,
+            activation=activation,
+            zero_last=zero_last,
+            largest=largest,
+        )
     return GaussianHead(
         sizes,
         sigma_type=sigma_type,
@@ -78,6 +92,7 @@ def policy_head(
         norm_type=norm_type,
         activation=activation,
         zero_last=zero_last,
+        largest=largest,
     )
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from raffia.algorithms.efficientzero.heads import LargestHead, head
 from raffia.algorithms.efficientzero.policy_head import policy_head
 from raffia.algorithms.efficientzero.representation import (
     image_shape,
     latent_size,
     residual_blocks,
 )
-from raffia.nn.blocks import RELU, mlp, norm_of_images
+from raffia.nn.blocks import RELU, norm_of_images
 
 
 class PredictionNetwork(nn.Module):
@@ -23,6 +24,7 @@ class PredictionNetwork(nn.Module):
     action_space_size: how many actions; of continuous ones, how many numbers each has.
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions,
         see `GaussianHead`.
+    largest_head: of heads that can change their form, see `head`.
 
     >>> network = PredictionNetwork((3, 5, 4), action_space_size=6, num_channels=8)
     >>> policy, value = network(torch.zeros(2, 8, 5, 4))
@@ -47,6 +49,7 @@ class PredictionNetwork(nn.Module):
         norm_type: str = "BN",
         sigma_type: str | None = None,
         fixed_sigma_value: float = 0.3,
+        largest_head: LargestHead | None = None,
     ) -> None:
         super().__init__()
         _, height, width = image_shape(observation_shape)
@@ -59,11 +62,12 @@ class PredictionNetwork(nn.Module):
         self.norm_policy = norm_of_images(norm_type, (policy_head_channels, h, w))
         self.activation_value = copy.deepcopy(activation)
         self.activation_policy = copy.deepcopy(activation)
-        self.fc_value = mlp(
+        self.fc_value = head(
             [value_head_channels * h * w, *value_head_hidden_channels, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
         self.fc_policy = policy_head(
             [policy_head_channels * h * w, *policy_head_hidden_channels, action_space_size],
@@ -72,6 +76,7 @@ class PredictionNetwork(nn.Module):
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
+            largest=largest_head,
         )
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:

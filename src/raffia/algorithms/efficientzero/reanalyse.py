@@ -15,6 +15,8 @@ from raffia.algorithms.efficientzero.actor import kept
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.tensordict.tensordict import TensorDict
 
+MEMBER = "member"  # int64 [B], whose each window is, where a population learns
+
 
 class Distinct(NamedTuple):
     """Which of many places to look at so that each step is looked at once.
@@ -47,7 +49,8 @@ def reanalyse(
     """Search the first `reanalyse_ratio` of the windows anew, steps t..t+K, all in one call.
 
     Gives, for each of the M distinct steps, "step_index", "policy", "value" (and
-    "sampled_actions"); None if there is nothing to search.
+    "sampled_actions"); None if there is nothing to search. Windows of a population's members, as
+    many of each, have "member" [B], and what is given has it, too: a step is each member's own.
 
     >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig, SearchConfig
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
@@ -62,14 +65,16 @@ def reanalyse(
     torch.Size([6, 2])
     """
     config = planner.config
-    num_windows = round(config.targets.reanalyse_ratio * len(windows))
-    rows = slice(num_windows), slice(config.loss.unroll_steps + 1)
-    step_index = windows["step_index"][rows]
-    place = distinct(step_index, windows["valid_step"][rows]).first
+    chosen = _first_share(windows, config.targets.reanalyse_ratio)
+    rows = slice(config.loss.unroll_steps + 1)
+    step_index = windows["step_index"][chosen, rows]
+    place = distinct(steps_of(windows)[chosen, rows], windows["valid_step"][chosen, rows]).first
     if not len(place):
         return None
-    window, row = place // step_index.shape[1], place % step_index.shape[1]
+    window, row = chosen[place // step_index.shape[1]], place % step_index.shape[1]
     state = {key: windows[key][window, row] for key in planner.spec.state_keys}
+    if MEMBER in windows.keys():
+        state[MEMBER] = windows[MEMBER][window]
     plan = planner.plan(
         TensorDict(state, [len(place)]),
         noise=config.targets.reanalyse_noise,
@@ -78,7 +83,33 @@ def reanalyse(
     )
     fresh = kept(plan).exclude("action")
     fresh["step_index"] = step_index.flatten()[place]
-    return fresh
+    return fresh.set(MEMBER, state[MEMBER]) if MEMBER in state else fresh
+
+
+def _first_share(windows: TensorDict, share: float) -> Tensor:  # int64 [n]
+    """The first windows; of each member, where they are a population's, who have as many."""
+    if MEMBER not in windows.keys():
+        return torch.arange(round(share * len(windows)))
+    num_members = int(windows[MEMBER].max()) + 1
+    of_each = len(windows) // num_members
+    place = torch.arange(len(windows)).view(num_members, of_each)
+    return place[:, : round(share * of_each)].flatten()
+
+
+def steps_of(windows: TensorDict) -> Tensor:  # int64 [*]
+    """Numbers of the steps, -1 where there is none; unlike for unlike members.
+
+    >>> windows = TensorDict(step_index=torch.tensor([[3, -1], [3, 4]]),
+    ...                      member=torch.tensor([0, 1]), batch_size=[2])
+    >>> steps_of(windows)
+    tensor([[ 3, -1],
+            [ 8,  9]])
+    """
+    step = windows["step_index"]
+    if MEMBER not in windows.keys():
+        return step
+    member = windows[MEMBER].reshape(-1, *[1] * (step.dim() - 1))
+    return torch.where(step < 0, -1, step + member * (step.max() + 1))
 
 
 def with_fresh(windows: TensorDict, fresh: TensorDict) -> TensorDict:
@@ -91,12 +122,15 @@ def with_fresh(windows: TensorDict, fresh: TensorDict) -> TensorDict:
     tensor([[0., 1.],
             [1., 0.]])
     """
+    wanted, largest = steps_of(windows), windows["step_index"].max()
     steps = fresh["step_index"]  # in rising order
-    place = torch.searchsorted(steps, windows["step_index"]).clamp_max(len(steps) - 1)
-    found = steps[place] == windows["step_index"]
+    if MEMBER in fresh.keys():
+        steps = steps + fresh[MEMBER] * (largest + 1)
+    place = torch.searchsorted(steps, wanted).clamp_max(len(steps) - 1)
+    found = steps[place] == wanted
     out = windows.copy()
     for name in fresh.keys():
-        if name != "step_index":
+        if name not in ("step_index", MEMBER):
             stored = windows[name]
             renewed = fresh[name].to(stored)[place]
             out[name] = torch.where(_over(found, stored), renewed, stored)

@@ -6,17 +6,18 @@ Legend: P members, N rows of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.algorithms.efficientzero.inference import FoldedModel, fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
-from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
@@ -27,7 +28,8 @@ class StackedPlanner(Planner):
     """A `Planner` with the networks of P members: one search for the rows of all.
 
     size: P. States [N] are those of the first member, then those of the second ...: as many of
-        each. A row's result is that of its member's own planner up to rounding.
+        each; or whose each is stands in "member" int64 [N]. A row's result is that of its member's
+        own planner; up to rounding, where it is not on the CPU.
 
     A member whose weights are not finite plays with those of the first whose are.
 
@@ -54,33 +56,34 @@ class StackedPlanner(Planner):
         frame_stack: int = 1,
         num_threads: int = 1,
     ) -> None:
+        self.size = size
         super().__init__(model, spec, config, frame_stack=frame_stack, num_threads=num_threads)
-        self._stacked = StackedModel(model, size)
-        self._folded = self._stacked  # type: ignore[assignment]  # the same face
 
-    def refresh(self, weights: TensorDict) -> None:
-        """Take over "params" and "buffers" of a population's state [P], or of its "target"."""
-        self._stacked.load(weights)
-        self.num_refreshed += 1
+    def _snapshot_of(self, model: LatentModel) -> StackedModel:
+        return StackedModel(model, self.size)
 
 
 class StackedModel:
     """What a search asks of P models of the same form: `root` and `recurrent_fn`.
 
-    An embedding is that of a folded model with "member" [N] beside it.
+    how: "each" member's rows by its own folded model, compiled where there is a compiled form; or
+        all by one "vmap". None: each on a CPU, else vmap.
+
+    An embedding is that of a folded model with "member" int64 [N] beside it.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> StackedModel(EfficientZeroModelMLP(4, 2), size=2).root(torch.zeros(4, 4)).value.shape
     torch.Size([4])
     """
 
-    def __init__(self, model: LatentModel, size: int) -> None:
-        self.size, self._form = size, _Decoded(model).eval()
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._weights = {
-            f"model.{name}": torch.stack([tensor.detach()] * size) for name, tensor in named.items()
-        }
-        self.recurrent_fn = _StackedRecurrentFn(self)
+    def __init__(
+        self, model: LatentModel, size: int, how: Literal["each", "vmap"] | None = None
+    ) -> None:
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.size, self.how = size, how or ("each" if on_cpu else "vmap")
+        made = _Each(model, size) if self.how == "each" else _Vmapped(model, size)
+        self._models: _Models = made
+        self.recurrent_fn = _StackedRecurrentFn(made)
 
     def load(self, weights: TensorDict) -> None:
         """The weights [P] of these members from now on.
@@ -92,18 +95,18 @@ class StackedModel:
         >>> model = StackedModel(learner.make_model(0), size=2)
         >>> model.load(torch.stack([learner.init(seed) for seed in (1, 2)]))
         """
-        found = {}
-        for part in ("params", "buffers"):
-            for key, value in weights[part].items(True, True):
-                found[f"model.{dotted(key)}"] = value
+        found = {
+            dotted(key): value.detach()
+            for part in ("params", "buffers")
+            for key, value in weights[part].items(True, True)
+        }
         fine = torch.stack(
             [value.reshape(self.size, -1).isfinite().all(1) for value in found.values()]
         ).all(0)
         place = torch.arange(self.size, device=fine.device)
         if not bool(fine.all()):
             place = torch.where(fine, place, fine.int().argmax())
-        # copies, as a learner writes to its weights while a search may go on with these
-        self._weights = {name: value.detach()[place] for name, value in found.items()}
+        self._models.load(found, place)
 
     @torch.no_grad()
     def root(
@@ -111,43 +114,125 @@ class StackedModel:
         obs: Tensor,  # [N, *observation_shape]
         mask: Tensor | None = None,  # [N, A] bool, True where the action is legal
         to_play: Tensor | None = None,  # [N] int
+        member: Tensor | None = None,  # int64 [N], whose each row is; None: as many of each
     ) -> RootOutput:
-        """What the members say of their rows, which are as many of each."""
-        if len(obs) % self.size:
-            raise ValueError(
-                f"{len(obs)} rows are not as many of each of {self.size} members: give a multiple "
-                f"of {self.size}, the first member's first"
-            )
-        member = torch.arange(self.size).repeat_interleave(len(obs) // self.size)
-        value, logits, *embedding = self.of_members("root", member, obs)
+        """What the members say of their rows."""
+        if member is None:
+            if len(obs) % self.size:
+                raise ValueError(
+                    f"{len(obs)} rows are not as many of each of {self.size} members: give a "
+                    f"multiple of {self.size}, the first member's first, or say whose each is: "
+                    "member=..."
+                )
+            member = _in_order(self.size, len(obs))
+        value, logits, *embedding = _of_members(self._models, "root", member, obs)
         return RootOutput(logits, value, _embedding(member, *embedding), mask, to_play)
 
-    def of_members(self, what: str, member: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
-        """One program for all rows [N], each by its member's weights.
 
-        >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
-        >>> model = StackedModel(EfficientZeroModelMLP(4, 2), size=2)
-        >>> model.of_members("root", torch.tensor([1, 0, 1]), torch.zeros(3, 4))[0].shape
-        torch.Size([3])
-        """
-        counts = torch.bincount(member, minlength=self.size)
-        order, most = member.argsort(stable=True), int(counts.max())
-        start = counts.cumsum(0) - counts
-        column = torch.arange(most).expand(self.size, most)
-        there = column < counts.unsqueeze(1)
-        place = order[
-            (start.unsqueeze(1) + torch.where(there, column, 0)).clamp_max(len(order) - 1)
-        ]
+What = Literal["root", "recurrent"]
+
+
+class _Models(Protocol):
+    """P models as functions of rows."""
+
+    size: int
+
+    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
+        """Member i's weights are those in row place[i] from now on."""
+
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+        """Of rows that are the first member's, then the second's ..., as many as counts say."""
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        """See `raffia.search.outputs.BoundModel`."""
+
+
+class _Each:
+    """Each member's rows by its own folded model."""
+
+    def __init__(self, model: LatentModel, size: int) -> None:
+        self.size, self._model = size, model
+        self._folded: list[FoldedModel] = [fold(model) for _ in range(size)]
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
+        named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        targets = [named[name] for name in weights]
+        for folded, row in zip(self._folded, place.tolist(), strict=True):
+            torch._foreach_copy_(targets, [value[row] for value in weights.values()])
+            folded.refresh(self._model)
+
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+        parts = zip(*(x.split(counts) for x in rows), strict=True)
+        asked = _asked_for_root if what == "root" else _asked_for_step
+        pairs = zip(self._folded, parts, strict=True)
+        told = [asked(folded, *part) for folded, part in pairs if len(part[0])]
+        return tuple(torch.cat(found) for found in zip(*told, strict=True))
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        compiled = [folded.recurrent_fn.compiled for folded in self._folded]
+        there = [step for step in compiled if step is not None]
+        if len(there) < self.size:
+            return None
+        from raffia.algorithms.efficientzero.compiled_mlp import bind_members
+
+        return bind_members(there, memory)
+
+
+def _asked_for_root(folded: FoldedModel, obs: Tensor) -> tuple[Tensor, ...]:
+    root = folded.root(obs)
+    return root.value, root.prior_logits, *_parts(root.embedding)
+
+
+def _asked_for_step(
+    folded: FoldedModel, latent: Tensor, h: Tensor, c: Tensor, action: Tensor
+) -> tuple[Tensor, ...]:
+    memory = TensorDict({"h": h, "c": c}, [len(h)])
+    embedding = TensorDict({"latent_state": latent, "reward_hidden_state": memory}, [len(h)])
+    output, after = folded.recurrent_fn(embedding, action)
+    return output.reward, output.value, output.prior_logits, *_parts(after)
+
+
+def _parts(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:
+    memory = embedding["reward_hidden_state"]
+    return embedding["latent_state"], memory["h"], memory["c"]
+
+
+class _Vmapped:
+    """The rows of all members by one program."""
+
+    def __init__(self, model: LatentModel, size: int) -> None:
+        self.size, self._form = size, _Decoded(model).eval()
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._weights = {
+            f"model.{name}": torch.stack([tensor.detach()] * size) for name, tensor in named.items()
+        }
+
+    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
+        # copies, as a learner writes to its weights while a search may go on with these
+        self._weights = {f"model.{name}": value[place] for name, value in weights.items()}
+
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+        most = max(counts)
+        if min(counts) == most:
+            return self._run(what, *(x.unflatten(0, (self.size, most)) for x in rows), there=None)
         device = rows[0].device
+        count = torch.tensor(counts, device=device)
+        column = torch.arange(most, device=device)
+        there = column < count.unsqueeze(1)
+        place = (count.cumsum(0) - count).unsqueeze(1) + torch.where(there, column, 0)
+        place = place.clamp_max(len(rows[0]) - 1)
+        return self._run(what, *(x[place] for x in rows), there=there)
 
+    def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> tuple[Tensor, ...]:
         def run(weights: dict[str, Tensor], *parts: Tensor) -> Any:
             return functional_call(self._form, weights, (what, *parts))
 
-        found = torch.vmap(run)(self._weights, *(x[place.to(device)] for x in rows))
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order))
-        there = there.flatten().to(device)
-        return tuple(x.flatten(0, 1)[there][back.to(device)] for x in found)
+        found = torch.vmap(run)(self._weights, *rows)
+        return tuple(x.flatten(0, 1) if there is None else x[there] for x in found)
+
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        return None  # it works on copies of rows
 
 
 class _Decoded(nn.Module):
@@ -157,7 +242,7 @@ class _Decoded(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, what: str, *rows: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, what: What, *rows: Tensor) -> tuple[Tensor, ...]:
         if what == "root":
             return self._root(*rows)
         return self._recurrent(*rows)
@@ -189,19 +274,36 @@ class _StackedRecurrentFn:
 
     predicts_prefixes = True  # `reward` is a value prefix, as of a folded model
 
-    def __init__(self, models: StackedModel) -> None:
+    def __init__(self, models: _Models) -> None:
         self._models = models
 
     @torch.no_grad()
     def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, TensorDict]:
-        member, memory = embedding["member"], embedding["reward_hidden_state"]
-        rows = embedding["latent_state"], memory["h"], memory["c"], action
-        reward, value, logits, *after = self._models.of_members("recurrent", member, *rows)
+        member = embedding["member"]
+        rows = *_parts(embedding), action
+        reward, value, logits, *after = _of_members(self._models, "recurrent", member, *rows)
         return RecurrentOutput(reward, value, logits), _embedding(member, *after)
 
-    def bind(self, memory: object) -> Callable[[int], None] | None:
-        """It works on copies of rows."""
-        return None
+    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
+        """One compiled call for each simulation, where all members' models have one."""
+        return self._models.bind(memory)
+
+
+def _of_members(models: _Models, what: What, member: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+    """What the models say of rows in any order."""
+    num = len(member)
+    if num % models.size == 0 and torch.equal(member, _in_order(models.size, num).to(member)):
+        return models.run(what, [num // models.size] * models.size, *rows)
+    counts, order = torch.bincount(member, minlength=models.size), member.argsort(stable=True)
+    at = order.to(rows[0].device)
+    found = models.run(what, counts.tolist(), *(x[at] for x in rows))
+    back = torch.empty_like(at)
+    back[at] = torch.arange(num, device=at.device)
+    return tuple(x[back] for x in found)
+
+
+def _in_order(size: int, num: int) -> Tensor:
+    return torch.arange(size).repeat_interleave(num // size)
 
 
 def _embedding(member: Tensor, latent_state: Tensor, h: Tensor, c: Tensor) -> TensorDict:

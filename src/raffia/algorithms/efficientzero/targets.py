@@ -17,7 +17,13 @@ from torch import Tensor
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.observations import as_input
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.reanalyse import distinct, reanalyse, with_fresh
+from raffia.algorithms.efficientzero.reanalyse import (
+    MEMBER,
+    distinct,
+    reanalyse,
+    steps_of,
+    with_fresh,
+)
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
 from raffia.functional.returns import n_step_return, value_prefix
@@ -29,7 +35,7 @@ def make_batch(
     planner: Planner,  # refreshed with the target network
     *,
     generator: torch.Generator,  # of noise, of actions behind an end, of augmentation
-    total: int = 0,  # rows that the replay has seen so far
+    total: int | Tensor = 0,  # rows that the replay has seen so far; of each window [B]
     correction_interval: int = 0,  # rows of age that cost one step of the horizon; 0: none does
 ) -> tuple[TensorDict, TensorDict | None]:
     """The batch [B] of the learner, and what was searched anew for it [M], or None.
@@ -46,6 +52,9 @@ def make_batch(
         sampled_actions       [B, K+1, N, D]  which target_policy is over, of continuous actions
         policy_mask, value_mask [B, K+1], value_prefix_mask, consistency_mask [B, K]  0.0 or 1.0
         weight, index         [B]
+
+    Windows of a population, as many of each member, have "member" [B], and `planner` is a
+    `StackedPlanner`: each is made with the networks of its member.
 
     What was searched anew is "step_index", "policy", "value" (and "sampled_actions"), each step
     once: `replay.update(fresh["step_index"], fresh.exclude("step_index"))` keeps it.
@@ -88,7 +97,13 @@ def make_batch(
         observation=planner.merged(observation[:, 0]),
         action=actions(windows, spec, num_unrolled, generator),
         target_policy=windows["policy"][:, ahead] * valid.unsqueeze(-1),
-        target_value=value_target(windows, bootstrap_values(windows, n, planner), n, config),
+        target_value=value_target(
+            windows,
+            bootstrap_values(windows, n, planner),
+            n,
+            config,
+            discount=planner.number("discount", len(windows), windows.get(MEMBER, None)),
+        ),
         target_value_prefix=value_prefix(
             windows["reward"][:, :num_unrolled], config.loss.lstm_horizon
         ),
@@ -135,6 +150,8 @@ def value_target(
     values: Tensor,  # [B, L], of the observations of all rows that a sum may end in
     n: Tensor,  # int64 [B]
     config: EfficientZeroConfig,
+    *,
+    discount: float | Tensor | None = None,  # or of each window [B]; None: the config's
 ) -> Tensor:  # [B, K+1]
     """n rewards and the value of where they lead, from the view of who is to move.
 
@@ -145,11 +162,14 @@ def value_target(
     the end z is 0.
     """
     acted = windows["valid_step"]
-    discount = config.targets.discount * windows["discount"][:, :-1]
+    rate = config.targets.discount if discount is None else discount
+    if isinstance(rate, Tensor):
+        rate = rate.unsqueeze(1)
+    factor = rate * windows["discount"][:, :-1]
     if "to_play" in windows.keys():
         turns = windows["to_play"].diff(dim=1) != 0
-        discount = torch.where(turns, -discount, discount)
-    target = n_step_return(windows["reward"][:, :-1], discount, values[:, 1:], n, ~acted[:, 1:])
+        factor = torch.where(turns, -factor, factor)
+    target = n_step_return(windows["reward"][:, :-1], factor, values[:, 1:], n, ~acted[:, 1:])
     ahead = slice(config.loss.unroll_steps + 1)
     return torch.where(acted[:, ahead], target[:, ahead], 0.0)
 
@@ -175,11 +195,12 @@ def bootstrap_values(
     if config.targets.bootstrap == "search":
         found = torch.where(acted, windows["value"].gather(1, row), found)
         wanted &= ~acted
-    place = distinct(windows["step_index"].gather(1, row), wanted)
+    place = distinct(steps_of(windows).gather(1, row), wanted)
     if len(place.first):
         window = place.first // len(k)
         observation = windows["observation"][window, row.flatten()[place.first]]
-        found[wanted] = planner.values(observation)[place.of_each].to(found)
+        own = [windows[MEMBER][window]] if MEMBER in windows.keys() else []
+        found[wanted] = planner.values(observation, *own)[place.of_each].to(found)
     return torch.zeros_like(discount).scatter(1, row, found)
 
 

@@ -118,6 +118,8 @@ def _install(agent: ILQL, config: ILQLModelConfig, rename: Rename, seed: int) ->
     _carry(dict(agent.model.named_parameters()), dict(model.named_parameters()), rename)
     target = make_target(model)  # of what is new, a copy
     _carry(dict(agent.target.named_parameters()), dict(target.named_parameters()), rename)
+    _carry(dict(agent.model.named_buffers()), dict(model.named_buffers()), rename)
+    _carry(dict(agent.target.named_buffers()), dict(target.named_buffers()), rename)
     old_opt, settings = agent.opt, replace(agent.config, model=config)
     agent.install(model, target, settings)
     agent.train(agent.training)

@@ -87,7 +87,8 @@ def become(holder: Holder, state: TensorDict) -> None:
     if not len(list(holder.opt.keys()) if holder.opt is not None else []):
         holder.opt = None
     kept = [(name, p) for name, p in holder.model.named_parameters() if not p.requires_grad]
-    for name, mine in (*kept, *holder.model.named_buffers()):
+    buffers = [*holder.model.named_buffers(), *holder.target.named_buffers()]
+    for name, mine in (*kept, *buffers):
         new = state[("buffers", *name.split("."))]
         if new.data_ptr() != mine.data_ptr():
             mine.copy_(new)

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.heads import AnyHead, Head
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.scorer import Needs, NextToken
 from raffia.nn.compiled_lm import compiles, plain
@@ -44,7 +44,7 @@ class CompiledHeads:
         self._kept = [output, *(p for head in self._heads for p in head.parameters())]
         self._addresses = array("q", [p.data_ptr() for p in self._kept])
         self._num_tokens, self._size = output.shape
-        self._inner = cast(nn.Linear, model.v[0]).out_features
+        self._inner = model.v.last.in_features
 
     @classmethod
     def of(cls, model: ILQLModel, target: ILQLTarget | None) -> CompiledHeads | None:
@@ -83,7 +83,9 @@ class CompiledHeads:
         return NextToken(logits, q, v)
 
 
-def _plain(head: Head) -> bool:
+def _plain(head: AnyHead) -> bool:
+    if not isinstance(head, Head):
+        return False
     first, last = head[0], head[2]
     layers = type(first) is nn.Linear and type(last) is nn.Linear
     return layers and len(list(head.parameters())) == 4 and all(map(plain, head.parameters()))

@@ -79,9 +79,17 @@ class ILQLModelConfig:
     detach_q: bool = False  # ... from the Q heads
     detach_pi: bool = False  # ... from the logits; the tied output weights still learn
     per_token: bool = True  # an action is a token; else a whole utterance, with Q a number
+    # Heads whose form can change, as in a population with `activation` or `architecture`; they
+    # begin with a layer of 2 n_embd nodes.
+    evolvable_heads: bool = False
+    max_head_layers: int = 3  # of evolvable heads
+    max_head_nodes: int | None = None  # ... in each layer; None: 4 n_embd
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_least(self, 1, "max_head_layers")
+        if self.max_head_nodes is not None:
+            check_least(self, 1, "max_head_nodes")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,8 +210,8 @@ class ILQLLearner:
         named = _dotted("model", params)
         for kept in (buffers, self._fixed):
             named |= _dotted("model", kept)
-            if self.config.model.target == "trunk":  # what does not learn is the same in both
-                named |= _dotted("target", _followed(kept, ("trunk",)))
+            # What does not learn, such as the form of heads, is the same in both.
+            named |= _dotted("target", _followed(kept, self._target_names))
         return named | _dotted("target", target)
 
     @contextmanager
@@ -264,6 +264,9 @@ def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
         "q_weight": loss.q_weight,
         "cql_weight": loss.cql_weight,
         "dm_weight": loss.dm_weight,
+        # of decoding, which only `raffia.recipes` looks at
+        "temperature": config.decode.temperature,
+        "adv_weight": config.decode.adv_weight,
     }
     dtype = torch.promote_types(like.dtype, torch.float32)
     return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.heads import AnyHead, EvolvableHead, Head
 from raffia.algorithms.ilql.places import Trunk
 from raffia.nn.transformer import CausalLM
 
@@ -52,9 +52,9 @@ class ILQLModel(nn.Module):
 
     trunk: Trunk
     policy: Trunk  # only where it is separate
-    v: Head
-    q1: Head
-    q2: Head  # only with double_q
+    v: AnyHead
+    q1: AnyHead
+    q2: AnyHead  # only with double_q
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class ILQLModel(nn.Module):
             self.policy = copy.deepcopy(self.trunk) if policy is None else policy
         n_embd = self.trunk.n_embd
         num_values = self.trunk.vocab_size if config.per_token else 1
-        self.v = Head(n_embd, 1)
-        self.q1 = Head(n_embd, num_values)
+        self.v = _head(config, n_embd, 1)
+        self.q1 = _head(config, n_embd, num_values)
         if config.double_q:
-            self.q2 = Head(n_embd, num_values)
+            self.q2 = _head(config, n_embd, num_values)
 
     @property
     def policy_trunk(self) -> Trunk:
@@ -91,7 +91,7 @@ class ILQLModel(nn.Module):
         return self.policy if self.config.policy == "separate" else self.trunk
 
     @property
-    def q_heads(self) -> tuple[Head, ...]:
+    def q_heads(self) -> tuple[AnyHead, ...]:
         """One, or two.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -190,8 +190,8 @@ class ILQLTarget(nn.Module):
     """
 
     trunk: Trunk | None
-    q1: Head
-    q2: Head | None
+    q1: AnyHead
+    q2: AnyHead | None
 
     def __init__(self, model: ILQLModel) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class ILQLTarget(nn.Module):
         self.requires_grad_(False).eval()
 
     @property
-    def q_heads(self) -> tuple[Head, ...]:
+    def q_heads(self) -> tuple[AnyHead, ...]:
         """One, or two.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -258,6 +258,17 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
         bias=config.bias,
         positions=config.positions,
         gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+def _head(config: ILQLModelConfig, n_embd: int, num_outputs: int) -> AnyHead:
+    if not config.evolvable_heads:
+        return Head(n_embd, num_outputs)
+    return EvolvableHead(
+        n_embd,
+        num_outputs,
+        max_layers=config.max_head_layers,
+        max_nodes=config.max_head_nodes,
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
-from raffia.algorithms.ilql.heads import Head
+from raffia.algorithms.ilql.heads import AnyHead
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.one_token import read_token, steps_by_one
 from raffia.algorithms.ilql.scorer import Needs, NextToken
@@ -166,7 +166,7 @@ class QHeads(NamedTuple):
     True
     """
 
-    heads: tuple[Head, ...]
+    heads: tuple[AnyHead, ...]
     states: Tensor  # [*, d]
 
     def all(self) -> Tensor:
@@ -176,9 +176,8 @@ class QHeads(NamedTuple):
     def of(self, tokens: Tensor) -> Tensor:
         """int64 [R, K] -> [R, K]; the other rows of the last layer's weight are not even read."""
 
-        def some(head: Head) -> Tensor:
-            first, activation, last = cast(tuple[nn.Linear, nn.ReLU, nn.Linear], tuple(head))
-            inner = activation(first(self.states)).unsqueeze(-1)
+        def some(head: AnyHead) -> Tensor:
+            inner, last = head.inner(self.states).unsqueeze(-1), head.last
             return (last.weight[tokens] @ inner).squeeze(-1) + last.bias[tokens]
 
         return reduce(torch.minimum, [some(head) for head in self.heads])

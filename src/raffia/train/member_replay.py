@@ -1,0 +1,132 @@
+"""Replay for a population: all members learn from one, or each from its own.
+
+Legend: P members, B windows of each, T times, E worlds, of which each member has E / P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.tensordict.stack import stack
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["OwnReplays", "SharedReplay"]
+
+
+class SharedReplay:
+    """What all members have played; they learn from the same windows.
+
+    A window's priority is the mean of what its members say, and what is searched anew is that of
+    the member that is named.
+
+    >>> from raffia.data.storage import TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+    >>> replay = SharedReplay(buffer, size=3)
+    >>> no = torch.zeros(4, 6, dtype=torch.bool)
+    >>> _ = replay.extend(TensorDict(obs=no.int(), terminated=no, truncated=no, batch_size=[4, 6]))
+    >>> replay.sample(5)["obs"].shape
+    torch.Size([3, 5, 2])
+    """
+
+    def __init__(self, buffer: SegmentReplayBuffer, size: int) -> None:
+        self.buffers, self.size = [buffer], size
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+        return len(self._buffer)
+
+    @property
+    def beta(self) -> float | None:
+        """See `SegmentReplayBuffer`."""
+        return self._buffer.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self._buffer.beta = beta
+
+    def extend(self, steps: TensorDict) -> Tensor:
+        """Append steps [T, E] of all members."""
+        return self._buffer.extend(steps)
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """The same windows for each member [P, B]; "total" [P, B] is how many rows have come
+        into the replay."""
+        windows = _dated(self._buffer, batch_size)
+        return windows.expand(self.size, *windows.batch_size)
+
+    def update_priority(self, index: Tensor, priority: Tensor) -> None:
+        """index, priority: [P, B]; a member that says NaN of a window does not count there."""
+        finite = priority.isfinite()
+        mean = priority.where(finite, torch.nan).nanmean(0)
+        said = finite.any(0)
+        self._buffer.update_priority(index[0][said], mean[said])
+
+    def update(self, fresh: TensorDict, best: int) -> None:
+        """Take what a member found of its steps: "member", "step_index" [M] and the entries."""
+        _update(self._buffer, fresh[fresh["member"] == best])
+
+
+class OwnReplays:
+    """What each member has played by itself, which it learns from alone.
+
+    >>> from raffia.data.storage import TensorStorage
+    >>> buffers = [SegmentReplayBuffer(TensorStorage(100), unroll_steps=1) for _ in range(2)]
+    >>> replay = OwnReplays(buffers)
+    >>> no, row = torch.zeros(4, 6, dtype=torch.bool), torch.arange(6).expand(4, 6)
+    >>> _ = replay.extend(TensorDict(obs=row, terminated=no, truncated=no, batch_size=[4, 6]))
+    >>> replay.sample(50)["obs"].amin((1, 2))
+    tensor([0, 3])
+    """
+
+    def __init__(self, buffers: Sequence[SegmentReplayBuffer]) -> None:
+        self.buffers, self.size = list(buffers), len(buffers)
+
+    def __len__(self) -> int:
+        """How many steps can be drawn by the member that can draw the fewest."""
+        return min(len(buffer) for buffer in self.buffers)
+
+    @property
+    def beta(self) -> float | None:
+        """See `SegmentReplayBuffer`."""
+        return self.buffers[0].beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        for buffer in self.buffers:
+            buffer.beta = beta
+
+    def extend(self, steps: TensorDict) -> Tensor:
+        """Append steps [T, E]: the first E / P worlds are the first member's, and so on."""
+        parts = steps.split(steps.batch_size[1] // self.size, 1)
+        pairs = zip(self.buffers, parts, strict=True)
+        return torch.cat([buffer.extend(part) for buffer, part in pairs], 1)
+
+    def sample(self, batch_size: int) -> TensorDict:
+        """Windows [P, B]; see `SharedReplay`."""
+        return stack([_dated(buffer, batch_size) for buffer in self.buffers])
+
+    def update_priority(self, index: Tensor, priority: Tensor) -> None:
+        """index, priority: [P, B]; NaN leaves one as it was."""
+        for buffer, at, new in zip(self.buffers, index, priority, strict=True):
+            said = new.isfinite()
+            buffer.update_priority(at[said], new[said])
+
+    def update(self, fresh: TensorDict, best: int) -> None:
+        """Take what each member found of its own steps."""
+        for member, buffer in enumerate(self.buffers):
+            _update(buffer, fresh[fresh["member"] == member])
+
+
+def _dated(buffer: SegmentReplayBuffer, batch_size: int) -> TensorDict:
+    windows = buffer.sample(batch_size)
+    return windows.set("total", torch.full_like(windows["index"], buffer.storage.total))
+
+
+def _update(buffer: SegmentReplayBuffer, fresh: TensorDict) -> None:
+    if len(fresh):
+        buffer.update(fresh["step_index"], fresh.exclude("step_index", "member"))

@@ -1,0 +1,224 @@
+"""Heads whose form can change: at the start, grown, folded, stacked with others of unlike form."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from raffia.algorithms.efficientzero.config import ModelConfig
+from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP, PredictionNetworkMLP
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedModel
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.evolution.config import MutationConfig
+from raffia.evolution.forms import networks_with_form
+from raffia.evolution.mutate import mutate
+from raffia.evolution.population import Population
+from raffia.nn.evolvable import EvolvableMLP
+from raffia.tensordict.tensordict import TensorDict
+
+from .test_learner import LINE, batch_of, learner_of
+
+WORLDS = {
+    "vectors": LINE,
+    "images": EnvSpec(observation_shape=(2, 5, 4), action=Discrete(3)),
+    "continuous": EnvSpec(observation_shape=(4,), action=Box(low=(-1.0, -1.0), high=(1.0, 1.0))),
+}
+EVOLVABLE = {"evolvable_heads": True, "max_head_layers": 3, "max_head_nodes": 12}
+ANY = MutationConfig(
+    no_mutation=0.0, activation=0.3, architecture=0.7, new_layer_prob=0.4, nodes=(1, 2, 3)
+)
+GROWTH = {
+    "a layer": dataclasses.replace(ANY, activation=0.0, new_layer_prob=1.0),
+    "nodes": dataclasses.replace(ANY, activation=0.0, new_layer_prob=0.0),
+}
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def evolvable(spec=LINE, **parts):
+    return learner_of(spec, model=EVOLVABLE, **parts)
+
+
+def members(learner, size=3, generations=6, seed=0):
+    """States whose outputs are not 0; after some generations members are of unlike form."""
+    state = torch.stack([learner.init(seed + i) for i in range(size)])
+    for part in (state["params"], state["target", "params"]):
+        for leaf in part.values(True, True):
+            leaf += 0.2 * torch.rand(leaf.shape, generator=draws(seed))
+    generator = draws(seed)
+    for _ in range(generations):
+        state, _ = mutate(state, ANY, generator)
+    return state
+
+
+def loaded(model, weights):
+    names = dict(model.named_parameters()) | dict(model.named_buffers())
+    for part in ("params", "buffers"):
+        for key, value in weights[part].items(True, True):
+            names[".".join(key)].data.copy_(value)
+    return model.eval()
+
+
+def said(learner, weights, obs, action):
+    """Of a member's networks: values, policies, prefixes."""
+    model = loaded(learner.make_model(0), weights)
+    with torch.no_grad():
+        root = model.initial_inference(obs)
+        step = model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
+    return torch.cat([root.value, root.policy_logits, step.value, step.value_prefix], 1)
+
+
+def inputs(spec, size=5):
+    torch.manual_seed(1)
+    continuous = isinstance(spec.action, Box)
+    action = torch.rand(size, 2) if continuous else torch.randint(spec.action.n, (size,))
+    return torch.rand(size, *spec.observation_shape), action
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_heads_begin_with_one_layer_and_say_nothing(world):
+    spec = WORLDS[world]
+    learner = evolvable(spec)
+    model = learner.make_model(0)
+    heads = {n: m for n, m in model.named_modules() if isinstance(m, EvolvableMLP)}
+    assert len(heads) == 3
+    assert {tuple(n.split(".")) for n in heads} == set(networks_with_form(learner.init(0)))
+    for head in heads.values():
+        assert head.num_nodes == [8, 0, 0] and head.width_mask.shape == (3, 12)
+    obs, action = inputs(spec)
+    root = model.initial_inference(obs)
+    step = model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
+    assert not root.value.any() and not step.value_prefix.any()
+    if world == "continuous":
+        assert root.policy_logits.tolist() == [[0, 0, 1, 1]] * 5
+    else:
+        assert not root.policy_logits.any()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("what", list(GROWTH))
+def test_what_grows_says_the_same_at_that_moment(world, what):
+    spec = WORLDS[world]
+    learner, (obs, action) = evolvable(spec), inputs(spec)
+    state = members(learner, generations=3)
+    grown = 0
+    for seed in range(4):
+        after, changes = mutate(state, GROWTH[what], draws(seed))
+        for i, change in enumerate(changes):
+            target = said(learner, after[i]["target"], obs, action)
+            assert target.equal(said(learner, state[i]["target"], obs, action))
+            if " more" in change.what:
+                before = said(learner, state[i], obs, action)
+                assert said(learner, after[i], obs, action).equal(before)
+                grown += 1
+    assert grown > 3
+
+
+def test_a_target_keeps_its_form_until_it_is_copied():
+    learner, batch = evolvable(), batch_of()
+    obs, action = inputs(LINE)
+    state = members(learner, size=1)[0].clone()
+    slow = state["target", "buffers"]
+    assert not all(form.equal(slow[key]) for key, form in state["buffers"].items(True, True))
+    assert not said(learner, state, obs, action).equal(said(learner, state["target"], obs, action))
+    for number in range(3):  # target_interval
+        found = state["target"].clone()
+        state = learner.apply(state, learner.grads(state, batch)[0])
+        kept = [state["target", k].equal(v) for k, v in found.items(True, True)]
+        assert all(kept) == (number < 2)
+    assert said(learner, state, obs, action).equal(said(learner, state["target"], obs, action))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_folded_model_says_what_the_model_says_whatever_its_form(world):
+    spec = WORLDS[world]
+    learner, (obs, action) = evolvable(spec), inputs(spec)
+    model = learner.make_model(0)
+    folded = fold(model)
+    for state in members(learner, size=4).unbind(0):
+        folded.refresh(loaded(model, state))
+        root, expected = folded.root(obs), model.initial_inference(obs)
+        torch.testing.assert_close(root.prior_logits, expected.policy_logits, **CLOSE)
+        torch.testing.assert_close(root.value, model.decode_value(expected.value), **CLOSE)
+        found, _ = folded.recurrent_fn(root.embedding, action)
+        step = model.recurrent_inference(
+            expected.latent_state, expected.reward_hidden_state, action
+        )
+        torch.testing.assert_close(found.prior_logits, step.policy_logits, **CLOSE)
+        torch.testing.assert_close(found.reward, model.decode_reward(step.value_prefix), **CLOSE)
+
+
+@pytest.mark.parametrize("grads", ["vmap", "each"])
+@pytest.mark.parametrize("norm_type", ["BN", "LN"])
+def test_members_of_unlike_form_learn_as_each_alone(grads, norm_type):
+    learner = learner_of(model={**EVOLVABLE, "norm_type": norm_type})
+    state, batch = members(learner), batch_of()
+    forms = [torch.cat([x.flatten() for x in s["buffers"].values(True, True)]) for s in state]
+    assert not forms[0].equal(forms[1]) and not forms[1].equal(forms[2])
+    population, alone = Population(learner, 3, grads=grads), list(state.clone().unbind(0))
+    for _ in range(4):  # beyond a copy of the target
+        state = population.apply(state, population.grads(state, batch)[0])
+        alone = [learner.apply(s, learner.grads(s, batch)[0]) for s in alone]
+    for i, one in enumerate(alone):
+        for part in ("params", "buffers", "target", "opt"):
+            for key, leaf in one[part].items(True, True):
+                torch.testing.assert_close(state[part][key][i], leaf, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("how", ["each", "vmap"])
+def test_one_search_asks_members_of_unlike_form(how):
+    learner, (obs, action) = evolvable(), inputs(LINE, 6)
+    state = members(learner)
+    stacked = StackedModel(learner.make_model(0), 3, how)
+    stacked.load(state)
+    root = stacked.root(obs)
+    found, _ = stacked.recurrent_fn(root.embedding, action)
+    for place in range(3):
+        rows = slice(2 * place, 2 * place + 2)
+        planner = Planner(learner.make_model(0), LINE, learner.config)
+        planner.refresh(state[place])
+        own = planner.root(TensorDict(observation=obs[rows], batch_size=[2]))
+        torch.testing.assert_close(root.value[rows], own.value, rtol=1e-4, atol=1e-5)
+        model = loaded(learner.make_model(0), state[place])
+        first = model.initial_inference(obs[rows])
+        step = model.recurrent_inference(
+            first.latent_state, first.reward_hidden_state, action[rows]
+        )
+        torch.testing.assert_close(found.prior_logits[rows], step.policy_logits)
+
+
+def test_plain_heads_are_what_they_were():
+    torch.manual_seed(0)
+    network = PredictionNetworkMLP(3, latent_state_dim=8)
+    assert type(network.fc_value_head) is nn.Sequential and len(network.fc_value_head) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"head_hidden_channels": (32, 64)}, r"as many nodes each, such as \(32,\)"),
+        ({"head_hidden_channels": ()}, r"as many nodes each, such as \(1,\)"),
+        ({"head_hidden_channels": (200,)}, "set these to 3 and 200, or more"),
+        ({"head_hidden_channels": (8,) * 4}, "set these to 4 and 128, or more"),
+        ({"max_head_layers": 0}, "max_head_layers=0"),
+        ({"max_head_nodes": 0}, "max_head_nodes=0"),
+    ],
+)
+def test_forms_that_can_not_be_are_refused(settings, error):
+    with pytest.raises(ValueError, match=error):
+        ModelConfig(evolvable_heads=True, **settings)
+
+
+def test_an_activation_without_a_number_is_refused():
+    from raffia.algorithms.efficientzero.heads import LargestHead
+
+    with pytest.raises(ValueError, match="begins with one of ReLU, GELU"):
+        EfficientZeroModelMLP(4, 2, activation=nn.Hardswish(), largest_head=LargestHead(3, 64))
+    model = EfficientZeroModelMLP(4, 2, activation=nn.Tanh(), largest_head=LargestHead(3, 64))
+    assert int(model.prediction_network.fc_value_head.activation) == 4

@@ -1,0 +1,198 @@
+"""Heads whose form can change: at the start, grown, in the slow copy, stacked, when decoding."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from raffia.algorithms.ilql.agent import ILQL
+from raffia.algorithms.ilql.agent_shape import reshaped
+from raffia.algorithms.ilql.agent_state import become, shared_state
+from raffia.algorithms.ilql.compiled_heads import CompiledHeads
+from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
+from raffia.algorithms.ilql.heads import EvolvableHead, Head
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.model_scorer import ModelScorer, QHeads
+from raffia.algorithms.ilql.scorer import Needs
+from raffia.evolution.config import MutationConfig
+from raffia.evolution.forms import networks_with_form
+from raffia.evolution.mutate import mutate
+from raffia.evolution.population import Population
+from raffia.recipes.ilql_networks import Networks
+
+from .small import TRUNK, batch_of, float32
+from .test_learner import learner_of
+
+EVOLVABLE = {"evolvable_heads": True, "max_head_nodes": 48}  # of 32 at the start
+ANY = MutationConfig(
+    no_mutation=0.0, activation=0.3, architecture=0.7, new_layer_prob=0.4, nodes=(3, 9)
+)
+GROWTH = {
+    "a layer": replace(ANY, activation=0.0, new_layer_prob=1.0),
+    "nodes": replace(ANY, activation=0.0, new_layer_prob=0.0),
+}
+ARRANGEMENTS = pytest.mark.parametrize(
+    "arranged",
+    [{"target": "heads"}, {"target": "trunk", "policy": "separate"}, {"double_q": False}],
+    ids=["heads", "trunk", "one Q"],
+)
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def members(learner, size=3, generations=6, seed=0):
+    """States whose slow copies differ from what they follow, of unlike forms."""
+    state = torch.stack([learner.init(seed + i) for i in range(size)])
+    for leaf in state["target"].values(True, True):
+        leaf += 0.1 * torch.rand(leaf.shape, generator=draws(seed))
+    generator = draws(seed)
+    for _ in range(generations):
+        state, _ = mutate(state, ANY, generator)
+    return state
+
+
+def said(networks, state):
+    """V, Q and target Q of all positions, by the networks of a state."""
+    networks.refresh(state)
+    batch = batch_of("B")
+    with torch.no_grad():
+        out = networks.model(
+            *(batch[name] for name in ("tokens", "state_idxs", "action_idxs", "attn_mask")),
+            target=networks.target,
+            with_logits=False,
+        )
+    return {"v": out.v, **{f"{part}{i}": q for part in ("q", "target_q")
+                           for i, q in enumerate(getattr(out, part))}}  # fmt: skip
+
+
+@ARRANGEMENTS
+def test_heads_begin_with_one_layer(arranged):
+    learner = learner_of(model={**EVOLVABLE, **arranged})
+    state = learner.init(0)
+    names = ["q1", "q2", "v"] if arranged.get("double_q", True) else ["q1", "v"]
+    assert networks_with_form(state) == [(name,) for name in names]
+    for name in names:
+        head = getattr(learner.make_model(0), name)
+        assert head.num_nodes == [32, 0, 0] and head.width_mask.shape == (3, 48)
+    assert EvolvableHead(16, 1).width_mask.shape == (3, 64)
+
+
+def test_one_output_is_that_of_all():
+    torch.manual_seed(0)
+    for head in (Head(4, 10), EvolvableHead(4, 10, max_layers=2)):
+        hidden, index = torch.randn(2, 3, 4), torch.randint(10, (2, 3))
+        expected = head(hidden).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(head.at(hidden, index), expected)
+        tokens = torch.randint(10, (2, 4))
+        found = QHeads((head, head), hidden[:, 0]).of(tokens)
+        torch.testing.assert_close(found, head(hidden[:, 0]).gather(-1, tokens))
+    torch.testing.assert_close(EvolvableHead(4, 1).at(hidden).shape, hidden.shape[:-1])
+
+
+@ARRANGEMENTS
+@pytest.mark.parametrize("what", list(GROWTH))
+def test_what_grows_says_the_same_at_that_moment(arranged, what):
+    learner = learner_of(model={**EVOLVABLE, **arranged})
+    networks, state = Networks(learner.config), members(learner, generations=3)
+    grown = 0
+    for seed in range(4):
+        after, changes = mutate(state, GROWTH[what], draws(seed))
+        for i, change in enumerate(changes):
+            if " more" in change.what:
+                before, now = said(networks, state[i]), said(networks, after[i])
+                assert all(now[name].equal(value) for name, value in before.items())
+                grown += 1
+    assert grown > 3
+
+
+@ARRANGEMENTS
+def test_the_slow_copy_has_the_form_of_what_it_follows(arranged):
+    """The learner computes what modules do that were given the state's forms."""
+    learner = learner_of(model={**EVOLVABLE, **arranged})
+    networks, batch = Networks(learner.config), float32(batch_of("B"))
+    fresh = learner.grads(members(learner, generations=0)[1], batch)[1]
+    for one in members(learner).unbind(0):
+        networks.refresh(one)
+        for name, buffer in networks.target.q1.named_buffers():
+            assert buffer.equal(one["buffers", "q1", name])
+        _, metrics = learner.grads(one, batch)
+        loss, told = networks.loss(batch, one["hyper"])
+        torch.testing.assert_close(metrics["loss"], loss)
+        for name, value in told.items():
+            torch.testing.assert_close(metrics[name], value)
+        assert metrics["advantage_mean"] != fresh["advantage_mean"]
+
+
+@ARRANGEMENTS
+@pytest.mark.parametrize("grads", ["vmap", "each"])
+def test_members_of_unlike_form_learn_as_each_alone(grads, arranged):
+    learner, batch = learner_of(model={**EVOLVABLE, **arranged}), float32(batch_of("B"))
+    state = members(learner, generations=10)
+    forms = [torch.cat([x.flatten() for x in s["buffers"].values(True, True)]) for s in state]
+    assert not forms[0].equal(forms[1]) and not forms[1].equal(forms[2])
+    population, alone = Population(learner, 3, grads=grads), list(state.clone().unbind(0))
+    for _ in range(3):
+        state = population.apply(state, population.grads(state, batch)[0])
+        alone = [learner.apply(s, learner.grads(s, batch)[0]) for s in alone]
+    for i, one in enumerate(alone):
+        for part in ("params", "buffers", "target"):
+            for key, leaf in one[part].items(True, True):
+                torch.testing.assert_close(state[part][key][i], leaf, rtol=2e-3, atol=2e-4)
+
+
+def test_decoding_without_the_compiled_call_says_what_the_heads_say():
+    learner = learner_of(model=EVOLVABLE)
+    networks, needs = Networks(learner.config), Needs(policy=True, values=True)
+    for one in members(learner).unbind(0):
+        networks.refresh(one)
+        model, target = networks.model, networks.target
+        assert CompiledHeads.of(model, target) is None
+        scorer = ModelScorer(model, target)
+        with torch.no_grad():
+            rows, _ = scorer.start([[1, 2, 3], [4, 5, 6]], needs, 5)
+            found = rows.advance(torch.tensor([7, 8]))
+            hidden = model.trunk(torch.tensor([[1, 2, 3, 7], [4, 5, 6, 8]]))[:, -1]
+            q = torch.minimum(target.q1(hidden), target.q2(hidden))
+        torch.testing.assert_close(found.target_q, q, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.v, model.value(hidden), rtol=1e-4, atol=1e-5)
+
+
+def agent_with(config):
+    net = {"vocab_size": 35, "n_layer": 1, "n_head": 2, "n_embd": 8, "max_layers": 2}
+    agent = ILQL(None, net)
+    settings = replace(config, model=replace(config.model, trunk=agent.config.model.trunk))
+    model = ILQLModel(settings.model)
+    agent.install(model, make_target(model), settings)
+    return agent
+
+
+def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_changes():
+    agent = agent_with(ILQLConfig(model=ILQLModelConfig(evolvable_heads=True)))
+    state = torch.stack([shared_state(agent, agent._hyper).clone()])
+    for seed in range(4):
+        state, _ = mutate(state, GROWTH["a layer"], draws(seed))
+    become(agent, state[0])
+    forms = {name: getattr(agent.model, name).num_nodes for name in ("v", "q1", "q2")}
+    assert any(nodes[1] for nodes in forms.values())
+    for name in ("q1", "q2"):
+        assert getattr(agent.target, name).num_nodes == forms[name]
+    assert reshaped(agent, 1.0, [16], draws()) == "1 -> 2 layers"
+    assert {name: getattr(agent.model, name).num_nodes for name in forms} == forms
+    assert agent.target.q1.num_nodes == forms["q1"]
+
+
+def test_plain_heads_are_what_they_were():
+    model = ILQLModel(ILQLModelConfig(trunk=TRUNK))
+    assert isinstance(model.v, Head) and isinstance(model.v[1], nn.ReLU)
+    assert not list(model.v.buffers())
+
+
+def test_forms_that_can_not_be_are_refused():
+    with pytest.raises(ValueError, match="take max_head_nodes=32 or more, or None"):
+        learner_of(model={"evolvable_heads": True, "max_head_nodes": 31})
+    for name in ("max_head_nodes", "max_head_layers"):
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            ILQLModelConfig(**{name: 0})

@@ -1,0 +1,104 @@
+"""Steps that are recorded and repeated: the same bits, whatever comes in between."""
+
+import pytest
+import torch
+
+from raffia.evolution.population import Population
+from raffia.evolution.traced import Traced
+from raffia.learner import Accumulate
+from raffia.tensordict.tensordict import TensorDict
+from tests.evolution.learners import efficientzero, efficientzero_batch
+
+
+def same(one, other):
+    keys = set(one.keys(True, True))
+    assert keys == set(other.keys(True, True)) and one.batch_size == other.batch_size
+    return all(torch.equal(one[key], other[key]) for key in keys)
+
+
+@pytest.mark.parametrize("batches", ["shared", "own"])
+def test_a_population_takes_the_same_steps(batches):
+    learner = efficientzero()
+    plain, traced = (Population(learner, 3, batches=batches, grads=g) for g in ("vmap", "traced"))
+    traced._traced.after = 2
+    states, size = [plain.init(0), traced.init(0)], (3, 8) if batches == "own" else (8,)
+    for number in range(5):
+        batch = efficientzero_batch(*size, seed=number)
+        told = []
+        for place, population in enumerate((plain, traced)):
+            update, metrics = population.grads(states[place], batch)
+            states[place] = population.apply(states[place], update)
+            told.append(metrics)
+        assert same(*states) and same(*told)
+    assert traced._traced.num_recorded == 1
+
+
+def test_results_are_in_memory_of_their_own():
+    def function(x):
+        total = x["a"].cumsum(0)
+        return TensorDict(total=total.mul_(2), twice=x["a"] * 2, batch_size=[3])
+
+    traced = Traced(function, after=0)
+    x = TensorDict(a=torch.tensor([1.0, 2.0, 3.0]), batch_size=[3])
+    first = traced(x)
+    assert first["total"].tolist() == [2.0, 6.0, 12.0]
+    second = traced(x * 10)
+    assert first["total"].tolist() == [2.0, 6.0, 12.0] and x["a"].tolist() == [1.0, 2.0, 3.0]
+    assert second["total"].tolist() == [20.0, 60.0, 120.0] and traced.num_recorded == 1
+
+
+def test_gradients_that_the_function_takes_itself():
+    def function(x):
+        return torch.func.grad(lambda y: (y**3).sum())(x)
+
+    traced, x = Traced(function, after=0), torch.tensor([1.0, 2.0])
+    for factor in (1.0, 2.0):
+        found = traced(x * factor)
+        assert torch.equal(found, 3 * (x * factor) ** 2) and not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorDict(a=torch.ones(4), batch_size=[]),
+        TensorDict(a=torch.ones(3, dtype=torch.float64), batch_size=[]),
+        TensorDict(b=torch.ones(3), batch_size=[]),
+        TensorDict(a=torch.ones(3), batch_size=[3]),
+    ],
+)
+def test_each_form_is_recorded_for_itself(other):
+    traced = Traced(lambda x: x.apply(lambda leaf: leaf + 1), after=0)
+    one = TensorDict(a=torch.ones(3), batch_size=[])
+    for given in (one, other, one, other):
+        assert same(traced(given), given.apply(lambda leaf: leaf + 1))
+    assert traced.num_recorded == 2
+
+
+def test_the_least_recently_used_form_is_forgotten():
+    traced = Traced(lambda x: x + 1, after=0, kept=2)
+    for length in (1, 2, 1, 3, 1, 2):
+        assert torch.equal(traced(torch.zeros(length)), torch.ones(length))
+    assert traced.num_recorded == 4  # 1, 2, 3, and 2 again
+
+
+def test_what_comes_seldom_is_not_recorded():
+    traced = Traced(lambda x: x + 1, after=3)
+    for _ in range(3):
+        for length in (1, 2):
+            traced(torch.zeros(length))
+    assert traced.num_recorded == 0
+    traced(torch.zeros(1))
+    assert traced.num_recorded == 1
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch():
+    learner = efficientzero()
+    plain = Accumulate(Population(learner, 3, grads="vmap"), 2)
+    population = Population(learner, 3, grads="traced")
+    population._traced.after = 0
+    traced, batch = Accumulate(population, 2), efficientzero_batch(8)
+    state = plain.init(0)
+    wanted, found = plain.grads(state, batch), traced.grads(state, batch)
+    assert same(wanted[0], found[0]) and same(wanted[1], found[1])
+    assert population._traced.num_recorded == 1

@@ -1,0 +1,96 @@
+"""Replay of a population: shared, or each member's own."""
+
+import pytest
+import torch
+
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.member_replay import OwnReplays, SharedReplay
+
+
+def buffer(**options):
+    draws = torch.Generator().manual_seed(0)
+    return SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, generator=draws, **options)
+
+
+def steps(times=5, worlds=6):
+    no = torch.zeros(times, worlds, dtype=torch.bool)
+    where = torch.arange(worlds).expand(times, worlds)
+    entries = {"obs": where, "value": where.float(), "terminated": no, "truncated": no}
+    return TensorDict(entries, [times, worlds])
+
+
+def test_shared_windows_are_the_same_for_all():
+    replay = SharedReplay(buffer(), size=3)
+    replay.extend(steps())
+    windows = replay.sample(40)
+    assert windows.batch_size == (3, 40) and len(replay) == 24
+    assert bool((windows["index"] == windows["index"][0]).all())
+    assert bool((windows["total"] == 30).all())
+
+
+def test_shared_priorities_are_means_of_those_who_say_something():
+    nan = torch.nan
+    replay = SharedReplay(buffer(alpha=1.0, beta=1.0, eps=0.0), size=2)
+    numbers = replay.extend(steps(worlds=2)).flatten()[:4]
+    replay.update_priority(numbers.expand(2, 4), torch.full((2, 4), 4.0))
+    said = torch.tensor([[1.0, nan, 3.0, nan], [3.0, 1.0, nan, nan]])
+    replay.update_priority(numbers.expand(2, 4), said)
+    alone = buffer(alpha=1.0, beta=1.0, eps=0.0)
+    alone.extend(steps(worlds=2))
+    alone.update_priority(numbers, torch.tensor([2.0, 1.0, 3.0, 4.0]))
+    wanted, found = alone.sample(64), replay.sample(64)
+    assert torch.equal(found["index"][0], wanted["index"])
+    assert torch.equal(found["priority_weight"][1], wanted["priority_weight"])
+
+
+def test_own_windows_are_of_ones_own_worlds():
+    replay = OwnReplays([buffer(), buffer(), buffer()])
+    numbers = replay.extend(steps())
+    assert numbers.shape == (5, 6) and len(replay) == 8
+    windows = replay.sample(40)
+    assert windows.batch_size == (3, 40)
+    for member in range(3):
+        seen = windows["obs"][member].unique().tolist()
+        assert seen == [2 * member, 2 * member + 1]
+        assert bool((windows["total"][member] == 10).all())
+
+
+def test_own_priorities_stay_where_a_member_says_nothing():
+    made = [buffer(alpha=1.0, beta=1.0, eps=0.0) for _ in range(2)]
+    replay = OwnReplays(made)
+    numbers = replay.extend(steps(worlds=2)).T[:, :4]
+    replay.update_priority(numbers, torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]]))
+    replay.update_priority(numbers, torch.tensor([[torch.nan] * 4, [1.0, torch.nan, 1.0, 1.0]]))
+    for member, priority in enumerate([[1.0, 2.0, 3.0, 4.0], [1.0, 5.0, 1.0, 1.0]]):
+        alone = buffer(alpha=1.0, beta=1.0, eps=0.0)
+        alone.extend(steps(worlds=1))
+        alone.update_priority(numbers[member], torch.tensor(priority))
+        wanted = alone.sample(64)["index"]
+        assert torch.equal(replay.buffers[member].sample(64)["index"], wanted)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_beta_is_that_of_all(own):
+    made = [buffer(alpha=0.6, beta=0.4) for _ in range(2)]
+    replay = OwnReplays(made) if own else SharedReplay(made[0], 2)
+    assert replay.beta == 0.4
+    replay.beta = 0.7
+    assert replay.beta == 0.7 and made[0].beta == 0.7 and (made[1].beta == 0.7) == own
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_was_searched_anew(own):
+    made = [buffer() for _ in range(2)]
+    replay = OwnReplays(made) if own else SharedReplay(made[0], 2)
+    replay.extend(steps(worlds=2))
+    fresh = TensorDict(
+        step_index=torch.tensor([0, 1, 0, 1]),
+        member=torch.tensor([0, 0, 1, 1]),
+        value=torch.tensor([10.0, 11.0, 20.0, 21.0]),
+        batch_size=[4],
+    )
+    replay.update(fresh, best=1)
+    told = [each.read(torch.tensor([0, 1]))["value"][:, 0].tolist() for each in replay.buffers]
+    assert told == ([[10.0, 11.0], [20.0, 21.0]] if own else [[20.0, 21.0]])
