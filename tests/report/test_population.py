@@ -16,6 +16,7 @@ from .made_runs import brief_rows, config, write_run
 pytest.importorskip("matplotlib")
 
 RATES = [[0.01, 0.1, 0.001, 0.5], [0.1, 0.1, 0.2, 0.01], [0.2, 0.1, 0.4, 0.1]]
+FIRST = {"rate": RATES[0], "gamma": [0.99] * 4, "beta": [1.0, 2.0, 1.0, 1.0]}
 
 
 def lived():
@@ -24,7 +25,7 @@ def lived():
     By place:  0 1 2 3  ->  1 4 5 0  ->  4 1 6 7, and 5 comes to grief.
     """
     return [
-        {"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0},
+        start(),
         evaluated(1, [1.0, 9.0, 2.0, None], [0, 1, 2, 3]),
         born(1, [1.0, 9.0, 2.0, None], [1, 1, 1, 0], [1, 4, 5, 0], [1, 1, 1, 0])
         | {"kinds": ["none", "none", "hyper", "parameters"]}
@@ -35,6 +36,13 @@ def lived():
         | {"changes": ["", "", "rate 0.1 -> 0.4", "policy: relu -> tanh"]},
         evaluated(3, [10.0, 9.5, 14.25, 2.0], [4, 1, 6, 0]),
     ]
+
+
+def start(size=4):
+    return {"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0} | {
+        "members": list(range(size)),
+        "hyper": {name: values[:size] for name, values in FIRST.items()},
+    }
 
 
 def evaluated(number, fitness, members):
@@ -196,11 +204,21 @@ def test_before_the_last_generation_is_evaluated_the_bests_heir_is_the_best(tmp_
     assert "They have not been evaluated since they were selected" in told
 
 
-def test_the_first_members_hyper_parameters_are_known_by_their_heirs(tmp_path):
+def test_the_first_members_hyper_parameters_are_in_the_first_row(tmp_path):
     run = write_run(tmp_path / "run", lived(), settings_of(), extras=False)
-    lineage, _ = read_lineage(read_run(run))
-    rates = lineage.columns[0].hyper["rate"]
-    assert rates[:2] == (0.01, 0.1) and rates[2] != rates[2] and rates[3] != rates[3]
+    lineage, notes = read_lineage(read_run(run))
+    assert lineage.columns[0].hyper["rate"] == tuple(RATES[0]) and not notes
+
+
+@pytest.mark.parametrize("members", [None, [0, 1], "all"])
+def test_a_first_row_that_does_not_say_them(tmp_path, members):
+    first = start() | {"members": members}
+    if members is None:
+        del first["members"]
+    run = write_run(tmp_path / "run", [first, *lived()[1:]], settings_of(), extras=False)
+    lineage, notes = read_lineage(read_run(run))
+    assert lineage.columns[0].members == (0, 1, 2, 3) and not lineage.columns[0].hyper
+    assert bool(notes) == (members is not None)
 
 
 def test_the_mean_of_several_evaluations_is_told(tmp_path):
@@ -216,7 +234,7 @@ def test_nothing_was_evaluated_yet(tmp_path):
 def test_one_evaluation_only(tmp_path):
     told = words(section(page_of(tmp_path, lived()[:2], settings_of())))
     assert "The best is member 1, there from the start." in told
-    assert "No row of a generation says any yet." in told
+    assert "The same in all members at all times: gamma 0.99." in told
     assert "Nothing was changed" in told
 
 

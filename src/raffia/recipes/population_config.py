@@ -36,7 +36,7 @@ class PopulationConfig:
     activation: float = 0.0  # ... a head gets another activation,
     architecture: float = 0.0  # ... a head gets a layer or nodes more or less
     new_layer_prob: float = 0.2  # of a change of the architecture: a layer; else nodes
-    mutation_sd: float = 0.1  # of that noise, relative to the weight
+    mutation_sd: float = 0.1  # of the noise on weights, relative to them
     # Hyper-parameters that change, each NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
     grow: float = 2.0  # a step multiplies by what lies between shrink and grow

@@ -6,8 +6,7 @@ Legend: P places, at each of which one member lives at a time.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from raffia.report.changes import in_words
@@ -17,7 +16,6 @@ from raffia.report.rows import Row, number
 from raffia.report.wording import plural
 
 _MOST = 10**9  # numbers of members and generations lie below
-_NUMBER = r"(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
 
 Changes = tuple[tuple[int, str], ...]  # generation, and what was changed in it
 
@@ -158,7 +156,9 @@ def read_lineage(run: Run) -> tuple[Lineage, list[str]]:
     """
     reading = _Reading(_size(run), "update" if run.by_updates else "env_step")
     for row in run.rows:
-        if row["kind"] == "evaluate":
+        if row["kind"] == "start":
+            reading.began(row)
+        elif row["kind"] == "evaluate":
             reading.evaluated(row)
         elif row["kind"] == "generation":
             reading.born(row)
@@ -169,7 +169,9 @@ def _size(run: Run) -> int:
     said = number(run.setting("population", "size"))
     if said > 1 and said == int(said) and said < _MOST:
         return int(said)
-    lists = [row.get("members") for row in run.rows if row["kind"] in ("evaluate", "generation")]
+    lists = [
+        row.get("members") for row in run.rows if row["kind"] in ("start", "evaluate", "generation")
+    ]
     return next((len(found) for found in lists if isinstance(found, list) and found), 0)
 
 
@@ -192,6 +194,17 @@ class _Reading:
 
     def _fault(self, row: Row, what: str) -> None:
         self._faults.setdefault(f"{row['kind']}: {what}", []).append(row)
+
+    def began(self, row: Row) -> None:
+        """The first members, with their hyper-parameters."""
+        if "members" not in row:  # written by none of ours, but nothing else hangs on it
+            return
+        members = _whole(row["members"], self.size, _MOST)
+        if members is None:
+            self._fault(row, f"members is no list of {self.size}, and was left out")
+            return
+        first = Column(0, members, (None,) * self.size, members, hyper=self._hyper(row))
+        self.columns = [first]
 
     def evaluated(self, row: Row) -> None:
         """Fitness of those who live; who they are where the row of their generation is lost."""
@@ -235,9 +248,6 @@ class _Reading:
         heirs = [place for place, parent in enumerate(column.parents) if parent == best]
         as_it_was = [p for p in heirs if members[p] == ids[p] and not told[p]]
         elite = as_it_was[0] if as_it_was and best is not None else None
-        if not self.columns[-1].hyper:  # of the first members no row says them
-            starts = _starts(row.get("changes"), column.parents, hyper)
-            self.columns[-1] = replace(self.columns[-1], hyper=starts)
         self.columns.append(replace(column, changes=told, hyper=hyper, elite=elite))
 
     def _next(
@@ -309,25 +319,3 @@ def _texts(value: object, size: int) -> list[str] | None:
     if not isinstance(value, list) or len(value) != size:
         return None
     return value if all(isinstance(one, str) for one in value) else None
-
-
-def _starts(
-    changes: object, parents: Sequence[int | None], hyper: Mapping[str, tuple[float, ...]]
-) -> dict[str, tuple[float, ...]]:
-    """Hyper-parameters of those from whom a generation comes, by what was not changed or by what
-    the change says of them; nan for who left none."""
-    said = _texts(changes, len(parents)) or [""] * len(parents)
-    found = {}
-    for name, values in hyper.items():
-        pattern = re.compile(rf"{re.escape(name)} {_NUMBER} -> {_NUMBER}")
-        before = [math.nan] * len(parents)
-        for place, parent in enumerate(parents):
-            if parent is None:
-                continue
-            changed = pattern.fullmatch(said[place])
-            if changed is None:
-                before[parent] = values[place]
-            elif math.isnan(before[parent]):
-                before[parent] = number(float(changed[1]))
-        found[name] = tuple(before)
-    return found

@@ -47,7 +47,7 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
     lineage, faults = read_lineage(run)
     notes += [f"{before}{fault}" for fault in faults]
     title = [el("h3", run.name)] if several else []
-    if not lineage.columns:
+    if not any(column.fitness for column in lineage.columns):
         return join([*title, el("p.missing", "No evaluation of its members was written yet.")])
     tones = _tones(lineage)
     panel = fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
@@ -219,7 +219,7 @@ def _figure(panel: Panel, name: str) -> Html:
 def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
     panels, constant = drift_panels(lineage, tones)
     if not panels and not constant:
-        return [el("p.missing", "No row of a generation says any yet.")]
+        return [el("p.missing", "No row says any.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
     shown = [replace(panel, wide=alone) for panel in panels[:_MOST_PANELS]]
     drawn = [_figure(panel, f"{name}-{i}") for i, panel in enumerate(shown)]
