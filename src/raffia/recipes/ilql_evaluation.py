@@ -67,7 +67,7 @@ def spoken(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
     >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
     >>> decode = spoken(ILQLRun(), hyper).decode
     >>> decode.temperature, decode.adv_weight == ILQLRun().decode.adv_weight
-    (0.5, False)
+    (0.5, True)
     """
     own = {}
     for name in ("temperature", "adv_weight"):

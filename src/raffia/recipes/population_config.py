@@ -35,7 +35,8 @@ class PopulationConfig:
     parameters: float = 0.0  # ... some weights get noise,
     activation: float = 0.0  # ... a head gets another activation,
     architecture: float = 0.0  # ... a head gets a layer or nodes more or less
-    new_layer_prob: float = 0.2  # of a change of the architecture: a layer; else nodes
+    new_layer_prob: float = 0.2  # a change of the architecture is of a layer
+    nodes: tuple[int, ...] = (16, 32, 64)  # ... else so many nodes more or less, one of these
     mutation_sd: float = 0.1  # of the noise on weights, relative to them
     # Hyper-parameters that change, each NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
@@ -111,6 +112,7 @@ class PopulationConfig:
             activation=self.activation,
             architecture=self.architecture,
             new_layer_prob=self.new_layer_prob,
+            nodes=self.nodes,
             mutation_sd=self.mutation_sd,
             hyper_ranges=self.hyper_ranges(),
         )
