@@ -83,6 +83,14 @@ def method_of(settings: Mapping[str, Any]) -> str:
     return f"ILQL{best}"
 
 
+def _own(settings: Mapping[str, Any], name: str) -> bool:
+    """Whether members of a population may each have this number of their own."""
+    ranges = settings.get("population.ranges")
+    if not number(settings.get("population.size")) > 1 or not isinstance(ranges, list):
+        return False
+    return any(str(text).startswith(f"{name}=") for text in ranges)
+
+
 def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     """The name of a way of speaking, with what a config's own comes to.
 
@@ -90,12 +98,17 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     'as set: advantage × 8'
     >>> decoding_of("decode", {"decode.include_adv": False, "decode.num_beams": 1})
     'as set: policy alone, greedy'
+    >>> members = {"population.size": 4, "population.ranges": ["adv_weight=1..9"]}
+    >>> decoding_of("decode", {"decode.include_adv": True, "decode.adv_weight": 8.0, **members})
+    "as set: advantage × a member's own weight"
     """
     if name != "decode" or "decode.include_adv" not in settings:
         return spoken(name)
     weight = number(settings.get("decode.adv_weight"))
     shifted = settings["decode.include_adv"] is True and not weight == 0
     how = "policy alone" if not shifted else f"advantage × {weight:g}"
+    if shifted and _own(settings, "adv_weight"):
+        how = "advantage × a member's own weight"
     if settings.get("decode.include_logits") is False:
         how = "advantage alone"
     beams = number(settings.get("decode.num_beams"))

@@ -307,7 +307,7 @@ def _in_order(size: int, num: int) -> Tensor:
 
 
 def _embedding(member: Tensor, latent_state: Tensor, h: Tensor, c: Tensor) -> TensorDict:
-    size = [len(member)]
+    size, member = [len(member)], member.to(latent_state.device)  # rows of all are chosen together
     state = TensorDict({"h": h, "c": c}, size)
     return TensorDict(
         {"latent_state": latent_state, "reward_hidden_state": state, "member": member}, size
