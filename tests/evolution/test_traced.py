@@ -16,7 +16,7 @@ def same(one, other):
     return all(torch.equal(one[key], other[key]) for key in keys)
 
 
-@pytest.mark.parametrize("batches", ["shared", "own"])
+@pytest.mark.parametrize("batches", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_a_population_takes_the_same_steps(batches):
     learner = efficientzero()
     plain, traced = (Population(learner, 3, batches=batches, grads=g) for g in ("vmap", "traced"))

@@ -68,6 +68,7 @@ def test_a_resume_of_a_run_of_ilql_is_exact(tmp_path, target):
     assert told(whole) == told(parts)
 
 
+@pytest.mark.slow
 def test_a_resume_of_a_run_that_plays_is_exact(tmp_path):
     run, whole, parts = played(), tmp_path / "whole", tmp_path / "parts"
     efficientzero.train(run, whole, view=Quiet())

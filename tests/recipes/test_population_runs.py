@@ -185,7 +185,14 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
 
 
-@pytest.mark.parametrize(("at", "replay"), [(9, "shared"), (14, "shared"), (14, "own")])
+@pytest.mark.parametrize(
+    ("at", "replay"),
+    [
+        pytest.param(9, "shared", marks=pytest.mark.slow),
+        (14, "shared"),
+        pytest.param(14, "own", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at, replay):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     efficientzero.train(played(replay=replay), whole, view=Quiet())
@@ -221,6 +228,7 @@ def test_a_resume_is_exact_where_steps_are_recorded(tmp_path, monkeypatch):
     assert same(state_of(whole), state_of(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay", ["shared", "own"])
 def test_batch_sizes_of_members_that_play(tmp_path, replay):
     run = played(replay=replay)
