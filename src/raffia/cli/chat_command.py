@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
-from raffia.cli.ilql_runs import checkpoint_named, chosen_ilql_run, config_of_ilql
+from raffia.cli.ilql_runs import chosen_ilql_run, config_of_ilql
 from raffia.cli.parser import Parser
+from raffia.cli.runs import add_checkpoint
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql_config import ILQLRun
 
@@ -98,13 +99,7 @@ def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQ
 def _parser() -> Parser:
     parser = Parser("raffia chat", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    parser.add_argument(
-        "--checkpoint",
-        type=checkpoint_named,
-        default="best",
-        metavar="WHICH",
-        help="best (if not given), newest, or the number of an update",
-    )
+    add_checkpoint(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
     parser.add_argument(
         "--temperature",

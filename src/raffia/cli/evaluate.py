@@ -16,7 +16,7 @@ from typing import Any
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
-from raffia.cli.runs import chosen_run, config_of
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of
 from raffia.cli.style import call, columns, number, paint, waiting
 from raffia.recipes.ilql_config import ILQLRun
 
@@ -220,13 +220,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--episodes", type=_positive, default=100, metavar="N", help="how many; 100 if not given"
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=_checkpoint,
-        default="best",
-        metavar="WHICH",
-        help="best (if not given), newest, or the number of an update",
-    )
+    add_checkpoint(parser)
     parser.add_argument(
         "--num-simulations",
         type=_positive,
@@ -265,11 +259,3 @@ def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
     return int(word)
-
-
-def _checkpoint(word: str) -> str:
-    if word not in ("best", "newest") and not word.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f"{word!r} is neither best nor newest nor the number of an update"
-        )
-    return word

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
-from raffia.cli.ilql_runs import checkpoint_named, chosen_ilql_run, config_of_ilql
+from raffia.cli.ilql_runs import chosen_ilql_run, config_of_ilql
 from raffia.cli.parser import Parser
-from raffia.cli.runs import free_folder
+from raffia.cli.runs import add_checkpoint, free_folder
 from raffia.cli.style import call, columns, paint, waiting
 
 OUT = "export"  # in the run's folder
@@ -47,13 +47,7 @@ def export(words: Sequence[str]) -> int:
     parser.add_argument(
         "--out", metavar="FOLDER", help=f"not there yet, or empty; RUN/{OUT} if not given"
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=checkpoint_named,
-        default="best",
-        metavar="WHICH",
-        help="best (if not given), newest, or the number of an update",
-    )
+    add_checkpoint(parser)
     args = parser.read(words)
     run = chosen_ilql_run(args.run, "export")
     config_of_ilql(run, call("raffia", "evaluate", run))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
@@ -39,16 +38,3 @@ def config_of_ilql(run: Path, *others: str) -> ILQLRun:
     if not isinstance(config, ILQLRun):
         raise UsageError(f"{run} is no run of ILQL: it plays {config.env.id}", *others)
     return config
-
-
-def checkpoint_named(word: str) -> str:
-    """What `--checkpoint` may be.
-
-    >>> checkpoint_named("newest")
-    'newest'
-    """
-    if word not in ("best", "newest") and not word.isdecimal():
-        raise argparse.ArgumentTypeError(
-            f"{word!r} is neither best nor newest nor the number of an update"
-        )
-    return word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
+from raffia.cli.parser import Parser
 from raffia.cli.style import call, number
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
@@ -17,6 +19,31 @@ from raffia.report.summary import RunSummary, summarise
 from raffia.train.config import ConfigError, read_config
 
 HOME = Path("runs")  # where runs lie if nothing else is said
+
+
+def add_checkpoint(parser: Parser) -> None:
+    """The flag that says which checkpoint of a run is meant.
+
+    >>> parser = Parser("raffia look", "looks", "")
+    >>> add_checkpoint(parser)
+    >>> parser.read(["--checkpoint", "newest"]).checkpoint
+    'newest'
+    """
+    parser.add_argument(
+        "--checkpoint",
+        type=_checkpoint,
+        default="best",
+        metavar="WHICH",
+        help="best (if not given), newest, or the number of an update",
+    )
+
+
+def _checkpoint(word: str) -> str:
+    if word not in ("best", "newest") and not word.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is neither best nor newest nor the number of an update"
+        )
+    return word
 
 
 def chosen_run(given: str | None, command: str, envs: Sequence[str] = ()) -> Path:

@@ -16,6 +16,7 @@ from numba.core import cgutils
 
 from raffia.jit.kernel import kernel
 from raffia.jit.lanes import intrinsic
+from raffia.jit.tiles import call_one
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 
 MOST_ROWS = 3  # of a tile: with 4 columns 12 sums, which 16 registers hold beside what is read
@@ -45,15 +46,8 @@ def _tile(name: str, columns: int) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             count, *arguments = arguments
             arguments[5] = builder.fptrunc(arguments[5], FLOAT)
-            after = builder.append_basic_block()
-            switch = builder.switch(count, after)
-            for rows in range(1, MOST_ROWS + 1):
-                block = builder.append_basic_block()
-                switch.add_case(_WORD(rows), block)
-                builder.position_at_end(block)
-                builder.call(_function(builder.module, rows, columns, arguments), arguments)
-                builder.branch(after)
-            builder.position_at_end(after)
+            sizes = [(rows, columns) for rows in range(1, MOST_ROWS + 1)]
+            call_one(builder, "dots", count, sizes, arguments, _body)
             return context.get_dummy_value()
 
         word, real = types.int64, types.float64
@@ -61,19 +55,6 @@ def _tile(name: str, columns: int) -> Any:
 
     typed.__name__ = typed.__qualname__ = name
     return intrinsic(typed)
-
-
-def _function(module: Any, rows: int, columns: int, arguments: list[Any]) -> Any:
-    """The LLVM function for a tile of this size, made once in a module."""
-    name = f"dots_{rows}x{columns}"
-    function = module.globals.get(name)
-    if function is None:
-        kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
-        function = ir.Function(module, kind, name)
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        _body(function, rows, columns)
-    return function
 
 
 def _body(function: Any, rows: int, columns: int) -> None:

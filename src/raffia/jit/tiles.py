@@ -10,6 +10,7 @@ order, in every tile the same way: a row's result does not depend on the rows be
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -47,15 +48,7 @@ def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             count, *arguments = arguments
             arguments[7] = builder.fptrunc(arguments[7], FLOAT)
-            after = builder.append_basic_block()
-            switch = builder.switch(count, after)
-            for rows, panels in rows_and_panels:
-                block = builder.append_basic_block()
-                switch.add_case(_WORD(rows), block)
-                builder.position_at_end(block)
-                builder.call(_function(builder.module, rows, panels, arguments), arguments)
-                builder.branch(after)
-            builder.position_at_end(after)
+            call_one(builder, "tile", count, rows_and_panels, arguments, _body)
             return context.get_dummy_value()
 
         word, real = types.int64, types.float64
@@ -65,16 +58,41 @@ def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
     return intrinsic(typed)
 
 
-def _function(module: Any, rows: int, panels: int, arguments: list[Any]) -> Any:
-    """The LLVM function for a tile of this size, made once in a module."""
-    name = f"tile_{rows}x{panels}"
+def call_one(
+    builder: Any,
+    name: str,  # of the functions, before their size
+    rows: Any,  # a number known at run time
+    sizes: Iterable[tuple[int, int]],  # rows and columns or panels that there is a function for
+    arguments: list[Any],
+    write: Callable[[Any, int, int], None],  # writes the body of the function of a size
+) -> None:
+    """Call the LLVM function for so many rows; each is made once in a module."""
+    after = builder.append_basic_block()
+    switch = builder.switch(rows, after)
+    for size in sizes:
+        block = builder.append_basic_block()
+        switch.add_case(_WORD(size[0]), block)
+        builder.position_at_end(block)
+        builder.call(_function(builder.module, name, size, arguments, write), arguments)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+def _function(
+    module: Any,
+    name: str,
+    size: tuple[int, int],
+    arguments: list[Any],
+    write: Callable[[Any, int, int], None],
+) -> Any:
+    name = f"{name}_{size[0]}x{size[1]}"
     function = module.globals.get(name)
     if function is None:
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in arguments])
         function = ir.Function(module, kind, name)
         function.linkage = "internal"
         function.attributes.add("noinline")
-        _body(function, rows, panels)
+        write(function, *size)
     return function
 
 

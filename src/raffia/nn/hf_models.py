@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from raffia.functional.trees import is_traced
 from raffia.nn.lm_folder import read_config, weight_files
 
-__all__ = ["UNBOUNDED", "hf_sizes", "load_hf", "make_hf", "new_past", "recompute_layers"]
+__all__ = ["UNBOUNDED", "hf_sizes", "load_hf", "make_hf", "new_past", "no_bars", "recompute_layers"]
 
 UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
@@ -68,7 +68,7 @@ def load_hf(
     config = _config(read_config(folder), str(folder))
     weight_files(folder)
     _set_dropout(config, dropout)
-    with _no_bars():
+    with no_bars():
         model = _library().AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -184,8 +184,12 @@ def _set_dropout(config: Any, rate: float | None) -> None:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without the bars of progress that `transformers` draws."""
+def no_bars() -> Iterator[None]:
+    """Without the bars of progress that `transformers` draws.
+
+    >>> with no_bars():
+    ...     pass
+    """
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from raffia.data.folder import sync
 from raffia.envs.text.saved_tokenizer import load_tokenizer
 from raffia.envs.text.transformers_files import TEMPLATE, save_for_transformers, special_tokens_of
 from raffia.functional.seeds import generator_for
+from raffia.nn.hf_models import no_bars
 from raffia.nn.hf_trunk import HFTrunk
 from raffia.nn.lm_folder import save_gpt2
 from raffia.nn.lora import merge_lora
@@ -209,26 +209,12 @@ def _write_trunk(folder: Path, trunk: nn.Module, marks: Mapping[str, int]) -> No
         case CausalLM():
             save_gpt2(folder, plain.settings(), plain.state_dict(), extra=marks)
         case HFTrunk():
-            with _no_bars():
+            with no_bars():
                 plain.model.save_pretrained(folder)
         case _:
             raise RunError(
                 f"a {type(plain).__name__} can't be exported: known are CausalLM and HFTrunk"
             )
-
-
-@contextlib.contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without the bars of progress that `transformers` draws."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, Any]:

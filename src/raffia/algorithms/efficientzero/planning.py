@@ -51,9 +51,8 @@ class _Copy:
     def load(self, weights: TensorDict) -> None:
         names = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         with torch.no_grad():
-            for part in ("params", "buffers"):
-                for key, value in weights[part].items(True, True):
-                    names[dotted(key)].copy_(value)
+            for name, value in weights_by_name(weights).items():
+                names[name].copy_(value)
         self._folded.refresh(self._model)
 
     def root(
@@ -209,6 +208,20 @@ class Planner:
     def _threads(self, root: RootOutput) -> int:
         # Below some 64 roots a second thread costs more than it brings (docs/benchmarks.md).
         return self.num_threads if len(root.value) >= 64 else 1
+
+
+def weights_by_name(weights: TensorDict) -> dict[str, Tensor]:
+    """ "params" and "buffers" by the names that a module has for them.
+
+    >>> weights = TensorDict(params=dict(fc=dict(bias=torch.ones(1))), buffers=TensorDict())
+    >>> weights_by_name(weights)
+    {'fc.bias': tensor([1.])}
+    """
+    return {
+        dotted(key): value
+        for part in ("params", "buffers")
+        for key, value in weights[part].items(True, True)
+    }
 
 
 def acting_numbers(config: EfficientZeroConfig) -> dict[str, float]:

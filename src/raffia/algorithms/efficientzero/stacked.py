@@ -15,10 +15,9 @@ from torch.func import functional_call
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.inference import FoldedModel, fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
-from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.planning import Planner, weights_by_name
 from raffia.envs.env import EnvSpec
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
-from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["StackedModel", "StackedPlanner"]
@@ -95,11 +94,7 @@ class StackedModel:
         >>> model = StackedModel(learner.make_model(0), size=2)
         >>> model.load(torch.stack([learner.init(seed) for seed in (1, 2)]))
         """
-        found = {
-            dotted(key): value.detach()
-            for part in ("params", "buffers")
-            for key, value in weights[part].items(True, True)
-        }
+        found = {name: value.detach() for name, value in weights_by_name(weights).items()}
         fine = torch.stack(
             [value.reshape(self.size, -1).isfinite().all(1) for value in found.values()]
         ).all(0)
