@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,17 @@ from raffia.cli.chat import Conversation, Session, shade, values_table
 from raffia.cli.chat_command import _parser, spoken_by
 from raffia.cli.chat_wordle import Game
 from raffia.cli.errors import UsageError
+from raffia.recipes.ilql import train
 from raffia.recipes.ilql_chat import Chat, Guessing, Piece
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.ilql_data import make_tokenizer, make_wordle
 from raffia.recipes.ilql_networks import Networks
 from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.members import best_of
+from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.presets import PRESETS
-from raffia.recipes.run_folder import create_run
+from raffia.recipes.run_folder import create_run, find_checkpoint
+from raffia.train.view import PlainView
 from tests.cli.test_runs import fails
 
 SMOKE = ILQL_PRESETS["ilql-smoke"]
@@ -262,6 +267,21 @@ def test_a_run_from_training_to_talk_and_export(here, monkeypatch, capsys):
     assert f"raffia chat {run}\n" in fails(f"play {run}", capsys)
     assert f"which run?\n  raffia chat {run}\n" in fails("chat", capsys)
     assert f"raffia export {run}\n" in fails("export", capsys)
+
+
+def test_the_best_member_of_a_population_speaks_with_its_own_numbers(here, monkeypatch):
+    ranges = ("adv_weight=0.1..100",)
+    population = PopulationConfig(size=3, ranges=ranges, no_mutation=0.0, elitism=False)
+    evaluate = replace(SMOKE.evaluate, every_updates=2, num_episodes=2)
+    run = replace(SMOKE, population=population, evaluate=evaluate, num_updates=6)
+    train(run, "runs/members", view=PlainView(io.StringIO()))
+    own = best_of(find_checkpoint(Path("runs/members"), "newest"))["hyper", "adv_weight"]
+    assert float(own) != SMOKE.decode.adv_weight
+    asked = []
+    monkeypatch.setattr("raffia.cli.chat.talk", lambda run, config, **_: asked.append(config) or 0)
+    for words in ([], ["--adv-weight", "3"]):
+        assert main(["chat", "runs/members", "--checkpoint", "newest", *words]) == 0
+    assert [config.decode.adv_weight for config in asked] == [pytest.approx(float(own)), 3.0]
 
 
 def test_a_talk_about_data(here, monkeypatch, capsys):

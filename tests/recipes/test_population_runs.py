@@ -10,7 +10,7 @@ from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.envs.text.wordle.game import WordleObservation
 from raffia.evolution.traced import Traced
 from raffia.recipes import efficientzero
-from raffia.recipes.ilql import evaluate, load_agent, resume, train
+from raffia.recipes.ilql import evaluate, load_agent, member_config, resume, train
 from raffia.recipes.ilql_config import ILQLEvaluateConfig
 from raffia.recipes.ilql_presets import ILQL_PRESETS
 from raffia.recipes.members import Members, best_of
@@ -135,6 +135,7 @@ def test_a_member_speaks_with_its_own_numbers(tmp_path):
     decode = load_agent(tmp_path / "run", "newest").config
     assert decode.temperature == pytest.approx(float(hyper["temperature"]))
     assert decode.adv_weight == pytest.approx(float(hyper["adv_weight"]))
+    assert member_config(tmp_path / "run", "newest").decode.adv_weight == decode.adv_weight
     state = state_of(tmp_path / "run")
     assert len(set(state["hyper", "temperature"].tolist())) > 1
 

@@ -39,6 +39,11 @@ def chat(words: Sequence[str]) -> int:
     args = _parser().read(words)
     run = chosen_ilql_run(args.run, "chat")
     config = config_of_ilql(run, call("raffia", "play", run), call("raffia", "evaluate", run))
+    if config.population.size > 1:  # whose best member may speak with numbers of its own
+        waiting(f"looking at the best member of {run} ...")
+        from raffia.recipes.ilql import member_config
+
+        config = member_config(run, args.checkpoint)
     config, notices = spoken_by(config, args, run)
 
     waiting(f"loading the agent of {run} ...")

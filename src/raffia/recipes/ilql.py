@@ -40,6 +40,7 @@ __all__ = [
     "evaluate",
     "fitted",
     "load_agent",
+    "member_config",
     "resume",
     "train",
 ]
@@ -105,6 +106,22 @@ def resume(
         begun = functools.partial(write_config, folder, after, preset)
     make = functools.partial(DialogueRun, after, folder)
     return sit(folder, make, num_threads=after.num_threads, view=view, begun=begun)
+
+
+def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
+    """The settings of a run with the decoding of its best member, which may have its own numbers.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     member_config(f"{there}/run").decode == short.decode
+    True
+    """
+    state = best_of(find_checkpoint(Path(folder), checkpoint))
+    return spoken(read_run_of(ILQLRun, Path(folder)), state["hyper"])
 
 
 def load_agent(
