@@ -1,5 +1,6 @@
 """apply and its relatives, map over chunks, and containers as pytree nodes."""
 
+import signal
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -401,6 +402,16 @@ def double(td):
     return TensorDict({"c": td["a"] * 2}, td.batch_size)
 
 
+def how_sigterm_ends(td):
+    """Whether SIGTERM is left to the system, and whether it is held back, for each row."""
+    default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    shape = td.batch_size
+    return TensorDict(
+        {"default": torch.full(shape, default), "held": torch.full(shape, held)}, shape
+    )
+
+
 @pytest.mark.slow
 class TestMap:
     """Chunks go to a pool of processes and come back joined, in order."""
@@ -428,6 +439,20 @@ class TestMap:
             )
         )
         torch.testing.assert_close(torch.cat([c["c"] for c in chunks]), td["a"] * 2)
+
+    def test_a_pool_can_end_its_workers_wherever_it_is_made(self):
+        """A training notes SIGTERM and goes on: were its forks to do so, their pool would hang."""
+        before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            td = TensorDict({"a": torch.arange(2.0)}, [2])
+            found = td.map(
+                how_sigterm_ends, num_workers=1, num_chunks=2, generator=torch.Generator()
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(signal.SIGTERM, before)
+        assert found["default"].all() and not found["held"].any()
 
 
 class TestMapArguments:

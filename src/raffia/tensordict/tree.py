@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -365,7 +367,14 @@ def map_iter(
 
 
 def _seeded(seed: Any, num_threads: int) -> None:
-    """First act of a worker process: take the next seed."""
+    """First act of a worker process: take the next seed, and let the pool end this process.
+
+    A fork has its parent's handlers and mask: where SIGTERM is only noted, as in a training that
+    stops between two updates, the pool would wait for ever for the end of a worker.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     torch.set_num_threads(num_threads)
     with seed.get_lock():
         seed.value += 1
