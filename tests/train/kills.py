@@ -52,7 +52,7 @@ def run_with_kills(
     env: of the environment variables, those that are added.
     watched: a file that grows when the command is at work, or a function whose value does. A kill
         comes up to `at_work_seconds` after it grew; but `starting_share` of the kills come at any
-        time from the start on.
+        time from the start on, at the latest when it grows: a start may be quicker than the last.
     can_resume: whether there is something to resume; until then the first command is run again.
     limit_seconds: of one sitting. AssertionError if it takes longer, or fails by itself; the text
         has its output.
@@ -68,7 +68,8 @@ def run_with_kills(
                 run.wait(lambda: False)
                 break
             if watched is None or draw.random() < starting_share:
-                ended = run.wait_seconds(draw.uniform(0.0, started + at_work_seconds))
+                until = draw.uniform(0.0, started + at_work_seconds)
+                ended = run.wait(lambda until=until: run.seconds >= until or run.written > 0)
             else:
                 ended = run.wait(lambda: run.written > 0)
                 started = run.seconds

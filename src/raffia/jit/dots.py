@@ -5,6 +5,9 @@
 Nothing is packed first, as it is for `raffia.jit.tiles`: weights are read in place, which pays
 where a few rows are all that they are read for. A sum is taken in `WIDTH` parts, k by k, which are
 then added in an order that never changes: a row's result does not depend on the rows beside it.
+
+Weights larger than the cache are read as quickly as memory gives them, which four streams at once
+are not by themselves: a tile asks for the next tile's weights, line by line, into the second cache.
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
@@ -21,7 +24,9 @@ from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 
 MOST_ROWS = 3  # of a tile: with 4 columns 12 sums, which 16 registers hold beside what is read
 COLUMNS = 4
+LINE = 64  # bytes that memory gives at once
 
+_BYTE, _NUMBER = ir.IntType(8), ir.IntType(32)
 _WORD = ir.IntType(64)
 _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
@@ -78,8 +83,13 @@ def _body(function: Any, rows: int, columns: int) -> None:
     for kept in sums.values():
         builder.store(ir.Constant(VECTOR, [FLOAT(0.0)] * WIDTH), kept)
     depth_bytes = builder.mul(depth, _WORD(4))
+    next_tile = after(weights, depth_bytes, columns)
     with cgutils.for_range(builder, builder.udiv(depth, _WORD(WIDTH))) as loop:
         at = builder.mul(loop.index, _WORD(4 * WIDTH))
+        for line in range(0, 4 * WIDTH * columns, LINE):
+            _ask_for(
+                builder, pointer(builder.add(after(next_tile, at, columns), _WORD(line)), _BYTE)
+            )
         xs = [vector(builder.add(after(inputs, input_step, row), at)) for row in range(rows)]
         for column in range(columns):
             w = vector(builder.add(after(weights, depth_bytes, column), at))
@@ -104,6 +114,14 @@ def _body(function: Any, rows: int, columns: int) -> None:
     builder.ret_void()
 
 
+def _ask_for(builder: Any, place: Any) -> None:
+    """Have a line of memory brought into the second cache; nothing happens where none lies."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _NUMBER, _NUMBER, _NUMBER])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE.as_pointer()], kind)
+    to_read, second_cache, data = _NUMBER(0), _NUMBER(2), _NUMBER(1)
+    builder.call(prefetch, [place, to_read, second_cache, data])
+
+
 def _sums(builder: Any, parts: list[Any]) -> Any:
     """The sum over each of these vectors: of four vectors as a vector, of one as a number."""
     width = WIDTH
@@ -114,7 +132,7 @@ def _sums(builder: Any, parts: list[Any]) -> Any:
         (part,) = parts
         for width in (2, 1):
             part = _folded(builder, part, width)
-        return builder.extract_element(part, ir.IntType(32)(0))
+        return builder.extract_element(part, _NUMBER(0))
     pairs = [
         builder.fadd(_chosen(builder, a, b, 0, 4, 1, 5), _chosen(builder, a, b, 2, 6, 3, 7))
         for a, b in (parts[:2], parts[2:])
@@ -129,8 +147,7 @@ def _folded(builder: Any, part: Any, width: int) -> Any:
 
 
 def _chosen(builder: Any, a: Any, b: Any, *places: int) -> Any:
-    number = ir.IntType(32)
-    mask = ir.Constant(ir.VectorType(number, len(places)), [number(place) for place in places])
+    mask = ir.Constant(ir.VectorType(_NUMBER, len(places)), [_NUMBER(place) for place in places])
     return builder.shuffle_vector(a, b, mask)
 
 

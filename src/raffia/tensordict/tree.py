@@ -369,8 +369,9 @@ def map_iter(
 def _seeded(seed: Any, num_threads: int) -> None:
     """First act of a worker process: take the next seed, and let the pool end this process.
 
-    A fork has its parent's handlers and mask: where SIGTERM is only noted, as in a training that
-    stops between two updates, the pool would wait for ever for the end of a worker.
+    A fork has its parent's handlers and mask. Where SIGTERM is only noted, as in a training that
+    stops between two updates, or taken by SDL, as once a picture was drawn, the pool would wait for
+    ever for the end of a worker.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform != "win32":
