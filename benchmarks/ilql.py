@@ -86,8 +86,8 @@ GROUPS: list[tuple[list[Operation], bool]] = [
     ([speak("small", 8, 0, 2.0), speak("small", 8, 4, 2.0)], False),
     ([speak("small", 1, 0, None, "three trunks")], False),
     ([speak("small", 8, 0, None, "three trunks")], False),
-    ([train("gpt2", "three trunks", None), train("gpt2", "shared", None)], True),
-    ([speak("gpt2", 1, 0, None), speak("gpt2", 1, 0, None, top_k=50)], True),
+    ([train("gpt2", "three trunks", 1.2), train("gpt2", "shared", 2.5)], True),
+    ([speak("gpt2", 1, 0, 4.0), speak("gpt2", 1, 0, 4.0, top_k=50)], True),
 ]
 MEMORY = [
     ([train("small", "three trunks", None, True), train("small", "shared", 0.6, True)], False),

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import linear
 
 from raffia.functional.trees import is_traced
 from raffia.nn.attention import View
@@ -222,7 +221,10 @@ class CausalLM(nn.Module):
         >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16).logits(torch.zeros(3, 16)).shape
         torch.Size([3, 50])
         """
-        return linear(hidden, self.wte.weight)
+        # The weights come first: their gradient is then a tensor of its own, to which that of the
+        # look-ups is added in place, and not a view, which would be added up in fresh memory.
+        said = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
+        return said.contiguous().view(*hidden.shape[:-1], self.vocab_size)
 
     def new_cache(
         self,
