@@ -61,6 +61,7 @@ def check(result):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "probe", [PATCHES_NOTHING, NO_NETWORK], ids=["patches nothing", "no network"]
 )
@@ -68,6 +69,7 @@ def test_import(probe):
     check(python(IMPORT_ALL + probe, "raffia"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "line", "complaint"),
     [
@@ -102,6 +104,7 @@ def test_the_command_line_answers_at_once(flag):
     check(python(code))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not importlib.util.find_spec("tensordict"), reason="extra bench is not installed"
 )

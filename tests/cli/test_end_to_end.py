@@ -88,6 +88,7 @@ def test_training_says_how_it_ended_and_what_to_do_next(tmp_path, capsys):
     assert "update 10/10" in said[end - 1] and "env step 80/80" in said[end - 1]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_longer(tmp_path, capsys):
     run = trained(tiny(), tmp_path, "run")
     assert main(["resume", str(run)]) == 0
@@ -99,6 +100,7 @@ def test_a_run_is_resumed_longer(tmp_path, capsys):
     assert any("finished: 100 environment steps, 15 updates" in line for line in said)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_told_filmed_and_shown_by_the_report(pole, capsys):
     assert main(["evaluate", str(pole), "--episodes", "4", "--record"]) == 0
     said = lines(capsys)
@@ -122,6 +124,7 @@ def test_an_evaluation_is_one_line_of_json(pole, capsys):
     assert json.loads(line)["checkpoint"] == "newest"
 
 
+@pytest.mark.slow
 def test_a_game_is_evaluated_against_an_opponent(board, capsys):
     assert main(["evaluate", str(board), "--episodes", "4", "--opponent", "random"]) == 0
     said = lines(capsys)
@@ -279,6 +282,7 @@ def test_a_rate_that_is_too_high_is_told(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: update ")
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, monkeypatch):
     import raffia.train.checkpoint as checkpoint
 

@@ -259,6 +259,7 @@ def test_threads_agree_on_one_numbering(to_int):
         assert torch.equal(final[part], index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read(method):
     to_int = HashToInt()

@@ -467,6 +467,7 @@ def version_of(m):
     return number
 
 
+@pytest.mark.slow
 def test_killed_while_saving(folder):
     """Fifty times: what can be read is the last map that was reported as saved, or the next."""
     rng = random.Random(0)
@@ -518,6 +519,7 @@ def dying_at(step, monkeypatch):
         monkeypatch.setattr(os, name, before(getattr(os, name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["a new folder", "over an older map"])
 def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
     seen = []
@@ -664,6 +666,7 @@ m.save(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_reads_and_writes(folder):
     filled(*range(20)).save(folder)
     other = folder.parent / "other"

@@ -71,6 +71,7 @@ print(json.dumps([SipHash()(rows).tolist(), td["_index"].tolist()]))
 """
 
 
+@pytest.mark.slow
 def test_01_hashes_are_the_same_in_every_process(tmp_path):
     rows = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     query = QueryModule("k")

@@ -863,6 +863,7 @@ for query in (loaded, pickled):
 """
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process_ours(tmp_path):
     from safetensors.torch import save_file
 

@@ -437,6 +437,7 @@ def run(buffer, first, n):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(kind):
     buffer = MAKE[kind]()
@@ -747,8 +748,7 @@ def test_one_thread_adds_while_others_sample_and_update(make, prefetch):
 
 
 # -------------------------------------------------------------- what was wrong with the peer's
-
-
+@pytest.mark.slow
 def test_prioritized_replay_needs_nothing_that_pip_does_not_install():
     code = """
 import sys, importlib.util

@@ -161,6 +161,7 @@ def test_hash_of_bytes_in_cpython(version):
     assert list(map(str, ours)) == theirs
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_seed_agrees():
     program = (
         "import sys, torch, raffia.data.hash, raffia.data.rows\n"

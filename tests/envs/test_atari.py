@@ -113,6 +113,7 @@ def digest():  # stands alone: another process runs its text
     return hashlib.sha256(torch.stack(seen).numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_an_episode_is_the_same_in_another_process():
     command = [sys.executable, "-c", inspect.getsource(digest) + "print(digest())"]
     there = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

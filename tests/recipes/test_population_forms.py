@@ -57,6 +57,7 @@ def kinds(folder):
     return {kind for row in rows(folder, "generation") for kind in row["kinds"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["heads", "trunk"])
 def test_a_resume_of_a_run_of_ilql_is_exact(tmp_path, target):
     run, whole, parts = spoken(target=target), tmp_path / "whole", tmp_path / "parts"
@@ -81,6 +82,7 @@ def test_a_resume_of_a_run_that_plays_is_exact(tmp_path):
     assert efficientzero.evaluate(whole, episodes=2).returns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["heads", "trunk"])
 def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path, target):
     all_change = replace(FORMS, elitism=False, no_mutation=0.0, parameters=0.0)

@@ -42,6 +42,7 @@ def state_of(folder):
     return Checkpoints(folder / "checkpoints").newest(print).tensors("state")
 
 
+@pytest.mark.slow
 def test_a_run_is_selected_after_each_evaluation_but_the_last(tmp_path):
     result = train(RUN, tmp_path / "run", view=Quiet())
     assert (result.reason, result.update) == ("finished", 12)
@@ -59,6 +60,7 @@ def test_a_run_is_selected_after_each_evaluation_but_the_last(tmp_path):
     assert len(set(rates.tolist())) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [6, 8])
 def test_a_resume_is_exact_within_a_generation_and_between_two(tmp_path, at):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -72,6 +74,7 @@ def test_a_resume_is_exact_within_a_generation_and_between_two(tmp_path, at):
     assert told == again
 
 
+@pytest.mark.slow
 def test_the_agent_of_a_population_is_its_best_member(tmp_path):
     train(RUN, tmp_path / "run", view=Quiet())
     found = Checkpoints(tmp_path / "run" / "checkpoints").newest(print)
@@ -143,6 +146,7 @@ def test_a_member_speaks_with_its_own_numbers(tmp_path):
 SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
 
 
+@pytest.mark.slow
 def test_batch_sizes_are_the_members_own(tmp_path):
     run = replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8)
     train(run, tmp_path / "run", view=Quiet({6: terminate}))
@@ -170,6 +174,7 @@ def played(**changes):
     )
 
 
+@pytest.mark.slow
 def test_members_play_in_one_search_and_are_selected(tmp_path):
     result = efficientzero.train(played(), tmp_path / "run", view=Quiet())
     assert result.reason == "finished"

@@ -46,6 +46,7 @@ def test_a_run_leaves_what_is_needed_to_go_on_and_to_look_at(finished):
     assert list((finished / "trees").glob("*.svg"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [[1], [6, 7, 20], [29]])
 def test_a_run_that_is_stopped_and_resumed_is_the_same_run(finished, tmp_path, stops):
     folder = tmp_path / "run"

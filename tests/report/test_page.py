@@ -99,6 +99,7 @@ def test_a_run_is_shown_with_all_its_parts(tmp_path):
     assert "raffia resume" not in page.text  # it has finished
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_beside_it(tmp_path):
     text = report(write_run(tmp_path / "run", rows(), config()))
     page = Page(text)

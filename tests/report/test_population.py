@@ -351,6 +351,7 @@ spoilt = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(changes=st.lists(spoilt, min_size=5, max_size=5))
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_rows_give_a_page(tmp_path_factory, changes):

@@ -157,6 +157,7 @@ def test_the_rules_are_those_of_tictactoe():
     assert worth[row].tolist() == [-2, 0, -1, 0, -2, 0, -1, 0, -2]
 
 
+@pytest.mark.slow
 def test_no_losing_move_is_picked_in_any_position_of_tictactoe():
     seen = 0
     for empty, (boards, worth) in by_empty_squares().items():

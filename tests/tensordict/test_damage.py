@@ -450,6 +450,7 @@ def test_order_of_a_durable_save(tmp_path, monkeypatch):
     assert temporary == source and where == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_while_saving(tmp_path):
     program = (
         "import sys, torch; from raffia import TensorDict\n"
@@ -780,6 +781,7 @@ class TestMapped:
         assert threading.get_ident() not in used
         assert content(TensorDict.load(tmp_path)) == content(td.memmap())
 
+    @pytest.mark.slow
     def test_files_that_may_not_be_written_are_mapped_privately(self, tmp_path):
         program = (
             "import os, sys; from raffia import TensorDict; os.setuid(65534)\n"
@@ -817,6 +819,7 @@ class TestMapped:
         gc.collect()
         assert os.listdir(tmp_path) == []
 
+    @pytest.mark.slow
     def test_temporary_files_go_with_the_process_that_made_them(self, tmp_path):
         program = (
             "import os, torch; from raffia import TensorDict\n"

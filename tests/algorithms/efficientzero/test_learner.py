@@ -216,6 +216,7 @@ def test_equal_seeds_learn_the_same_bits():
     assert_equal(*finals, atol=0, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
 def test_a_small_batch_is_learnt_by_heart(norm_type):
     learner = learner_of(
@@ -359,6 +360,7 @@ def test_images_are_learnt_from():
     assert stacked["params", "representation_network", "conv", "weight"].shape[1] == 4
 
 
+@pytest.mark.slow
 def test_continuous_policies_are_learnt_from_sampled_actions():
     spec = EnvSpec(observation_shape=(4,), action=Box((-1.0, -1.0), (1.0, 2.0)))
     learner = learner_of(

@@ -297,6 +297,7 @@ def test_episodes_can_be_written_and_read_as_json_lines(form, folder, episode):
             assert (one == other).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "package", "extra"),
     [(read_minari, "h5py", "hdf5"), (read_parquet, "pyarrow", "parquet")],
