@@ -1,6 +1,9 @@
 """Products with weights where they lie: right, whatever the sizes, and the same in every batch."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -50,3 +53,36 @@ def test_what_is_no_number_stays():
     x[0, 3] = math.nan
     found = product(x, weight, floor=0.0)
     assert found[0].isnan().all() and (found[1] == WIDTH).all()
+
+
+AT_THE_EDGE = """
+import ctypes, math, mmap, torch
+from raffia.jit.dots import dots
+from raffia.jit.vectors import WIDTH
+memory = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+for page in (0, 2):  # reading these kills the process
+    guarded = ctypes.c_void_p(start + page * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(guarded, mmap.PAGESIZE, 0) == 0
+for rows in (1, 2, 3):
+    for outputs in range(1, 10):
+        size = 4 * 2 * WIDTH * outputs
+        weight = torch.frombuffer(memory, dtype=torch.float32, count=size // 4,
+                                  offset=2 * mmap.PAGESIZE - size)
+        weight.fill_(2.0)
+        x, out = torch.ones(rows, 2 * WIDTH), torch.empty(rows, outputs)
+        dots(rows, x.data_ptr(), 8 * WIDTH, 2 * WIDTH, outputs, weight.data_ptr(), 0, -math.inf,
+             0, 0, out.data_ptr(), 4 * outputs)
+        assert (out == 4 * WIDTH).all()
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is guarded as Linux does")
+def test_weights_may_end_where_memory_ends():
+    """The next tile's weights are asked for ahead, also where there is none; that reads nothing."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AT_THE_EDGE]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "done\n"

@@ -64,6 +64,22 @@ def test_logits_are_gpt2s(known):
     assert_close(logits[0, ORACLE["positions"]], expected, **EXACT)
 
 
+def test_logits_of_any_shape_give_their_weight_a_gradient_of_its_own():
+    """Not a view of another tensor: to such the look-ups' could not be added in place."""
+    model = make()
+    weight = model.wte.weight
+    for shape in ((12,), (5, 12), (2, 3, 12), (0, 12)):
+        hidden = torch.randn(shape, dtype=torch.float64)
+        said = model.logits(hidden)
+        assert_close(said, torch.nn.functional.linear(hidden, weight), **EXACT)
+        assert said.is_contiguous()
+        slope = torch.randn_like(said)
+        (gradient,) = torch.autograd.grad(said, weight, slope)
+        rows = slope.reshape(-1, 11), hidden.reshape(-1, 12)
+        assert_close(gradient, rows[0].t() @ rows[1], **EXACT)
+        assert gradient._base is None and gradient.is_contiguous()
+
+
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 def test_next_tokens_of_a_batch_are_gpt2s(known, left, cached):
