@@ -134,6 +134,7 @@ def scalars(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # nine processes, on whatever machine
 @pytest.mark.parametrize(
     ("make", "num_env_steps", "every_updates", "num_kills"),
     [

@@ -1,6 +1,8 @@
 """apply and its relatives, map over chunks, and containers as pytree nodes."""
 
+import os
 import signal
+import time
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -412,6 +414,17 @@ def how_sigterm_ends(td):
     )
 
 
+class Lingering:
+    """Once it was sent home, the worker that made it is not back at the queue for a while."""
+
+    def __init__(self, td):
+        self.home = os.getppid()
+
+    def __del__(self):
+        if os.getppid() == self.home:
+            time.sleep(0.5)
+
+
 @pytest.mark.slow
 class TestMap:
     """Chunks go to a pool of processes and come back joined, in order."""
@@ -453,6 +466,16 @@ class TestMap:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.signal(signal.SIGTERM, before)
         assert found["default"].all() and not found["held"].any()
+
+    @pytest.mark.timeout(30)
+    def test_a_pool_ends_though_a_worker_misses_its_last_message(self):
+        before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        try:
+            td = TensorDict({"a": torch.arange(6.0)}, [6])
+            options = {"num_workers": 1, "num_chunks": 3, "generator": torch.Generator()}
+            assert len(list(td.map_iter(Lingering, **options))) == 3
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 class TestMapArguments:
