@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from raffia.jit.kernel import kernel
+from raffia.jit.kernel import ask_for, kernel
 from raffia.jit.lanes import intrinsic
 from raffia.jit.tiles import call_one
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
@@ -25,8 +25,9 @@ from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 MOST_ROWS = 3  # of a tile: with 4 columns 12 sums, which 16 registers hold beside what is read
 COLUMNS = 4
 LINE = 64  # bytes that memory gives at once
+SECOND_CACHE = 2  # the first one is too small for a tile's weights
 
-_BYTE, _NUMBER = ir.IntType(8), ir.IntType(32)
+_NUMBER = ir.IntType(32)
 _WORD = ir.IntType(64)
 _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
@@ -87,9 +88,7 @@ def _body(function: Any, rows: int, columns: int) -> None:
     with cgutils.for_range(builder, builder.udiv(depth, _WORD(WIDTH))) as loop:
         at = builder.mul(loop.index, _WORD(4 * WIDTH))
         for line in range(0, 4 * WIDTH * columns, LINE):
-            _ask_for(
-                builder, pointer(builder.add(after(next_tile, at, columns), _WORD(line)), _BYTE)
-            )
+            ask_for(builder, builder.add(after(next_tile, at, columns), _WORD(line)), SECOND_CACHE)
         xs = [vector(builder.add(after(inputs, input_step, row), at)) for row in range(rows)]
         for column in range(columns):
             w = vector(builder.add(after(weights, depth_bytes, column), at))
@@ -112,14 +111,6 @@ def _body(function: Any, rows: int, columns: int) -> None:
         target = pointer(after(out, out_step, row), kind)
         builder.store(builder.load(result), target, align=4)
     builder.ret_void()
-
-
-def _ask_for(builder: Any, place: Any) -> None:
-    """Have a line of memory brought into the second cache; nothing happens where none lies."""
-    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _NUMBER, _NUMBER, _NUMBER])
-    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE.as_pointer()], kind)
-    to_read, second_cache, data = _NUMBER(0), _NUMBER(2), _NUMBER(1)
-    builder.call(prefetch, [place, to_read, second_cache, data])
 
 
 def _sums(builder: Any, parts: list[Any]) -> Any:

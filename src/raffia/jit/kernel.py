@@ -108,16 +108,23 @@ store_f32 = _store("store_f32", types.float32, 32)
 store_f64 = _store("store_f64", types.float64, 64)
 
 
+def ask_for(builder: Any, address: Any, locality: int) -> None:
+    """Write the order to bring a cache line nearer; any address will do, also where nothing lies.
+
+    locality: 3 for the first cache, 2 for the second.
+    """
+    pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer] + [flag] * 3)
+    hint = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    read, data = flag(0), flag(1)
+    builder.call(hint, [_pointer(builder, address, 8), read, flag(locality), data])
+
+
 def _prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at `address`, which is used a little later; any address will do."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        hint = builder.module.declare_intrinsic(
-            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer] + [flag] * 3)
-        )
-        read, keep, data = flag(0), flag(3), flag(1)
-        builder.call(hint, [_pointer(builder, arguments[0], 8), read, keep, data])
+        ask_for(builder, arguments[0], 3)
         return context.get_dummy_value()
 
     return types.void(types.int64), code
