@@ -150,7 +150,7 @@ def test_kills_change_nothing(make, num_env_steps, every_updates, num_kills, tmp
     config = make(num_env_steps, every_updates)
     train(config, tmp_path / "straight", view=Quiet())
     folder, report = killed_and_resumed(
-        config, tmp_path, num_kills=num_kills, seed=num_env_steps, at_work_seconds=0.4
+        config, tmp_path, num_kills=num_kills, seed=num_env_steps, at_work_seconds=0.1
     )
     assert len(report.kills) == num_kills, "the run ended before: make it longer"
     assert report.num_at_work >= num_kills // 2
