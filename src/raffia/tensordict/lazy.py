@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -1110,7 +1110,9 @@ class LazyStackedTensorDict(TensorDictBase):
             self._row(at, rest, ndim)  # raises
         replaced = self.tensordicts[at]._set_index(rest, value, ndim - 1)
         if replaced is not None:
-            self.tensordicts[at] = replaced
+            old, self.tensordicts[at] = self.tensordicts[at], replaced
+            if self._own_lock:
+                lock.relink(self, old, replaced)
 
     # -- operations that go to the members
 
