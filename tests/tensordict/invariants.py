@@ -11,6 +11,7 @@ from raffia.tensordict.entries import entries_list, keys_list
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+from raffia.tensordict.params import TensorDictParams
 
 
 def sound(td):
@@ -40,11 +41,9 @@ def problems(td):
 
 def _bare(node):
     """What a tensorclass or a module of parameters wraps."""
-    attributes = vars(node)
-    for name in ("_td", "_param_td"):
-        if name in attributes:
-            return _bare(attributes[name])
-    return node
+    if isinstance(node, TensorDictParams):
+        return node._tree
+    return vars(node).get("_td", node)
 
 
 def _node(node, where, out):
@@ -83,13 +82,16 @@ def _entries(node, wrong):
         if not isinstance(value, (Tensor, Node)):
             wrong(f"the entry {name!r} is a {type(value).__name__}")
             continue
-        if value.shape[:ndim] != size:
+        if getattr(value, "is_nested", False):
+            if value.size(0) != size[0]:
+                wrong(f"the entry {name!r} is a nested tensor of {value.size(0)} tensors")
+        elif value.shape[:ndim] != size:
             wrong(f"the entry {name!r} has the shape {tuple(value.shape)}")
         if node._device is not None and value.device != node._device:
             wrong(f"it is on {node._device}, the entry {name!r} on {value.device}")
-        if node._names is not None and isinstance(value, Node) and not value._is_data():
-            theirs = _bare(value)._names
-            if theirs is None or theirs[:ndim] != node._names:
+        if node._names is not None and isinstance(value, Node):
+            theirs = _bare(value)._names or [None] * ndim
+            if theirs[:ndim] != node._names:
                 wrong(f"its names are {node._names}, those of {name!r} {theirs}")
     return entries
 
@@ -114,7 +116,7 @@ def _stack(node, wrong):
         wrong(f"it is on {node._device}, a member is not")
     if isinstance(node, NonTensorStack) and not all([td._is_data() for td in members]):
         wrong("a member holds no value")
-    if node._names is not None and not node._is_data():
+    if node._names is not None:
         names = [*node._names[:dim], *node._names[dim + 1 :]]
         for td in members:
             if (td._names or [None] * len(rest)) != names:

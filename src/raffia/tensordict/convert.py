@@ -1003,6 +1003,8 @@ def state_dict(
 def _write_state(
     td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: dict[str, None]
 ) -> None:
+    if hasattr(td, "tensordicts"):
+        td._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
         if isinstance(value, Node) and not value._is_data() and flatten:
@@ -1041,8 +1043,8 @@ def load_state_dict(
 ) -> Any:
     """Take over the tensors of a `state_dict`, and the non-tensor values of its metadata.
 
-    strict: RuntimeError if the keys of its tensors are not those of this container; False adds those
-        that are new. Values that are no tensors are added in either case.
+    strict: RuntimeError if the keys of its tensors are not those of this container; False adds
+        those that are new. Values that are no tensors are added in either case.
     assign: take its tensors themselves, instead of writing into these.
     from_flatten: whether it has flat keys; found out if not given.
 

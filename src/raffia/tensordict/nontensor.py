@@ -125,7 +125,10 @@ class NonTensorData(TensorCollection):
         op: tuple[Any, ...] = (),
     ) -> Any:
         if op and op[0] == "pad":
-            return _moved(self, fn, ndim, batch_size)
+            out = _moved(self, fn, ndim, batch_size)
+            if names is not None:
+                out.names = child_names(self, ndim, batch_size, names)
+            return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
         return self._like(batch_size + self._batch_size[ndim:], names)
@@ -449,7 +452,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return _moved(self, fn, ndim, batch_size)
 
     def _no_rows(self, plan: Any, ndim: int) -> Any:
-        return self._of([], plan.dim, plan.member_size(self, ndim))
+        return self._emptied(plan, ndim)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         if isinstance(value, Node):
@@ -738,7 +741,10 @@ def with_rows(mine: Any, idx: Any, value: Any) -> Any:
     size = indexed_size(mine._batch_size, at)
     if not (isinstance(value, Node) and value._is_data()):
         rows = isinstance(value, list) and size and len(value) == size[0]
-        value = NonTensorStack.from_list(value) if rows else NonTensorData(value, size)
+        device = mine._device
+        value = (
+            NonTensorStack.from_list(value, device) if rows else NonTensorData(value, size, device)
+        )
     if value._batch_size != size:
         value = value.expand(size)
     replaced = mine._set_index(at, value, len(mine._batch_size))

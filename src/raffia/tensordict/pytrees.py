@@ -12,7 +12,7 @@ A `torch.utils.data.DataLoader` stacks containers: the class is entered in torch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from raffia.tensordict import dim_names
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
@@ -136,6 +137,7 @@ def unflatten(values: Any, spec: Spec) -> Any:
             dim = place_of(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
+    td = dim_names.passed_on(td)
     return td.lock_() if locked else td
 
 

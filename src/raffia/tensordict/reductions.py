@@ -127,7 +127,7 @@ def mapped(
 
 
 def _own_mapped(td: Any, fn: Callable[[Tensor, int], Tensor]) -> Any:
-    """A dense container of `fn(leaf, batch dimensions of the node that the leaf is an entry of)`."""
+    """A dense container of `fn(leaf, ndim)`; ndim: the batch dimensions of the node it is in."""
     ndim = len(td._batch_size)
     entries: Entries = {}
     for name, value in td._entries().items():
@@ -354,9 +354,19 @@ class Reductions:
         def at(x: Tensor, **options: Any) -> Tensor:
             return _quantile(x, q, **options)
 
+        several = isinstance(q, Tensor) and q.dim() > 0 and not reduce
+        if several and not isinstance(dim, str) and _dims(self, dim) is not None:
+            dims, keep = _dims(self, dim), keepdim is not NO_DEFAULT and bool(keepdim)
+            over: Any = dims[0] if len(dims) == 1 else dims  # type: ignore[arg-type,index]
+            options: Any = dict(dim=over, keepdim=keep, interpolation=interpolation)
+
+            def sized(size: torch.Size) -> torch.Size:
+                return torch.Size((len(q), *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
+
+            return renamed(mapped(self, lambda leaf: at(leaf, **options), sized), key_transform)
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
         out = renamed(out, key_transform)
-        if isinstance(q, Tensor) and q.dim() and isinstance(out, Node):
+        if several:
             return mapped(out, lambda leaf: leaf, lambda size: torch.Size((len(q), *size)))
         return out
 

@@ -503,7 +503,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
-        return [child for child in self._children() if not child._is_data()]
+        return self._children()
 
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
@@ -747,6 +747,8 @@ class TensorDict(TensorDictBase):
         return td
 
     def _replace_str(self, name: str, value: Any) -> None:
+        if self._names is not None and isinstance(value, Node):
+            value = dim_names.adopt(value, self._names)
         old, self._d[name] = self._d.get(name), value
         if self._locked:
             lock.relink(self, old, value)
@@ -879,7 +881,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node) and not value._is_data():
+        if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
 
