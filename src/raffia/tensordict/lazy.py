@@ -677,7 +677,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self.insert(len(self.tensordicts), tensordict)
 
-    def extend(self, tensordicts: Any) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Put containers behind the last member: those of a list, or of another lazy stack.
 
         >>> td = lazy_stack([TensorDict(a=1)])
@@ -685,10 +685,10 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([1, 2, 3])
         """
-        if isinstance(tensordicts, Node):
-            tensordicts = tensordicts.unbind(self.stack_dim)
-        for tensordict in list(tensordicts):
-            self.append(tensordict)
+        if isinstance(tensordict, Node):
+            tensordict = tensordict.unbind(self.stack_dim)
+        for td in list(tensordict):
+            self.append(td)
 
     # -- the contract of Node: maps
 

@@ -125,8 +125,9 @@ def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
 
 def unflatten(values: Any, spec: Spec) -> Any:
     values = list(values)
-    change = Change(values, spec)
-    td: Any = _unflatten(values, 0, spec, len(spec.batch_size), change.size_of(0, spec), change)[0]
+    old, change = spec.batch_size, Change(values, spec.ndims)
+    size = change.size_of(0, len(values), old)
+    td: Any = _unflatten(values, 0, spec, len(old), size, change)[0]
     # a row in `torch.vmap` is as locked as the whole; new values, of `tree_map`, are not
     locked = spec.locked and len(td._batch_size) != len(spec.batch_size)
     if spec.stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
@@ -137,7 +138,8 @@ def unflatten(values: Any, spec: Spec) -> Any:
             dim = place_of(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
-    td = dim_names.passed_on(td)
+    if td._names is not None:
+        dim_names.store(td, td._names)
     return td.lock_() if locked else td
 
 
@@ -150,40 +152,43 @@ class Change:
 
     __slots__ = ("values", "ndims", "by", "taken")
 
-    def __init__(self, values: list[Any], spec: Spec) -> None:
-        self.values, self.ndims = values, spec.ndims
+    def __init__(self, values: list[Any], ndims: list[int | None]) -> None:
+        self.values, self.ndims = values, ndims
         self.by: int | None = 0
         self.taken: int | None = None
-        seen = False
-        for value, before in zip(values, spec.ndims, strict=True):
-            if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
-                continue
-            by = value.dim() - before
-            if seen and by != self.by:
-                self.by = self.taken = None
-                return
-            if not seen and by == -1 and isinstance(value, Tensor) and is_batched(value):
-                self.taken = bdim(value)
-            self.by, seen = by, True
 
-    def size_of(self, start: int, spec: Spec) -> torch.Size | None:
-        """The new batch size of a container whose leaves begin at `start`; None: it has none."""
+    def size_of(self, start: int, stop: int, old: torch.Size) -> torch.Size | None:
+        """What the batch size `old` of a container with these leaves became.
+
+        The root is asked first, which finds out `by` and `taken`. None: there are no leaves.
+        """
         if self.by is None:
             return torch.Size()
-        old, taken = spec.batch_size, self.taken
-        longest = len(old) + self.by if taken is None or taken < len(old) else len(old)
         size: torch.Size | None = None
-        for i in range(start, start + _count(spec)):
-            value = self.values[i]
-            if self.ndims[i] is None or (value.__class__ is not Tensor and not _has_dims(value)):
+        longest = 0
+        for i in range(start, stop):
+            value, before = self.values[i], self.ndims[i]
+            if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
                 continue
             shape = value.shape
             if size is None:
-                size = shape[: max(longest, 0)]
-            else:
+                self.by = len(shape) - before
+                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
+                    self.taken = bdim(value)
+                longest = len(old)
+                if self.taken is None or self.taken < longest:
+                    longest += self.by
+                size = shape[:longest] if longest > 0 else _NO_DIMS
+            elif len(shape) - before != self.by:
+                self.by = None
+                return torch.Size()
+            elif longest > 0:
                 while shape[: len(size)] != size:
                     size = size[:-1]
         return size
+
+
+_NO_DIMS = torch.Size()
 
 
 def _count(spec: Spec) -> int:
@@ -203,7 +208,7 @@ def _unflatten(
     elif len(old) == ndim:
         batch_size = size
     else:
-        found = change.size_of(start, spec)
+        found = change.size_of(start, start + _count(spec), old)
         batch_size = size + old[ndim:] if found is None else found
     entries: dict[str, Any] = {}
     device, names = spec.device, spec.names
