@@ -53,12 +53,12 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if not args and not kwargs.keys() - {"non_blocking"}:
-            return td
+            return _unmoved(td)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     if device is not None:
         device = as_device(device)
     if dtype is None and (device is None or device == td._device):
-        return td
+        return _unmoved(td)
     if memory_format is not None:
         out = td._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
@@ -85,6 +85,12 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
         return td
     out._origin = ("to", weakref.ref(td))
     return out.lock_() if td._locked else out
+
+
+def _unmoved(td: Any) -> Any:
+    """The container itself, which can stand in a `with` statement as a moved one can."""
+    td._origin = ("same",)
+    return td
 
 
 def synchronise(td: Any) -> None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -499,12 +500,14 @@ class LazyStackedTensorDict(TensorDictBase):
         key = unravel_key(key)
         if not entries.contains(self, key):
             raise_missing(key, self)
-        if isinstance(value, (list, tuple)):
-            value = torch.as_tensor(value)
         for td in self.tensordicts:  # the entry itself in containers of its own
             if isinstance(entries.get(td, key), Node):
                 break
         else:
+            if isinstance(value, (list, tuple, np.ndarray, np.generic)):
+                value = torch.as_tensor(value)
+                if value.shape == (1,) and isinstance(index, (int, np.integer)):
+                    value = value[0]  # as a tensor takes it
             try:
                 self.select(key)[index] = value
             except RuntimeError as error:
@@ -1080,12 +1083,23 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 value = TensorDict(value, batch_size=size, device=self._device)
             elif value._batch_size != size:
-                value = index._expanded(value, size, self._batch_size, idx)
+                value = self._broadcast(value, size, idx)
             if self._locked:
                 for name in value.keys():
                     if all([td._peek_str(name) is None for td in self.tensordicts]):
                         raise locked_error(self, name)
         self._set_index(idx, value, ndim)
+
+    def _broadcast(self, value: Any, size: torch.Size, idx: Any) -> Any:
+        """A container for rows of batch size `size`: one row is written into all of them."""
+        given = value._batch_size
+        if len(given) <= len(size) and all(
+            [n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]
+        ):
+            leaves = value._leaves([])
+            if any([leaf.shape[: len(size)] != size for leaf in leaves]) or not leaves:
+                return value.expand(size)
+        return index._expanded(value, size, self._batch_size, idx)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         plan, ndim = _Plan(self, idx), max(ndim, self.stack_dim + 1)
@@ -1531,7 +1545,7 @@ def _member_shape(node: Any, name: str) -> torch.Size | None:
     """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
     if not isinstance(node, LazyStackedTensorDict):
         value = node._get_str(name)
-        return None if value is None else value.shape
+        return getattr(value, "shape", None)
     shapes = [_member_shape(td, name) for td in node.tensordicts]
     if not shapes or any([size is None for size in shapes]):
         return None
