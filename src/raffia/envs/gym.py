@@ -142,6 +142,16 @@ class GymEnv:
         )
 
 
+def as_env(make: Callable[[], Any]) -> Any:
+    """What `make` makes, as an Env: one of Gymnasium is wrapped.
+
+    >>> as_env(lambda: gymnasium.make("CartPole-v1")).spec.name
+    'CartPole-v1'
+    """
+    one = make()
+    return GymEnv(one) if isinstance(one, gymnasium.Env) else one
+
+
 def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasium.Env[Any, Any]:
     """A world of Gymnasium by its id, without the checker that doubles the time of a step.
 

@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
-from raffia.envs.make import make_env
+from raffia.envs.make import make_env, refuse_world
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
@@ -25,6 +25,7 @@ from raffia.recipes.run_folder import (
     read_made_by,
     read_run_of,
     refuse_without_own,
+    require_config,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -52,7 +53,7 @@ def train(
     worlds, networks: in place of those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.
-    Raises RunError if the folder holds a run already.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
     >>> from dataclasses import replace
@@ -65,6 +66,8 @@ def train(
     >>> result.reason, result.env_step
     ('finished', 120)
     """
+    require_config(config, "efficientzero")
+    refuse_world(worlds)
     create_run(Path(folder), config, preset, _own(worlds, networks))
     with given_back(Path(folder)):
         return _sit(config, Path(folder), view, worlds, networks)

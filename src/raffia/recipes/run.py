@@ -18,6 +18,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.envs.make import require_batch
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
 from raffia.recipes.config import EfficientZeroRun
@@ -56,6 +57,7 @@ class Run:
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
             self.env = worlds(config.env)
+            require_batch(self.env)
             opened.callback(self.env.close)
             self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
