@@ -203,6 +203,8 @@ def _tell(error: Exception, words: Sequence[str]) -> None:
     from raffia.cli.style import paint
 
     print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(note, file=sys.stderr)
     if isinstance(error, UsageError):
         for call in error.calls:
             print(f"  {paint(call, 'cyan', sys.stderr)}", file=sys.stderr)

@@ -28,6 +28,7 @@ from raffia.train.view import Status, View
 __all__ = ["Kept", "Parts", "Plan", "RunResult", "Sitting"]
 
 Stop = Callable[[], bool]
+LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,28 @@ class Sitting:
                 reason = self._look_at_the_end(state)
         except Ended as ended:
             reason = ended.reason
+        except Exception as error:
+            self._note_failure(error)
+            raise
         return self._end(state, reason)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Write down that the run failed, and tell with the error what was saved.
+
+        The row goes when the run is resumed: what came after the checkpoint is done again.
+        """
+        update = self.log.status.update
+        text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+        values = {"error": text}
+        self.records.write("error", update=update, env_step=self._env_steps(), values=values)
+        saved = self.checkpoints.kept()
+        error.add_note(
+            f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
+            f"`raffia resume {self.folder}` goes on from there"
+            if saved
+            else f"The run failed after update {update:,}, before its first checkpoint: "
+            f"`raffia resume {self.folder}` begins it again"
+        )
 
     def _begin(self) -> TensorDict:
         found = self.checkpoints.newest(self.view.say, check=self.parts.check)
