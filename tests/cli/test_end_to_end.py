@@ -236,7 +236,7 @@ def stopped_by_nan(config, home, capsys):
     words = ["--config", str(settings(config, home)), "--run", str(run)]
     assert main(["train", "efficientzero", *words]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1, err
+    assert err.count("\n") == 2 and "The run failed after update" in err, err
     error = err.strip()
     assert error.startswith("error: update ") and "Traceback" not in error and len(error) < 1500
     (damage,) = (run / "damage").iterdir()

@@ -147,7 +147,8 @@ def test_a_runs_own_config_can_be_trained_again(here, recipe):
 def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
     make_run("runs/cartpole-0", rows=STOPPED)
     (here / "runs/cartpole-0-2").mkdir()
-    said = fails("train efficientzero --preset cartpole --seed 0", capsys)
+    words = "train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0"
+    said = fails(words, capsys)
     assert said == (
         "error: runs/cartpole-0 holds a run already: stopped after 3,400 environment steps, best "
         "return 187.0\n"
@@ -155,6 +156,26 @@ def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
         "  raffia train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0-3\n"
     )
     assert recipe.calls == []
+
+
+@pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
+def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
+    here, recipe, capsys, algorithm, monkeypatch
+):
+    name = algorithm.rpartition(" ")[2]
+    seen = []
+    monkeypatch.setattr("raffia.cli.train.tell_end", lambda result: 0)
+    monkeypatch.setattr("raffia.cli.train_ilql.tell_end", lambda result: 0)
+    monkeypatch.setattr(
+        "raffia.recipes.ilql.train", lambda config, folder, **_: seen.append(folder)
+    )
+    make_run(f"runs/{name}-0", rows=STOPPED)
+    (here / f"runs/{name}-0-2").mkdir()
+    assert main(f"train {algorithm}".split()) == 0
+    seen += [folder for _, _, folder, _ in recipe.calls]
+    assert seen == [Path(f"runs/{name}-0-3")]
+    said = capsys.readouterr().out
+    assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
 
 
 def test_a_folder_of_something_else_is_left_alone(here, recipe, capsys):

@@ -21,11 +21,11 @@ GROUPS = {
         "resume": "go on with a run, as if it had never been stopped; or lengthen it",
         "evaluate": "play episodes without exploring: mean, spread, recordings",
         "play": "play TicTacToe or Connect4 against the agent of a run",
-        "chat": "talk with the agent of a run of ILQL, or let it guess your Wordle word",
-        "export": "write the agent of a run of ILQL as a folder that transformers loads",
+        "chat": "talk with an agent of ILQL, or let it guess your Wordle word",
+        "export": "write an agent of ILQL as a folder that transformers loads",
     },
     "runs": {
-        "report": "one HTML page of one run or several: curves, rates, an episode, a tree",
+        "report": "one HTML page of a run or several: curves, an episode, a tree",
         "list": "presets, environments, and the runs below ./runs",
     },
     "checks": {
@@ -34,9 +34,9 @@ GROUPS = {
     },
 }
 FIRST_STEPS = {
-    "raffia demo": "from nothing to a trained agent in minutes",
-    "raffia train efficientzero --preset cartpole": "the same, longer, in runs/cartpole-0",
-    "raffia train ilql --preset wordle": "a language model learns a game from logs",
+    "raffia demo": "to a trained agent in minutes",
+    "raffia train efficientzero --preset cartpole": "the same, for longer",
+    "raffia train ilql --preset wordle": "a game, learnt from logs",
     "raffia train efficientzero --help": "every setting",
 }
 
@@ -102,14 +102,14 @@ def help_text() -> str:
     >>> print(help_text().splitlines()[2])
     usage: raffia COMMAND ...
     """
-    from raffia.cli.style import columns, paint, width_of
+    from raffia.cli.style import columns, help_width, paint
 
     lines = [
         f"raffia {__version__}: agents that learn by planning or from logs, on keyed tensors",
         "",
         "usage: raffia COMMAND ...",
     ]
-    across = width_of(sys.stdout)
+    across = help_width()
     width = max(len(name) for group in GROUPS.values() for name in group)
     for title, group in GROUPS.items():
         rows = [[name.ljust(width), summary] for name, summary in group.items()]

@@ -32,7 +32,7 @@ films of episodes, with what the agent thought, into RUN/episodes."""
 FILMED = 3  # episodes
 EXAMPLES = [
     "raffia evaluate runs/cartpole-0",
-    "raffia evaluate runs/cartpole-0 --checkpoint newest --num-simulations 100  # thinks longer",
+    "raffia evaluate runs/cartpole-0 --num-simulations 100  # thinks longer",
     "raffia evaluate runs/tictactoe-0 --opponent random --record 5 --format mp4",
     "raffia evaluate runs/cartpole-0 --json | jq .mean_return",
 ]

@@ -40,9 +40,7 @@ class EnvConfig:
     96
     """
 
-    id: str = (
-        "CartPole-v1"  # of Gymnasium, "minatar/breakout", "tictactoe", "connect4", "atari/pong"
-    )
+    id: str = "CartPole-v1"  # of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
     num_envs: int = 8  # stepped together; one search serves all of them
     num_workers: int = 0  # processes they are spread over; 0: this one
     max_episode_steps: int = 0  # 0: what the world itself says

@@ -228,6 +228,7 @@ def unknown(name: str) -> ValueError:
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f" Did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(
-        f"there is no world {name!r}.{hint} All names: raffia.envs.make.env_names(); of a package "
-        "of yours: 'its.module:Name-v0', where importing its.module registers it with Gymnasium"
+        f"there is no world {name!r}.{hint} All names: `raffia list environments`, or "
+        "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "
+        "importing its.module registers it with Gymnasium"
     )

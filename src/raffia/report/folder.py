@@ -66,7 +66,7 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """What a run that failed stopped with, such as "ValueError: no such piece"; else nothing."""
+        """The error that stopped a run that failed, such as "ValueError: no piece"; or nothing."""
         rows = self.of("error")
         return str(rows[-1].get("error", "")) if rows and self.state == "failed" else ""
 
