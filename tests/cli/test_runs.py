@@ -386,7 +386,7 @@ def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     said = capsys.readouterr().out
     assert "first      2      0       0" in said and "second     0      1       1" in said
     assert "return  0.25  0.48  -1.0     0.5  1.0" in said
-    path = Path("runs/t/evaluations/300-4-episodes-seed-2-9-simulations-rule.json")
+    path = Path("runs/t/evaluations/update-300-4-episodes-seed-2-9-simulations-rule.json")
     assert f"wrote {path}" in said
     data = json.loads(path.read_text())
     assert data["returns"] == [1.0, 1.0, -1.0, 0.0] and data["as_first"][2] is False

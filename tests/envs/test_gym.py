@@ -266,7 +266,9 @@ def test_a_package_that_pictures_need_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     env = GymEnv("CartPole-v1", render=True)
     env.reset(0)
-    with pytest.raises(ImportError, match=r"pictures of CartPole-v1 need .*: pip install 'raffia\[video\]'"):
+    with pytest.raises(
+        ImportError, match=r"pictures of CartPole-v1 need .*: pip install 'raffia\[video\]'"
+    ):
         env.render()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run(words, debug)
+
+
+def _run(words: Sequence[str], debug: bool) -> int:
     try:
         status = dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a reader that has gone is noticed here
@@ -75,6 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         _tell(error, words)
         return 2 if _is_usage(error) else 1
+
+
+def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
+    """Ours are meant for who calls the command, who has not asked for a line of our source."""
+    print(f"note: {message}", file=sys.stderr)
 
 
 def dispatch(words: Sequence[str]) -> int:

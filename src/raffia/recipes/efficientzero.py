@@ -147,6 +147,7 @@ class Agent:
     spec: EnvSpec
     planner: Planner
     num_simulations: int
+    update: int | None = None  # of the checkpoint that it was read from
 
     def act(self, state: TensorDict) -> TensorDict:
         """ "action", "policy" and "value" for states [n], without noise."""
@@ -204,9 +205,10 @@ def load_agent(
         frame_stack=config.env.frame_stack,
         num_threads=config.num_threads,
     )
-    planner.refresh(best_of(find_checkpoint(Path(folder), checkpoint)))
+    found = find_checkpoint(Path(folder), checkpoint)
+    planner.refresh(best_of(found))
     default = config.evaluate.num_simulations or config.search.num_simulations
-    return Agent(spec, planner, num_simulations or default)
+    return Agent(spec, planner, num_simulations or default, found.update)
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ class Evaluation:
     lengths: list[int]
     as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
     files: list[Path] = field(default_factory=list)  # recordings
+    update: int | None = None  # of the checkpoint whose agent played
 
 
 def evaluate(
@@ -264,7 +267,7 @@ def evaluate(
     recording = None
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""
-        stem = f"{checkpoint}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
+        stem = f"update-{agent.update}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
         recording = Recording(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
@@ -273,7 +276,7 @@ def evaluate(
         found = evaluator.play(agent.planner, seed=seed, recording=recording)
     assert found is not None  # nobody stops it
     files = [] if recording is None else recording.files
-    return Evaluation(found.returns, found.lengths, found.as_first, files)
+    return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
 
 
 def agent_config(

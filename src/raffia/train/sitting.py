@@ -5,7 +5,8 @@ What an algorithm brings is `Parts`; what every run has in common is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from raffia._version import __version__
+from raffia.jit.compiling import compiling
 from raffia.learner import Learner, step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints, Part
@@ -203,6 +205,29 @@ class Sitting:
 
     def go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
         """Train until the end, the target, or `stop`; `begun` is called before the first update."""
+        with self._compiling_told():
+            return self._go(stop, begun)
+
+    @contextlib.contextmanager
+    def _compiling_told(self) -> Iterator[None]:
+        """Say that kernels are compiled, which takes a while in a machine's first run; and count
+        the time as a phase of its own, not as that of whoever calls them first."""
+        told, phases = False, contextlib.ExitStack()
+
+        def enter() -> None:
+            nonlocal told
+            if not told:
+                self.view.say(
+                    "compiling kernels for this machine: up to half a minute, once; later runs "
+                    "find them done"
+                )
+            told = True
+            phases.enter_context(self.parts.clock.phase("compile"))
+
+        with compiling(enter, phases.close):
+            yield
+
+    def _go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
         self._stop, parts = stop, self.parts
         state = self._begin()
         begun()
