@@ -48,6 +48,7 @@ class Recipe:
         self.calls = []
         self.reason, self.error = "finished", None
         self.found = SimpleNamespace(
+            update=300,
             returns=[1.0, 1.0, -1.0, 0.0],
             lengths=[5, 6, 7, 9],
             as_first=[True, True, False, False],
@@ -407,7 +408,9 @@ def test_who_waits_for_an_evaluation_is_told(here, recipe, capsys, monkeypatch):
 
 def test_an_evaluation_can_be_one_line_of_json(here, recipe, capsys):
     make_run("runs/a", rows=STOPPED)
-    recipe.found = SimpleNamespace(returns=[3.0], lengths=[3], as_first=[], files=["runs/a/e.gif"])
+    recipe.found = SimpleNamespace(
+        update=300, returns=[3.0], lengths=[3], as_first=[], files=["runs/a/e.gif"]
+    )
     assert main("evaluate runs/a --json".split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["standard_error"] is None and data["files"] == ["e.gif"]
