@@ -8,10 +8,12 @@ import pytest
 
 from raffia.envs.batch import SerialBatch
 from raffia.envs.config import EnvConfig
+from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env, worlds_of
 from raffia.envs.probe import ValueProbe
 from raffia.recipes import ILQL_PRESETS, PRESETS, EfficientZeroRun, ILQLRun, ilql
 from raffia.recipes.efficientzero import train
+from raffia.recipes.parts import wants_a_gpu
 from tests.recipes.runs import Quiet, short
 
 
@@ -148,3 +150,20 @@ def every_field(config, rebuild=lambda changed: changed):
         inner = getattr(config, field.name)
         if is_dataclass(inner):
             yield from every_field(inner, change)
+
+
+class TestPicturesOnACPU:
+    def spec(self, *shape):
+        return EnvSpec(observation_shape=shape, action=Discrete(3), name="pictures")
+
+    def test_are_told_to_want_a_gpu(self):
+        atari = PRESETS["atari-pong"]
+        said = wants_a_gpu(atari, self.spec(1, 64, 64))
+        assert "64x64 on a CPU" in said and f"{atari.num_updates:,}" in said
+        assert "--device cuda" in said
+
+    def test_but_not_boards_vectors_or_where_there_is_one(self):
+        atari = PRESETS["atari-pong"]
+        assert not wants_a_gpu(atari, self.spec(4, 10, 10))
+        assert not wants_a_gpu(atari, self.spec(4))
+        assert not wants_a_gpu(replace(atari, device="cuda"), self.spec(1, 64, 64))

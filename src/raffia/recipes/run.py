@@ -24,7 +24,7 @@ from raffia.learner import Learner, step_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording, save_tree
 from raffia.recipes.members import Members
-from raffia.recipes.parts import compiled, plan_of, require_device
+from raffia.recipes.parts import compiled, plan_of, require_device, wants_a_gpu
 from raffia.recipes.replay import Replays
 from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
@@ -67,6 +67,8 @@ class Run:
             opened.callback(self.replays.close)
             self.stream = self._make_stream()
             self.sitting = Sitting(self, folder, view)
+            if remark := wants_a_gpu(config, self.env.spec):
+                view.say(remark)
             self._opened = opened.pop_all()
 
     def _make_parts(self, networks: ModelFactory | None) -> None:
