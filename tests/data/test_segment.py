@@ -315,6 +315,20 @@ def test_draws_and_weights_follow_priorities():
     assert buffer.sample(5)["priority_weight"].tolist() == [1.0] * 5
 
 
+def test_weights_can_be_those_of_the_batch():
+    priority = torch.tensor([1.0, 4.0, 9.0, 100.0])
+    options = {"alpha": 0.5, "beta": 1.0, "eps": 0.0, "importance": "batch"}
+    for replacement in (True, False):
+        buffer = make(replacement=replacement, **options)
+        buffer.extend(steps_of(4, end="terminated"), priority=priority)
+        for _ in range(20):
+            batch = buffer.sample(2)
+            chance = priority[batch["index"]].sqrt()
+            assert_close(batch["priority_weight"], chance.min() / chance)
+    with pytest.raises(ValueError, match='importance is "batch"'):
+        make(alpha=0.5, beta=1.0, importance="all")
+
+
 def test_new_steps_have_the_largest_priority_so_far():
     buffer = make(alpha=1.0, beta=1.0, eps=0.0, replacement=False)
     buffer.extend(steps_of(2, end="terminated"))

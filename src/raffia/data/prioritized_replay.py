@@ -17,7 +17,8 @@ from raffia.tensordict.tensordict import TensorDict
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A replay buffer whose items are drawn in proportion to their priority.
 
-    alpha, beta, eps, reduction, max_priority_within_buffer, stratified: see `PrioritizedSampler`.
+    alpha, beta, eps, reduction, max_priority_within_buffer, stratified, importance: see
+        `PrioritizedSampler`.
     priority_key: the entry of a TensorDict that holds its priority, such as the size of the error
         of its last update. Items that come with one start with it; `update_tensordict_priority`
         reads it from a batch.
@@ -48,6 +49,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
         stratified: bool = False,
+        importance: str = "buffer",
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -69,6 +71,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             reduction=reduction,
             max_priority_within_buffer=max_priority_within_buffer,
             stratified=stratified,
+            importance=importance,
         )
         super().__init__(
             storage=storage,

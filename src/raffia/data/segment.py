@@ -59,6 +59,8 @@ class SegmentReplayBuffer(Buffer):
         masked. () masks both.
     alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn alike. `beta` can be
         set at any time. eps is added to every priority.
+    importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
+        of all steps that can be drawn is, as in `PrioritizedSampler`.
     replacement: False draws different starts for one batch.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
@@ -133,6 +135,7 @@ class SegmentReplayBuffer(Buffer):
         alpha: float | None = None,
         beta: float | None = None,
         eps: float = 1e-8,
+        importance: str = "buffer",
         replacement: bool = True,
         batch_size: int | None = None,
         pin_memory: bool = False,
@@ -168,7 +171,9 @@ class SegmentReplayBuffer(Buffer):
             look_ahead=self.length - 1,
             look_back=max(stacks.values(), default=1) - 1,
         )
-        self._priorities = StepPriorities(storage.max_size, alpha=alpha, beta=beta, eps=eps)
+        self._priorities = StepPriorities(
+            storage.max_size, alpha=alpha, beta=beta, eps=eps, importance=importance
+        )
         self._maker = SegmentMaker(
             storage,
             self._episodes,
