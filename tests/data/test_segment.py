@@ -300,6 +300,26 @@ def test_cut_of_an_episode_of_which_one_step_is_left():
     assert not window["truncated"].any() and (window["discount"] == 1).all()
 
 
+@pytest.mark.parametrize("end", [None, "terminated", "truncated"])
+@pytest.mark.parametrize("length", range(1, 9))
+def test_windows_behind_the_newest_step_of_an_episode_that_goes_on_are_refused(end, length):
+    buffer = make(unroll_steps=1, n_step=0)
+    buffer.extend(steps_of(5, end=end))
+    before = buffer.sample(3)
+    if end is None and length > 5 - 2:  # from step 2 on there are the steps 2, 3 and 4
+        with pytest.raises(IndexError, match=f"length={length}: .* length=3 can be read"):
+            buffer.read(torch.tensor([0, 2]), length=length)
+        if length <= 5:
+            assert buffer.read(torch.tensor([0]), length=length)["valid"].all()
+    else:
+        window = buffer.read(torch.tensor([0, 2]), length=length)
+        steps, rows = 5, 5 + (end is not None)
+        for i, start in enumerate((0, 2)):
+            assert window["valid"][i].sum() == min(length, rows - start)
+            assert window["reward"][i].count_nonzero() == min(length, steps - start)
+    assert buffer.sample(3).keys() == before.keys()
+
+
 # -------------------------------------------------------------------------------- priorities
 
 

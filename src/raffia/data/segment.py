@@ -422,7 +422,8 @@ class SegmentReplayBuffer(Buffer):
 
         index: [B] numbers of steps that can be drawn; `contains` tells which these are.
         length: how many rows, if not the buffer's L.
-        Raises IndexError for other numbers.
+        Raises IndexError for other numbers, and for a window that is longer than what there is yet
+        of an episode that goes on.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -450,6 +451,8 @@ class SegmentReplayBuffer(Buffer):
                 )
             start = self._episodes.row(index)
             copied = self._maker.copy(start, torch.ones(len(start)), length)
+        if length > self.length:
+            _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))
 
     def contains(self, index: Tensor) -> Tensor:
@@ -642,6 +645,20 @@ class SegmentReplayBuffer(Buffer):
             self._skip()
             gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
             self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))
+
+
+def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
+    """IndexError if a window goes on behind the newest step of its episode."""
+    valid = added["valid"]
+    missing = added["valid_step"] & ~valid  # a step again, as there is no row behind it yet
+    unfinished = missing.any(1).nonzero()[:, 0]
+    if len(unfinished):
+        length = int(valid[unfinished].sum(1).min())
+        raise IndexError(
+            f"step {int(index[unfinished[0]])} (and {len(unfinished) - 1} more) can't be read with "
+            f"length={valid.shape[1]}: its episode goes on, and what comes after its newest step "
+            f"is not known yet. length={length} can be read of all of these"
+        )
 
 
 def _check_window(unroll_steps: int, n_step: int, num_rows: int) -> None:
