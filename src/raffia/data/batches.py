@@ -75,7 +75,7 @@ class BatchMaker:
         if isinstance(out, TensorDict):
             self.storage.get(rows, out=out.exclude(*info))
             for name, value in info.items():
-                out.set(name, value, inplace=name in out.keys())
+                out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys())
         else:
             self.storage.get(rows, out=out)
         return Batch(out, info, draw.ends_epoch)
@@ -90,7 +90,7 @@ class BatchMaker:
             data, info = self._moved(data), self._moved(info)
         if isinstance(data, TensorDict):
             for name, value in info.items():
-                data.set(name, value)
+                data.set(name, _of_batch(value, data.batch_size))
         return Batch(data, info, draw.ends_epoch)
 
     def _choose(self, batch_size: int) -> Draw:
@@ -124,6 +124,13 @@ class BatchMaker:
         if self.generator is not None:
             self.generator.set_state(state)
         self.sampler.rewind(sampler)
+
+
+def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:
+    """What is said of each item [n], for a batch of them: [n, *batch of an item]."""
+    if len(batch) < 2:
+        return value
+    return value.view(-1, *[1] * (len(batch) - 1)).expand(batch).contiguous()
 
 
 def _each(function: Callable[[Any], Any], data: Any) -> Any:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.held import Held
+from raffia.data.items import rows_of, tensors_of
 from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_index
 from raffia.data.storage_state import Rows, from_state, numbers_of, to_state
 from raffia.data.structure import RowStructure
 from raffia.tensordict.disk import save_file
+from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.storage", 1
@@ -119,6 +121,7 @@ class Storage(ABC):
     def extend(self, data: Any) -> Tensor:  # int64 [n]
         """Append items, whose first dimension counts them; gives their numbers.
 
+        A list is of items without that dimension, which are stacked. Arrays of numpy are taken too.
         Numbers count up for ever. Item n lies in row n % max_size, so the oldest is overwritten
         when all rows hold something. Of more than max_size items the last ones are kept.
 
@@ -128,6 +131,8 @@ class Storage(ABC):
         tensor([0, 1, 2, 3])
         >>> storage.get(slice(None)), storage.total
         ({'obs': tensor([13, 11, 12])}, 4)
+        >>> storage.extend([{"obs": torch.tensor(14)}, {"obs": torch.tensor(15)}])
+        tensor([4, 5])
         """
         structure, leaves, batch = self._taken(data, 1)
         n = batch[0]
@@ -371,6 +376,11 @@ class Storage(ABC):
 
     def _taken(self, data: Any, batch_dims: int) -> tuple[RowStructure, list[Tensor], torch.Size]:
         """The tensors of data that is to be written, all checked."""
+        if not isinstance(data, (Node, Tensor)):
+            if batch_dims == 1:
+                data = rows_of(data, self._structure)
+            else:
+                data = tensors_of(data, numbers=batch_dims == 0)
         structure = self._structure or RowStructure.of(data, batch_dims)
         return structure, *structure.leaves(data, batch_dims)
 
