@@ -795,6 +795,38 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         other.save(tmp_path / "other", rows=False)
 
 
+def test_a_buffer_on_disk_that_was_killed_before_its_first_save_can_start_anew(tmp_path):
+    with MemmapStorage(20, tmp_path / "rows") as storage:
+        SegmentReplayBuffer(storage, unroll_steps=1).extend(steps_of(4))
+    with MemmapStorage.open(tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1)
+        with pytest.raises(RuntimeError, match=r"if there was none.*buffer.empty\(\) starts anew"):
+            buffer.extend(steps_of(3, end="terminated"))
+        assert storage.total == 4
+        buffer.empty()
+        assert buffer.extend(steps_of(3, end="terminated")).tolist() == [0, 1, 2]
+        assert drawable(buffer) == [0, 1, 2]
+
+
+def test_windows_of_damaged_rows_are_refused(tmp_path):
+    with MemmapStorage(20, tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1)
+        buffer.extend(steps_of(6, end="terminated"))
+        buffer.save(tmp_path / "saved", rows=False)
+    path = tmp_path / "rows" / "leaf-0.bin"
+    data = bytearray(path.read_bytes())
+    data[4 * len(data) // 20] ^= 1  # of row 4
+    path.write_bytes(data)
+    with MemmapStorage.open(tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1)
+        buffer.load(tmp_path / "saved")
+        assert buffer.read(torch.tensor([1]))["obs"].tolist() == [[1, 2]]
+        with pytest.raises(DamagedFileError, match=r"rows \[4\]"):
+            buffer.read(torch.tensor([1, 3]))
+        with pytest.raises(DamagedFileError, match=r"rows \[4\]"):
+            buffer.sample(100)
+
+
 def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
     with MemmapStorage(30, tmp_path / "rows") as storage:
         buffer = SegmentReplayBuffer(storage, unroll_steps=1, alpha=0.6, beta=0.4)

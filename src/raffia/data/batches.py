@@ -12,6 +12,8 @@ from raffia.data.storage import Storage
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
+RETRIES = 100  # where items are overwritten by another process while they are read
+
 
 class Batch(NamedTuple):
     """What was made of one draw."""
@@ -64,21 +66,35 @@ class BatchMaker:
 
     def draw(self, batch_size: int) -> tuple[Draw, Any]:
         """Choose items and copy them."""
-        draw = self._choose(batch_size)
-        return draw, self.storage.get(self.rows(draw.items))
+        return self._drawn(batch_size)
 
     def draw_into(self, batch_size: int, out: Any) -> Batch:
         """Choose items and copy them right into a batch; for those that need no `finish`."""
-        draw = self._choose(batch_size)
+        draw, _ = self._drawn(batch_size, out)
         info = {"index": draw.items, **draw.info}
-        rows = self.rows(draw.items)
         if isinstance(out, TensorDict):
-            self.storage.get(rows, out=out.exclude(*info))
             for name, value in info.items():
                 out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys())
-        else:
-            self.storage.get(rows, out=out)
         return Batch(out, info, draw.ends_epoch)
+
+    def _drawn(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
+        """Items and copies of them, of the same moment even where another process writes."""
+        for _ in range(RETRIES):
+            draw = self._choose(batch_size)
+            into = out.exclude("index", *draw.info) if isinstance(out, TensorDict) else out
+            data = self.storage.get(self.rows(draw.items), out=into)
+            if self.storage.holds_items(draw.items):
+                return draw, data
+        raise _overtaken()
+
+    def item(self, ages: Callable[[range], Tensor]) -> Any:
+        """Copies of the items of these numbers, which `ages` finds among the live ones."""
+        for _ in range(RETRIES):
+            items = ages(self.live())
+            data = self.storage.get(self.rows(items))
+            if self.storage.holds_items(items):
+                return data
+        raise _overtaken()
 
     def finish(self, drawn: tuple[Draw, Any]) -> Batch:
         """A batch of what was drawn: collated, moved, and told which items it is of."""
@@ -124,6 +140,13 @@ class BatchMaker:
         if self.generator is not None:
             self.generator.set_state(state)
         self.sampler.rewind(sampler)
+
+
+def _overtaken() -> RuntimeError:
+    return RuntimeError(
+        "the process that writes overwrites items faster than a batch of them is read: take a "
+        "storage with a larger max_size, or smaller batches"
+    )
 
 
 def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:

@@ -54,7 +54,8 @@ class TensorDictMap(TensorDictModuleBase):
         keeps its rows itself.
     in_keys: the short way to say `query_module=QueryModule(in_keys)`.
     storage: where the values rest, one storage for all entries or a dictionary of one for each of
-        them. Default: in memory, growing.
+        them; empty. Default: in memory, growing. One on disk holds the values only: which keys they
+        have is in memory, so what persists is what `save` wrote.
     collate_fn: what becomes of values that were read.
     out_keys: which entries of a written value are stored. Default: all.
     write_fn: `write_fn(new)` gives what is stored for keys without a value, and
@@ -256,6 +257,8 @@ class TensorDictMap(TensorDictModuleBase):
             known = rows >= 0
             if not is_tensor_collection(default):
                 default = _number(default)
+                if not len(rows) and self.storage.structure is None:
+                    default = TensorDict(batch_size=query.batch_size)  # no entry is known yet
             if bool(known.all()) and len(self):
                 values = self._read(rows, query.batch_size)
             else:
@@ -587,6 +590,8 @@ class TensorDictMap(TensorDictModuleBase):
         return self._table.lookup(hashes, content)
 
     def _read(self, rows: Tensor, batch: torch.Size) -> Any:
+        if not len(rows) and self.storage.structure is None:
+            return TensorDict(batch_size=batch)  # whose entries are not known yet
         values = self.storage.get(rows)
         if self.evict:
             self._recency.touch(rows)

@@ -160,17 +160,7 @@ class ReplayBuffer(Buffer):
         (tensor(2), tensor(4), tensor([2, 3, 4]))
         """
         with self._lock:
-            live = self._maker.live()
-            if isinstance(index, slice):
-                ages = range(len(live))[index]
-                index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
-            age = torch.as_tensor(index)
-            if age.dtype is torch.bool:
-                raise no_integers("items", age.dtype)
-            wrong = (age < -len(live)) | (age >= len(live))
-            if wrong.any():
-                raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
-            return self.storage.get(self._maker.rows(live.start + age % max(len(live), 1)))
+            return self._maker.item(lambda live: _items_at(index, live))
 
     def empty(self) -> None:
         """Throw all items away; numbers start at 0 again.
@@ -199,6 +189,7 @@ class ReplayBuffer(Buffer):
         2
         """
         with self._changing():
+            self._maker.follow()  # what another process overwrote has no priority any more
             return self.sampler.update_priority(index, priority)
 
     # -- batches
@@ -386,6 +377,20 @@ class ReplayBuffer(Buffer):
                 f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
                 "torch.Generator(), or None, before"
             )
+
+
+def _items_at(index: Any, live: range) -> Tensor:
+    """The numbers of items by their age; IndexError if there are none."""
+    if isinstance(index, slice):
+        ages = range(len(live))[index]
+        index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
+    age = torch.as_tensor(index)
+    if age.dtype is torch.bool:
+        raise no_integers("items", age.dtype)
+    wrong = (age < -len(live)) | (age >= len(live))
+    if wrong.any():
+        raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
+    return live.start + age % max(len(live), 1)
 
 
 def _check_sampler(sampler: Any) -> None:

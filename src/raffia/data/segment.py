@@ -285,7 +285,9 @@ class SegmentReplayBuffer(Buffer):
             raise RuntimeError(
                 f"{self.storage.total} items were appended to the storage, and this buffer knows "
                 f"of {self._episodes.total}: a storage belongs to one buffer. One that was opened "
-                "again needs buffer.load(folder) first"
+                "again needs buffer.load(folder) first, which says which rows belong together, as "
+                "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
+                "starts anew"
             )
         if 2 * num_envs > self._episodes.num_rows:
             raise ValueError(

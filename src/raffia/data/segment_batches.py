@@ -109,6 +109,7 @@ class SegmentMaker:
             stack = self.stacks.get(path, 1)
             if stack not in wanted:
                 wanted[stack] = rows[:, before - stack + 1 :].reshape(-1).to(leaf.device)
+                self.storage.ensure_whole(wanted[stack])
             shape = len(start), length + stack - 1, *leaf.shape[1:]
             if target is None:
                 leaves.append(leaf.index_select(0, wanted[stack]).view(shape))

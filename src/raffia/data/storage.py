@@ -241,6 +241,18 @@ class Storage(ABC):
             return bool(self._held.contains(torch.tensor(index, device=self._device)))
         return self._held.contains(as_rows(index, self._device)).view(batch)
 
+    def holds_items(self, items: Tensor) -> bool:
+        """Whether rows still hold these items, and no later ones that another process wrote.
+
+        items: int64 [n], numbers of items that were there before.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> storage.holds_items(storage.extend(torch.arange(4)))
+        True
+        """
+        return True  # nobody else writes here
+
     def erase(self, rows: Any) -> None:
         """Make rows hold nothing; those that hold nothing already do not matter.
 
@@ -311,6 +323,10 @@ class Storage(ABC):
         return self._structure.build(leaves, torch.Size([count]), self._device)
 
     # -- reading
+
+    def ensure_whole(self, rows: Index) -> None:
+        """Raise DamagedFileError if one of these rows is not as it was written, on disk."""
+        return None  # in memory nothing is damaged
 
     def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
         if not isinstance(index, Tensor):
@@ -419,6 +435,7 @@ class Storage(ABC):
         """What is held, with views of the rows where they are without a gap."""
         rows = self.rows()
         if self._held.gapless:
+            self.ensure_whole(rows)
             leaves = [leaf[: len(rows)] for leaf in self._leaves]
         else:
             leaves = self._read(rows, rows.shape)
