@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
 from raffia.tensordict.node import Node
@@ -46,6 +47,12 @@ class BatchMaker:
         self.pin_memory = pin_memory
         self.device = None if device is None else torch.device(device)
         self.plain = collate_fn is None and device is None and not pin_memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
 
     def live(self) -> range:
         """The numbers of the items that are here."""

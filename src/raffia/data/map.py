@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
+from raffia.data.forking import survives_fork
 from raffia.data.groups import Groups, groups
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
@@ -111,6 +112,7 @@ class TensorDictMap(TensorDictModuleBase):
         self._table = HashTable(device=self.device)
         self._recency = Recency(self.device)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     @classmethod
     def from_tensordict_pair(
@@ -767,6 +769,7 @@ class TensorDictMap(TensorDictModuleBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     def __repr__(self) -> str:
         limit = "" if self.max_size is None else f" of {self.max_size}"

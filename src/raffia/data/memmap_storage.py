@@ -196,6 +196,16 @@ class MemmapStorage(Storage):
                 f"this storage was closed: MemmapStorage.open({self.folder!r}) opens it again"
             )
 
+    def __reduce__(self) -> Any:
+        """Another process gets a reader of the same folder, beside the one who writes."""
+        self._check_open()
+        if self._structure is None:
+            raise RuntimeError(
+                f"nothing was written to {self.folder} yet, so another process could not open it: "
+                "storage.allocate(rows) settles what a row looks like, without writing any"
+            )
+        return _reader, (type(self), self.folder)
+
     # -- flushing
 
     def flush(self) -> None:
@@ -402,6 +412,10 @@ class MemmapStorage(Storage):
             f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write. "
             "MemmapStorage.open(folder) mends that",
         )
+
+
+def _reader(cls: type[MemmapStorage], folder: str) -> MemmapStorage:
+    return cls.open(folder, mode="r")
 
 
 def _ranges(blocks: bytearray, block: int, size: int) -> list[list[int]]:

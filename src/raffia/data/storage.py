@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.held import Held
 from raffia.data.items import rows_of, tensors_of
@@ -415,6 +416,24 @@ class Storage(ABC):
         return max(self._held.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
 
     # -- state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is held, by value: a pickled storage is a copy."""
+        found = self._contents()
+        return {
+            "fields": {"_max_size": self._max_size, "_device": self._device},
+            **by_value({"rows": found.rows, "leaves": list(found.leaves)}),
+            "structure": found.structure,
+            "total": found.total,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fields, state = state["fields"], from_value(state)
+        Storage.__init__(self, fields["_max_size"], fields["_device"])
+        rows = Rows(
+            self._max_size, state["total"], state["structure"], state["rows"], state["leaves"]
+        )
+        self._replace(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the storage holds: a dict of tensors (copies) and integers.
