@@ -54,13 +54,21 @@ class Run:
 
     @property
     def state(self) -> str:
-        """finished, target (reached), stopped, running (or killed: no end was written), empty."""
+        """finished, target (reached), stopped, failed, running (or killed: no end), or empty."""
         for row in reversed(self.rows):
+            if row["kind"] == "error":
+                return "failed"
             if row["kind"] == "end":
                 return str(row.get("reason", "finished"))
             if row["kind"] in ("start", "resume"):
                 return "running"
         return "running" if self.rows else "empty"
+
+    @property
+    def failure(self) -> str:
+        """The error that stopped a run that failed, such as "ValueError: no piece"; or nothing."""
+        rows = self.of("error")
+        return str(rows[-1].get("error", "")) if rows and self.state == "failed" else ""
 
     @property
     def preset(self) -> str:

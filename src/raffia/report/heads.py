@@ -23,6 +23,7 @@ _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),
     "target": ("✓ target reached", "good"),
     "stopped": ("■ stopped", "warn"),
+    "failed": ("✗ failed", "warn"),
     "running": ("▶ running, or cut off", "warn"),
     "empty": ("no rows yet", "warn"),
 }
@@ -86,6 +87,7 @@ def _one(run: Run) -> Html:
             el("p.eyebrow", "Raffia · report of a run"),
             el("h1", f"{title} ", state_pill(run)),
             el("p.about", _about(run)),
+            el("p.missing", f"It failed: {run.failure}") if run.failure else Html(""),
             el("div.cards", *cards),
         ]
     )
