@@ -26,6 +26,7 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
+    refuse_without_checkpoints,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -93,6 +94,7 @@ def resume(
     """
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
+    refuse_without_checkpoints(folder)
     after, begun = config or before, nothing
     if after != before:
         changed = changed_settings(before, after)
