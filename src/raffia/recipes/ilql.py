@@ -27,6 +27,7 @@ from raffia.recipes.run_folder import (
     read_made_by,
     read_run_of,
     require_config,
+    refuse_without_checkpoints,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -95,6 +96,7 @@ def resume(
     """
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
+    refuse_without_checkpoints(folder)
     after, begun = config or before, nothing
     if after != before:
         changed = changed_settings(before, after)
