@@ -26,8 +26,8 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
-    require_config,
     refuse_without_checkpoints,
+    require_config,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
