@@ -51,8 +51,7 @@ class DecodeConfig:
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
     top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
     # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where values
-    # choose beside the logits, else all. What values say of tokens that the data do not have is
-    # noise, which a large adv_weight finds.
+    # choose beside the logits, else all. What values say of tokens that the data lack is noise.
     top_p: float | None = None
     include_logits: bool = True
     include_adv: bool = True
@@ -123,8 +122,8 @@ class DecodeConfig:
     def share(self) -> float:
         """`top_p`, settled.
 
-        >>> DecodeConfig().share, DecodeConfig(top_p=1.0).share, DecodeConfig(include_adv=False).share
-        (0.95, 1.0, 1.0)
+        >>> DecodeConfig().share, DecodeConfig(include_adv=False).share
+        (0.95, 1.0)
         """
         if self.top_p is not None:
             return self.top_p

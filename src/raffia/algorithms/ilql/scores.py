@@ -67,9 +67,7 @@ def get_scores(
     scorer = ModelScorer(model, target)
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=include_logits, values=include_advantage)
-        hidden = {
-            name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()
-        }
+        hidden = {name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()}
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
