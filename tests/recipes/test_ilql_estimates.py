@@ -133,14 +133,12 @@ def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path
         {"sequence": [[text, reward] for text, reward in one.to_sequence()[0]]}
         for one in exact_dialogues()
     ]
-    (tmp_path / "exact.json").write_text(json.dumps(10 * said))
+    (tmp_path / "exact.jsonl").write_text("\n".join(10 * [json.dumps(one) for one in said]))
     base = ILQL_PRESETS["dialogue"]
     config = replace(
         base,
-        data=DialogueDataConfig(files=(str(tmp_path / "exact.json"),), held_out=0.3),
-        model=replace(
-            base.model, trunk=TrunkConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)
-        ),
+        data=DialogueDataConfig(files=(str(tmp_path / "exact.jsonl"),), held_out=0.3),
+        model=replace(base.model, trunk=TrunkConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)),
         loss=replace(base.loss, tau=0.9, cql_weight=0.0),
         target=TargetConfig(alpha=0.05),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup_updates=100, decay="cosine"),
