@@ -199,5 +199,5 @@ def evaluate(
     networks.refresh(state)
     with threads(config.num_threads):
         lessons = make_lessons(config, folder)
-        found = evaluate_networks(networks, lessons, config, state["hyper"], seed=seed)
+        found = evaluate_networks(networks, lessons, config, seed=seed)
     return replace(found, update=saved.update)

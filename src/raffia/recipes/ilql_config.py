@@ -146,6 +146,9 @@ class WordleConfig:
     num_words: int = 24  # of the built-in list, or of the file; 0: all
     words: str = ""  # a file with a word on each line; none: the built-in list
     layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
+    # So many of the words are guessed in the data and never the secret there; games with these as
+    # secrets are an evaluation of their own.
+    num_held_out: int = 0
     games: Literal["scripts", "branching"] = "scripts"
     num_games: int = 4_000  # of scripts
     data_seed: int = 0  # of words and games: runs with other seeds learn from the same
@@ -155,8 +158,13 @@ class WordleConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 0, "num_words")
+        check_least(self, 0, "num_words", "num_held_out")
         check_least(self, 1, "num_games")
+        if self.num_words and self.num_held_out >= self.num_words:
+            raise ValueError(
+                f"num_held_out={self.num_held_out} of num_words={self.num_words} leaves no secret "
+                "to learn from: hold out fewer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,16 +158,28 @@ def split(
 # -- games
 
 
-def make_wordle(config: WordleConfig) -> Wordle:
-    """The game, with its words.
+def make_wordle(config: WordleConfig, *, held_out: bool = False) -> Wordle:
+    """The game, with its words; its secrets are those of the data, or those that are held out.
 
-    >>> len(make_wordle(WordleConfig(num_words=30)).vocabulary)
-    30
+    >>> config = WordleConfig(num_words=30, num_held_out=6)
+    >>> len(make_wordle(config).vocabulary), len(make_wordle(config, held_out=True).secrets)
+    (30, 6)
     """
     words = Vocabulary.from_file(config.words) if config.words else Vocabulary.built_in()
     if config.num_words:
         words = words.subset(config.num_words, seed=config.data_seed)
-    return Wordle(vocabulary=words)
+    if not (config.num_held_out or held_out):
+        return Wordle(vocabulary=words)
+    if not 0 < config.num_held_out < len(words):
+        raise RunError(
+            f"wordle.num_held_out={config.num_held_out} of {len(words)} words: hold out 1 to "
+            f"{len(words) - 1} of them"
+        )
+    learnt = words.subset(
+        len(words) - config.num_held_out, seed=derive_seed(config.data_seed, "held-out secrets")
+    )
+    others = tuple(word for word in words if word not in learnt)
+    return Wordle(vocabulary=words, secrets=others if held_out else learnt.words)
 
 
 def play_games(config: WordleConfig) -> list[LabelledGame]:

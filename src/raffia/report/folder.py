@@ -136,8 +136,10 @@ class Run:
 
     @property
     def best(self) -> Evaluated | None:
-        """The first evaluation with the highest mean return, or the least loss."""
-        return max(self.evaluations, key=lambda one: one.score, default=None)
+        """The first evaluation with the highest mean return; of held-out rows the newest with the
+        highest score, as its checkpoint is."""
+        of_rows = [one for one in reversed(self.evaluations) if one.of_loss]
+        return max(of_rows or self.evaluations, key=lambda one: one.score, default=None)
 
     @property
     def last(self) -> Evaluated | None:
