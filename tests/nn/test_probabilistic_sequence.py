@@ -582,3 +582,46 @@ def test_ours_the_page_of_2022():
     td_module(td)
     for key in ("loc", "scale", "sample", "sample_log_prob"):
         assert td[key].shape == (3, 4)
+
+
+# ------------------------------------------------------------------------ edits of `.module`
+
+
+def with_a_value_before():
+    """The module before the last one writes what the last one would draw."""
+    return Seq(plus(1, "x", "loc"), plus(7, "x", "a"), normal("loc", "a"))
+
+
+EDITS = {
+    "deleted": lambda seq: seq.module.__delitem__(1),
+    "replaced": lambda seq: seq.module.__setitem__(1, plus(7, "x", "b")),
+    "renamed": lambda seq: setattr(seq[1], "out_keys", ["b"]),
+    "in the dict": lambda seq: seq.module._modules.update({"1": plus(7, "x", "b")}),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_sequence_draws_as_its_modules_are_now(edit):
+    seq = with_a_value_before()
+    assert (seq(inputs())["a"] == 7).all()  # nothing to draw
+    EDITS[edit](seq)
+    td = seq(inputs())
+    assert (td["a"] == 1).all() and torch.equal(td["a_log_prob"], score(td["a"], 1.0))
+    assert seq.out_keys == ["loc", *["b"] * (edit != "deleted"), "a", "a_log_prob"]
+
+
+def test_a_sequence_stops_drawing_when_its_modules_give_the_value():
+    seq = with_a_value_before()
+    value = seq.module[1]
+    del seq.module[1]
+    assert (seq(inputs())["a"] == 1).all()
+    seq.module.insert(1, value)
+    assert (seq(inputs())["a"] == 7).all()
+
+
+def test_a_sequence_within_a_sequence_that_is_edited():
+    inner = TensorDictSequential(plus(1, "x", "loc"), plus(7, "x", "a"))
+    seq = Seq(inner, normal("loc", "a"))
+    assert (seq(inputs())["a"] == 7).all()
+    del inner.module[1]
+    assert inner.out_keys == ["loc"] and (seq(inputs())["a"] == 1).all()

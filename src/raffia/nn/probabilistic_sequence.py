@@ -87,7 +87,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"{type(self).__name__} must consist of zero or more TensorDictModules followed by "
                 "a ProbabilisticTensorDictModule; it has no module"
             )
-        *early, last = modules
+        last = modules[-1]
         if self.return_composite is None:
             own = [m for m in modules if isinstance(m, ProbabilisticTensorDictModule)]
             self.return_composite = len(own) > 1 or not _probabilistic(last)
@@ -98,9 +98,16 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"it is a {type(last).__name__}; or pass return_composite=True"
             )
         super()._refresh_keys()
-        there = keys_of(early)[1]
-        self._requires_sample = not _probabilistic(last) or not all(
-            [key in there for key in last.dist_sample_keys]
+
+    @property
+    def _requires_sample(self) -> bool:
+        """Whether the last module has to draw: not all its values are written before it."""
+        *early, last = self._named().values()
+        if not _probabilistic(last):
+            return True
+        written = [module.out_keys for module in early]
+        return not all(
+            [any([key in keys for keys in written]) for key in last.dist_sample_keys]
         )
 
     def _named(self) -> dict[str, Any]:

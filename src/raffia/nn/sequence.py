@@ -54,6 +54,7 @@ class TensorDictSequential(TensorDictModule):
     partial_tolerant: bool = False
     expect_in_keys: list[NestedKey] | None = None
     _seen: dict[str, Any] | None  # shapes at the first call, for `graph`
+    _made_of: list[Any] | None = None  # the keys of the modules that the keys were worked out from
 
     def __init__(
         self,
@@ -88,11 +89,48 @@ class TensorDictSequential(TensorDictModule):
             )
         if self.expect_in_keys is not None:
             check_in_keys(self.module._modules.items(), self.expect_in_keys)
-        self._in_keys, self._out_keys = in_keys, out_keys
+        self._in_keys, self._out_keys, self._made_of = in_keys, out_keys, self._keys_below()
         self.reset_out_keys()
         self._seen = None  # shapes of other modules
         if selected is not None:
             self.select_out_keys(*selected)
+
+    def _keys_below(self) -> list[Any]:
+        modules: Any = self._modules["module"]
+        return [(tuple(m.in_keys), tuple(m.out_keys)) for m in modules._modules.values()]
+
+    def _follow(self) -> None:
+        """Work out the keys anew if modules, or keys of modules, were changed since."""
+        if self._made_of is not None and self._made_of != self._keys_below():
+            self._refresh_keys()
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The keys that are read before a module writes them."""
+        self._follow()
+        return self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, keys: Any) -> None:
+        self._in_keys = listed(keys, "in_keys")
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The keys that the modules write, after a selection: those that are kept."""
+        self._follow()
+        return self._out_keys if self._selected is None else self._selected
+
+    @out_keys.setter
+    def out_keys(self, keys: Any) -> None:
+        self._out_keys = listed(keys, "out_keys")
+        if self._selected is not None:  # keys may be set before super().__init__()
+            self.reset_out_keys()
+
+    @property
+    def out_keys_source(self) -> list[NestedKey]:
+        """The keys that the modules write, whatever is selected."""
+        self._follow()
+        return self._out_keys
 
     def _edit(self, change: Callable[[Any], Any]) -> Self:
         """Change the collection of modules; if the keys do not fit then, nothing has changed."""

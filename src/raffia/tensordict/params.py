@@ -105,7 +105,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             self._register_views()
 
     def _sorted(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Size]]:
-        """The parameters and the buffers, by dotted name, and the shapes of those with equal rows."""
+        """The parameters and buffers, by dotted name, and the shapes of those with equal rows."""
         rows: dict[str, torch.Size] = {}
         parameters: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
