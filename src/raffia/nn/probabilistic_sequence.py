@@ -71,13 +71,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
         self.__dict__["return_composite"] = return_composite  # which the keys depend on
-        super().__init__(
-            *modules,
-            partial_tolerant=partial_tolerant,
-            selected_out_keys=selected_out_keys,
-            inplace=inplace,
-            expect_in_keys=expect_in_keys,
-        )
+        options = {
+            "selected_out_keys": selected_out_keys,
+            "inplace": inplace,
+            "expect_in_keys": expect_in_keys,
+        }
+        given: Any = {name: value for name, value in options.items() if value is not None}
+        super().__init__(*modules, partial_tolerant=partial_tolerant, **given)
+        if self.return_composite is None:  # a mixin's constructor took the place of the sequence's
+            self._refresh_keys()
 
     def _refresh_keys(self) -> None:
         """Work out the keys from the modules, and what else depends on them."""
@@ -106,9 +108,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if not _probabilistic(last):
             return True
         written = [module.out_keys for module in early]
-        return not all(
-            [any([key in keys for keys in written]) for key in last.dist_sample_keys]
-        )
+        return not all([any([key in keys for keys in written]) for key in last.dist_sample_keys])
 
     def _named(self) -> dict[str, Any]:
         """The modules by name, without a search of attributes."""
