@@ -619,6 +619,8 @@ def forget(td: Any) -> None:
     for node in (*below, *above[1:]):
         if node._cache and "home" not in node._cache:
             node._cache.clear()
+        if state(node).get("_buffer") is not None:  # of a consolidated container
+            node._buffer = node._spans = None
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:

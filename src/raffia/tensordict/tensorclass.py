@@ -875,7 +875,8 @@ _GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stac
     _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__
     __getstate__ __setstate__""".split()
 # what the wrapped container knows
-_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()
+_STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
+    _buffer _spans""".split()
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,6 +73,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _parents: list[Any] | None = None  # weak references to the locked containers around this one
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
+    _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
+    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -473,7 +475,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.__dict__.get("_spans") is not None:
+        if self._spans is not None and convert.in_spans(self):
             return convert.reduce_consolidated(self)
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
@@ -482,7 +484,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"):
+        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
             state.pop(name, None)
         return state
 
@@ -501,7 +503,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
-        return [child for child in self._children() if not child._is_data()]
+        return self._children()
 
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
@@ -745,7 +747,11 @@ class TensorDict(TensorDictBase):
         return td
 
     def _replace_str(self, name: str, value: Any) -> None:
-        self._d[name] = value
+        if self._names is not None and isinstance(value, Node):
+            value = dim_names.adopt(value, self._names)
+        old, self._d[name] = self._d.get(name), value
+        if self._locked:
+            lock.relink(self, old, value)
 
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
@@ -875,7 +881,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node) and not value._is_data():
+        if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
 
