@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from raffia.tensordict import pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
@@ -269,6 +270,8 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
+for kind in (TensorDict, TensorDictParams, LazyStackedTensorDict, NonTensorData, NonTensorStack):
+    pickled.KINDS[kind.__name__] = kind
 
 
 def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, pytrees
+from raffia.tensordict import build, entries, pickled, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
@@ -188,6 +188,7 @@ class TensorClass(TensorCollection):
         super().__init_subclass__(**options)
         cls._make_fields()
         REGISTRY[f"{cls.__module__}.{cls.__qualname__}"] = cls
+        pickled.class_by_name(f"{cls.__module__}.{cls.__qualname__}")
         pytrees.register(cls, _flatten, functools.partial(_unflatten, cls))
 
     @classmethod
@@ -678,6 +679,9 @@ class TensorClass(TensorCollection):
         out = memo[id(self)] = self._wrap(copy.deepcopy(self._td, memo))
         return out
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return pickled.reduced_class(self)
+
     # -- the contract of Node
 
     def _again(self, out: Any) -> Any:
@@ -872,7 +876,7 @@ _RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items n
 _GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
     from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_
     make_memmap make_memmap_from_tensor make_memmap_from_storage save dumps load_
-    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__
+    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__
     __getstate__ __setstate__""".split()
 # what the wrapped container knows
 _STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()

@@ -6,7 +6,7 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from raffia.tensordict import (
     lock,
     modes,
     modules,
+    pickled,
     pointwise,
     reductions,
     shape,
@@ -478,7 +479,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
-        return super().__reduce_ex__(protocol)
+        return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -1080,6 +1081,7 @@ class TensorDict(TensorDictBase):
 
 
 TensorCollection._plain = TensorDict
+MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
 _NO_DIMS = torch.Size()
 
 
@@ -1089,6 +1091,9 @@ def _restored(
     """A container from what it was pickled as."""
     td = TensorDict._make(entries, torch.Size(size), device, names)
     return td.lock_() if locked else td
+
+
+torch.serialization.add_safe_globals([_restored])
 
 
 def _same(leaf: Tensor) -> Tensor:
