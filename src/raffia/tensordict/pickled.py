@@ -66,7 +66,7 @@ def restored_class(cls: Any, td: Any, state: dict[str, Any]) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, TensorClass) and isinstance(td, Node)):
         raise TypeError(f"this is no instance of a tensorclass: {cls!r} over {type(td).__name__}")
     cls._check_keys(td.keys())
-    out = cls._wrap(td)
+    out = cls._over(td)
     out.__dict__.update(_checked(cls, state))
     return out
 

@@ -220,6 +220,17 @@ def register(
     )
 
 
+def register_subclass(cls: type[TensorDict]) -> None:
+    """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
+
+    def build(values: Any, spec: Spec) -> Any:
+        td = unflatten(values, spec)
+        td.__class__ = cls
+        return td
+
+    register(cls, flatten, build)
+
+
 def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
         return [spec.stack_dim, spec.locked]

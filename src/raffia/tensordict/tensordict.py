@@ -566,7 +566,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
-        return TensorDict(entries, batch_size=batch_size, device=device)
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        if issubclass(cls, TensorDict):
+            td.__class__ = cls
+        return td
 
     def _set_names(self, new: list[str | None] | None) -> None:
         self._names = new
@@ -613,6 +616,16 @@ class TensorDict(TensorDictBase):
 
     _d: Entries
     _lasting = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Results of a subclass's methods are of that class; `TensorDict` itself pays nothing."""
+        super().__init_subclass__(**options)
+        for name in ("_new", "_shallow"):
+            if getattr(cls, name) is getattr(TensorDict, name):
+                setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
+        from raffia.tensordict import pytrees
+
+        pytrees.register_subclass(cls)
 
     def __init__(
         self,
@@ -1094,6 +1107,15 @@ def _restored(
 
 
 torch.serialization.add_safe_globals([_restored])
+
+
+def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = make(self, *args, **kwargs)
+        td.__class__ = self.__class__
+        return td
+
+    return made
 
 
 def _same(leaf: Tensor) -> Tensor:
