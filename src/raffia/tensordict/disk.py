@@ -323,7 +323,7 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Any:
     unknown = [key for key in td.keys() if key not in cls._fields]
     if unknown or td._is_data():
         reader.fail(f"{shown(unknown)} are not fields of {name}")
-    return cls._wrap(td.lock_() if cls._frozen else td)
+    return cls._over(td.lock_() if cls._frozen else td)
 
 
 def value_node(reader: Reader, record: Any) -> Any:

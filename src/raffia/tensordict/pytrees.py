@@ -22,7 +22,7 @@ from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from raffia.tensordict import dim_names
+from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
@@ -297,6 +297,17 @@ def register(
     )
 
 
+def register_subclass(cls: type[TensorDict]) -> None:
+    """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
+
+    def build(values: Any, spec: Spec) -> Any:
+        td = unflatten(values, spec)
+        td.__class__ = cls
+        return td
+
+    register(cls, flatten, build)
+
+
 def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
         return [spec.stack_dim, spec.locked]
@@ -347,6 +358,8 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
+for kind in (TensorDict, TensorDictParams, LazyStackedTensorDict, NonTensorData, NonTensorStack):
+    pickled.KINDS[kind.__name__] = kind
 
 
 def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -6,7 +6,7 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from raffia.tensordict import (
     lock,
     modes,
     modules,
+    pickled,
     pointwise,
     reductions,
     shape,
@@ -480,7 +481,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
-        return super().__reduce_ex__(protocol)
+        return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -567,7 +568,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
-        return TensorDict(entries, batch_size=batch_size, device=device)
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        if issubclass(cls, TensorDict):
+            td.__class__ = cls
+        return td
 
     def _set_names(self, new: list[str | None] | None) -> None:
         self._names = new
@@ -614,6 +618,16 @@ class TensorDict(TensorDictBase):
 
     _d: Entries
     _lasting = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Results of a subclass's methods are of that class; `TensorDict` itself pays nothing."""
+        super().__init_subclass__(**options)
+        for name in ("_new", "_shallow"):
+            if getattr(cls, name) is getattr(TensorDict, name):
+                setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
+        from raffia.tensordict import pytrees
+
+        pytrees.register_subclass(cls)
 
     def __init__(
         self,
@@ -1155,6 +1169,7 @@ def _writes(td: TensorDict, source: Any, into: list[Tensor], values: list[Tensor
 
 
 TensorCollection._plain = TensorDict
+MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
 _NO_DIMS = torch.Size()
 
 
@@ -1164,6 +1179,18 @@ def _restored(
     """A container from what it was pickled as."""
     td = TensorDict._make(entries, torch.Size(size), device, names)
     return td.lock_() if locked else td
+
+
+torch.serialization.add_safe_globals([_restored])
+
+
+def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = make(self, *args, **kwargs)
+        td.__class__ = self.__class__
+        return td
+
+    return made
 
 
 def _same(leaf: Tensor) -> Tensor:
