@@ -218,7 +218,11 @@ class Play:
 
     def new_buffer(self):
         generator = torch.Generator().manual_seed(3)
-        return SegmentReplayBuffer(TensorStorage(self.num_rows), **self.config, generator=generator)
+        return SegmentReplayBuffer(
+            TensorStorage(self.num_rows),
+            **{"obs_keys": ["obs"], **self.config},
+            generator=generator,
+        )
 
     def obs(self):
         self.count += 1

@@ -1,4 +1,4 @@
-"""What else goes to disk: values that are no tensors, of more types; and where nothing is written."""
+"""What else goes to disk: values of more types that are no tensors; and where none is written."""
 
 import enum
 import json

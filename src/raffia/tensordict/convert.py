@@ -20,7 +20,19 @@ from raffia.tensordict.node import Node
 # ------------------------------------------------------------------------ device and dtype
 
 
-def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwargs: Any) -> Any:
+CastFilter = Callable[[tuple[str, ...], Tensor], bool]
+
+
+def to(
+    td: Any,
+    *args: Any,
+    inplace: bool = False,
+    batch_size: Any = None,
+    cast_filter: CastFilter | None = None,
+    non_blocking_pin: bool = False,
+    num_threads: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """The container on another device or with another dtype; itself if nothing changes.
 
     Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`,
@@ -29,6 +41,10 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
 
     batch_size: that of the result.
     inplace: replace the entries of this container.
+    cast_filter: `cast_filter(key, tensor)`, with the key as a tuple, says which entries get another
+        dtype; the others are only moved.
+    non_blocking_pin: copy the entries to pinned memory first, on `num_threads` threads (this one,
+        if None or 0), so that a GPU can fetch them while the CPU goes on.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).to(torch.float64)["a"].dtype, TensorDict(a=0).to("cpu").device
@@ -40,7 +56,8 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
             return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
         if batch_size is not None:
-            out = to(td, *args, **kwargs)
+            pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size
             return out
@@ -59,20 +76,34 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
         device = as_device(device)
     if dtype is None and (device is None or device == td._device):
         return _unmoved(td)
-    if memory_format is not None:
-        out = td._map(
+    source = td
+    if non_blocking_pin and device is not None and device.type == "cuda":
+        source, non_blocking = pin_memory(td, num_threads or None), True
+    if cast_filter is not None and dtype is not None:
+        out = source.named_apply(
+            lambda key, leaf: leaf.to(
+                device,
+                dtype if cast_filter(key if isinstance(key, tuple) else (key,), leaf) else None,
+                non_blocking,
+                **({} if memory_format is None else {"memory_format": memory_format}),
+            ),
+            nested_keys=True,
+            filter_empty=False,
+        )
+    elif memory_format is not None:
+        out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
     elif dtype is None:
-        out = td._map(
+        out = source._map(
             lambda leaf: (
                 leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
             )
         )
     elif device is None:
-        out = td._cast(dtype)
+        out = source._cast(dtype)
     else:
-        out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking))
+        out = source._map(lambda leaf: leaf.to(device, dtype, non_blocking))
     if device is not None:
         out._set_device(device)
         if non_blocking and device.type == "cpu":
@@ -125,30 +156,28 @@ def cuda(td: Any, device: Any = None, **options: Any) -> Any:
     )
 
 
-def type_(
-    td: Any, dst_type: torch.dtype, *, cast_filter: Callable[[Tensor], bool] | None = None
-) -> Any:
-    """The container with all entries, or those for which `cast_filter` is true, cast to a dtype.
+def type_(td: Any, dst_type: torch.dtype, *, cast_filter: CastFilter | None = None) -> Any:
+    """The container with all entries cast to a dtype; `cast_filter(key, tensor)` says which.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).type(torch.int64)["a"].dtype
     torch.int64
     """
-    out = td._map(
-        lambda leaf: leaf.to(dst_type) if cast_filter is None or cast_filter(leaf) else leaf
-    )
+    if cast_filter is not None:
+        return to(td, dst_type, cast_filter=cast_filter)
+    out = td._map(lambda leaf: leaf.to(dst_type))
     return out.lock_() if td._locked else out
 
 
 def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """The method `name`, which casts to `dtype`."""
 
-    def cast(td: Any, *, cast_filter: Callable[[Tensor], bool] | None = None) -> Any:
+    def cast(td: Any, *, cast_filter: CastFilter | None = None) -> Any:
         return type_(td, dtype, cast_filter=cast_filter)
 
     cast.__name__ = cast.__qualname__ = name
     cast.__doc__ = (
-        f"The container with all entries, or those for which `cast_filter` is true, "
+        f"The container with all entries, or those for which `cast_filter(key, tensor)` is true, "
         f"cast to {dtype}.\n\n"
         f"    >>> from raffia import TensorDict\n"
         f"    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "

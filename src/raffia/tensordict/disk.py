@@ -15,7 +15,6 @@ import math
 import os
 import pathlib
 import re
-import secrets
 import stat
 import sys
 import weakref
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.files import make_folder, parse_json, write_atomically
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
@@ -397,7 +397,7 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Any:
     unknown = [key for key in td.keys() if key not in cls._fields]
     if unknown or td._is_data():
         reader.fail(f"{shown(unknown)} are not fields of {name}")
-    return cls._wrap(td.lock_() if cls._frozen else td)
+    return cls._over(td.lock_() if cls._frozen else td)
 
 
 def decoded(reader: Reader, value: Any) -> Any:
@@ -431,63 +431,6 @@ def value_node(reader: Reader, record: Any) -> Any:
     return stacked(reader, record, NonTensorStack, members, None)
 
 
-# ------------------------------------------------------------------------------- writing one file
-
-
-def write_atomically(
-    path: Path,
-    content: bytes | Callable[[BinaryIO], Any],
-    *,
-    sync: bool = True,
-    follow: bool = True,
-) -> None:
-    """Write a file such that at any time, also after a crash, there is the old one or the new one.
-
-    content: the bytes, or a function that writes them into the file that it is given.
-    sync: False leaves it to the system when the data goes to disk: for a crash of the process only.
-    follow: of a symbolic link, write the file it points to; else the link itself is replaced.
-    If anything fails, the old file is as it was and no other file is left.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(f"{folder}/x", b"new")
-    ...     pathlib.Path(folder, "x").read_bytes()
-    b'new'
-    """
-    path = os.path.abspath(path)
-    path = os.path.realpath(path) if follow and os.path.islink(path) else path
-    folder = os.path.dirname(path)
-    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(temporary, flags, 0o666)
-        try:
-            if isinstance(content, bytes):
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            else:
-                with open(fd, "wb", closefd=False) as file:
-                    content(file)
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise
-    if sync:
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def titled(record: Record) -> Record:
     return {"format": "raffia", "version": VERSION, **record}
 
@@ -498,18 +441,7 @@ def dump(record: Any) -> bytes:
 
 def parse(path: str, text: bytes | str) -> Any:
     """JSON that has each name once."""
-    try:
-        text = text if isinstance(text, str) else text.decode()
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(path, f"it is not JSON: {error}") from None
-
-
-def unique(pairs: list[tuple[str, Any]]) -> Record:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return out
+    return parse_json(path, text, deepest=None)
 
 
 def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
@@ -659,7 +591,7 @@ class Job:
     def write(self, threads: ThreadPoolExecutor | None) -> None:
         """Write the files, the record of the outermost folder last: without it there is no save."""
         for folder in self.folders:
-            make_folder(folder, folder == self.root.folder)
+            make_own_folder(folder, folder == self.root.folder)
         for path, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
             try:
                 os.unlink(path)
@@ -672,7 +604,7 @@ class Job:
             for _ in threads.map(self.store, self.leaves):
                 pass
         for path, text in self.metas:
-            write_atomically(path, text, sync=False, follow=False)
+            write_atomically(path, text, is_synced=False, follows_links=False)
 
     def store(self, job: tuple[Outline, str, Tensor, str | None]) -> None:
         plan, name, leaf, file = job
@@ -756,7 +688,7 @@ def write_value(node: Any) -> None:
             record["entries"][name[0]] = new
         else:
             record.update(new)
-        write_atomically(f"{folder}/{META}", dump(record), sync=False, follow=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
 
 
 def forget(td: Any) -> None:
@@ -781,7 +713,7 @@ def in_place(leaf: Tensor, file: str | None) -> bool:
     return file is None or (is_whole(leaf, file) and not os.path.islink(file))
 
 
-def make_folder(folder: str, outermost: bool) -> None:
+def make_own_folder(folder: str, outermost: bool) -> None:
     """Make a folder, if there is none; below the outermost one, a link to another is refused."""
     if outermost:
         os.makedirs(folder, exist_ok=True)
@@ -1319,7 +1251,7 @@ def add(
         entry = {"dtype": DTYPE_NAMES[out.dtype], "shape": list(out.shape), "file": file}
     if folder is not None:
         record["entries"][name] = entry
-        write_atomically(f"{folder}/{META}", dump(record), sync=False, follow=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
     td._d[name] = child
     if rest:
         _lock(child, weakref.ref(td))
@@ -1416,7 +1348,7 @@ def save_file(td: Any, path: Path) -> None:
         file.write(checksum.hexdigest().encode())
 
     path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_folder(os.path.dirname(path))
     write_atomically(path, write)
 
 

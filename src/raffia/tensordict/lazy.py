@@ -563,7 +563,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self
         if self._locked and not inplace:
             raise locked_error(self)
-        with entries.all_or_nothing(self):
+        with entries.all_or_nothing(self, source):
             parts = None
             if isinstance(source, Node) and keys_to_update is None:
                 parts = self._split(source)

@@ -22,7 +22,7 @@ from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from raffia.tensordict import dim_names
+from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
@@ -116,7 +116,7 @@ def _tensors(td: Any) -> list[Tensor]:
 
 
 def _refuse_rows(values: Any, spec: Members) -> None:
-    """RuntimeError where `torch.vmap` takes rows of each member: they are not those of the stack."""
+    """RuntimeError where `torch.vmap` takes rows of each member: not those of the stack."""
     found = [leaf for td in values if isinstance(td, Node) for leaf in _tensors(td)]
     fewer = [leaf.dim() + 1 for leaf in found] == list(spec.ndims)
     if found and fewer and all([is_batched(leaf) for leaf in found]):
@@ -318,6 +318,17 @@ def register(
     )
 
 
+def register_subclass(cls: type[TensorDict]) -> None:
+    """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
+
+    def build(values: Any, spec: Spec) -> Any:
+        td = unflatten(values, spec)
+        td.__class__ = cls
+        return td
+
+    register(cls, flatten, build)
+
+
 def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
         return [spec.stack_dim, spec.locked, list(spec.ndims)]
@@ -368,6 +379,8 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
+for kind in (TensorDict, TensorDictParams, LazyStackedTensorDict, NonTensorData, NonTensorStack):
+    pickled.KINDS[kind.__name__] = kind
 
 
 def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:

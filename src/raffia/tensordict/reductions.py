@@ -501,7 +501,7 @@ class Reductions:
 
 def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: Any) -> Any:
     if dim is None:
-        return over([bool(fn(leaf)) for leaf in td._leaves([])])
+        return over(bool(fn(leaf)) for leaf in td._leaves([]))  # until the answer is known
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(
