@@ -56,6 +56,11 @@ def to(
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
             return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
         if batch_size is not None:
+            if hasattr(td, "tensordicts"):
+                raise TypeError(
+                    "to(batch_size=...): the batch size of a lazy stack is that of its members; "
+                    "td.to_tensordict() gives a container of which it can be changed"
+                )
             pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out

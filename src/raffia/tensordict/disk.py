@@ -552,7 +552,7 @@ class Job:
                 file = file_name(name, suffix, used, self.robust, (*plan.key, name))
                 record["file" if leaf else "folder"] = file
                 place = f"{folder}/{file}"
-            if not leaf and place is not None and os.path.islink(place):
+            if not leaf and place is not None and is_link(place):
                 raise linked(place)
             if leaf:
                 record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
@@ -710,7 +710,7 @@ def in_place(leaf: Tensor, file: str | None) -> bool:
     """Whether nothing is to be written: the file holds just this tensor, or none is asked for."""
     if not isinstance(leaf, MemoryMappedTensor):
         return False
-    return file is None or (is_whole(leaf, file) and not os.path.islink(file))
+    return file is None or (is_whole(leaf, file) and not is_link(file))
 
 
 def make_own_folder(folder: str, outermost: bool) -> None:
@@ -721,10 +721,17 @@ def make_own_folder(folder: str, outermost: bool) -> None:
     try:
         os.mkdir(folder)
     except FileExistsError:
-        if os.path.islink(folder):
+        if is_link(folder):
             raise linked(folder) from None
         if not os.path.isdir(folder):
             raise
+
+
+def is_link(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def linked(path: str) -> RuntimeError:
@@ -1239,7 +1246,7 @@ def add(
         }
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
     at = None if file is None else f"{folder}/{file}"
-    if at is not None and rest and os.path.islink(at):
+    if at is not None and rest and is_link(at):
         raise linked(at)
     if rest:
         names = None if td._names is None else list(td._names)
