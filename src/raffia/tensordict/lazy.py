@@ -563,6 +563,12 @@ class LazyStackedTensorDict(TensorDictBase):
         source = entries.merged(input_dict_or_td, options)
         if source is self:
             return self
+        if inplace and keys_to_update is None and not known.get("is_leaf"):
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if entries.writes_lazily(self, source, into, values):
+                if entries.copied(into, values, known.get("non_blocking", False)):
+                    return self
         if self._locked and not inplace:
             raise locked_error(self)
         with entries.all_or_nothing(self, source):
@@ -625,6 +631,11 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([3, 4])
         """
         source = entries.merged(input_dict_or_td, entries_)
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if keys_to_update is None and entries.writes_lazily(self, source, into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
         parts = self._split(source) if isinstance(source, Node) and keys_to_update is None else None
         if parts is None:
             return entries.update_(
