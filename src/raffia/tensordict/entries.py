@@ -1509,7 +1509,9 @@ def entry_class(td: Any, key: NestedKey) -> type:
     >>> TensorDict(a=torch.zeros(2)).entry_class("a")
     <class 'torch.Tensor'>
     """
-    return type(get(td, key, NO_DEFAULT))
+    node, name = holder(td, key)
+    value = node._peek_str(name)  # of a lazy stack, without stacking it
+    return Tensor if value.__class__ is Tensor else type(get(td, key, NO_DEFAULT))
 
 
 def depth(td: Any) -> int:
