@@ -264,6 +264,114 @@ def load(prefix: str | Path, **options: Any) -> Any:
     return TensorDict.load(prefix, **options)
 
 
+def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A view of a tensor with this shape: dimensions are added at its end, and expanded.
+
+    Raises RuntimeError if the leading dimensions differ and are not 1.
+
+    >>> expand_right(torch.arange(2), (2, 3)).tolist()
+    [[0, 0, 0], [1, 1, 1]]
+    """
+    extra = len(shape) - tensor.dim()
+    if extra < 0:
+        raise RuntimeError(
+            f"expand_right: the tensor has {tensor.dim()} dimensions, more than the shape "
+            f"{tuple(shape)}"
+        )
+    return tensor.reshape(tensor.shape + (1,) * extra).expand(tuple(shape))
+
+
+def expand_as_right(tensor: Any, dest: Any) -> Any:
+    """A view of a tensor or container with the shape of `dest`: dimensions are added at its end.
+
+    dest: a tensor or a container, of which the batch size counts.
+    Raises RuntimeError if the leading dimensions differ and are not 1.
+
+    >>> expand_as_right(torch.ones(2), torch.zeros(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    shape = dest.shape
+    if not isinstance(tensor, Node):
+        return expand_right(tensor, shape)
+    extra = len(shape) - tensor.batch_dims
+    if extra < 0:
+        raise RuntimeError(
+            f"expand_as_right: the container has the batch size {tuple(tensor.batch_size)}, "
+            f"which is longer than the shape {tuple(shape)}"
+        )
+    for _ in range(extra):
+        tensor = tensor.unsqueeze(-1)
+    return tensor.expand(shape)
+
+
+def is_bool(*args: Any) -> bool:
+    """Whether the last argument is a tensor of truth values; goes as `cast_filter` too.
+
+    >>> is_bool(torch.zeros(2)), is_bool(("key",), torch.tensor([True]))
+    (False, True)
+    """
+    return _dtype(args) is torch.bool
+
+
+def is_floating(*args: Any) -> bool:
+    """Whether the last argument is a real floating point tensor; goes as `cast_filter` too.
+
+    >>> is_floating(torch.zeros(2)), is_floating(("key",), torch.tensor([1]))
+    (True, False)
+    """
+    dtype = _dtype(args)
+    return dtype is not None and dtype.is_floating_point
+
+
+def is_inexact(*args: Any) -> bool:
+    """Whether the last argument is a floating point or complex tensor; goes as `cast_filter` too.
+
+    >>> TensorDict(x=torch.ones(1), i=torch.tensor([1])).half(cast_filter=is_inexact)["i"].dtype
+    torch.int64
+    """
+    dtype = _dtype(args)
+    return dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_integer(*args: Any) -> bool:
+    """Whether the last argument is a tensor of whole numbers; goes as `cast_filter` too.
+
+    >>> is_integer(torch.tensor([1])), is_integer(torch.tensor([True]))
+    (True, False)
+    """
+    dtype = _dtype(args)
+    exact = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return exact and dtype is not torch.bool
+
+
+def _dtype(args: tuple[Any, ...]) -> torch.dtype | None:
+    return args[-1].dtype if isinstance(args[-1], Tensor) else None
+
+
+def from_json(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    lines: bool = False,
+) -> Any:
+    """`TensorDict.from_json`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/rows.json")
+    ...     from_json(f"{folder}/rows.json").batch_size
+    torch.Size([2])
+    """
+    options: dict[str, Any] = dict(batch_dims=batch_dims, batch_size=batch_size, lines=lines)
+    options |= dict(auto_batch_size=auto_batch_size, device=device)
+    return TensorDict.from_json(path, separator=separator, dtype=dtype, **options)
+
+
 def assert_close(
     actual: Any,
     expected: Any,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, pickled, pytrees
+from raffia.tensordict import build, entries, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
@@ -731,6 +731,9 @@ class TensorClass(TensorCollection):
 
     def __repr__(self) -> str:
         td = self._td
+        options = printing.shown()
+        if options is not None and options["compact"]:
+            return printing.compact(self, options)
         shown = {field.name for field in dataclasses.fields(self) if field.repr}
         there = sorted([name for name in td.keys() if name in shown])
         lines = [f"{name}={build._describe(td, name)}" for name in there]
