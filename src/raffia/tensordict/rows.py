@@ -231,9 +231,10 @@ def to_json(
     Raises ValueError for nested containers without separator, TypeError for values that JSON lacks.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/rows.json")
-    ...     open(f"{folder}/rows.json").read(), TensorDict.from_json(f"{folder}/rows.json")["a"]
+    ...     Path(folder, "rows.json").read_text(), TensorDict.from_json(f"{folder}/rows.json")["a"]
     ('[{"a": 1}, {"a": 2}]', tensor([1, 2]))
     """
     columns = {}
@@ -285,8 +286,9 @@ def from_json(
     Raises ValueError if the file does not hold records, or the records have unlike fields.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = open(f"{folder}/a.json", "w").write('[{"x.y": 1}, {"x.y": 2}]')
+    ...     _ = Path(folder, "a.json").write_text('[{"x.y": 1}, {"x.y": 2}]')
     ...     TensorDict.from_json(f"{folder}/a.json", separator=".")["x", "y"]
     tensor([1, 2])
     """

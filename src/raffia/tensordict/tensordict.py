@@ -305,9 +305,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         """Write a JSON file with a record for each row; see `raffia.tensordict.rows.to_json`.
 
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json", lines=True)
-        ...     open(f"{folder}/a.json").read().splitlines()
+        ...     Path(folder, "a.json").read_text().splitlines()
         ['{"a": 1}', '{"a": 2}']
         """
         from raffia.tensordict import rows
