@@ -108,7 +108,12 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    return value is td or any([holds(child, td) for child in value._children()])
+    if value is td:
+        return True
+    for child in value._children():
+        if holds(child, td):
+            return True
+    return False
 
 
 def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:

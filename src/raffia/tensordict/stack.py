@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import entries, modes
+from raffia.tensordict import dim_names, entries, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Entries, Node
@@ -175,7 +175,8 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
         else:
             out[name] = _stack_nodes(values, dim, lazily, name)
     device, names = _shared_device(tds), _stacked_names(tds, dim)
-    return TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
+    td = TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
+    return td if names is None else dim_names.passed_on(td)
 
 
 def _shared_device(tds: list[Any]) -> torch.device | None:
@@ -332,7 +333,7 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
                     f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
                 ) from error
     size = torch.Size((*size[:dim], length, *size[dim + 1 :]))
-    return TensorDict._make(out, size, _shared_device(tds), first._names)
+    return dim_names.passed_on(TensorDict._make(out, size, _shared_device(tds), first._names))
 
 
 def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:

@@ -966,7 +966,8 @@ _CASTS = """to type float half double bfloat16 float16 float32 float64 complex32
     complex128
     int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
 # what the wrapped container knows
-_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()
+_STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
+    _buffer _spans""".split()
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
