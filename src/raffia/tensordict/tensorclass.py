@@ -1125,10 +1125,11 @@ def is_tensorclass(obj: Any) -> bool:
     return issubclass(obj if isinstance(obj, type) else type(obj), TensorClass)
 
 
-def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
+def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> Any:
     """The tensorclass that has the fields of a dataclass, or of an instance of one.
 
     dest_cls: the tensorclass to use instead.
+    options: those of `tensorclass`.
 
     >>> @dataclasses.dataclass
     ... class Point:
@@ -1138,9 +1139,10 @@ def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
     """
     if dest_cls is not None:
         return dest_cls
-    return _from_dataclass(dataclass if isinstance(dataclass, type) else type(dataclass))
+    cls = dataclass if isinstance(dataclass, type) else type(dataclass)
+    return _from_dataclass(cls, frozenset(options.items()))
 
 
 @functools.cache
-def _from_dataclass(cls: type) -> Any:
-    return cls if issubclass(cls, TensorClass) else _derived(cls, {})
+def _from_dataclass(cls: type, options: frozenset[tuple[str, bool]]) -> Any:
+    return cls if issubclass(cls, TensorClass) else _derived(cls, dict(options))

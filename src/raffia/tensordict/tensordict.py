@@ -6,6 +6,7 @@ that is faster.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -53,10 +54,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring of the function that it is a faster way of."""
+    """Give a method the docstring and signature of the function that it is a faster way of."""
 
     def documented(method: Method) -> Method:
         method.__doc__ = function.__doc__
+        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         return method
 
     return documented
