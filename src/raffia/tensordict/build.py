@@ -627,6 +627,7 @@ def new_tensor(
 
 def from_schema(
     cls: Any,
+    /,
     schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
     *,
     batch_size: Any = None,

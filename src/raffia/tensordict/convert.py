@@ -56,7 +56,7 @@ def to(
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
             return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
         if batch_size is not None:
-            pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size

@@ -351,7 +351,7 @@ def expand_as_right(tensor: Any, dest: Any) -> Any:
     torch.Size([2, 3])
     """
     shape = dest.shape
-    if not isinstance(tensor, Node):
+    if isinstance(tensor, Tensor):
         return expand_right(tensor, shape)
     extra = len(shape) - tensor.batch_dims
     if extra < 0:

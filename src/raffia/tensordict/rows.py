@@ -126,7 +126,7 @@ def _spans(
 ) -> list[tuple[int, int]]:
     """Where each sample begins in an entry, and how long it is."""
     if isinstance(mask, Node):
-        one = mask.get(key, None)
+        one: Any = entries.get(mask, key, None)
         if one is None:
             raise KeyError(f"unpad_sequence: the masks have none for the entry {key!r}")
         one = one.movedim(min(pad_dim, ndim) + 1, 1).flatten(2)[..., 0] if one.dim() > 2 else one
@@ -206,7 +206,7 @@ def _collated(rows: list[Any], pads: dict[Any, float], nests: list[Any], mask_ke
         return maybe_dense_stack(rows)
     named = {key: [row.get(key) for row in rows] for key in [*pads, *nests]}
     bare = [row.exclude(*named) for row in rows]
-    out = torch.stack(bare) if nests else maybe_dense_stack(bare)
+    out: Any = torch.stack(bare) if nests else maybe_dense_stack(bare)
     masks = TensorDict(batch_size=out.batch_size)
     for key, fill in pads.items():
         cut = [TensorDict(x=leaf) for leaf in named[key]]
