@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
@@ -655,20 +656,60 @@ def new_tensor(
     return td._new(entries, data._batch_size)
 
 
+def from_schema(
+    cls: Any,
+    /,
+    schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
+    *,
+    batch_size: Any = None,
+    storage: str | None = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A container of zeros with these entries.
+
+    schema: for each key the shape of an element and its dtype; an entry has the batch size before.
+    storage: "memmap" for files, whose folder is `prefix` and other arguments those of
+        `memmap_like`; "shared" for shared memory; None for neither.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_schema({"obs": ([4], torch.uint8)}, batch_size=[2])["obs"].shape
+    torch.Size([2, 4])
+    """
+    if storage not in (None, "memmap", "shared"):
+        raise ValueError(f'from_schema: storage is None, "memmap" or "shared", got {storage!r}')
+    if kwargs and storage != "memmap":
+        raise TypeError(f"from_schema: {sorted(kwargs)} go with storage='memmap' only")
+    size = as_size(batch_size)
+    mapped = storage == "memmap"
+    td = cls._from_entries({}, size, None if mapped else device)
+    for key, (shape, dtype) in schema.items():
+        element = torch.zeros((), dtype=dtype, device=None if mapped else device)
+        full = element.expand((*size, *shape))
+        td.set(key, full if mapped else full.contiguous())
+    if mapped:
+        return td.memmap_like(**kwargs)
+    return td.share_memory_() if storage == "shared" else td
+
+
 # ------------------------------------------------------------------------ showing
 
 
 def show(td: Any) -> str:
     """The text of a container: entries in alphabetical order, nested ones indented."""
-    lines = [f"{name}: {_describe(td, name)}" for name in sorted(td.keys())]
+    options = printing.shown() or printing.DEFAULTS
+    if options["compact"]:
+        return printing.compact(td, options)
+    names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else td.keys()
+    lines = [f"{name}: {_describe(td, name)}" for name in names]
     fields = ",\n".join([indented(line) for line in lines])
     body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
-    body[len(body) :] = [
-        f"batch_size={td.batch_size}",
-        f"device={td.device}",
-        f"is_shared={td.is_shared()}",
-        *td._last_lines(),
-    ]
+    said = {
+        "show_batch_size": f"batch_size={td.batch_size}",
+        "show_device": f"device={td.device}",
+        "show_is_shared": f"is_shared={td.is_shared()}",
+    }
+    body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
     return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
 
 
@@ -697,6 +738,9 @@ def describe_tensor(value: Any) -> str:
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
+    options = printing.shown()
+    if options is not None:
+        return f"{kind}({', '.join(printing.tensor_parts(value, shared, options))})"
     return (
         f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, "
         f"is_shared={shared})"

@@ -61,7 +61,7 @@ def to(
                     "to(batch_size=...): the batch size of a lazy stack is that of its members; "
                     "td.to_tensordict() gives a container of which it can be changed"
                 )
-            pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size

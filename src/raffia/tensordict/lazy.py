@@ -1740,7 +1740,7 @@ def _contents(td: Any, cls: type) -> Any:
 
 
 def maybe_dense_stack(
-    items: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+    input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
     """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
 
@@ -1755,7 +1755,7 @@ def maybe_dense_stack(
 
     if strict:
         options["strict_shape"] = True
-    items = list(items)
+    items = list(input)
     if not items or options or not all([isinstance(td, Node) for td in items]):
         return lazy_stack(items, dim, out=out, **options)
     result = stack_alike(items, dim)

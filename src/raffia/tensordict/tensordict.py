@@ -6,6 +6,7 @@ that is faster.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -59,10 +60,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring of the function that it is a faster way of."""
+    """Give a method the docstring and signature of the function that it is a faster way of."""
 
     def documented(method: Method) -> Method:
         method.__doc__ = function.__doc__
+        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         return method
 
     return documented
@@ -97,6 +99,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     from_list = classmethod(build.from_list)
     from_struct_array = classmethod(build.from_struct_array)
     fromkeys = classmethod(build.fromkeys)
+    from_schema = classmethod(build.from_schema)
     new_zeros = build.new_zeros
     new_ones = build.new_ones
     new_empty = build.new_empty
@@ -307,6 +310,47 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     dumps = disk.save
     load = classmethod(disk.load)
     load_ = disk.load_
+
+    def to_json(self, path: Any, *, separator: str | None = None, lines: Any = False) -> None:
+        """Write a JSON file with a record for each row; see `raffia.tensordict.rows.to_json`.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json", lines=True)
+        ...     Path(folder, "a.json").read_text().splitlines()
+        ['{"a": 1}', '{"a": 2}']
+        """
+        from raffia.tensordict import rows
+
+        rows.to_json(self, path, separator=separator, lines=lines)
+
+    @classmethod
+    def from_json(
+        cls,
+        path: Any,
+        *,
+        auto_batch_size: Any = False,
+        batch_dims: Any = None,
+        device: Any = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: Any = None,
+        lines: Any = False,
+    ) -> Any:
+        """A container from a JSON file of records; see `raffia.tensordict.rows.from_json`.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json")
+        ...     TensorDict.from_json(f"{folder}/a.json")["a"]
+        tensor([1, 2])
+        """
+        from raffia.tensordict import rows
+
+        how = dict(batch_dims=batch_dims, batch_size=batch_size, device=device, lines=lines)
+        how |= dict(auto_batch_size=auto_batch_size, separator=separator, dtype=dtype)
+        return rows.from_json(cls, path, **how)
 
     # stacking (stack.py, lazy.py)
     @classmethod
