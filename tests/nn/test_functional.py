@@ -734,7 +734,7 @@ def test_an_error_in_a_to_module_block_names_parameters_of_another_shape():
     assert not hasattr(caught.value, "__notes__")
 
 
-# ------------------------------------------------------------------------ nets made functional before
+# ------------------------------------------------------------------------ nets made functional
 
 
 def around(net, *keys):
