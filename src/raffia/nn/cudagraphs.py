@@ -68,8 +68,8 @@ class CudaGraphModule:
         self._card = Card(device) if torch.cuda.is_available() else None
         if self._card is None:
             warnings.warn(
-                "there is no GPU here: this CudaGraphModule runs its function at each call, without "
-                "any gain in speed",
+                "there is no GPU here: this CudaGraphModule runs its function at each call, "
+                "without any gain in speed",
                 stacklevel=2,
             )
         self.in_keys = _own_keys(module, "in_keys", in_keys)
@@ -107,8 +107,8 @@ class CudaGraphModule:
             given, recorded = self._given
             if form != recorded:
                 raise ValueError(
-                    f"this CudaGraphModule was recorded with arguments of the structure {recorded}, "
-                    f"got {form}"
+                    "this CudaGraphModule was recorded with arguments of the structure "
+                    f"{recorded}, got {form}"
                 )
             _copy_in(given, leaves)
             return self._replayed()
@@ -285,16 +285,16 @@ def _copy_in(own: list[Any], new: list[Any]) -> None:
         if isinstance(leaf, Tensor) and isinstance(value, Tensor):
             if leaf.shape != value.shape:
                 raise ValueError(
-                    f"this CudaGraphModule was recorded with a tensor of shape {tuple(leaf.shape)}, "
-                    f"got {tuple(value.shape)}"
+                    "this CudaGraphModule was recorded with a tensor of shape "
+                    f"{tuple(leaf.shape)}, got {tuple(value.shape)}"
                 )
             _require_no_gradient(value)
             mine.append(leaf)
             theirs.append(value)
         elif isinstance(leaf, Tensor) or isinstance(value, Tensor) or not leaf == value:
             raise ValueError(
-                f"only tensors can change from call to call: this CudaGraphModule was recorded with "
-                f"{leaf!r}, got {value!r}"
+                "only tensors can change from call to call: this CudaGraphModule was recorded "
+                f"with {leaf!r}, got {value!r}"
             )
     if mine:
         torch._foreach_copy_(mine, theirs)
