@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
+from raffia.data.forking import survives_fork
 from raffia.data.groups import Groups, groups
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
@@ -54,7 +55,8 @@ class TensorDictMap(TensorDictModuleBase):
         keeps its rows itself.
     in_keys: the short way to say `query_module=QueryModule(in_keys)`.
     storage: where the values rest, one storage for all entries or a dictionary of one for each of
-        them. Default: in memory, growing.
+        them; empty. Default: in memory, growing. One on disk holds the values only: which keys they
+        have is in memory, so what persists is what `save` wrote.
     collate_fn: what becomes of values that were read.
     out_keys: which entries of a written value are stored. Default: all.
     write_fn: `write_fn(new)` gives what is stored for keys without a value, and
@@ -110,6 +112,7 @@ class TensorDictMap(TensorDictModuleBase):
         self._table = HashTable(device=self.device)
         self._recency = Recency(self.device)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     @classmethod
     def from_tensordict_pair(
@@ -256,6 +259,8 @@ class TensorDictMap(TensorDictModuleBase):
             known = rows >= 0
             if not is_tensor_collection(default):
                 default = _number(default)
+                if not len(rows) and self.storage.structure is None:
+                    default = TensorDict(batch_size=query.batch_size)  # no entry is known yet
             if bool(known.all()) and len(self):
                 values = self._read(rows, query.batch_size)
             else:
@@ -587,6 +592,8 @@ class TensorDictMap(TensorDictModuleBase):
         return self._table.lookup(hashes, content)
 
     def _read(self, rows: Tensor, batch: torch.Size) -> Any:
+        if not len(rows) and self.storage.structure is None:
+            return TensorDict(batch_size=batch)  # whose entries are not known yet
         values = self.storage.get(rows)
         if self.evict:
             self._recency.touch(rows)
@@ -762,6 +769,7 @@ class TensorDictMap(TensorDictModuleBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     def __repr__(self) -> str:
         limit = "" if self.max_size is None else f" of {self.max_size}"

@@ -134,6 +134,17 @@ class PrioritizedSampler(Sampler):
             self._beta = beta
             self.version += 1
 
+    @property
+    def default_priority(self) -> float:
+        """The priority of a new item.
+
+        >>> PrioritizedSampler(4, alpha=0.5, beta=0.4).default_priority
+        1.0
+        """
+        if self.max_priority_within_buffer and self._alpha and self._tree.total() > 0:
+            return max(0.0, float(self._tree.maximum()) ** (1 / self._alpha) - self.eps)
+        return 1.0 if self._largest == NONE else self._largest
+
     def added(self, items: range) -> None:
         live = self._live
         if live and items.start != live.stop:

@@ -7,10 +7,18 @@ import torch
 from torch import Tensor
 
 from raffia.data.buffer import check_is_storage
+from raffia.data.items import (
+    batch_of,
+    rows_of,
+    value_at,
+    with_value,
+    without_value,
+)
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import Storage
-from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -109,6 +117,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def extend(self, data: Any) -> Tensor:
         """Add items, as in `ReplayBuffer`; those that come with a priority start with it.
 
+        Items with and without one can be mixed: where it is stored, those without one get the one
+        that they start with, the largest so far; where it is not, it is left out.
+
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = PrioritizedReplayBuffer(1.0, 1.0, eps=0.0, storage=TensorStorage(9))
         >>> errors = torch.tensor([0.0, 3.0])
@@ -117,21 +128,21 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         tensor([1, 1, 1])
         """
         with self._changing():  # priorities are checked for the alpha that is there when they count
-            priority = self._priority_of(data, 1)
-            if priority is None:
-                return super().extend(data)
+            if type(data) is list and data and isinstance(data[0], (Node, dict)):
+                data = rows_of(data, self.storage.structure)
+            data, priority = self._with_priority(data, 1)
             numbers = super().extend(data)
-            size = self.priorities.max_capacity  # of more than these the last ones are here
-            self.sampler.update_priority(numbers[-size:], priority[-size:])
+            if priority is not None:
+                size = self.priorities.max_capacity  # of more than these the last ones are here
+                self.sampler.update_priority(numbers[-size:], priority[-size:])
         return numbers
 
     def add(self, item: Any) -> int:
         with self._changing():
-            priority = self._priority_of(item, 0)
-            if priority is None:
-                return super().add(item)
+            item, priority = self._with_priority(item, 0)
             number = super().add(item)
-            self.sampler.update_priority(number, priority)
+            if priority is not None:
+                self.sampler.update_priority(number, priority)
         return number
 
     def update_tensordict_priority(self, data: TensorDict) -> int:
@@ -146,14 +157,30 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         >>> buffer.update_tensordict_priority(batch.set("td_error", torch.rand(3)))
         0
         """
-        return self.update_priority(data["index"], data[self.priority_key])
+        index, priority = data["index"], data[self.priority_key]
+        if index.ndim > 1 and len(index):
+            each = index.reshape(len(index), -1)[:, 0]
+            if torch.equal(each.view(-1, *[1] * (index.ndim - 1)).expand_as(index), index):
+                index = each  # of items with a batch size: one priority is made of each one's
+        return self.update_priority(index, priority)
 
-    def _priority_of(self, data: Any, batch_dims: int) -> Tensor | None:
-        """The priority that items come with, if any; ValueError if it is none."""
-        if not isinstance(data, TensorDict):
-            return None
-        priority = data.get(self.priority_key, None)
-        if priority is None:
-            return None
-        self.priorities.check_priority(data.batch_size[:batch_dims], priority)
-        return priority
+    def _with_priority(self, data: Any, batch_dims: int) -> tuple[Any, Tensor | None]:
+        """Items as they can be stored, and the priority that they come with, if any.
+
+        Raises ValueError if it is none.
+        """
+        if not isinstance(data, (Node, dict)):
+            return data, None
+        path, structure = unravel_key_to_tuple(self.priority_key), self.storage.structure
+        priority = value_at(data, path)
+        if priority is not None:
+            priority = torch.as_tensor(priority)
+            self.priorities.check_priority(batch_of(data, batch_dims), priority)
+        if structure is None or (path in structure.paths) == (priority is not None):
+            return data, priority
+        if priority is not None:
+            return without_value(data, path), priority
+        layout = structure.layouts[structure.paths.index(path)]
+        shape = (*batch_of(data, batch_dims), *layout.shape)
+        start = torch.full(shape, self.priorities.default_priority, dtype=layout.dtype)
+        return with_value(data, path, start), None

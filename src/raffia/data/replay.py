@@ -17,8 +17,10 @@ from raffia.data.buffer import (
     check_generator,
     check_is_storage,
     check_options,
+    own_generator,
 )
 from raffia.data.folder import Content, Folder, load_folder, write_folder
+from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
@@ -44,8 +46,11 @@ class ReplayBuffer(Buffer):
     prefetch: so many batches are drawn ahead, in a thread. They are those that would be drawn
         without, bit for bit: when the content, a priority or an exponent has changed, those drawn
         ahead are thrown away and drawn anew. It pays where several batches come between changes.
-    generator: where random numbers come from, on the CPU; torch's global generator if None. With
-        `prefetch` one is needed, which nobody else draws from or seeds.
+    generator: where random numbers come from, on the CPU; torch's global generator if None, or,
+        with `prefetch`, one of its own, which that one seeds.
+
+    A buffer that is pickled, as for a spawned worker, is a copy; over a `MemmapStorage` it reads
+    beside the one who writes.
 
     Items are known by numbers: that of the first is 0, and those of items that were overwritten do
     not come again. A batch of TensorDicts carries the numbers as "index" (and "priority_weight",
@@ -76,7 +81,8 @@ class ReplayBuffer(Buffer):
         generator: torch.Generator | None = None,
     ) -> None:
         check_options(batch_size, pin_memory, prefetch)
-        check_generator(generator, prefetch=prefetch > 0)
+        check_generator(generator, prefetch=False)
+        generator = own_generator(generator, prefetch)
         check_is_storage(storage)
         check_device(device)
         sampler = RandomSampler() if sampler is None else sampler
@@ -92,10 +98,15 @@ class ReplayBuffer(Buffer):
         self.batch_size = batch_size
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
         self._lock = sampler.lock = threading.RLock()
+        survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
         live = self._maker.live()
         if live:
             sampler.added(live)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.sampler.lock = self._lock
 
     @property
     def storage(self) -> Storage:
@@ -160,17 +171,7 @@ class ReplayBuffer(Buffer):
         (tensor(2), tensor(4), tensor([2, 3, 4]))
         """
         with self._lock:
-            live = self._maker.live()
-            if isinstance(index, slice):
-                ages = range(len(live))[index]
-                index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
-            age = torch.as_tensor(index)
-            if age.dtype is torch.bool:
-                raise no_integers("items", age.dtype)
-            wrong = (age < -len(live)) | (age >= len(live))
-            if wrong.any():
-                raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
-            return self.storage.get(self._maker.rows(live.start + age % max(len(live), 1)))
+            return self._maker.item(lambda live: _items_at(index, live))
 
     def empty(self) -> None:
         """Throw all items away; numbers start at 0 again.
@@ -199,6 +200,7 @@ class ReplayBuffer(Buffer):
         2
         """
         with self._changing():
+            self._maker.follow()  # what another process overwrote has no priority any more
             return self.sampler.update_priority(index, priority)
 
     # -- batches
@@ -386,6 +388,20 @@ class ReplayBuffer(Buffer):
                 f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
                 "torch.Generator(), or None, before"
             )
+
+
+def _items_at(index: Any, live: range) -> Tensor:
+    """The numbers of items by their age; IndexError if there are none."""
+    if isinstance(index, slice):
+        ages = range(len(live))[index]
+        index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
+    age = torch.as_tensor(index)
+    if age.dtype is torch.bool:
+        raise no_integers("items", age.dtype)
+    wrong = (age < -len(live)) | (age >= len(live))
+    if wrong.any():
+        raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
+    return live.start + age % max(len(live), 1)
 
 
 def _check_sampler(sampler: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, Episodes
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.storage import Storage
@@ -68,6 +69,12 @@ class SegmentMaker:
         self.plain = device is None and not pin_memory and storage.device.type == "cpu"
         self.num_changes = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
+
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
         """Choose starts and copy their windows; into an earlier batch, if one is given."""
         num_steps = len(self.episodes)
@@ -110,6 +117,7 @@ class SegmentMaker:
             stack = self.stacks.get(path, 1)
             if stack not in wanted:
                 wanted[stack] = rows[:, before - stack + 1 :].reshape(-1).to(leaf.device)
+                self.storage.ensure_whole(wanted[stack])
             shape = len(start), length + stack - 1, *leaf.shape[1:]
             if target is None:
                 leaves.append(leaf.index_select(0, wanted[stack]).view(shape))

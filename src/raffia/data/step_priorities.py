@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.groups import groups
 from raffia.data.prioritized import INFINITY, check_exponent, check_importance, importance_weights
 from raffia.data.sum_tree import SumTree
@@ -72,6 +74,12 @@ class StepPriorities:
         self._tree.set(torch.arange(self.num_rows), 0.0)
         self._set_largest(None)
         self._given: Tensor | None = None  # [N] float64, chances that steps came with
+
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
 
     @property
     def default_priority(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_choices, check_least
+from raffia.envs.checked import check_choices, check_least, check_types
 
 __all__ = ["AtariConfig", "EnvConfig"]
 
@@ -28,6 +28,7 @@ class AtariConfig:
     max_frames: int = 12_000  # of the emulator, in an episode: 3000 steps with a frame_skip of 4
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
 
 
@@ -39,9 +40,7 @@ class EnvConfig:
     96
     """
 
-    id: str = (
-        "CartPole-v1"  # of Gymnasium, "minatar/breakout", "tictactoe", "connect4", "atari/pong"
-    )
+    id: str = "CartPole-v1"  # of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
     num_envs: int = 8  # stepped together; one search serves all of them
     num_workers: int = 0  # processes they are spread over; 0: this one
     max_episode_steps: int = 0  # 0: what the world itself says
@@ -49,5 +48,6 @@ class EnvConfig:
     atari: AtariConfig = field(default_factory=AtariConfig)
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "num_envs", "frame_stack")
         check_least(self, 0, "num_workers", "max_episode_steps")

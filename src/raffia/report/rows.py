@@ -10,7 +10,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-_KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"')
+_KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"', b'"error"')
 _BOUNDLESS = 1e60  # far above what float32 holds; sums and squares of such numbers stay finite
 _MOST_FAULTS = 5  # named one by one
 
@@ -56,7 +56,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def key_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """Only the rows of starts, evaluations and ends, and the last one: quick on long files.
+    """Only the rows of starts, evaluations, errors and ends, and the last one: quick on long files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -107,7 +107,12 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    return value is td or any([holds(child, td) for child in value._children()])
+    if value is td:
+        return True
+    for child in value._children():
+        if holds(child, td):
+            return True
+    return False
 
 
 def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
@@ -177,12 +182,30 @@ def finished(
     """A container over `entries` with the batch size that is given or found."""
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
         raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
+    if batch_size is not None and (size := as_size(batch_size)):
+        entries = _numbers_kept(entries, size)
     td = cls._from_entries(entries, batch_size, device)
     if auto_batch_size or batch_dims is not None:
         td.auto_batch_size_(batch_dims)
     if names is not None:
         td.names = names
     return td
+
+
+def _numbers_kept(source: Any, size: torch.Size) -> Any:
+    """Entries in which a number that stands beside tensors with batch dimensions is kept as one."""
+    from raffia.tensordict.nontensor import NonTensorData
+
+    if isinstance(source, Node):
+        return source
+    out = {}
+    for name, value in source.items():
+        if isinstance(value, _NUMBERS):
+            value = NonTensorData(value, batch_size=size)
+        elif isinstance(value, Mapping):
+            value = _numbers_kept(value, size)
+        out[name] = value
+    return out
 
 
 def from_dict(
@@ -199,6 +222,7 @@ def from_dict(
 
     auto_batch_size: take as batch size the longest leading dimensions that all entries share, at
         most `batch_dims`.
+    A number becomes a tensor; beside a `batch_size` with dimensions it is kept as a number.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size

@@ -13,7 +13,6 @@ import math
 import os
 import pathlib
 import re
-import secrets
 import stat
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor, nn
 
+from raffia.files import make_folder, parse_json, write_atomically
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock
@@ -323,7 +323,7 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Any:
     unknown = [key for key in td.keys() if key not in cls._fields]
     if unknown or td._is_data():
         reader.fail(f"{shown(unknown)} are not fields of {name}")
-    return cls._wrap(td.lock_() if cls._frozen else td)
+    return cls._over(td.lock_() if cls._frozen else td)
 
 
 def value_node(reader: Reader, record: Any) -> Any:
@@ -350,58 +350,6 @@ def value_node(reader: Reader, record: Any) -> Any:
     return stacked(reader, record, NonTensorStack, members, None)
 
 
-# ------------------------------------------------------------------------------- writing one file
-
-
-def write_atomically(
-    path: Path, content: bytes | Callable[[BinaryIO], Any], *, sync: bool = True
-) -> None:
-    """Write a file such that at any time, also after a crash, there is the old one or the new one.
-
-    content: the bytes, or a function that writes them into the file that it is given.
-    sync: False leaves it to the system when the data goes to disk: for a crash of the process only.
-    If anything fails, the old file is as it was and no other file is left.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(f"{folder}/x", b"new")
-    ...     pathlib.Path(folder, "x").read_bytes()
-    b'new'
-    """
-    path = os.path.abspath(path)
-    path = os.path.realpath(path) if os.path.islink(path) else path
-    folder = os.path.dirname(path)
-    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(temporary, flags, 0o666)
-        try:
-            if isinstance(content, bytes):
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            else:
-                with open(fd, "wb", closefd=False) as file:
-                    content(file)
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise
-    if sync:
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def titled(record: Record) -> Record:
     return {"format": "raffia", "version": VERSION, **record}
 
@@ -412,18 +360,7 @@ def dump(record: Any) -> bytes:
 
 def parse(path: str, text: bytes | str) -> Any:
     """JSON that has each name once."""
-    try:
-        text = text if isinstance(text, str) else text.decode()
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(path, f"it is not JSON: {error}") from None
-
-
-def unique(pairs: list[tuple[str, Any]]) -> Record:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return out
+    return parse_json(path, text, deepest=None)
 
 
 def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
@@ -584,7 +521,7 @@ class Job:
             for _ in threads.map(self.store, self.leaves):
                 pass
         for path, text in self.metas:
-            write_atomically(path, text, sync=False)
+            write_atomically(path, text, is_synced=False)
 
     def store(self, job: tuple[Outline, str, Tensor, str | None]) -> None:
         plan, name, leaf, file = job
@@ -668,7 +605,7 @@ def write_value(node: Any) -> None:
             record["entries"][name[0]] = new
         else:
             record.update(new)
-        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False)
 
 
 def forget(td: Any) -> None:
@@ -682,6 +619,8 @@ def forget(td: Any) -> None:
     for node in (*below, *above[1:]):
         if node._cache and "home" not in node._cache:
             node._cache.clear()
+        if state(node).get("_buffer") is not None:  # of a consolidated container
+            node._buffer = node._spans = None
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:
@@ -1204,7 +1143,7 @@ def add(
         entry = {"dtype": DTYPE_NAMES[out.dtype], "shape": list(out.shape), "file": file}
     if folder is not None:
         record["entries"][name] = entry
-        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False)
     td._d[name] = child
     if rest:
         _lock(child, weakref.ref(td))
@@ -1301,7 +1240,7 @@ def save_file(td: Any, path: Path) -> None:
         file.write(checksum.hexdigest().encode())
 
     path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_folder(os.path.dirname(path))
     write_atomically(path, write)
 
 

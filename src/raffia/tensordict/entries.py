@@ -578,7 +578,8 @@ def rename_key_(td: Any, old_key: NestedKey, new_key: NestedKey, safe: bool = Fa
             f"key {new_key!r} already present in {type(td).__name__}; "
             "rename_key_(..., safe=False) overwrites it"
         )
-    with all_or_nothing(td):
+    paths = (unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key))
+    with all_or_nothing(td, paths=paths):
         td.del_(old_key)
         td.set(new_key, value)
     return td
@@ -659,7 +660,7 @@ def update(
             )
     if td._locked and not inplace:
         raise locked_error(td)
-    with all_or_nothing(td):
+    with all_or_nothing(td, source):
         merge(td, source, clone, inplace, non_blocking, is_leaf)
     if update_batch_size and isinstance(source, Node):
         td.batch_size = source._batch_size
@@ -700,25 +701,63 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedK
     return out
 
 
-def snapshot(td: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Shallow copies of the storage of `td` and of what is nested in it."""
-    out: list[tuple[Any, dict[str, Any]]] = []
+Saved = list[tuple[dict[str, Any], dict[str, Any]]]  # the dict of a node, and what it held
 
-    def visit(node: Any) -> None:
-        for part in node._stores():
-            out.append((part, dict(part)))
-            for value in part.values():
-                if isinstance(value, Node):
-                    visit(value)
 
-    visit(td)
-    return out
+def save(node: Any, out: Saved) -> None:
+    """Append shallow copies of the dicts in which a node keeps its entries."""
+    for store in node._stores():
+        out.append((store, store.copy()))
+
+
+def save_tree(td: Any, out: Saved) -> None:
+    """`save` for a container and for what is nested in it."""
+    for store in td._stores():
+        out.append((store, store.copy()))
+        for value in store.values():
+            if value.__class__ is not Tensor and isinstance(value, Node):
+                save_tree(value, out)
+
+
+def save_path(td: Any, path: tuple[str, ...], out: Saved) -> Any:
+    """`save` for each container on the way to the entry `path`; returns what stands there."""
+    node = td
+    for name in path:
+        if not isinstance(node, Node):
+            return None
+        save(node, out)
+        node = node._peek_str(name)
+    return node
+
+
+def save_targets(td: Any, source: Any, out: Saved) -> None:
+    """`save` for each container in which storing the entries of `source` changes something."""
+    save(td, out)
+    for key, value in source._peek().items() if isinstance(source, Node) else source.items():
+        below = value.__class__ is not Tensor and isinstance(value, (Node, Mapping))
+        if below or key.__class__ is not str:
+            mine = save_path(td, unravel_key_to_tuple(key), out)
+            if below and isinstance(mine, Node):
+                save_targets(mine, value, out)
 
 
 @contextlib.contextmanager
-def all_or_nothing(td: Any) -> Iterator[None]:
-    """If the block raises, put the entries back as they were."""
-    saved = snapshot(td)
+def all_or_nothing(
+    td: Any, source: Any = None, paths: Iterable[tuple[str, ...]] | None = None
+) -> Iterator[None]:
+    """If the block raises, put the entries back as they were.
+
+    source: the block stores no entries but these, so that the rest of `td` need not be saved.
+    paths: it stores or removes only these entries.
+    """
+    saved: Saved = []
+    if source is not None:
+        save_targets(td, source, saved)
+    elif paths is not None:
+        for path in paths:
+            save_path(td, path, saved)
+    else:
+        save_tree(td, saved)
     try:
         yield
     except BaseException:
@@ -1080,7 +1119,7 @@ def flatten_keys(
 def replace_entries(td: Any, entries: dict[str, Any]) -> None:
     if td._locked:
         raise locked_error(td)
-    with all_or_nothing(td):
+    with all_or_nothing(td, {}):
         for name in list(td.keys()):
             td._del_str(name)
         for name, value in entries.items():
@@ -1311,7 +1350,8 @@ def _joined(
     td: Any, join: Any, keys: Sequence[NestedKey], out_key: NestedKey, dim: int, keep: bool
 ) -> Any:
     joined = join([get(td, key, NO_DEFAULT) for key in keys], dim)
-    with all_or_nothing(td):
+    paths = [unravel_key_to_tuple(key) for key in (*keys, out_key)]
+    with all_or_nothing(td, paths=paths):
         if not keep:
             for key in keys:
                 td.del_(key)

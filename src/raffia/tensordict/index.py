@@ -53,6 +53,12 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
+_FROM_LOADER = (  # what torch does with a `Mapping`: it reads it by what it yields, which are rows
+    "; a DataLoader without a batch_size that is to give containers as they are takes "
+    "collate_fn=torch.nn.Identity()"
+)
+
+
 def _plain_part(part: Any) -> Any:
     """One part of an index as an int, slice, None, `...`, truth value or tensor."""
     if part is None or part is Ellipsis or isinstance(part, (int, slice, Tensor)):
@@ -68,7 +74,7 @@ def _plain_part(part: Any) -> Any:
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables "
             "are valid indices "
-            f"(got {type(part).__name__})"
+            f"(got {type(part).__name__})" + (_FROM_LOADER if isinstance(part, Node) else "")
         )
     if isinstance(part, list) and part and isinstance(part[0], str):
         raise IndexError(

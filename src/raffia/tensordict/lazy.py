@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, shape
+from raffia.tensordict import build, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -144,7 +144,11 @@ class LazyStackedTensorDict(TensorDictBase):
         if self.hook_in is not None or self.hook_out is not None:
             td.hook_in, td.hook_out = self.hook_in, self.hook_out
         if self._names is not None and td._batch_size == self._batch_size:
-            td._names = list(self._names)
+            dim = self.stack_dim
+            rest = [*self._names[:dim], *self._names[dim + 1 :]]
+            mine = rest if any(rest) else None
+            if all([member._names == mine for member in members]):
+                td._names = list(self._names)
         return td
 
     def _member_size(self) -> torch.Size:
@@ -197,7 +201,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise self._unlike(name)
         stack = lazy_stack(values, self.stack_dim)
-        if self._names is not None and not stack._is_data():
+        if self._names is not None:
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
 
@@ -323,15 +327,6 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self._all_shared("to_dict")
         return entries.to_dict(self, **options)
-
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        """See `TensorDict.state_dict`; RuntimeError if a member has an entry that others lack.
-
-        >>> list(LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2)).state_dict())
-        ['a']
-        """
-        self._all_shared("state_dict")
-        return convert.state_dict(self, *args, **options)
 
     def _all_shared(self, method: str) -> None:
         extra = sorted({name for names in self._exclusive() for name in names})
@@ -565,7 +560,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self
         if self._locked and not inplace:
             raise locked_error(self)
-        with entries.all_or_nothing(self):
+        with entries.all_or_nothing(self, source):
             parts = None
             if isinstance(source, Node) and keys_to_update is None:
                 parts = self._split(source)
@@ -682,7 +677,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self.insert(len(self.tensordicts), tensordict)
 
-    def extend(self, tensordicts: Any) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Put containers behind the last member: those of a list, or of another lazy stack.
 
         >>> td = lazy_stack([TensorDict(a=1)])
@@ -690,10 +685,10 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([1, 2, 3])
         """
-        if isinstance(tensordicts, Node):
-            tensordicts = tensordicts.unbind(self.stack_dim)
-        for tensordict in list(tensordicts):
-            self.append(tensordict)
+        if isinstance(tensordict, Node):
+            tensordict = tensordict.unbind(self.stack_dim)
+        for td in list(tensordict):
+            self.append(td)
 
     # -- the contract of Node: maps
 
@@ -839,7 +834,9 @@ class LazyStackedTensorDict(TensorDictBase):
         else:
             out = self._kept_lazy(ndim, batch_size, op)
             if out is None:
-                return self._batched_dense(fn, ndim, batch_size, names, op)
+                out = self._batched_dense(fn, ndim, batch_size, names, op)
+                if not out._is_data():
+                    return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
             if names is not None:
@@ -1032,7 +1029,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._row(plan.at, plan.rest, ndim)
         if not plan.rows:
             if not self.tensordicts:
-                return self._of([], plan.dim, plan.member_size(self, ndim))
+                return self._emptied(plan, ndim)
             return self._no_rows(plan, ndim)
         members = [self._row(at, rest, ndim) for at, rest in plan.rows]
         if plan.spare is not None:
@@ -1052,6 +1049,13 @@ class LazyStackedTensorDict(TensorDictBase):
         if all([part.__class__ is slice and part == _ALL for part in rest]):
             return td
         return td._index(rest, ndim - 1, None)
+
+    def _emptied(self, plan: _Plan, ndim: int) -> Any:
+        """A lazy stack without members."""
+        out = self._of([], plan.dim, plan.member_size(self, ndim))
+        if self._device is not None:
+            out._device = self._device
+        return out
 
     def _no_rows(self, plan: _Plan, ndim: int) -> Any:
         """A dense container without rows: with the entries of the first member, of size 0."""
@@ -1110,7 +1114,9 @@ class LazyStackedTensorDict(TensorDictBase):
             self._row(at, rest, ndim)  # raises
         replaced = self.tensordicts[at]._set_index(rest, value, ndim - 1)
         if replaced is not None:
-            self.tensordicts[at] = replaced
+            old, self.tensordicts[at] = self.tensordicts[at], replaced
+            if self._own_lock:
+                lock.relink(self, old, replaced)
 
     # -- operations that go to the members
 
@@ -1274,7 +1280,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 out[name] = self._get_str(name)
             except RuntimeError:
                 out[name] = self._get_lazy(name, as_nested_tensor=True, layout=layout)
-        return TensorDict._make(out, self._batch_size, self._device, self._names)
+        return dim_names.passed_on(
+            TensorDict._make(out, self._batch_size, self._device, self._names)
+        )
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack along `dim`: itself if it is one.

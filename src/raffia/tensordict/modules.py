@@ -331,14 +331,20 @@ def swap_in(
 
     A layer that stands under several names is done once, for the first of them.
     """
+    earlier = done.get(id(module))
     if isinstance(module, Node):
-        return module._swap(node, undo)  # type: ignore[attr-defined]
+        if earlier is None:
+            earlier = done[id(module)] = module._swap(node, undo)  # type: ignore[attr-defined]
+        return earlier
     parameters, buffers, children = module._parameters, module._buffers, module._modules
-    if id(module) in done:
-        return done[id(module)]
+    entries = node._entries()
     old: Entries = {}
-    done[id(module)] = old
-    for name, value in node._entries().items():
+    if earlier is None:
+        done[id(module)] = old
+    else:  # what the first name did not bring
+        entries = {name: value for name, value in entries.items() if name not in earlier}
+        old.update(earlier)
+    for name, value in entries.items():
         if value.__class__ is not Tensor and isinstance(value, Node):
             child = children.get(name)
             if child is None:
@@ -396,7 +402,10 @@ def _no_place(name: str, module: nn.Module) -> MissingKeyError:
 
 
 def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Callable[[Any], None]]:
-    """Write the entries into the module's tensors."""
+    """Write the entries into the module's tensors; if one can't be written, none is.
+
+    A tensor that stands under several names is written once, for the first of them.
+    """
     mine = from_module(type(td), module)
     pairs = [(key, mine.get(key), value) for key, value in td.items(True, True)]
     for key, there, _ in pairs:
@@ -405,13 +414,22 @@ def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Call
                 f"the module has no parameter or buffer {key!r}; "
                 f"it has {list(mine.keys(True, True))}"
             )
+    before = {id(there): there.detach().clone() for _, there, _ in pairs}
     swap = td._plain({}, batch_size=td._batch_size)
+    first: dict[int, tuple[Any, Tensor, Tensor]] = {}
     for key, there, value in pairs:
-        swap.set(key, there.detach().clone())
-        there.data.copy_(value.detach(), non_blocking=non_blocking)
+        swap.set(key, before[id(there)])
+        first.setdefault(id(there), (key, there, value))
+    try:
+        for _, there, value in first.values():
+            there.data.copy_(value.detach(), non_blocking=non_blocking)
+    except BaseException:
+        for _, there, _ in first.values():
+            there.data.copy_(before[id(there)])
+        raise
 
     def back(swapped: Any) -> None:
-        for key, there, _ in pairs:
+        for key, there, _ in first.values():
             there.data.copy_(swapped.get(key).detach())
 
     return swap, back

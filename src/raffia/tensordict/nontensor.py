@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import disk
+from raffia.tensordict import disk, index, lock
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
@@ -39,6 +39,7 @@ class NonTensorData(TensorCollection):
 
     _holds_data = True
     _data: Any
+    _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
         self,
@@ -67,6 +68,8 @@ class NonTensorData(TensorCollection):
             out._device = self._device
         if names is not None:
             out._names = names
+        if self._rows is not None and batch_size == self._batch_size:
+            out._rows = self._rows
         return out
 
     @property
@@ -122,7 +125,10 @@ class NonTensorData(TensorCollection):
         op: tuple[Any, ...] = (),
     ) -> Any:
         if op and op[0] == "pad":
-            return _moved(self, fn, ndim, batch_size)
+            out = _moved(self, fn, ndim, batch_size)
+            if names is not None:
+                out.names = child_names(self, ndim, batch_size, names)
+            return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
         return self._like(batch_size + self._batch_size[ndim:], names)
@@ -182,6 +188,23 @@ class NonTensorData(TensorCollection):
     def _filled(self, shape: torch.Size) -> NonTensorData:
         """What a new entry holds in the rows that are not written."""
         return self._like(shape)
+
+    def where(  # type: ignore[override]
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: Any = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """This value in the rows where `condition` is true, `other` (a value too) elsewhere.
+
+        >>> rows = NonTensorData("a", [2]).where(torch.tensor([True, False]), NonTensorData("b"))
+        >>> rows.tolist()
+        ['a', 'b']
+        """
+        return index.written(chosen(condition, self, other), out, update_batch_size)
 
     def empty_like(self, batch_size: torch.Size) -> NonTensorData:
         """The same value with another batch size.
@@ -429,7 +452,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return _moved(self, fn, ndim, batch_size)
 
     def _no_rows(self, plan: Any, ndim: int) -> Any:
-        return self._of([], plan.dim, plan.member_size(self, ndim))
+        return self._emptied(plan, ndim)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         if isinstance(value, Node):
@@ -473,6 +496,8 @@ class NonTensorStack(LazyStackedTensorDict):
         for i, (td, part) in enumerate(zip(self.tensordicts, parts, strict=True)):
             if isinstance(td, NonTensorData) and isinstance(part, NonTensorStack):
                 self.tensordicts[i] = part
+                if self._own_lock:
+                    lock.relink(self, td, part)
             else:
                 td._put(part)
 
@@ -497,6 +522,23 @@ class NonTensorStack(LazyStackedTensorDict):
         return with_rows(self, idx, value)
 
     # -- public methods of its own
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: Any = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """These values where `condition` is true, those of `other` (or this value) elsewhere.
+
+        >>> stack = NonTensorStack("a", "b")
+        >>> stack.where(torch.tensor([True, False]), NonTensorStack("c", "d")).tolist()
+        ['a', 'd']
+        """
+        return index.written(chosen(condition, self, other), out, update_batch_size)
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
@@ -699,11 +741,27 @@ def with_rows(mine: Any, idx: Any, value: Any) -> Any:
     size = indexed_size(mine._batch_size, at)
     if not (isinstance(value, Node) and value._is_data()):
         rows = isinstance(value, list) and size and len(value) == size[0]
-        value = NonTensorStack.from_list(value) if rows else NonTensorData(value, size)
+        device = mine._device
+        value = (
+            NonTensorStack.from_list(value, device) if rows else NonTensorData(value, size, device)
+        )
     if value._batch_size != size:
         value = value.expand(size)
     replaced = mine._set_index(at, value, len(mine._batch_size))
     return mine if replaced is None else replaced
+
+
+def chosen(condition: Tensor, mine: Any, other: Any) -> Any:
+    """`where` of a non-tensor node itself: `other` is one too, or a value for all rows."""
+    if not isinstance(other, Node):
+        other = NonTensorData(other)
+    if not other._is_data():
+        raise TypeError(
+            f"where: a {type(mine).__name__} holds values, and the other operand is a "
+            f"{type(other).__name__}, which has entries"
+        )
+    size = mine._batch_size
+    return where(condition, mine, other if other._batch_size == size else other.expand(size))
 
 
 def where(condition: Tensor, mine: Any, other: Any) -> Any:
@@ -724,10 +782,10 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
         flat(other.tolist(), len(size)),
         strict=True,
     )
-    return _shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
+    return shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
 
 
-def _shaped(members: list[Any], size: Sequence[int]) -> Any:
+def shaped(members: list[Any], size: Sequence[int]) -> Any:
     """Data nodes in row-major order as stacks of the given size."""
     if not size:
         return members[0]
@@ -760,7 +818,7 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
             members.append(node._index(tuple(places[at]), ndim, None))
         else:
             members.append(NonTensorData(None, node._batch_size[ndim:], node._device))
-    return _shaped(members, batch_size)
+    return shaped(members, batch_size)
 
 
 # ------------------------------------------------------------------------------------- stacking

@@ -6,7 +6,7 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from raffia.tensordict import (
     lock,
     modes,
     modules,
+    pickled,
     pointwise,
     reductions,
     shape,
@@ -73,6 +74,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _parents: list[Any] | None = None  # weak references to the locked containers around this one
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
+    _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
+    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -473,16 +476,16 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.__dict__.get("_spans") is not None:
+        if self._spans is not None and convert.in_spans(self):
             return convert.reduce_consolidated(self)
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
-        return super().__reduce_ex__(protocol)
+        return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"):
+        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
             state.pop(name, None)
         return state
 
@@ -501,7 +504,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
-        return [child for child in self._children() if not child._is_data()]
+        return self._children()
 
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
@@ -565,7 +568,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
-        return TensorDict(entries, batch_size=batch_size, device=device)
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        if issubclass(cls, TensorDict):
+            td.__class__ = cls
+        return td
 
     def _set_names(self, new: list[str | None] | None) -> None:
         self._names = new
@@ -612,6 +618,16 @@ class TensorDict(TensorDictBase):
 
     _d: Entries
     _lasting = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Results of a subclass's methods are of that class; `TensorDict` itself pays nothing."""
+        super().__init_subclass__(**options)
+        for name in ("_new", "_shallow"):
+            if getattr(cls, name) is getattr(TensorDict, name):
+                setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
+        from raffia.tensordict import pytrees
+
+        pytrees.register_subclass(cls)
 
     def __init__(
         self,
@@ -675,7 +691,7 @@ class TensorDict(TensorDictBase):
                 child._fill(value)
                 d[key] = child
             else:
-                d[key] = self._accept(key, value)
+                d[key] = self._accept(key, value, True)
 
     @staticmethod
     def _make(
@@ -745,7 +761,11 @@ class TensorDict(TensorDictBase):
         return td
 
     def _replace_str(self, name: str, value: Any) -> None:
-        self._d[name] = value
+        if self._names is not None and isinstance(value, Node):
+            value = dim_names.adopt(value, self._names)
+        old, self._d[name] = self._d.get(name), value
+        if self._locked:
+            lock.relink(self, old, value)
 
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
@@ -857,8 +877,11 @@ class TensorDict(TensorDictBase):
             if isinstance(value, Node):
                 value._set_device(device)
 
-    def _accept(self, name: str, value: Any) -> Any:
-        """What is stored for `value`: a tensor or node with our leading dimensions and device."""
+    def _accept(self, name: str, value: Any, fresh: bool = False) -> Any:
+        """What is stored for `value`: a tensor or node with our leading dimensions and device.
+
+        fresh: this container is in the making, so that no other one holds it.
+        """
         if not isinstance(value, (Tensor, Node)):
             value = build.as_entry(value, self, name)
         batch_size = self._batch_size
@@ -867,7 +890,7 @@ class TensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)
             value = build.promoted(value, batch_size, name)
-        if isinstance(value, Node) and build.holds(value, self):
+        if not fresh and isinstance(value, Node) and build.holds(value, self):
             raise ValueError(
                 f"a container can't hold itself: the value for key {name!r} is this container "
                 "or has it nested in it"
@@ -875,7 +898,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node) and not value._is_data():
+        if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
 
@@ -1043,43 +1066,110 @@ class TensorDict(TensorDictBase):
         **options: Any,
     ) -> TensorDict:
         source = input_dict_or_td
-        plain = source.__class__ is TensorDict and not (clone or inplace or options)
+        kind = source.__class__
+        plain = (kind is TensorDict or kind is dict) and not (clone or inplace or options)
         if plain and self._fits(source):
             self._take(source)
             return self
         return entries.update(self, source, clone, inplace, **options)
 
-    def _fits(self, source: TensorDict) -> bool:
-        """Whether the entries of `source` can be stored without further checks."""
-        if self._locked or self._device is not None or self._names is not None:
+    def _fits(self, source: Any) -> bool:
+        """Whether the entries of a `TensorDict` or dict can be stored without further checks."""
+        if self._locked or self._names is not None:
             return False
-        if source._batch_size != self._batch_size or source is self:
-            return False
-        for name, value in source._d.items():
-            if value.__class__ is Tensor or not isinstance(value, Node):
-                continue
-            mine = self._d.get(name)
-            if isinstance(mine, Node):
-                if mine.__class__ is not TensorDict or value.__class__ is not TensorDict:
+        batch_size, device, d = self._batch_size, self._device, self._d
+        checked = source.__class__ is not dict  # its tensors have its batch size and device
+        if checked:
+            if source._batch_size != batch_size or source is self:
+                return False
+            if device is not None and source._device != device:
+                return False
+            source = source._d
+        for name, value in source.items():
+            kind = value.__class__
+            if kind is Tensor or not checked and kind is Parameter:
+                if checked:
+                    continue
+                if name.__class__ is not str or batch_size and _unlike(value.shape, batch_size):
                     return False
-                if not TensorDict._fits(mine, value):
+                if device is not None and value.device != device:
                     return False
-            elif build.holds(value, self):
+            elif kind is TensorDict or kind is dict:
+                if not checked and name.__class__ is not str:
+                    return False
+                mine = d.get(name)
+                if mine.__class__ is TensorDict:
+                    if not TensorDict._fits(mine, value):
+                        return False
+                elif not checked or isinstance(mine, Node) or build.holds(value, self):
+                    return False
+            elif isinstance(value, Node) or not checked:
                 return False
         return True
 
-    def _take(self, source: TensorDict) -> None:
-        """Store the entries of a container that fits; nested ones are merged."""
+    def _take(self, source: Any) -> None:
+        """Store the entries of what fits; nested ones are merged."""
         mine = self._d
-        for name, value in source._d.items():
-            below = mine.get(name)
-            if below.__class__ is TensorDict and value.__class__ is TensorDict:
-                below._take(value)
-            else:
-                mine[name] = value
+        for name, value in (source if source.__class__ is dict else source._d).items():
+            if value.__class__ is TensorDict or value.__class__ is dict:
+                below = mine.get(name)
+                if below.__class__ is TensorDict:
+                    below._take(value)
+                    continue
+            mine[name] = value
+
+    @_documented_as(entries.update_)
+    def update_(
+        self, input_dict_or_td: Any = None, clone: bool = False, **options: Any
+    ) -> TensorDict:
+        source = input_dict_or_td
+        if (source.__class__ is TensorDict or source.__class__ is dict) and not options:
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if _writes(self, source, into, values) and into:
+                if len(into) == 1:
+                    into[0].copy_(values[0])
+                    return self
+                if torch._C._functorch.peek_interpreter_stack() is None:
+                    torch._foreach_copy_(into, values)
+                    return self
+        return entries.update_(self, source, clone, **options)
+
+    @_documented_as(entries.rename_key_)
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> TensorDict:
+        d = self._d
+        if old_key.__class__ is str and new_key.__class__ is str and old_key in d:
+            if not self._locked and not (safe and new_key in d):
+                if old_key != new_key:
+                    d[new_key] = d.pop(old_key)
+                return self
+        return entries.rename_key_(self, old_key, new_key, safe)
+
+
+def _writes(td: TensorDict, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
+    """Append the pairs that `update_` copies; False if one is not a tensor over one as large.
+
+    Such a one is refused, or written in another way, by the general `update_`.
+    """
+    d = td._d
+    for name, value in (source if source.__class__ is dict else source._d).items():
+        mine = d.get(name) if name.__class__ is str else None
+        if value.__class__ is Tensor:
+            if mine.__class__ is not Tensor or mine.shape != value.shape:
+                return False
+            if mine.requires_grad or value.requires_grad or mine.is_nested:
+                return False
+            into.append(mine)
+            values.append(value)
+        elif mine.__class__ is not TensorDict or value.__class__ not in (TensorDict, dict):
+            return False
+        elif not _writes(mine, value, into, values):
+            return False
+    return True
 
 
 TensorCollection._plain = TensorDict
+MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
 _NO_DIMS = torch.Size()
 
 
@@ -1089,6 +1179,18 @@ def _restored(
     """A container from what it was pickled as."""
     td = TensorDict._make(entries, torch.Size(size), device, names)
     return td.lock_() if locked else td
+
+
+torch.serialization.add_safe_globals([_restored])
+
+
+def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = make(self, *args, **kwargs)
+        td.__class__ = self.__class__
+        return td
+
+    return made
 
 
 def _same(leaf: Tensor) -> Tensor:
