@@ -25,7 +25,10 @@ class AtariConfig:
     episodic_life: bool = True  # training: a lost life ends the episode
     clip_reward: bool = True  # training: to its sign
     sticky: float = 0.0  # probability that an action is repeated once more
+    # At the start and after each lost life FIRE is pressed where the game has it: some wait for it.
+    press_fire: bool = True
     max_frames: int = 12_000  # of the emulator, in an episode: 3000 steps with a frame_skip of 4
+    evaluation_frames: int = 12_000  # ... when evaluating; 108,000, half an hour, is the longest
 
     def __post_init__(self) -> None:
         check_types(self)
