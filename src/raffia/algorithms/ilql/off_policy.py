@@ -136,15 +136,17 @@ def off_policy_return(
     def value(moved: Tensor, total: Tensor, mass: Tensor, rows: int) -> Tensor:
         """Of sums over dialogues: [*, A], [*, A], [*] -> [*]."""
         within = torch.where(total > 0, moved / total, 0.0).sum(-1)
-        share = (mass / rows).clamp_max(1.0)
+        share = mass / rows
         return share * within + (1 - share) * worst
 
     earned = weights * rewards
-    mean = value(earned.sum(0), weights.sum(0), whole.sum(), num)
+    mean = value(earned.sum(0), weights.sum(0), whole.sum().clamp_max(num), num)
     gain = mean - returns.mean()
     of_mean = of_gain = math.inf
     if num > 1:
-        left = num - 1  # without each of the dialogues in turn
+        # Without each of the dialogues in turn. That a share came out at 1 or above says little of
+        # few dialogues: here it may be above, and is as uncertain as it is.
+        left = num - 1
         without = value(
             earned.sum(0) - earned, (weights.sum(0) - weights).clamp_min(0.0),
             (whole.sum() - whole).clamp_min(0.0), left,
