@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from raffia import (
-    LazyStackedTensorDict,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictParams,
     lazy_stack,
-    tensorclass,
+    set_capture_non_tensor_stack,
 )
 from tests.tensordict.invariants import sound
 
@@ -165,3 +165,29 @@ class TestToWithABatchSize:
             assert out.names == names and out["a"].dtype == torch.float64
         assert params.batch_size == (3,)
         assert params.to(batch_size=[]).batch_size == ()
+
+
+class TestCompiledStacks:
+    def make(self, i):
+        inner = TensorDict(t="y", b=torch.zeros(3), batch_size=[3])
+        return TensorDict(
+            a=torch.full((3,), float(i)), s="x", w=["a", "b", "c"], n=inner, batch_size=[3]
+        )
+
+    def test_of_containers_that_hold_strings(self):
+        torch._dynamo.reset()
+        program = torch.compile(
+            lambda x, y: torch.stack([x, y]).set("q", ["u", "v"]), fullgraph=True, backend="eager"
+        )
+        out = program(self.make(0), self.make(1))
+        assert sound(out) and out["s"] == [["x"] * 3] * 2 and out["w"] == [["a", "b", "c"]] * 2
+        assert out["n", "t"] == [["y"] * 3] * 2 and out["q"] == ["u", "v"]
+
+    def test_the_setting_is_seen(self):
+        torch._dynamo.reset()
+        program = torch.compile(lambda x, y: torch.stack([x, y]), fullgraph=True, backend="eager")
+        kinds = []
+        for mode in (False, True, False):
+            with set_capture_non_tensor_stack(mode):
+                kinds.append(type(program(self.make(0), self.make(1)).get("s")))
+        assert kinds == [NonTensorStack, NonTensorData, NonTensorStack]

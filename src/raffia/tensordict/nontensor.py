@@ -826,7 +826,7 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
 
 def stack_data(nodes: Sequence[Any], dim: int) -> Any:
     """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal."""
-    if _capture.get() and all([isinstance(node, NonTensorData) for node in nodes]):
+    if capture_non_tensor_stack() and all([isinstance(node, NonTensorData) for node in nodes]):
         first = nodes[0]
         if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):
             at = dim % (len(first._batch_size) + 1)
@@ -853,6 +853,8 @@ def cat_data(nodes: Sequence[Any], dim: int) -> Any:
 
 _lists: ContextVar[bool] = ContextVar("raffia_list_to_stack", default=True)
 _capture: ContextVar[bool] = ContextVar("raffia_capture_non_tensor_stack", default=False)
+_latest = {"raffia_list_to_stack": True, "raffia_capture_non_tensor_stack": False}
+# ... as last set: torch.compile can't read a ContextVar, but looks whether a value has changed
 
 
 class _Option(contextlib.ContextDecorator):
@@ -867,13 +869,16 @@ class _Option(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         self.tokens.append(self.variable.set(self.mode))
+        _latest[self.variable.name] = self.mode
 
     def __exit__(self, *error: Any) -> None:
         self.variable.reset(self.tokens.pop())
+        _latest[self.variable.name] = self.variable.get()
 
     def set(self) -> None:
         """Keep the setting from now on."""
         self.variable.set(self.mode)
+        _latest[self.variable.name] = self.mode
 
 
 class set_list_to_stack(_Option):
@@ -906,7 +911,8 @@ def list_to_stack(allow_none: bool = False) -> bool:
     >>> list_to_stack()
     True
     """
-    return _lists.get()
+    compiling = torch.compiler.is_compiling()
+    return _latest["raffia_list_to_stack"] if compiling else _lists.get()
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
@@ -915,4 +921,5 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool:
     >>> capture_non_tensor_stack()
     False
     """
-    return _capture.get()
+    compiling = torch.compiler.is_compiling()
+    return _latest["raffia_capture_non_tensor_stack"] if compiling else _capture.get()
