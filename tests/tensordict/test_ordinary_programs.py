@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from raffia import (
+    MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
     TensorDict,
@@ -177,11 +178,13 @@ class TestCompiledStacks:
     def test_of_containers_that_hold_strings(self):
         torch._dynamo.reset()
         program = torch.compile(
-            lambda x, y: torch.stack([x, y]).set("q", ["u", "v"]), fullgraph=True, backend="eager"
+            lambda x, y: torch.stack([x, y]).set("q", [["u"] * 3, ["v"] * 3]),
+            fullgraph=True,
+            backend="eager",
         )
         out = program(self.make(0), self.make(1))
         assert sound(out) and out["s"] == [["x"] * 3] * 2 and out["w"] == [["a", "b", "c"]] * 2
-        assert out["n", "t"] == [["y"] * 3] * 2 and out["q"] == ["u", "v"]
+        assert out["n", "t"] == [["y"] * 3] * 2 and out["q"] == [["u"] * 3, ["v"] * 3]
 
     def test_the_setting_is_seen(self):
         torch._dynamo.reset()
@@ -191,3 +194,94 @@ class TestCompiledStacks:
             with set_capture_non_tensor_stack(mode):
                 kinds.append(type(program(self.make(0), self.make(1)).get("s")))
         assert kinds == [NonTensorStack, NonTensorData, NonTensorStack]
+
+
+class TestInPlace:
+    def make(self):
+        inner = TensorDict(b=torch.zeros(3, 4, 2), batch_size=[3, 4, 2])
+        return TensorDict(a=torch.arange(12).view(3, 4), s="x", n=inner, batch_size=[3, 4])
+
+    @pytest.mark.parametrize(
+        ("method", "args"),
+        [
+            ("reshape", (12,)),
+            ("reshape", (-1, 2)),
+            ("gather", (1, torch.tensor([[0, 3], [1, 2], [3, 3]]))),
+            ("pad", ([0, 1],)),
+        ],
+    )
+    def test_is_the_other_way_round(self, method, args):
+        td = self.make()
+        inner, want = td["n"], getattr(td, method)(*args)
+        assert getattr(td, method)(*args, inplace=True) is td
+        assert td["n"] is inner and td.batch_size == want.batch_size and sound(td)
+        assert (td == want).all()
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            getattr(self.make().lock_(), method)(*args, inplace=True)
+        with pytest.raises(NotImplementedError, match="makes a new container"):
+            getattr(self.make().to_lazystack(0), method)(*args, inplace=True)
+
+    def test_gather_has_one_place_for_the_result(self):
+        td, index = self.make(), torch.zeros(3, 1, dtype=torch.int64)
+        with pytest.raises(ValueError, match="not both"):
+            td.gather(1, index, out=td, inplace=True)
+
+    def test_pad_unsafe(self):
+        assert self.make().pad([0, 1], safe=False).batch_size == (4, 4)
+
+
+class TestMap:
+    @pytest.mark.parametrize("lazily", [False, True])
+    @pytest.mark.parametrize("options", [{"chunksize": 2}, {"num_chunks": 3}, {"chunksize": 0}])
+    def test_pieces_cut_at_once_or_one_by_one(self, lazily, options):
+        td = TensorDict(a=torch.arange(10).view(2, 5), batch_size=[2, 5])
+        options = {"dim": 1, "num_workers": 0, "index_with_generator": lazily, **options}
+        seen = []
+        out = td.map(lambda part: seen.append(part.batch_size) or part + 1, **options)
+        assert torch.equal(out["a"], td["a"] + 1)
+        assert len(seen) == {2: 3, 0: 5}.get(options.get("chunksize"), 3)
+
+    def test_progress(self, capsys):
+        td = TensorDict(a=torch.arange(4), batch_size=[4])
+        td.map(lambda part: part, num_workers=0, chunksize=1, pbar=True)
+        pytest.importorskip("tqdm")
+        assert "4/4" in capsys.readouterr().err
+
+
+class TestMappedFiles:
+    def test_modes(self, tmp_path):
+        td = TensorDict(a=torch.zeros(3), n=dict(b=torch.zeros(2))).memmap(tmp_path)
+        read = TensorDict.load_memmap(tmp_path, mode="r")
+        read["a"].fill_(1)
+        read["n", "b"].fill_(1)
+        assert not td["a"].any() and not td["n", "b"].any()
+        TensorDict.load_memmap(tmp_path, mode="r+")["a"].fill_(2)
+        assert td["a"].tolist() == [2, 2, 2]
+        args = (td["a"].filename, torch.float32, (3,))
+        MemoryMappedTensor.from_filename(*args, mode="r").fill_(3)
+        assert td["a"].tolist() == [2, 2, 2]
+        MemoryMappedTensor.from_filename(*args, mode="r+").fill_(3)
+        assert td["a"].tolist() == [3, 3, 3]
+        for call in (
+            lambda: MemoryMappedTensor.from_filename(*args, mode="w"),
+            lambda: TensorDict.load_memmap(tmp_path, mode="w"),
+        ):
+            with pytest.raises(ValueError, match="mode is"):
+                call()
+
+    def test_a_file_that_may_not_be_written(self, tmp_path, monkeypatch):
+        TensorDict(a=torch.zeros(3)).memmap(tmp_path)
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        with pytest.raises(PermissionError):
+            TensorDict.load_memmap(tmp_path, mode="r+")
+
+    def test_a_part(self, tmp_path):
+        td = TensorDict(m={"0": dict(w=torch.ones(2)), "x": 1}, a=torch.zeros(3))
+        td.memmap(tmp_path)
+        for subpath in (("m", "0"), "m/0", ["m", "0"]):
+            got = TensorDict.load_memmap(tmp_path, subpath=subpath)
+            assert list(got.keys()) == ["w"] and sound(got)
+        assert set(TensorDict.load_memmap(tmp_path, subpath="m").keys()) == {"0", "x"}
+        for subpath in ("nothing", "a", ("m", "x")):
+            with pytest.raises(ValueError, match="no container was saved under"):
+                TensorDict.load_memmap(tmp_path, subpath=subpath)

@@ -82,7 +82,10 @@ def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
         if all([isinstance(v, Tensor) and v.shape == first.shape for v in value]):
             return torch.stack(list(value))
         return None
-    if isinstance(first, (*_NUMBERS, list, tuple)):
+    inner = first
+    while isinstance(inner, (list, tuple)) and inner:
+        inner = inner[0]
+    if isinstance(inner, (*_NUMBERS, list, tuple, Tensor)):
         try:
             return torch.as_tensor(value, device=device)
         except (TypeError, ValueError, RuntimeError):
