@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from raffia import (
+    LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
     NonTensorStack,
@@ -285,3 +286,69 @@ class TestMappedFiles:
         for subpath in ("nothing", "a", ("m", "x")):
             with pytest.raises(ValueError, match="no container was saved under"):
                 TensorDict.load_memmap(tmp_path, subpath=subpath)
+
+
+class TestUpdateWithTheBatchSize:
+    def make(self, rows):
+        inner = TensorDict(b=torch.ones(rows, 3), batch_size=[rows, 3])
+        return TensorDict(a=torch.zeros(rows), n=inner, batch_size=[rows])
+
+    def test_nested(self):
+        td = self.make(2)
+        inner = td["n"]
+        td.update(self.make(4), update_batch_size=True)
+        assert td.batch_size == (4,) and td["n"] is inner and inner.batch_size == (4, 3)
+        assert sound(td)
+
+    def test_some_keys(self):
+        td = self.make(2)
+        td.update(self.make(2)[:, None][:, [0]], keys_to_update=["a", "n"], update_batch_size=True)
+        assert td.batch_size == (2, 1) and sound(td)
+
+    def test_refused_leaves_it_as_it_was(self):
+        td = self.make(2).set("other", torch.zeros(2))
+        with pytest.raises(RuntimeError, match="other"):
+            td.update(self.make(4), update_batch_size=True)
+        assert td.batch_size == (2,) and td["a"].shape == (2,) and sound(td)
+
+    def test_a_stack(self):
+        td = lazy_stack([self.make(2), self.make(2)], 0)
+        td.update(lazy_stack([self.make(4), self.make(4)], 0), update_batch_size=True)
+        assert td.batch_size == (2, 4) and td["n"].batch_size == (2, 4, 3) and sound(td)
+        with pytest.raises(RuntimeError, match="can't have the batch size"):
+            td.update(self.make(4), update_batch_size=True)
+
+    def test_some_keys_of_members_of_unlike_shapes(self):
+        td = lazy_stack([TensorDict(a=torch.zeros(i + 1), b=1) for i in range(2)])
+        td.update((td + 1).clone(), keys_to_update=["a"])
+        assert [a.tolist() for a in td.get("a", as_list=True)] == [[1.0], [1.0, 1.0]]
+        assert td["b"].tolist() == [1, 1]
+        assert td.entry_class("a") is torch.Tensor
+
+
+class TestErrorsOfTheRightKind:
+    def test_keys(self):
+        td = TensorDict(a=1)
+        for call in (
+            lambda: td.rename_key_("a", 1),
+            lambda: td.rename_key_(1, "a"),
+            lambda: td.select(1),
+            lambda: td.exclude(["a"]),
+            lambda: td.set(1, 1),
+        ):
+            for kind in (KeyError, TypeError, RuntimeError):
+                with pytest.raises(kind, match="Only NestedKeys are supported"):
+                    call()
+
+    def test_sizes(self):
+        for kind in (TypeError, ValueError):
+            with pytest.raises(kind, match="a batch_size is"):
+                TensorDict({}, "a")
+        for kind in (IndexError, RuntimeError):
+            with pytest.raises(kind, match="out of range"):
+                LazyStackedTensorDict(TensorDict(), stack_dim=3)
+        with pytest.raises(ValueError, match="need 2 names"):
+            TensorDict(batch_size=[2, 3]).refine_names("x")
+
+    def test_no_gradients(self):
+        assert TensorDict().grad is None and TensorDict(a=dict()).grad is None

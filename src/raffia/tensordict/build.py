@@ -14,6 +14,18 @@ from torch import Tensor, nn
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
+
+class BatchSizeError(TypeError, ValueError):
+    """What is given as a batch size is none.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict({}, "a")
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.build.BatchSizeError: a batch_size is an int or a sequence of ints, got str...
+    """
+
+
 _COUNTS: Any = (int, np.integer, torch.SymInt)
 
 
@@ -30,7 +42,7 @@ def as_size(value: Any) -> torch.Size:
     try:
         size = torch.Size(value)
     except TypeError:
-        raise TypeError(
+        raise BatchSizeError(
             f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
             "entries are given as a dict or as keywords"
         ) from None

@@ -646,10 +646,9 @@ def update(
     source = merged(input_dict_or_td, entries)
     if source is td:
         return td
+    like = source if update_batch_size and isinstance(source, Node) else None
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = ()
     if td._locked and ignore_lock:
         with td.unlock_():
             return update(
@@ -663,11 +662,35 @@ def update(
             )
     if td._locked and not inplace:
         raise locked_error(td)
-    with all_or_nothing(td, source):
-        merge(td, source, clone, inplace, non_blocking, is_leaf)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = source._batch_size
+    if like is None:
+        with all_or_nothing(td, source):
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+        return td
+    resized = both_have(td, like)
+    before = [node._batch_size for node, _ in resized]
+    try:
+        with all_or_nothing(td, source):
+            for node, _ in resized:
+                node._batch_size = torch.Size()
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+            for node, theirs in reversed(resized):
+                node._set_batch_size(theirs._batch_size)
+    except BaseException:
+        for (node, _), size in zip(resized, before, strict=True):
+            node._batch_size = size
+        raise
     return td
+
+
+def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
+    """The plain containers in both, at any depth, whose batch size is to be that of `source`."""
+    out = [(td, source)]
+    for mine, theirs in out:
+        for name, value in theirs._entries().items():
+            below = mine._get_str(name)
+            if type(below) is td._plain and isinstance(value, Node) and not value._is_data():
+                out.append((below, value))
+    return out
 
 
 def merged(source: Any, entries: Mapping[str, Any]) -> Any:
@@ -1305,7 +1328,11 @@ def entry_class(td: Any, key: NestedKey) -> type:
     >>> TensorDict(a=torch.zeros(2)).entry_class("a")
     <class 'torch.Tensor'>
     """
-    return type(get(td, key, NO_DEFAULT))
+    node, name = holder(td, key)
+    value = node._peek_str(name)
+    if value is None:
+        raise missing(name, node)
+    return type(value)
 
 
 def depth(td: Any) -> int:
