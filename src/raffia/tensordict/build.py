@@ -15,6 +15,18 @@ from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
+
+class BatchSizeError(TypeError, ValueError):
+    """What is given as a batch size is none.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict({}, "a")
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.build.BatchSizeError: a batch_size is an int or a sequence of ints, got str...
+    """
+
+
 _COUNTS: Any = (int, np.integer, torch.SymInt)
 
 
@@ -31,7 +43,7 @@ def as_size(value: Any) -> torch.Size:
     try:
         size = torch.Size(value)
     except TypeError:
-        raise TypeError(
+        raise BatchSizeError(
             f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
             "entries are given as a dict or as keywords"
         ) from None
@@ -83,7 +95,10 @@ def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
         if all([isinstance(v, Tensor) and v.shape == first.shape for v in value]):
             return torch.stack(list(value))
         return None
-    if isinstance(first, (*_NUMBERS, list, tuple)):
+    inner = first
+    while isinstance(inner, (list, tuple)) and inner:
+        inner = inner[0]
+    if isinstance(inner, (*_NUMBERS, list, tuple, Tensor)):
         try:
             return torch.as_tensor(value, device=device)
         except (TypeError, ValueError, RuntimeError):

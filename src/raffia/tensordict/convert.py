@@ -542,7 +542,7 @@ def grad(td: Any) -> Any:
     >>> td.grad["a"]
     tensor([3., 3.])
     """
-    out = td.apply(lambda leaf: leaf.grad)
+    out = td.apply(lambda leaf: leaf.grad) if td._leaves([]) else None
     return out.lock_() if out is not None and td._locked else out
 
 

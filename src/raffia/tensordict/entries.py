@@ -691,10 +691,9 @@ def update(
     source = merged(input_dict_or_td, entries)
     if source is td:
         return td
+    like = source if update_batch_size and isinstance(source, Node) else None
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = ()
     if td._locked and ignore_lock:
         with td.unlock_():
             return update(
@@ -714,11 +713,35 @@ def update(
         if not update_batch_size and writes(td, source, into, given):
             if copied(into, given, non_blocking):
                 return td
-    with all_or_nothing(td, source):
-        merge(td, source, clone, inplace, non_blocking, is_leaf)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = source._batch_size
+    if like is None:
+        with all_or_nothing(td, source):
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+        return td
+    resized = both_have(td, like)
+    before = [node._batch_size for node, _ in resized]
+    try:
+        with all_or_nothing(td, source):
+            for node, _ in resized:
+                node._batch_size = torch.Size()
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+            for node, theirs in reversed(resized):
+                node._set_batch_size(theirs._batch_size)
+    except BaseException:
+        for (node, _), size in zip(resized, before, strict=True):
+            node._batch_size = size
+        raise
     return td
+
+
+def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
+    """The plain containers in both, at any depth, whose batch size is to be that of `source`."""
+    out = [(td, source)]
+    for mine, theirs in out:
+        for name, value in theirs._entries().items():
+            below = mine._get_str(name)
+            if type(below) is td._plain and isinstance(value, Node) and not value._is_data():
+                out.append((below, value))
+    return out
 
 
 def merged(source: Any, entries: Mapping[str, Any]) -> Any:
@@ -1514,8 +1537,10 @@ def entry_class(td: Any, key: NestedKey) -> type:
     <class 'torch.Tensor'>
     """
     node, name = holder(td, key)
-    value = node._peek_str(name)  # of a lazy stack, without stacking it
-    return Tensor if value.__class__ is Tensor else type(get(td, key, NO_DEFAULT))
+    value = node._peek_str(name)
+    if value is None:
+        raise missing(name, node)
+    return type(value)
 
 
 def depth(td: Any) -> int:
