@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
@@ -211,12 +212,30 @@ def finished(
     """A container over `entries` with the batch size that is given or found."""
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
         raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
+    if batch_size is not None and (size := as_size(batch_size)):
+        entries = _numbers_kept(entries, size)
     td = cls._from_entries(entries, batch_size, device)
     if auto_batch_size or batch_dims is not None:
         td.auto_batch_size_(batch_dims)
     if names is not None:
         td.names = names
     return td
+
+
+def _numbers_kept(source: Any, size: torch.Size) -> Any:
+    """Entries in which a number that stands beside tensors with batch dimensions is kept as one."""
+    from raffia.tensordict.nontensor import NonTensorData
+
+    if isinstance(source, Node):
+        return source
+    out = {}
+    for name, value in source.items():
+        if isinstance(value, _NUMBERS):
+            value = NonTensorData(value, batch_size=size)
+        elif isinstance(value, Mapping):
+            value = _numbers_kept(value, size)
+        out[name] = value
+    return out
 
 
 def from_dict(
@@ -233,6 +252,7 @@ def from_dict(
 
     auto_batch_size: take as batch size the longest leading dimensions that all entries share, at
         most `batch_dims`.
+    A number becomes a tensor; beside a `batch_size` with dimensions it is kept as a number.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
@@ -636,20 +656,60 @@ def new_tensor(
     return td._new(entries, data._batch_size)
 
 
+def from_schema(
+    cls: Any,
+    /,
+    schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
+    *,
+    batch_size: Any = None,
+    storage: str | None = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A container of zeros with these entries.
+
+    schema: for each key the shape of an element and its dtype; an entry has the batch size before.
+    storage: "memmap" for files, whose folder is `prefix` and other arguments those of
+        `memmap_like`; "shared" for shared memory; None for neither.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_schema({"obs": ([4], torch.uint8)}, batch_size=[2])["obs"].shape
+    torch.Size([2, 4])
+    """
+    if storage not in (None, "memmap", "shared"):
+        raise ValueError(f'from_schema: storage is None, "memmap" or "shared", got {storage!r}')
+    if kwargs and storage != "memmap":
+        raise TypeError(f"from_schema: {sorted(kwargs)} go with storage='memmap' only")
+    size = as_size(batch_size)
+    mapped = storage == "memmap"
+    td = cls._from_entries({}, size, None if mapped else device)
+    for key, (shape, dtype) in schema.items():
+        element = torch.zeros((), dtype=dtype, device=None if mapped else device)
+        full = element.expand((*size, *shape))
+        td.set(key, full if mapped else full.contiguous())
+    if mapped:
+        return td.memmap_like(**kwargs)
+    return td.share_memory_() if storage == "shared" else td
+
+
 # ------------------------------------------------------------------------ showing
 
 
 def show(td: Any) -> str:
     """The text of a container: entries in alphabetical order, nested ones indented."""
-    lines = [f"{name}: {_describe(td, name)}" for name in sorted(td.keys())]
+    options = printing.shown() or printing.DEFAULTS
+    if options["compact"]:
+        return printing.compact(td, options)
+    names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else td.keys()
+    lines = [f"{name}: {_describe(td, name)}" for name in names]
     fields = ",\n".join([indented(line) for line in lines])
     body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
-    body[len(body) :] = [
-        f"batch_size={td.batch_size}",
-        f"device={td.device}",
-        f"is_shared={td.is_shared()}",
-        *td._last_lines(),
-    ]
+    said = {
+        "show_batch_size": f"batch_size={td.batch_size}",
+        "show_device": f"device={td.device}",
+        "show_is_shared": f"is_shared={td.is_shared()}",
+    }
+    body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
     return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
 
 
@@ -678,6 +738,9 @@ def describe_tensor(value: Any) -> str:
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
+    options = printing.shown()
+    if options is not None:
+        return f"{kind}({', '.join(printing.tensor_parts(value, shared, options))})"
     return (
         f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, "
         f"is_shared={shared})"

@@ -538,8 +538,11 @@ def set_at_(td: Any, key: NestedKey, value: Any, index: Any, *, non_blocking: bo
     if isinstance(dest, Node) and dest._is_data():
         node._replace_str(name, dest._with_rows(index, value))
         return td
-    if isinstance(value, Tensor) and isinstance(dest, Tensor):
-        value = value.to(dest.device, dest.dtype, non_blocking=non_blocking)
+    if isinstance(dest, Tensor):
+        if isinstance(value, Tensor):
+            value = value.to(dest.device, dest.dtype, non_blocking=non_blocking)
+        elif not isinstance(value, (bool, int, float, complex)):
+            value = torch.as_tensor(value, dtype=dest.dtype, device=dest.device)
     try:
         dest[index] = value
     except RuntimeError as error:
@@ -1020,7 +1023,8 @@ def update_at_(
         mine: Any = td
         for name in unravel_key_to_tuple(key):
             mine = mine._peek_str(name)
-        if isinstance(mine, Node) and isinstance(value, (Node, Mapping)):
+        nested = isinstance(mine, Node) and not mine._is_data()
+        if nested and isinstance(value, (Node, Mapping)):
             mine.update_at_(value, idx, non_blocking=non_blocking)
         else:
             td.set_at_(key, value, idx, non_blocking=non_blocking)

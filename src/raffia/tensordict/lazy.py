@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, shape
+from raffia.tensordict import build, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -144,7 +145,11 @@ class LazyStackedTensorDict(TensorDictBase):
         if self.hook_in is not None or self.hook_out is not None:
             td.hook_in, td.hook_out = self.hook_in, self.hook_out
         if self._names is not None and td._batch_size == self._batch_size:
-            td._names = list(self._names)
+            dim = self.stack_dim
+            rest = [*self._names[:dim], *self._names[dim + 1 :]]
+            mine = rest if any(rest) else None
+            if all([member._names == mine for member in members]):
+                td._names = list(self._names)
         return td
 
     def _member_size(self) -> torch.Size:
@@ -199,7 +204,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise self._unlike(name)
         stack = lazy_stack(values, self.stack_dim)
-        if self._names is not None and not stack._is_data():
+        if self._names is not None:
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
 
@@ -341,15 +346,6 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self._all_shared("to_dict")
         return entries.to_dict(self, **options)
-
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        """See `TensorDict.state_dict`; RuntimeError if a member has an entry that others lack.
-
-        >>> list(LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2)).state_dict())
-        ['a']
-        """
-        self._all_shared("state_dict")
-        return convert.state_dict(self, *args, **options)
 
     def _all_shared(self, method: str) -> None:
         extra = sorted({name for names in self._exclusive() for name in names})
@@ -523,12 +519,14 @@ class LazyStackedTensorDict(TensorDictBase):
         key = unravel_key(key)
         if not entries.contains(self, key):
             raise_missing(key, self)
-        if isinstance(value, (list, tuple)):
-            value = torch.as_tensor(value)
         for td in self.tensordicts:  # the entry itself in containers of its own
             if isinstance(entries.get(td, key), Node):
                 break
         else:
+            if isinstance(value, (list, tuple, np.ndarray, np.generic)):
+                value = torch.as_tensor(value)
+                if value.shape == (1,) and isinstance(index, (int, np.integer)):
+                    value = value[0]  # as a tensor takes it
             try:
                 self.select(key)[index] = value
             except RuntimeError as error:
@@ -719,7 +717,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self.insert(len(self.tensordicts), tensordict)
 
-    def extend(self, tensordicts: Any) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Put containers behind the last member: those of a list, or of another lazy stack.
 
         >>> td = lazy_stack([TensorDict(a=1)])
@@ -727,10 +725,10 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([1, 2, 3])
         """
-        if isinstance(tensordicts, Node):
-            tensordicts = tensordicts.unbind(self.stack_dim)
-        for tensordict in list(tensordicts):
-            self.append(tensordict)
+        if isinstance(tensordict, Node):
+            tensordict = tensordict.unbind(self.stack_dim)
+        for td in list(tensordict):
+            self.append(td)
 
     # -- the contract of Node: maps
 
@@ -876,7 +874,9 @@ class LazyStackedTensorDict(TensorDictBase):
         else:
             out = self._kept_lazy(ndim, batch_size, op)
             if out is None:
-                return self._batched_dense(fn, ndim, batch_size, names, op)
+                out = self._batched_dense(fn, ndim, batch_size, names, op)
+                if not out._is_data():
+                    return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
             if names is not None:
@@ -1070,7 +1070,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._row(plan.at, plan.rest, ndim)
         if not plan.rows:
             if not self.tensordicts:
-                return self._of([], plan.dim, plan.member_size(self, ndim))
+                return self._emptied(plan, ndim)
             return self._no_rows(plan, ndim)
         members = [self._row(at, rest, ndim) for at, rest in plan.rows]
         if plan.spare is not None:
@@ -1090,6 +1090,13 @@ class LazyStackedTensorDict(TensorDictBase):
         if all([part.__class__ is slice and part == _ALL for part in rest]):
             return td
         return td._index(rest, ndim - 1, None)
+
+    def _emptied(self, plan: _Plan, ndim: int) -> Any:
+        """A lazy stack without members."""
+        out = self._of([], plan.dim, plan.member_size(self, ndim))
+        if self._device is not None:
+            out._device = self._device
+        return out
 
     def _no_rows(self, plan: _Plan, ndim: int) -> Any:
         """A dense container without rows: with the entries of the first member, of size 0."""
@@ -1114,12 +1121,23 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 value = TensorDict(value, batch_size=size, device=self._device)
             elif value._batch_size != size:
-                value = index._expanded(value, size, self._batch_size, idx)
+                value = self._broadcast(value, size, idx)
             if self._locked:
                 for name in value.keys():
                     if all([td._peek_str(name) is None for td in self.tensordicts]):
                         raise locked_error(self, name)
         self._set_index(idx, value, ndim)
+
+    def _broadcast(self, value: Any, size: torch.Size, idx: Any) -> Any:
+        """A container for rows of batch size `size`: one row is written into all of them."""
+        given = value._batch_size
+        if len(given) <= len(size) and all(
+            [n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]
+        ):
+            leaves = value._leaves([])
+            if any([leaf.shape[: len(size)] != size for leaf in leaves]) or not leaves:
+                return value.expand(size)
+        return index._expanded(value, size, self._batch_size, idx)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         plan, ndim = _Plan(self, idx), max(ndim, self.stack_dim + 1)
@@ -1148,7 +1166,9 @@ class LazyStackedTensorDict(TensorDictBase):
             self._row(at, rest, ndim)  # raises
         replaced = self.tensordicts[at]._set_index(rest, value, ndim - 1)
         if replaced is not None:
-            self.tensordicts[at] = replaced
+            old, self.tensordicts[at] = self.tensordicts[at], replaced
+            if self._own_lock:
+                lock.relink(self, old, replaced)
 
     # -- operations that go to the members
 
@@ -1312,7 +1332,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 out[name] = self._get_str(name)
             except RuntimeError:
                 out[name] = self._get_lazy(name, as_nested_tensor=True, layout=layout)
-        return TensorDict._make(out, self._batch_size, self._device, self._names)
+        return dim_names.passed_on(
+            TensorDict._make(out, self._batch_size, self._device, self._names)
+        )
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack along `dim`: itself if it is one.
@@ -1572,7 +1594,7 @@ def _member_shape(node: Any, name: str) -> torch.Size | None:
     """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
     if not isinstance(node, LazyStackedTensorDict):
         value = node._get_str(name)
-        return None if value is None else value.shape
+        return getattr(value, "shape", None)
     shapes = [_member_shape(td, name) for td in node.tensordicts]
     if not shapes or any([size is None for size in shapes]):
         return None
@@ -1718,7 +1740,7 @@ def _contents(td: Any, cls: type) -> Any:
 
 
 def maybe_dense_stack(
-    items: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+    input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
     """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
 
@@ -1733,7 +1755,7 @@ def maybe_dense_stack(
 
     if strict:
         options["strict_shape"] = True
-    items = list(items)
+    items = list(input)
     if not items or options or not all([isinstance(td, Node) for td in items]):
         return lazy_stack(items, dim, out=out, **options)
     result = stack_alike(items, dim)

@@ -6,7 +6,8 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from raffia.tensordict import (
     lock,
     modes,
     modules,
+    pickled,
     pointwise,
     reductions,
     shape,
@@ -58,10 +60,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring of the function that it is a faster way of."""
+    """Give a method the docstring and signature of the function that it is a faster way of."""
 
     def documented(method: Method) -> Method:
         method.__doc__ = function.__doc__
+        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         return method
 
     return documented
@@ -79,6 +82,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _parents: list[Any] | None = None  # weak references to the locked containers around this one
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
+    _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
+    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -94,6 +99,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     from_list = classmethod(build.from_list)
     from_struct_array = classmethod(build.from_struct_array)
     fromkeys = classmethod(build.fromkeys)
+    from_schema = classmethod(build.from_schema)
     new_zeros = build.new_zeros
     new_ones = build.new_ones
     new_empty = build.new_empty
@@ -305,6 +311,47 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     load = classmethod(disk.load)
     load_ = disk.load_
 
+    def to_json(self, path: Any, *, separator: str | None = None, lines: Any = False) -> None:
+        """Write a JSON file with a record for each row; see `raffia.tensordict.rows.to_json`.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json", lines=True)
+        ...     Path(folder, "a.json").read_text().splitlines()
+        ['{"a": 1}', '{"a": 2}']
+        """
+        from raffia.tensordict import rows
+
+        rows.to_json(self, path, separator=separator, lines=lines)
+
+    @classmethod
+    def from_json(
+        cls,
+        path: Any,
+        *,
+        auto_batch_size: Any = False,
+        batch_dims: Any = None,
+        device: Any = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: Any = None,
+        lines: Any = False,
+    ) -> Any:
+        """A container from a JSON file of records; see `raffia.tensordict.rows.from_json`.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json")
+        ...     TensorDict.from_json(f"{folder}/a.json")["a"]
+        tensor([1, 2])
+        """
+        from raffia.tensordict import rows
+
+        how = dict(batch_dims=batch_dims, batch_size=batch_size, device=device, lines=lines)
+        how |= dict(auto_batch_size=auto_batch_size, separator=separator, dtype=dtype)
+        return rows.from_json(cls, path, **how)
+
     # stacking (stack.py, lazy.py)
     @classmethod
     def stack(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
@@ -479,16 +526,16 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.__dict__.get("_spans") is not None:
+        if self._spans is not None and convert.in_spans(self):
             return convert.reduce_consolidated(self)
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
-        return super().__reduce_ex__(protocol)
+        return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"):
+        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
             state.pop(name, None)
         return state
 
@@ -507,7 +554,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
-        return [child for child in self._children() if not child._is_data()]
+        return self._children()
 
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
@@ -571,7 +618,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
-        return TensorDict(entries, batch_size=batch_size, device=device)
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        if issubclass(cls, TensorDict):
+            td.__class__ = cls
+        return td
 
     def _set_names(self, new: list[str | None] | None) -> None:
         self._names = new
@@ -618,6 +668,16 @@ class TensorDict(TensorDictBase):
 
     _d: Entries
     _lasting = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Results of a subclass's methods are of that class; `TensorDict` itself pays nothing."""
+        super().__init_subclass__(**options)
+        for name in ("_new", "_shallow"):
+            if getattr(cls, name) is getattr(TensorDict, name):
+                setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
+        from raffia.tensordict import pytrees
+
+        pytrees.register_subclass(cls)
 
     def __init__(
         self,
@@ -751,7 +811,11 @@ class TensorDict(TensorDictBase):
         return td
 
     def _replace_str(self, name: str, value: Any) -> None:
-        self._d[name] = value
+        if self._names is not None and isinstance(value, Node):
+            value = dim_names.adopt(value, self._names)
+        old, self._d[name] = self._d.get(name), value
+        if self._locked:
+            lock.relink(self, old, value)
 
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
@@ -884,7 +948,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node) and not value._is_data():
+        if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
 
@@ -1199,6 +1263,7 @@ class TensorDict(TensorDictBase):
 
 
 TensorCollection._plain = TensorDict
+MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
 _NO_DIMS = torch.Size()
 
 
@@ -1208,6 +1273,18 @@ def _restored(
     """A container from what it was pickled as."""
     td = TensorDict._make(entries, torch.Size(size), device, names)
     return td.lock_() if locked else td
+
+
+torch.serialization.add_safe_globals([_restored])
+
+
+def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = make(self, *args, **kwargs)
+        td.__class__ = self.__class__
+        return td
+
+    return made
 
 
 def _same(leaf: Tensor) -> Tensor:
