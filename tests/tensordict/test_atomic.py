@@ -217,3 +217,29 @@ def test_a_change_does_not_save_what_it_does_not_touch():
         Counted.copies = 0
         change()
         assert Counted.copies <= 7 < len(stores)
+
+
+def test_a_write_with_gradients_keeps_the_graph():
+    td = TensorDict(a=torch.zeros(2), b=torch.zeros(2))
+    x = torch.ones(2, requires_grad=True)
+    td.update_({"a": x * 3, "b": torch.ones(2)})
+    td["a"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_a_deep_copy_shares_within_itself_what_was_shared():
+    x = torch.arange(4.0)
+    td = TensorDict(a=x, n=dict(b=x), view=x[1:], whole=x.view(2, 2), other=torch.ones(2))
+    import copy
+
+    out = copy.deepcopy(td)
+    assert out["a"] is out["n", "b"]
+    out["a"][1] = 9
+    assert out["view"][0] == out["whole"][0, 1] == 9
+    assert x.tolist() == [0, 1, 2, 3]
+    one = TensorDict(a=torch.zeros(2), n=dict(b=torch.zeros(3)))
+    pair = copy.deepcopy([one, one["a"], one["n"]])
+    assert pair[0]["a"] is pair[1]
+    assert pair[0]["n"] is pair[2]
+    assert pair[1] is not one["a"]

@@ -116,9 +116,8 @@ def holds(value: Any, td: Any) -> bool:
         if node.__class__ is node._plain:
             if node._locked and not td._locked:  # what is nested in it is locked as well
                 continue
-            for below in node._d.values():
-                if below.__class__ is not Tensor and isinstance(below, Node):
-                    nodes.append(below)
+            below = [value for value in node._d.values() if value.__class__ is not Tensor]
+            nodes += [value for value in below if isinstance(value, Node)]
         elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
             nodes.append(node._td)
         else:
@@ -734,7 +733,7 @@ def describe_tensor(value: Any) -> str:
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
     shared = (
-        value.is_shared()
+        value.untyped_storage().is_shared()
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
