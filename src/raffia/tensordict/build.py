@@ -683,9 +683,10 @@ def from_schema(
     mapped = storage == "memmap"
     td = cls._from_entries({}, size, None if mapped else device)
     for key, (shape, dtype) in schema.items():
-        element = torch.zeros((), dtype=dtype, device=None if mapped else device)
-        full = element.expand((*size, *shape))
-        td.set(key, full if mapped else full.contiguous())
+        if mapped:  # no memory for what is made on disk below
+            td.set(key, torch.zeros((), dtype=dtype).expand((*size, *shape)))
+        else:
+            td.set(key, torch.zeros((*size, *shape), dtype=dtype, device=td._device))
     if mapped:
         return td.memmap_like(**kwargs)
     return td.share_memory_() if storage == "shared" else td

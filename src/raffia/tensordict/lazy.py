@@ -742,6 +742,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = convert.cloned_members(self, memo)
+        if out is not None:
+            return out
         out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
         memo[id(self)] = out
         return out
