@@ -1,5 +1,6 @@
 """A change that is refused leaves the container as it was: entries, their order, their values."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -231,8 +232,6 @@ def test_a_write_with_gradients_keeps_the_graph():
 def test_a_deep_copy_shares_within_itself_what_was_shared():
     x = torch.arange(4.0)
     td = TensorDict(a=x, n=dict(b=x), view=x[1:], whole=x.view(2, 2), other=torch.ones(2))
-    import copy
-
     out = copy.deepcopy(td)
     assert out["a"] is out["n", "b"]
     out["a"][1] = 9
@@ -243,3 +242,16 @@ def test_a_deep_copy_shares_within_itself_what_was_shared():
     assert pair[0]["a"] is pair[1]
     assert pair[0]["n"] is pair[2]
     assert pair[1] is not one["a"]
+
+
+def test_a_deep_copy_of_a_lazy_stack_has_memory_of_its_own():
+    x = torch.ones(2)
+    for td in (
+        lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.zeros(2))]),
+        lazy_stack([TensorDict(a=x), TensorDict(a=x, b="text")]),
+    ):
+        out = copy.deepcopy(td)
+        assert (out == td).all()
+        out[0]["a"].fill_(7)
+        assert td[0]["a"].tolist() == [1, 1]
+        assert (out[0]["a"] is out[1]["a"]) == (td[0]["a"] is td[1]["a"])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, dim_names, entries, index, lock, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
