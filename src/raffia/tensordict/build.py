@@ -131,9 +131,8 @@ def holds(value: Any, td: Any) -> bool:
         if node.__class__ is node._plain:
             if node._locked and not td._locked:  # what is nested in it is locked as well
                 continue
-            for below in node._d.values():
-                if below.__class__ is not Tensor and isinstance(below, Node):
-                    nodes.append(below)
+            below = [value for value in node._d.values() if value.__class__ is not Tensor]
+            nodes += [value for value in below if isinstance(value, Node)]
         elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
             nodes.append(node._td)
         else:
@@ -699,9 +698,10 @@ def from_schema(
     mapped = storage == "memmap"
     td = cls._from_entries({}, size, None if mapped else device)
     for key, (shape, dtype) in schema.items():
-        element = torch.zeros((), dtype=dtype, device=None if mapped else device)
-        full = element.expand((*size, *shape))
-        td.set(key, full if mapped else full.contiguous())
+        if mapped:  # no memory for what is made on disk below
+            td.set(key, torch.zeros((), dtype=dtype).expand((*size, *shape)))
+        else:
+            td.set(key, torch.zeros((*size, *shape), dtype=dtype, device=td._device))
     if mapped:
         return td.memmap_like(**kwargs)
     return td.share_memory_() if storage == "shared" else td
@@ -749,7 +749,7 @@ def describe_tensor(value: Any) -> str:
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
     shared = (
-        value.is_shared()
+        value.untyped_storage().is_shared()
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, dim_names, entries, index, lock, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -773,6 +773,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = convert.cloned_members(self, memo)
+        if out is not None:
+            return out
         out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
         memo[id(self)] = out
         return out
