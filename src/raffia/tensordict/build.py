@@ -108,11 +108,21 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    if value is td:
-        return True
-    for child in value._children():
-        if holds(child, td):
+    nodes = [value]
+    while nodes:
+        node = nodes.pop()
+        if node is td:
             return True
+        if node.__class__ is node._plain:
+            if node._locked and not td._locked:  # what is nested in it is locked as well
+                continue
+            for below in node._d.values():
+                if below.__class__ is not Tensor and isinstance(below, Node):
+                    nodes.append(below)
+        elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
+            nodes.append(node._td)
+        else:
+            nodes += node._children()
     return False
 
 
@@ -131,43 +141,62 @@ def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
     return copy
 
 
-def common_size(td: Any, batch_dims: int | None) -> torch.Size | None:
+def common_size(
+    td: Any, batch_dims: int | None, known: dict[int, Any] | None = None
+) -> torch.Size | None:
     """The longest leading dimensions that all entries share, at most `batch_dims` of them.
 
     None if there are no entries to ask.
+    known: takes in what is found for each container, by its id: itself, and the size.
     """
     size: Any = None
     for value in td._entries().values():
-        if hasattr(value, "stack_dim"):
-            shape: Any = value._batch_size  # that of a stack stays
+        if value.__class__ is Tensor:
+            shape: Any = value.shape
+        elif hasattr(value, "stack_dim"):
+            shape = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
             shape = (
-                value._batch_size or None if value._is_data() else common_size(value, batch_dims)
+                value._batch_size or None
+                if value._is_data()
+                else common_size(value, batch_dims, known)
             )
         else:
             shape = value.shape
-        if shape is None:
+        if shape is None or shape is size:
             continue
-        if batch_dims is not None:
-            shape = shape[:batch_dims]
         if size is None:
-            size = shape
-        else:
+            size = shape if batch_dims is None else shape[:batch_dims]
+        elif shape[: len(size)] != size:
             same = 0
             while same < min(len(size), len(shape)) and size[same] == shape[same]:
                 same += 1
             size = size[:same]
-    return None if size is None else torch.Size(size)
+    if size is not None:
+        size = torch.Size(size)
+    if known is not None:
+        known[id(td)] = td, size
+    return size
 
 
-def auto_batch_size(td: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
-    size = common_size(td, batch_dims)
+def auto_batch_size(
+    td: Any,
+    batch_dims: int | None,
+    keep_compliant_size: bool,
+    known: dict[int, Any] | None = None,
+) -> None:
+    if known is None:
+        known = {}
+        common_size(td, batch_dims, known)
+    size = known[id(td)][1] if id(td) in known else common_size(td, batch_dims, known)
     if size is None:
         size = td._batch_size[:batch_dims]
     for value in td._entries().values():
+        if value.__class__ is Tensor:
+            continue
         if isinstance(value, Node) and not value._is_data() and not hasattr(value, "stack_dim"):
             if not (keep_compliant_size and value._batch_size[: len(size)] == size):
-                auto_batch_size(value, batch_dims, keep_compliant_size)
+                auto_batch_size(value, batch_dims, keep_compliant_size, known)
     td._set_batch_size(size)
 
 
@@ -286,6 +315,8 @@ def from_any(
 
 def any_entries(obj: Any, cls: Any) -> Any:
     """Entries of a structure, with structures inside taken apart too; None if it has no entries."""
+    if obj.__class__ is Tensor:
+        return None
     if isinstance(obj, Node):
         return obj
     if isinstance(obj, Mapping):
@@ -671,7 +702,7 @@ def show(td: Any) -> str:
         return printing.compact(td, options)
     names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else td.keys()
     lines = [f"{name}: {_describe(td, name)}" for name in names]
-    fields = ",\n".join(textwrap.indent(line, "    ") for line in lines)
+    fields = ",\n".join([indented(line) for line in lines])
     body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
     said = {
         "show_batch_size": f"batch_size={td.batch_size}",
@@ -679,7 +710,14 @@ def show(td: Any) -> str:
         "show_is_shared": f"is_shared={td.is_shared()}",
     }
     body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
-    return f"{type(td).__name__}(\n" + textwrap.indent(",\n".join(body), "    ") + ")"
+    return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
+
+
+def indented(text: str) -> str:
+    """`text` four columns to the right, but for blank lines."""
+    if "\n\n" in text:
+        return textwrap.indent(text, "    ")
+    return "    " + text.replace("\n", "\n    ")
 
 
 def _describe(td: Any, name: str) -> str:

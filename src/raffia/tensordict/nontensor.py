@@ -176,7 +176,7 @@ class NonTensorData(TensorCollection):
         if isinstance(data, NonTensorStack):
             values = flat(data.tolist(), len(data._batch_size))
             if not values or not all([same(values[0], v) for v in values]):
-                raise ValueError(
+                raise RuntimeError(
                     "Cannot update a NonTensorData, which holds one value, with a NonTensorStack "
                     "of several. Call `non_tensor_data.maybe_to_stack()` before calling update(), "
                     "or store the stack: td[key] = stack"
@@ -228,7 +228,7 @@ class NonTensorData(TensorCollection):
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if with_rows(self, idx, value) is not self:
-            raise ValueError(
+            raise RuntimeError(
                 "a NonTensorData holds one value for all its rows, so a row can't be given another "
                 "one; "
                 "entry.maybe_to_stack() gives a NonTensorStack, which holds a value per row"

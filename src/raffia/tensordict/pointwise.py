@@ -239,11 +239,9 @@ def unnamed(td: Any) -> Any:
 
 
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    if mine._batch_size != theirs._batch_size:
-        raise RuntimeError(
-            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} "
-            "can't be compared"
-        )
+    size = mine._batch_size
+    if size != theirs._batch_size:
+        return _compared_unlike(mine, theirs, compare)
     pairs = mine._pairs(theirs)
     if len(pairs) != 1 or pairs[0][0] is not mine:
         return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
@@ -260,6 +258,35 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
         else:
             entries[name] = _compared_nodes(a, b, compare)
     return mine._new(entries, mine._batch_size)
+
+
+def _compared_unlike(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
+    """The comparison of containers whose batch sizes differ, and broadcast as their leaves do."""
+    try:
+        size = torch.broadcast_shapes(mine._batch_size, theirs._batch_size)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} "
+            f"can't be compared: {error}"
+        ) from error
+    left, right = mine._entries(), theirs._entries()
+    if left.keys() != right.keys():
+        raise unlike(left, right)
+    entries = {}
+    for name, a in left.items():
+        b = right[name]
+        if isinstance(a, Node) and a._is_data():
+            common = torch.broadcast_shapes(a._batch_size, b.shape)
+            out = a.expand(common)._compared(b, compare)
+        else:
+            out = _compared_nodes(a, b, compare) if isinstance(a, Node) else compare(a, b)
+        if out.shape[: len(size)] != size:
+            raise RuntimeError(
+                f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be "
+                f"compared: what comes out for entry {name!r} has the shape {tuple(out.shape)}"
+            )
+        entries[name] = out
+    return mine._new(entries, size)
 
 
 class Pointwise:
