@@ -244,7 +244,9 @@ def _numbers_kept(source: Any, size: torch.Size) -> Any:
         return source
     out = {}
     for name, value in source.items():
-        if isinstance(value, _NUMBERS):
+        if value.__class__ is Tensor:
+            pass
+        elif isinstance(value, _NUMBERS):
             value = NonTensorData(value, batch_size=size)
         elif isinstance(value, Mapping):
             value = _numbers_kept(value, size)
