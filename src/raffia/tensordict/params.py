@@ -503,6 +503,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype
         torch.float64
         """
+        batch_size = kwargs.pop("batch_size", None)
+        if batch_size is not None:
+            out = self.to(*args, **kwargs)
+            if out is self:
+                out = TensorDictParams(self._tree.copy(), no_convert=True)
+            out.batch_size = batch_size
+            return out
         probe = self._tree.to(*args, **kwargs)
         if probe is self._tree:
             return self
