@@ -256,7 +256,7 @@ class TensorDictModule(TensorDictModuleBase):
         """
         own = getattr(self.module, "device", None)
         if own is not None:
-            return own  # type: ignore[no-any-return]
+            return own
         warnings.warn(
             "TensorDictModule.device is deprecated: ask the parameters for their devices",
             DeprecationWarning,
