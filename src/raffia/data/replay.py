@@ -292,7 +292,9 @@ class ReplayBuffer(Buffer):
         >>> buffer.sample()
         tensor([10., 10.])
         """
-        self.transform = transform if self.transform is None else Both(self.transform, transform)
+        if self.transform is not None:
+            transform = Both(self.transform, transform)
+        self.transform = transform
         return self
 
     # -- state

@@ -12,6 +12,12 @@ import numpy as np
 from raffia.data.readers.episode import MAX_DEPTH, Key, NumberedPlace, Place, leave_out
 from raffia.tensordict.keys import dotted
 
+# Run lengths make of any number of equal values a few bytes, so what is stored says nothing of the
+# memory that a column takes; this is where it is asked whether one stands for the other.
+SMALL_BYTES = 2**28
+MAX_INFLATION = 1000
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}  # others: 8, or more
+
 
 def pyarrow() -> Any:
     """The package that reads Parquet."""
@@ -75,6 +81,7 @@ def read_batches(
     with Place(path, "the file").foreign():
         file = pyarrow().parquet.ParquetFile(path, page_checksum_verification=True)
     with file:
+        refuse_inflation(file.metadata, {name[0] for name in names}, Place(path, "the file"))
         batches = file.iter_batches(size, columns=sorted({name[0] for name in names}))
         while row < num_rows:
             place = Place(path, f"row {row}")
@@ -86,6 +93,30 @@ def read_batches(
                 arrays = {name: column(batch, name, rows) for name in names}
             yield row, arrays
             row += len(batch)
+
+
+def refuse_inflation(metadata: Any, names: set[str], place: Place) -> None:
+    """See that a small file does not ask for a large memory: lists may hold any number of values.
+
+    Columns without lists are read a few rows at a time, whatever they hold.
+    """
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        for j in range(group.num_columns):
+            column = group.column(j)
+            if metadata.schema.column(j).max_repetition_level == 0:
+                continue
+            if column.path_in_schema.split(".")[0] not in names:
+                continue
+            nbytes = column.num_values * WIDTHS.get(column.physical_type, 8)
+            stored = column.total_compressed_size
+            if nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
+                place.fail(
+                    f"{column.num_values} values take {nbytes} bytes, of which only {stored} are "
+                    "stored: a small file that asks for a large memory. If that is as it should "
+                    "be, write it anew in smaller row groups",
+                    column.path_in_schema.split(".")[0],
+                )
 
 
 def column(batch: Any, path: Key, place: Place) -> Any:
