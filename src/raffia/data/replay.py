@@ -1,9 +1,10 @@
 """`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -432,7 +433,8 @@ class ReplayBuffer(Buffer):
             )
 
 
-class Both(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Both:
     """Two functions, one after the other.
 
     >>> Both(abs, float)(-3)

@@ -111,7 +111,7 @@ def refuse_inflation(file: IO[bytes], num_bytes: int, place: Place) -> None:
     """See that a small compressed file does not ask for a large memory."""
     if not isinstance(file, gzip.GzipFile):
         return
-    stored = file.fileobj.tell()  # type: ignore[union-attr]
+    stored = file.fileobj.tell()
     if num_bytes > MAX_INFLATION * stored:
         place.fail(
             f"it takes more than {num_bytes} bytes, of which only {stored} are stored: a small "
