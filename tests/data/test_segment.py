@@ -349,6 +349,17 @@ def test_weights_can_be_those_of_the_batch():
         make(alpha=0.5, beta=1.0, importance="all")
 
 
+def test_starts_differ_where_there_are_enough_if_replacement_is_none():
+    buffer = make(alpha=1.0, beta=1.0, replacement=None)
+    buffer.extend(steps_of(4, end="terminated"))
+    assert buffer.sample(4)["index"].sort().values.tolist() == [0, 1, 2, 3]
+    assert len(buffer.sample(9)["index"]) == 9
+    with pytest.raises(ValueError, match="no 9 different steps among 4.*replacement=True, or with"):
+        strict = make(replacement=False)
+        strict.extend(steps_of(4, end="terminated"))
+        strict.sample(9)
+
+
 def test_new_steps_have_the_largest_priority_so_far():
     buffer = make(alpha=1.0, beta=1.0, eps=0.0, replacement=False)
     buffer.extend(steps_of(2, end="terminated"))

@@ -18,6 +18,7 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of
 from raffia.cli.style import call, columns, number, paint, waiting
+from raffia.files import make_folder, write_json
 from raffia.recipes.ilql_config import ILQLRun
 
 ABOUT = """\
@@ -206,13 +207,8 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
     ...     write_record(Path(folder) / "evaluations" / "a.json", {"mean_return": 1.0}).name
     'a.json'
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    make_folder(path.parent)
+    write_json(path, record, indent=1)
     return path
 
 

@@ -15,7 +15,7 @@ from raffia.data.row_recovery import mend
 from raffia.data.storage import Storage
 from raffia.data.storage_state import Rows
 from raffia.data.structure import RowStructure
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.files import DamagedFileError, make_folder
 
 Path = str | os.PathLike[str]
 BLOCKS = 1024  # parts of the rows, of which the header says whether they may have changed
@@ -83,7 +83,7 @@ class MemmapStorage(Storage):
         self._used = bytearray(num_blocks)  # blocks that were written to since the last flush
         header = self._found()
         if mode == "r+":
-            os.makedirs(self.folder, exist_ok=True)
+            make_folder(self.folder)
             self._lock = WriterLock(self.folder)
         try:
             header = self._found()  # the one who wrote before us may have changed it

@@ -62,7 +62,7 @@ class SegmentReplayBuffer(Buffer):
         set at any time. eps is added to every priority.
     importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
         of all steps that can be drawn is, as in `PrioritizedSampler`.
-    replacement: False draws different starts for one batch.
+    replacement: False draws different starts for one batch; None does so where there are as many.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
     Steps come in with `extend`, from several environments at once. A step holds obs, the action
@@ -137,7 +137,7 @@ class SegmentReplayBuffer(Buffer):
         beta: float | None = None,
         eps: float = 1e-8,
         importance: str = "buffer",
-        replacement: bool = True,
+        replacement: bool | None = True,
         batch_size: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,

@@ -56,7 +56,7 @@ class SegmentMaker:
         length: int,
         stacks: Mapping[Path, int],
         absorb: Collection[str],
-        replacement: bool,
+        replacement: bool | None,
         generator: torch.Generator | None,
         pin_memory: bool,
         device: torch.device | str | None,
@@ -83,16 +83,17 @@ class SegmentMaker:
                 f"no step can be drawn yet: {self.episodes.total} rows came in, and a step needs "
                 f"{self.length - 1} rows after it, or the end of its episode"
             )
-        if batch_size > num_steps and not self.replacement:
+        enough = batch_size <= num_steps
+        if self.replacement is False and not enough:
             raise ValueError(
                 f"there are no {batch_size} different steps among {num_steps}: sample fewer, or "
-                "make the buffer with replacement=True"
+                "make the buffer with replacement=True, or with None: the same ones again only "
+                "where there are too few"
             )
         # What `into` lacks is said before a draw is lost for it.
         targets = None if into is None else self.targets(into, batch_size, self.length)
-        start, weight = self.priorities.draw(
-            batch_size, self.generator, replacement=self.replacement
-        )
+        again = not enough if self.replacement is None else self.replacement
+        start, weight = self.priorities.draw(batch_size, self.generator, replacement=again)
         return self.copy(start, weight, self.length, targets)
 
     def copy(

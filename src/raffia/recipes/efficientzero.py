@@ -24,6 +24,7 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
+    refuse_without_checkpoints,
     refuse_without_own,
     require_config,
     write_config,
@@ -101,6 +102,7 @@ def resume(
     folder, own = Path(folder), _own(worlds, networks)
     before = read_run_of(EfficientZeroRun, folder)
     refuse_without_own(folder, own)
+    refuse_without_checkpoints(folder)
     begun = nothing
     if config is not None and config != before:
         preset = read_made_by(folder)["preset"]

@@ -26,6 +26,7 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
+    refuse_without_checkpoints,
     require_config,
     write_config,
 )
@@ -95,6 +96,7 @@ def resume(
     """
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
+    refuse_without_checkpoints(folder)
     after, begun = config or before, nothing
     if after != before:
         changed = changed_settings(before, after)
@@ -197,5 +199,5 @@ def evaluate(
     networks.refresh(state)
     with threads(config.num_threads):
         lessons = make_lessons(config, folder)
-        found = evaluate_networks(networks, lessons, config, state["hyper"], seed=seed)
+        found = evaluate_networks(networks, lessons, config, seed=seed)
     return replace(found, update=saved.update)

@@ -40,6 +40,10 @@ class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
+    # without a meaning, as in tokens=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
     # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
@@ -59,6 +63,13 @@ class DialogueDataConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
+        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
+            for pair in getattr(self, name):
+                if not pair.partition("=")[0] or "=" not in pair:
+                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
+        for pair in self.roles:
+            if pair.partition("=")[2] not in ("agent", "environment"):
+                raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
         if self.max_len is not None:
             check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
@@ -146,6 +157,9 @@ class WordleConfig:
     num_words: int = 24  # of the built-in list, or of the file; 0: all
     words: str = ""  # a file with a word on each line; none: the built-in list
     layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
+    # So many of the words are guessed in the data and never the secret there; games with these as
+    # secrets are an evaluation of their own.
+    num_held_out: int = 0
     games: Literal["scripts", "branching"] = "scripts"
     num_games: int = 4_000  # of scripts
     data_seed: int = 0  # of words and games: runs with other seeds learn from the same
@@ -155,8 +169,13 @@ class WordleConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 0, "num_words")
+        check_least(self, 0, "num_words", "num_held_out")
         check_least(self, 1, "num_games")
+        if self.num_words and self.num_held_out >= self.num_words:
+            raise ValueError(
+                f"num_held_out={self.num_held_out} of num_words={self.num_words} leaves no secret "
+                "to learn from: hold out fewer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

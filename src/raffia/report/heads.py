@@ -104,7 +104,7 @@ def _of_episodes(run: Run) -> list[Html]:
         _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
         _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
-        _card("training episodes", count(float(len(episodes))), lately),
+        _card("training episodes", count(float(run.num_of("episode"))), lately),
     ]
 
 
@@ -116,6 +116,20 @@ def _of_dialogues(run: Run) -> list[Html]:
     won = [one.share_won for one in run.best.decodings.values()][:1] if run.best else []
     if won and not math.isnan(won[0]):
         cards.append(_card("games won", f"{100 * won[0]:.1f} %", "in the best evaluation"))
+    told = run.best.held_out if run.best else {}
+    if "estimated_return" in told:
+        low, high, logged = (
+            figure(told.get(name, math.nan))
+            for name in ("estimated_low", "estimated_high", "logged_return")
+        )
+        rows = figure(told.get("effective_rows", math.nan))
+        cards.append(
+            _card(
+                "return, estimated",
+                figure(told["estimated_return"]),
+                f"{low} to {high}, of {rows} dialogues; as logged {logged}",
+            )
+        )
     return cards
 
 

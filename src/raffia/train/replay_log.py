@@ -23,9 +23,9 @@ from torch import Tensor
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage_state import Rows, to_state
 from raffia.data.structure import RowStructure
+from raffia.files import DamagedFileError
 from raffia.tensordict.disk import raw_bytes, save_file
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
-from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError
 
@@ -182,13 +182,16 @@ class ReplayLog:
             os.unlink(f"{self.folder}/{name}")
 
     def prune(self, kept: Iterable[Checkpoint]) -> None:
-        """Remove the chunks that none of these checkpoints needs, nor the next one to be saved.
+        """Remove the chunks that none of these checkpoints needs.
+
+        Called after a save, and after one that failed: what was written for that is removed, and
+        is written anew for the next one.
 
         kept: all that there are, `Checkpoints.kept()`.
         Raises CheckpointError where one can't be removed.
         """
         needed = {chunk.file for found in kept for chunk in self._chunks_of(found)}
-        needed |= {chunk.file for chunk in self._chunks}
+        self._chunks = [chunk for chunk in self._chunks if chunk.file in needed]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         try:
             self._remove([name for name in found if OURS.fullmatch(name) and name not in needed])

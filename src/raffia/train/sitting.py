@@ -363,18 +363,24 @@ class Sitting:
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)
         self.parts.guard.check_state(state)
-        kept = self.parts.keep()
-        self.checkpoints.save(
-            update,
-            {"state": state, **kept.parts},
-            {
-                "evaluate": self.evaluate.state(),
-                "log": self.log.state(),
-                "records": self.records.state(),
-                **kept.extras,
-            },
-            score=self.evaluate.score_of(update),
-        )
+        try:
+            kept = self.parts.keep()
+            self.checkpoints.save(
+                update,
+                {"state": state, **kept.parts},
+                {
+                    "evaluate": self.evaluate.state(),
+                    "log": self.log.state(),
+                    "records": self.records.state(),
+                    **kept.extras,
+                },
+                score=self.evaluate.score_of(update),
+            )
+        except (CheckpointError, OSError):
+            # What was written for it may go at once, or a full disk is made fuller by each try.
+            with contextlib.suppress(CheckpointError, OSError):  # the error above tells
+                self.parts.saved(self.checkpoints.kept())
+            raise
         self.parts.saved(self.checkpoints.kept())
 
     def _restore(self, found: Checkpoint) -> TensorDict:

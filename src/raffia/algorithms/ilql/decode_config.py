@@ -16,6 +16,9 @@ from raffia.envs.checked import (
 __all__ = ["DecodeConfig", "TokenPlanConfig"]
 
 
+SUPPORT = 0.95  # share of the policy that values choose within
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenPlanConfig:
     """How far planning over tokens looks: a search before each token.
@@ -54,7 +57,9 @@ class DecodeConfig:
 
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
     top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
-    top_p: float | None = None  # of the logits: only the likeliest tokens that reach this share
+    # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where
+    # values choose beside the logits, else all. Values of tokens that the data lack are noise.
+    top_p: float | None = None
     include_logits: bool = True
     include_adv: bool = True
     exp_adv: bool = True  # adds adv_weight A; else log(adv_weight) or log(1 - adv_weight), by sign
@@ -120,6 +125,18 @@ class DecodeConfig:
     def plans(self) -> bool:
         """Whether tokens are chosen by a search."""
         return self.plan.num_simulations > 0
+
+    @property
+    def share(self) -> float:
+        """`top_p`, settled.
+
+        >>> DecodeConfig().share, DecodeConfig(include_adv=False).share
+        (0.95, 1.0)
+        """
+        if self.top_p is not None:
+            return self.top_p
+        by_values = self.shifts or self.plans or self.rerank in ("advantage", "value")
+        return SUPPORT if by_values and self.include_logits else 1.0
 
     @property
     def needs_values(self) -> bool:
