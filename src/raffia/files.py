@@ -68,13 +68,18 @@ class DamagedFileError(RuntimeError, ValueError):
 
 
 def write_atomically(
-    path: Path, content: bytes | Callable[[BinaryIO], Any], *, is_synced: bool = True
+    path: Path,
+    content: bytes | Callable[[BinaryIO], Any],
+    *,
+    is_synced: bool = True,
+    follows_links: bool = True,
 ) -> None:
     """Write a file such that at any time, also after a crash, there is the old one or the new one.
 
     content: the bytes, or a function that writes them into the file that it is given.
     is_synced: False leaves it to the system when the data goes to disk: for a crash of the process
         only.
+    follows_links: of a symbolic link, write the file it points to; else a file in its place.
     If anything fails, the old file is as it was and no other file is left.
 
     >>> import pathlib, tempfile
@@ -84,7 +89,7 @@ def write_atomically(
     b'new'
     """
     path = os.path.abspath(path)
-    path = os.path.realpath(path) if os.path.islink(path) else path
+    path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
     folder = os.path.dirname(path)
     temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

@@ -331,7 +331,7 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
         assert isinstance(row[name], float), name
     assert "mean_return" not in row
     best = Checkpoints(straight / "checkpoints").best()
-    assert best.score == -min(row["loss"] for row in rows(straight, "evaluate"))
+    assert best.score == max(row["score"] for row in rows(straight, "evaluate"))
     train(config, folder, view=Quiet({7: terminate}))
     resume(folder, view=Quiet())
     assert_same_run(straight, folder)

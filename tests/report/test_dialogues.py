@@ -107,6 +107,20 @@ def test_losses_of_held_out_rows(tmp_path):
     assert "ILQL 1 1 −1 0.5" in text  # runs, loss, v mean, token loss at the best evaluation
 
 
+def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
+    made_rows = made.held_out_rows()
+    told = {"estimated_low": -1.5, "estimated_high": 2.5, "logged_return": 0.25}
+    for row, score in zip([r for r in made_rows if r["kind"] == "evaluate"], (0, 0.5, 0.5)):
+        row |= {"score": score, "estimated_return": 0.75, "effective_rows": 12.0, **told}
+    config = made.config(task="data", preset="dialogue")
+    folder = write_run(tmp_path / "run", made_rows, config, extras=False)
+    (group,) = groups_of(folder)
+    assert group.runs[0].best.update == 300 and group.runs[0].best.mean == 2.0
+    text = Page(report(folder)).text
+    assert "return, estimated 0.75 −1.5 to 2.5, of 12 dialogues; as logged 0.25" in text
+    assert "do not say how well the agent speaks" in text
+
+
 def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
     data = made.config(task="data", preset="dialogue")
     chats = write_run(tmp_path / "chats", made.held_out_rows(), data, extras=False)
@@ -114,9 +128,10 @@ def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
     panels = learning_panels(groups_of(run, chats, cartpole))
     shown = {panel.title: sum(bool(line.curve.x) for line in panel.lines) for panel in panels}
     assert shown == {
-        "Return over env steps": 1,
-        "Return over updates": 1,
-        "Return over wall time": 2,
+        "Return over env steps: CartPole-v1": 1,
+        "Return over wall time: CartPole-v1": 1,
+        "Return over updates: wordle": 1,
+        "Return over wall time: wordle": 1,
         "Held-out loss over updates": 1,
         "Held-out loss over wall time": 1,
     }

@@ -23,7 +23,7 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
 
     args: the words of the command, read.
     """
-    from raffia.cli.evaluate import file_name, write_record
+    from raffia.cli.evaluate import checkpoint_named, file_name, write_record
 
     for name, flag in OF_SEARCH.items():
         if getattr(args, name):
@@ -44,12 +44,12 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
         "raffia": __version__,
         **figures(found),
     }
-    path = write_record(run / "evaluations" / file_name(args), record)
+    path = write_record(run / "evaluations" / file_name(args, found.update), record)
     dialogues = write_dialogues(run, found.update, found.dialogues)
     if args.json:
         print(json.dumps(record))
         return 0
-    print(f"{run}, checkpoint {args.checkpoint}")
+    print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}")
     print(table(record))
     for file in (path, dialogues):
         print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
@@ -76,19 +76,60 @@ def figures(found: ILQLEvaluation) -> dict[str, Any]:
 def table(record: dict[str, Any]) -> str:
     """What the terminal shows.
 
-    >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25}}))
+    >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25, "score": -0.5}}))
       loss     0.500
       v_mean  -1.250
+    These are losses and means on held-out rows: they do not say how well it speaks.
+    No return is estimated: for that the policy has to be a cloning of the data (loss.beta 0), and
+    decoding to use it.
     >>> one = {"mean_return": -2.5, "low": -3.0, "high": -2.0, "share_won": 0.75, "returns": [-2.5]}
     >>> print(table({"decodings": {"decode": one}}))
               return    low   high   won  games
       decode   -2.50  -3.00  -2.00  75 %      1
     """
     if "held_out" in record:
-        rows = [[name, f"{value:.3f}"] for name, value in record["held_out"].items()]
-        return columns(rows, right=[1])
+        return _held_out(record["held_out"])
     rows = [["", "return", "low", "high", "won", "games"]]
     for name, one in record["decodings"].items():
         returns = [number(one[key], 2) for key in ("mean_return", "low", "high")]
         rows.append([name, *returns, f"{100 * one['share_won']:.0f} %", str(len(one["returns"]))])
     return columns(rows, right=[1, 2, 3, 4, 5])
+
+
+ESTIMATE = {
+    "estimated_return": "return when decoding, estimated",
+    "estimated_low": "... 95 % interval from",
+    "estimated_high": "... to",
+    "logged_return": "return of the same dialogues as logged",
+    "effective_rows": "dialogues that the estimate rests on",
+    "support": "share of what it would say that the data have",
+}
+FEW = 10  # dialogues, below which an estimate says next to nothing
+
+
+def _held_out(told: dict[str, float]) -> str:
+    hidden = {*ESTIMATE, "score", "gain_low"}
+    losses = [[name, f"{value:.3f}"] for name, value in told.items() if name not in hidden]
+    says = [
+        columns(losses, right=[1]),
+        "These are losses and means on held-out rows: they do not say how well it speaks.",
+    ]
+    if "estimated_return" not in told:
+        says.append(
+            "No return is estimated: for that the policy has to be a cloning of the data (loss.beta"
+            " 0), and\ndecoding to use it."
+        )
+        return "\n".join(says)
+    rows = [[spoken, f"{told[name]:.3f}"] for name, spoken in ESTIMATE.items()]
+    says += ["", columns(rows, right=[1])]
+    says.append(
+        "The estimate weighs the held-out dialogues by how likely decoding would say their answers;"
+        "\nwhat it would say beside the data counts as the worst dialogue. It is no game that was "
+        "played."
+    )
+    if told["effective_rows"] < FEW:
+        says.append(
+            f"It rests on {told['effective_rows']:.1f} dialogues, which is too few to rely on: hold"
+            " out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
+        )
+    return "\n".join(says)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.style import call, filled, width_of
+from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import require_device, tell_end, tell_next, tell_start, uses
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import MAY_CHANGE as MAY_CHANGE_ILQL
@@ -72,7 +71,7 @@ def resume(words: Sequence[str]) -> int:
     0
     """
     if "--help" in words or "-h" in words:
-        print(filled(HELP, width_of(sys.stdout)))
+        print(filled(HELP, help_width()))
         return 0
     given = words[0] if words and not words[0].startswith("-") else None
     run = chosen_run(given, "resume")

@@ -62,6 +62,15 @@ def width_of(stream: TextIO) -> int | None:
     return min(shutil.get_terminal_size().columns, WIDEST) if stream.isatty() else None
 
 
+def help_width() -> int:
+    """Columns that help is written in: the terminal's, at most 100; 80 where there is none.
+
+    >>> help_width() <= 100
+    True
+    """
+    return min(shutil.get_terminal_size().columns, WIDEST)
+
+
 def filled(text: str, width: int | None) -> str:
     """Paragraphs in lines of this width, at most 100; those with an indented line stay as they are.
 

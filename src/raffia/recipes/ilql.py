@@ -27,6 +27,7 @@ from raffia.recipes.run_folder import (
     read_made_by,
     read_run_of,
     refuse_without_checkpoints,
+    require_config,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -54,7 +55,7 @@ def train(
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be told in the report.
-    Raises RunError if the folder holds a run already.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
     >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
@@ -65,6 +66,7 @@ def train(
     >>> result.reason, result.update, result.env_step
     ('finished', 3, None)
     """
+    require_config(config, "ilql")
     folder = Path(folder)
     create_run(folder, config, preset)
     with given_back(folder):
@@ -197,5 +199,5 @@ def evaluate(
     networks.refresh(state)
     with threads(config.num_threads):
         lessons = make_lessons(config, folder)
-        found = evaluate_networks(networks, lessons, config, state["hyper"], seed=seed)
+        found = evaluate_networks(networks, lessons, config, seed=seed)
     return replace(found, update=saved.update)

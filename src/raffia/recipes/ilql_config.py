@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
-from raffia.envs.checked import check_above_zero, check_choices, check_least
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
 
@@ -40,6 +40,10 @@ class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
+    # without a meaning, as in tokens=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
     # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
@@ -56,8 +60,16 @@ class DialogueDataConfig:
     sort_window: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
+        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
+            for pair in getattr(self, name):
+                if not pair.partition("=")[0] or "=" not in pair:
+                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
+        for pair in self.roles:
+            if pair.partition("=")[2] not in ("agent", "environment"):
+                raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
         if self.max_len is not None:
             check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
@@ -86,6 +98,7 @@ class LoRAConfig:
     learn_embeddings: bool | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 0, "rank")
         check_above_zero(self, "alpha")
         if not 0 <= self.dropout < 1:
@@ -108,6 +121,7 @@ class ScriptsConfig:
     non_word: float = 0.05  # letters without sense
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 0, *asdict(self))
         if not sum(asdict(self).values()) > 0:
             raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
@@ -132,6 +146,7 @@ class BranchingSettings:
     num_repeats: int = 3  # of the slow games' first word
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "num_expert", "num_adversarial", "num_slow", "num_repeats")
 
 
@@ -142,6 +157,9 @@ class WordleConfig:
     num_words: int = 24  # of the built-in list, or of the file; 0: all
     words: str = ""  # a file with a word on each line; none: the built-in list
     layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
+    # So many of the words are guessed in the data and never the secret there; games with these as
+    # secrets are an evaluation of their own.
+    num_held_out: int = 0
     games: Literal["scripts", "branching"] = "scripts"
     num_games: int = 4_000  # of scripts
     data_seed: int = 0  # of words and games: runs with other seeds learn from the same
@@ -149,9 +167,15 @@ class WordleConfig:
     branching: BranchingSettings = field(default_factory=BranchingSettings)
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
-        check_least(self, 0, "num_words")
+        check_least(self, 0, "num_words", "num_held_out")
         check_least(self, 1, "num_games")
+        if self.num_words and self.num_held_out >= self.num_words:
+            raise ValueError(
+                f"num_held_out={self.num_held_out} of num_words={self.num_words} leaves no secret "
+                "to learn from: hold out fewer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +191,7 @@ class ILQLEvaluateConfig:
     target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "every_updates", "num_episodes", "batch_size")
         if any(not weight >= 0 for weight in self.adv_weights):
             raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.learner import hyper_of
+from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.token_weights import masks_of
 from raffia.data.dialogue import DialogueDataset
@@ -23,11 +28,41 @@ from raffia.recipes.ilql_networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.tasks import Evaluated
 
-__all__ = ["ILQLEvaluation", "decodings", "evaluated", "for_games", "held_out_means", "play_wordle"]
+__all__ = [
+    "ILQLEvaluation",
+    "Replies",
+    "decodings",
+    "evaluated",
+    "fitness_of",
+    "for_games",
+    "held_out_means",
+    "logged_replies",
+    "play_wordle",
+    "with_estimate",
+]
 
 AS_SET = "decode"  # the name of the decoding that the config has
 GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
 Stop = Callable[[], bool]
+
+
+class Replies(NamedTuple):
+    """What an agent would say of the logged answers: N held-out dialogues of A actions at most.
+
+    >>> Replies(*[torch.zeros(2, 3)] * 3, torch.ones(2, 3, dtype=torch.bool), -1.0).fit
+    0.0
+    """
+
+    said: Tensor  # [N, A] log-probability when decoding
+    alone: Tensor  # [N, A] ... of the policy alone
+    rewards: Tensor  # [N, A]
+    mask: Tensor  # bool [N, A]
+    worst: float  # the least return of all logged dialogues
+
+    @property
+    def fit(self) -> float:
+        """How well the policy knows the data: its mean log-probability of their actions."""
+        return float(self.alone[self.mask].mean()) if self.mask.any() else 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +74,8 @@ class ILQLEvaluation:
     """
 
     games: dict[str, WordleEvaluation] = field(default_factory=dict)
-    held_out: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)  # losses; `with_estimate` adds to it
+    replies: Replies | None = field(default=None, repr=False, compare=False)
     dialogues: dict[str, Any] = field(default_factory=dict)  # see `ilql_dialogues`
     update: int = 0  # after which the agent was asked
 
@@ -131,14 +167,18 @@ def held_out_means(
     networks: Networks,
     data: DialogueDataset,
     config: ILQLRun,
-    numbers: TensorDict,  # "hyper" of the learner's state
     *,
     stop: Stop = lambda: False,
 ) -> dict[str, float]:
-    """The losses of all these rows as of one batch, and the means of V, Q and the advantage."""
-    num = min(len(data), config.evaluate.num_episodes)
-    rows = np.linspace(0, len(data) - 1, num).round().astype(np.int64)
-    size, device = config.evaluate.batch_size, numbers["tau"].device
+    """The losses of all these rows as of one batch, and the means of V, Q and the advantage.
+
+    By the weights, tau and gamma of the config: what a member of a population has of its own
+    changes how it learns, and not what it is measured by.
+    """
+    rows = _rows_of(data, config)
+    num, like = len(rows), next(networks.model.parameters())
+    size, device = config.evaluate.batch_size, like.device
+    numbers = hyper_of(config, like).to(device)
     batches = []
     for start in range(0, num, size):
         batch = data.take(rows[start : start + size], per_token=config.model.per_token)
@@ -164,14 +204,95 @@ def held_out_means(
     return means
 
 
-def evaluated(found: ILQLEvaluation) -> Evaluated:
-    """The row that tells of an evaluation.
+def logged_replies(
+    networks: Networks,
+    data: DialogueDataset,
+    config: ILQLRun,
+    pad_token: int,
+    *,
+    stop: Stop = lambda: False,
+) -> Replies | None:
+    """What the agent would say of these rows; None where that can't be known.
 
-    >>> evaluated(ILQLEvaluation(held_out={"loss": 0.5})).score
+    The policy stands for whoever made the data, so it has to be a cloning of them, of tokens.
+    """
+    loss, decode = config.loss, config.decode
+    cloned = loss.awac_weight > 0 and not loss.needs_advantage
+    values = not decode.shifts or (loss.needs_values and config.model.per_token)
+    if not (cloned and decode.include_logits and values):
+        return None
+    rows, size = _rows_of(data, config), config.evaluate.batch_size
+    device = next(networks.model.parameters()).device
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, len(rows), size):
+        if stop():
+            raise Interrupted
+        batch = data.take(rows[start : start + size]).to(device)
+        both = action_log_probs(networks.model, networks.target, batch, decode, pad_token=pad_token)
+        parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
+    most = max(part[0].shape[1] for part in parts)
+    said, alone, rewards, mask = (
+        torch.cat([F.pad(entry, (0, most - entry.shape[1])) for entry in entries])
+        for entries in zip(*parts, strict=True)
+    )
+    worst = float(data.store.summary.episode_return.min())
+    return Replies(said, alone, rewards.double(), mask, worst)
+
+
+def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -> ILQLEvaluation:
+    """With an estimate of what the decoding would bring, and by how much it is surely better.
+
+    made_the_data: of the agent whose policy knows the data best, of several; None: its own
+
+    The score is the least gain over the logged dialogues that the estimate leaves room for, at
+    95 %, and 0 where that is none: then the newest checkpoint is as good as any. Without an
+    estimate it is minus the loss.
+
+    >>> with_estimate(ILQLEvaluation(held_out={"loss": 0.5})).held_out["score"]
+    -0.5
+    """
+    replies, told = found.replies, dict(found.held_out)
+    if replies is None:
+        return replace(found, held_out=told | {"score": -told["loss"]})
+    reference = (made_the_data or replies).alone
+    one = off_policy_return(replies.said - reference, replies.rewards, replies.worst)
+    told |= {
+        "score": max(0.0, one.gain_low),
+        "estimated_return": one.mean_return,
+        "estimated_low": one.low,
+        "estimated_high": one.high,
+        "logged_return": one.logged_return,
+        "gain_low": one.gain_low,
+        "effective_rows": one.effective_rows,
+        "support": one.support,
+    }
+    return replace(found, held_out=told)
+
+
+def _rows_of(data: DialogueDataset, config: ILQLRun) -> npt.NDArray[np.int64]:
+    num = min(len(data), config.evaluate.num_episodes)
+    return np.linspace(0, len(data) - 1, num).round().astype(np.int64)
+
+
+def fitness_of(found: ILQLEvaluation) -> float:
+    """What the members of a population are chosen by.
+
+    >>> fitness_of(ILQLEvaluation(held_out={"score": 0.0, "gain_low": -0.5}))
     -0.5
     """
     if found.held_out:
-        return Evaluated(-found.held_out["loss"], found.held_out)
+        return found.held_out.get("gain_low", found.held_out["score"])
+    return found.games[AS_SET].mean_return
+
+
+def evaluated(found: ILQLEvaluation) -> Evaluated:
+    """The row that tells of an evaluation.
+
+    >>> evaluated(ILQLEvaluation(held_out={"loss": 0.5, "score": 0.25})).score
+    0.25
+    """
+    if found.held_out:
+        return Evaluated(found.held_out["score"], found.held_out)
     by_name = {name: _figures(games) for name, games in found.games.items()}
     first = found.games[AS_SET]
     values = {**by_name[AS_SET], "returns": list(first.returns), "decodings": by_name}

@@ -239,7 +239,7 @@ def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, An
     if decode.num_beams is None:
         found["temperature"] = decode.temperature
         found["top_k"] = decode.top_k or 0
-        found["top_p"] = 1.0 if decode.top_p is None else decode.top_p
+        found["top_p"] = decode.share
     else:
         found["num_beams"] = decode.num_beams
     if decode.max_new_tokens is None:

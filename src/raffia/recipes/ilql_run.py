@@ -14,14 +14,17 @@ from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle
+from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle, told_lessons
 from raffia.recipes.ilql_dialogues import Record, seen_dialogues, write_dialogues
 from raffia.recipes.ilql_evaluation import (
     ILQLEvaluation,
     evaluated,
+    fitness_of,
     held_out_means,
+    logged_replies,
     play_wordle,
     spoken,
+    with_estimate,
 )
 from raffia.recipes.ilql_language_model import begin_making
 from raffia.recipes.ilql_networks import Interrupted, Networks
@@ -85,6 +88,7 @@ class DialogueRun:
 
     def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
         """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
+        self.sitting.view.say(f"learning from {told_lessons(self.lessons)}")
         return self.sitting.go(stop, begun)
 
     def close(self) -> None:
@@ -168,7 +172,8 @@ class DialogueRun:
         with self.clock.phase("evaluate"):
             try:
                 if self.members is None:
-                    told, dialogues = self._look(state, update, stop)
+                    found = self._look(state, update, stop)
+                    told, dialogues = evaluated(found), found.dialogues
                 else:
                     told, dialogues = self._look_at_all(self.members, state, update, stop)
             except Interrupted:
@@ -179,32 +184,36 @@ class DialogueRun:
                 self.sitting.view.say(f"update {update:,}: no dialogues were written: {error}")
         return told
 
-    def _look(
-        self, state: TensorDict, update: int, stop: Callable[[], bool]
-    ) -> tuple[Evaluated, Record]:
+    def _look(self, state: TensorDict, update: int, stop: Callable[[], bool]) -> ILQLEvaluation:
         """What one agent is worth, and dialogues to look at."""
         self.seen.refresh(state)
-        found = evaluate_networks(
+        return evaluate_networks(
             self.seen,
             self.lessons,
             spoken(self.config, state["hyper"]),
-            state["hyper"],
             seed=derive_seed(self.config.seed, "evaluate", update),
             stop=stop,
         )
-        return evaluated(found), found.dialogues
 
     def _look_at_all(
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> tuple[Evaluated, Record]:
         """The same of all members: the best one's, and the fitness of each."""
         seen = {place: self._look(state[place], update, stop) for place in members.able(state)}
+        # All by one policy, so that none can choose what it is held against.
+        knowing = max(
+            (found.replies for found in seen.values() if found.replies is not None),
+            key=lambda replies: replies.fit,
+            default=None,
+        )
+        if knowing is not None:
+            seen = {place: with_estimate(found, knowing) for place, found in seen.items()}
         size = len(state)
         told = members.evaluated(
-            [seen[place][0].score if place in seen else math.nan for place in range(size)]
+            [fitness_of(seen[place]) if place in seen else math.nan for place in range(size)]
         )
-        best, dialogues = seen[members.best]
-        return Evaluated(best.score, {**best.values, **told}), dialogues
+        best = evaluated(seen[members.best])
+        return Evaluated(best.score, {**best.values, **told}), seen[members.best].dialogues
 
     # -- data
 
@@ -249,15 +258,16 @@ def evaluate_networks(
     networks: Networks,
     lessons: Lessons,
     config: ILQLRun,
-    numbers: TensorDict,  # "hyper" of the learner's state
     *,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> ILQLEvaluation:
     """Games where the task has some, else held-out rows; `Interrupted` if `stop` says so."""
     if lessons.held_out is not None:
-        means = held_out_means(networks, lessons.held_out, config, numbers, stop=stop)
-        found = ILQLEvaluation(held_out=means)
+        held_out, pad_token = lessons.held_out, lessons.tokenizer.pad_token_id
+        means = held_out_means(networks, held_out, config, stop=stop)
+        replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
+        found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
     else:
         wordle = make_wordle(config.wordle)
         played = play_wordle(networks, lessons.tokenizer, wordle, config, seed=seed, stop=stop)

@@ -65,10 +65,39 @@ def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[
         )
     if not is_free(folder):
         raise RunError(f"{folder} exists and is no run: give another folder by `--run OTHER`")
+    text = _config_text(config, preset, own)  # before there is a folder, as it may be refused
     make_folder(folder)
     for left in folder.iterdir():  # a half-written config of a process that was killed
         left.unlink()
-    write_config(folder, config, preset, own)
+    write_atomically(str(folder / CONFIG), text)
+
+
+def require_config(config: object, algorithm: str) -> None:
+    """TypeError, with the call that was meant, for what is no config of the algorithm.
+
+    >>> require_config("cartpole", "efficientzero")
+    Traceback (most recent call last):
+    ...
+    TypeError: a run is made of settings, and 'cartpole' is a name: pass PRESETS['cartpole'], from
+    raffia.recipes
+    """
+    kind = ALGORITHMS[algorithm]
+    if type(config) is kind:
+        return
+    if isinstance(config, str):
+        presets = "PRESETS" if algorithm == "efficientzero" else "ILQL_PRESETS"
+        raise TypeError(
+            f"a run is made of settings, and {config!r} is a name: pass {presets}[{config!r}], "
+            "from raffia.recipes"
+        )
+    other = next((name for name, known in ALGORITHMS.items() if type(config) is known), None)
+    if other is not None:
+        raise TypeError(
+            f"these are settings of {other}: train them by raffia.recipes.{other}.train"
+        )
+    raise TypeError(
+        f"config is a {type(config).__name__}; it must be a raffia.recipes.{kind.__name__}"
+    )
 
 
 @contextlib.contextmanager
@@ -96,6 +125,10 @@ def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str
 
     own: of "worlds" and "networks", what the caller gave, which no config can hold.
     """
+    write_atomically(str(folder / CONFIG), _config_text(config, preset, own))
+
+
+def _config_text(config: RunConfig, preset: str, own: Sequence[str]) -> bytes:
     made_by = {
         "algorithm": algorithm_of(config),
         "preset": preset,
@@ -105,7 +138,7 @@ def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str
         "own": [*own],
     }
     text = json.dumps({**to_json(config), "run": made_by}, indent=2)
-    write_atomically(str(folder / CONFIG), (text + "\n").encode())
+    return (text + "\n").encode()
 
 
 def algorithm_of(config: RunConfig) -> str:

@@ -130,7 +130,7 @@ def _held_out(groups: Sequence[Group]) -> Html:
         title = " · ".join([part for part in (name, label) if part])
         rows.append([join([chip, title]), str(len(runs)), *[_mean(runs, key) for key in names]])
     heads = ["method", "runs", *[name.replace("_", " ") for name in names]]
-    says = "Rows that were held out, at the best evaluation (the least loss) of each run"
+    says = "Rows that were held out, at the best evaluation of each run"
     return table(heads, rows, range(1, len(heads)), says)
 
 

@@ -55,7 +55,9 @@ class Evaluated:
     @property
     def score(self) -> float:
         """The larger the better."""
-        return -self.mean if self.of_loss else self.mean
+        if self.of_loss:
+            return self.held_out.get("score", -self.mean)
+        return self.mean
 
 
 def evaluations_of(rows: Iterable[Row]) -> list[Evaluated]:

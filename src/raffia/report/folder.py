@@ -61,13 +61,21 @@ class Run:
 
     @property
     def state(self) -> str:
-        """finished, target (reached), stopped, running (or killed: no end was written), empty."""
+        """finished, target (reached), stopped, failed, running (or killed: no end), or empty."""
         for row in reversed(self.rows):
+            if row["kind"] == "error":
+                return "failed"
             if row["kind"] == "end":
                 return str(row.get("reason", "finished"))
             if row["kind"] in ("start", "resume"):
                 return "running"
         return "running" if self.rows else "empty"
+
+    @property
+    def failure(self) -> str:
+        """The error that stopped a run that failed, such as "ValueError: no piece"; or nothing."""
+        rows = self.of("error")
+        return str(rows[-1].get("error", "")) if rows and self.state == "failed" else ""
 
     @property
     def preset(self) -> str:
@@ -135,8 +143,10 @@ class Run:
 
     @property
     def best(self) -> Evaluated | None:
-        """The first evaluation with the highest mean return, or the least loss."""
-        return max(self.evaluations, key=lambda one: one.score, default=None)
+        """The first evaluation with the highest mean return; of held-out rows the newest with the
+        highest score, as its checkpoint is."""
+        of_rows = [one for one in reversed(self.evaluations) if one.of_loss]
+        return max(of_rows or self.evaluations, key=lambda one: one.score, default=None)
 
     @property
     def last(self) -> Evaluated | None:

@@ -23,6 +23,7 @@ _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),
     "target": ("✓ target reached", "good"),
     "stopped": ("■ stopped", "warn"),
+    "failed": ("✗ failed", "warn"),
     "running": ("▶ running, or cut off", "warn"),
     "empty": ("no rows yet", "warn"),
 }
@@ -86,6 +87,7 @@ def _one(run: Run) -> Html:
             el("p.eyebrow", "Raffia · report of a run"),
             el("h1", f"{title} ", state_pill(run)),
             el("p.about", _about(run)),
+            el("p.missing", f"It failed: {run.failure}") if run.failure else Html(""),
             el("div.cards", *cards),
         ]
     )
@@ -114,6 +116,20 @@ def _of_dialogues(run: Run) -> list[Html]:
     won = [one.share_won for one in run.best.decodings.values()][:1] if run.best else []
     if won and not math.isnan(won[0]):
         cards.append(_card("games won", f"{100 * won[0]:.1f} %", "in the best evaluation"))
+    told = run.best.held_out if run.best else {}
+    if "estimated_return" in told:
+        low, high, logged = (
+            figure(told.get(name, math.nan))
+            for name in ("estimated_low", "estimated_high", "logged_return")
+        )
+        rows = figure(told.get("effective_rows", math.nan))
+        cards.append(
+            _card(
+                "return, estimated",
+                figure(told["estimated_return"]),
+                f"{low} to {high}, of {rows} dialogues; as logged {logged}",
+            )
+        )
     return cards
 
 

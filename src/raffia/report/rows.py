@@ -14,7 +14,7 @@ from raffia.files import open_plain
 
 Row = dict[str, Any]
 
-_KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"')
+_KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"', b'"error"')
 _BOUNDLESS = 1e60  # far above what float32 holds; sums and squares of such numbers stay finite
 _MOST_ROWS = 4000  # of a kind: a page shows fewer points
 _TAIL = 20  # rows of each kind, the last ones, that are there whatever is left out before
@@ -164,7 +164,7 @@ def _with_times(row: Row, before: list[Row]) -> Row:
 
 
 def key_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """Only the rows of starts, evaluations and ends, and the last one: quick on long files.
+    """Only the rows of starts, evaluations, errors and ends, and the last one: quick on long files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -72,7 +72,7 @@ class ReplayLog:
     >>> def make_buffer():
     ...     return SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, alpha=0.6, beta=0.4)
     >>> buffer, other, no = make_buffer(), make_buffer(), torch.zeros(5, dtype=torch.bool)
-    >>> steps = TensorDict(obs=torch.arange(5), terminated=no, truncated=no, batch_size=[5])
+    >>> steps = TensorDict(observation=torch.arange(5), terminated=no, truncated=no, batch_size=[5])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     log, checkpoints = ReplayLog(f"{folder}/replay"), Checkpoints(f"{folder}/checkpoints")
     ...     for update in range(2):
@@ -82,7 +82,7 @@ class ReplayLog:
     ...         log.prune(checkpoints.kept())
     ...     found = checkpoints.newest(check=log.check)
     ...     log.restore(found, other)
-    >>> len(other), other.read(torch.tensor([4]))["obs"]
+    >>> len(other), other.read(torch.tensor([4]))["observation"]
     (9, tensor([[4, 0]]))
     """
 

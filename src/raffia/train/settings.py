@@ -13,12 +13,14 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
+    TypeVar,
     Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+Config = TypeVar("Config")
 LONGEST = 200  # characters of a value that are told
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -83,6 +85,21 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     ends = {known.rpartition(".")[2]: known for known in reversed(names)}
     like_end = difflib.get_close_matches(last, ends, n=1)
     return next(iter([*same_end, *whole, *(ends[end] for end in like_end)]), None)
+
+
+class Presets(dict[str, Config]):
+    """Settings by name; a name that is not there gets the nearest one in its KeyError.
+
+    >>> Presets({"cartpole": 1})["cartpol"]
+    Traceback (most recent call last):
+        ...
+    KeyError: "there is no preset 'cartpol'; did you mean 'cartpole'?"
+    """
+
+    def __missing__(self, name: object) -> Config:
+        nearest = nearest_name(str(name), list(self))
+        hint = f"did you mean {nearest!r}?" if nearest else f"there are {', '.join(self)}"
+        raise KeyError(f"there is no preset {name!r}; {hint}")
 
 
 @cache

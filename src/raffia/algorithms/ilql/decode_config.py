@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+from raffia.envs.checked import (
+    check_above_zero,
+    check_choices,
+    check_least,
+    check_share,
+    check_types,
+)
 
 __all__ = ["DecodeConfig", "TokenPlanConfig"]
+
+
+SUPPORT = 0.95  # share of the policy that values choose within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +37,7 @@ class TokenPlanConfig:
     noise: float = 0.0  # gumbel: scale of the noise; muzero: temperature of the visits; 0: the best
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "max_depth")
         check_least(self, 2, "num_candidates")
@@ -47,7 +57,9 @@ class DecodeConfig:
 
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
     top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
-    top_p: float | None = None  # of the logits: only the likeliest tokens that reach this share
+    # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where
+    # values choose beside the logits, else all. Values of tokens that the data lack are noise.
+    top_p: float | None = None
     include_logits: bool = True
     include_adv: bool = True
     exp_adv: bool = True  # adds adv_weight A; else log(adv_weight) or log(1 - adv_weight), by sign
@@ -64,6 +76,7 @@ class DecodeConfig:
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.rerank not in (None, "log_prob", "advantage", "value"):
             raise ValueError(
                 f"rerank={self.rerank!r} is none of 'log_prob', 'advantage', 'value', None"
@@ -112,6 +125,18 @@ class DecodeConfig:
     def plans(self) -> bool:
         """Whether tokens are chosen by a search."""
         return self.plan.num_simulations > 0
+
+    @property
+    def share(self) -> float:
+        """`top_p`, settled.
+
+        >>> DecodeConfig().share, DecodeConfig(include_adv=False).share
+        (0.95, 1.0)
+        """
+        if self.top_p is not None:
+            return self.top_p
+        by_values = self.shifts or self.plans or self.rerank in ("advantage", "value")
+        return SUPPORT if by_values and self.include_logits else 1.0
 
     @property
     def needs_values(self) -> bool:

@@ -14,6 +14,8 @@ from raffia.algorithms.ilql.decode_config import DecodeConfig
 
 __all__ = ["advantage_term", "keep_top_k", "keep_top_p", "perturb"]
 
+_FEW = 1024  # tokens
+
 
 def perturb(
     logits: Tensor | None,  # [..., V] of the policy; -inf: never. None without include_logits
@@ -41,8 +43,7 @@ def perturb(
             logits = logits / config.temperature
         if config.top_k is not None:
             logits = keep_top_k(logits, config.top_k)
-        if config.top_p is not None:
-            logits = keep_top_p(logits, config.top_p)
+        logits = keep_top_p(logits, config.share)
         parts = [logits]
     if config.shifts:
         assert advantage is not None
@@ -87,14 +88,20 @@ def keep_top_p(
 ) -> Tensor:
     """-inf for all but the likeliest tokens that reach the share p together, the last one included.
 
-    The likeliest token always stays.
+    The likeliest token always stays; of equal ones all or none.
     Source: Holtzman et al. (2020), "The curious case of neural text degeneration".
 
     >>> keep_top_p(torch.tensor([0.1, 0.6, 0.3]).log(), 0.7).exp()
     tensor([0.0000, 0.6000, 0.3000])
     """
-    ordered, order = logits.sort(dim=-1, descending=True)
-    likelier = ordered.softmax(-1).cumsum(-1).roll(1, -1)  # the share of those before each
+    if p >= 1:
+        return logits
+    num, total = logits.shape[-1], logits.logsumexp(-1, keepdim=True)
+    # A few tokens reach most shares, and to sort a large vocabulary takes long.
+    largest = logits.topk(min(num, _FEW), dim=-1).values
+    if num > _FEW and bool(((largest - total).exp().sum(-1) <= p).any()):
+        largest = logits.sort(dim=-1, descending=True).values
+    likelier = (largest - total).exp().cumsum(-1).roll(1, -1)  # the share of those before each
     likelier[..., 0] = 0.0
-    ordered = ordered.masked_fill(likelier > p, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
+    last = (likelier <= p).sum(-1, keepdim=True) - 1
+    return logits.masked_fill(logits < largest.gather(-1, last), -torch.inf)

@@ -37,7 +37,7 @@ def get_scores(
     include_logits: bool = False,  # log-probabilities of the policy, at all tokens
     logit_temp: float = 1.0,  # divides the policy's logits
 ) -> Tensor:  # [B, T, V]
-    """The score of each token of the vocabulary behind each token; without meaning at padding.
+    """The score of each token of the vocabulary behind each token; 0 at padding.
 
         score = term(min target Q - V) + log_softmax(logits / logit_temp)
 
@@ -67,12 +67,7 @@ def get_scores(
     scorer = ModelScorer(model, target)
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=include_logits, values=include_advantage)
-        # Behind an empty prefix padding is computed, too, as the published sums have it.
-        nothing = next(model.v.parameters()).new_zeros(len(tokens), 0, model.trunk.n_embd)
-        hidden = {
-            name: trunk(tokens, attn_mask, prefix_embs=nothing)
-            for name, trunk in scorer.trunks(needs).items()
-        }
+        hidden = {name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()}
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
@@ -84,7 +79,10 @@ def get_scores(
         if include_logits:
             logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
             assert logits is not None
-            scores = scores + (logits / logit_temp).log_softmax(-1)
+            said = (logits / logit_temp).log_softmax(-1)
+            if attn_mask is not None:
+                said = said.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
+            scores = scores + said
     return scores
 
 

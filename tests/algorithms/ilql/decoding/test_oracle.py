@@ -14,7 +14,7 @@ CASES = range(18)
 
 def config_of(case, **more):
     options = {"temperature" if k == "temp" else k: v for k, v in case["options"].items()}
-    return DecodeConfig(**options, **more)
+    return DecodeConfig(**{"top_p": 1.0} | options, **more)  # recorded without a filter
 
 
 @pytest.mark.parametrize("number", CASES)

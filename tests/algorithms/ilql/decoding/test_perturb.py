@@ -36,6 +36,50 @@ def test_filters_look_at_the_policy_alone():
     assert scores(logits, [0.0, 0.0, 50.0], top_p=0.8) == pytest.approx([2 / 3, 1 / 3, 0.0])
 
 
+def test_values_choose_within_the_policys_likeliest_tokens_unless_told_otherwise():
+    """The third token has 4 % of the policy, and whatever the values say of it is noise."""
+    logits, advantage = [math.log(0.6), math.log(0.36), math.log(0.04)], [0.0, 0.0, 50.0]
+    assert scores(logits, advantage, adv_weight=8.0)[2] == 0
+    assert scores(logits, advantage, adv_weight=8.0, top_p=0.99)[2] == pytest.approx(1)
+    assert scores(logits, advantage, adv_weight=8.0, top_p=1.0)[2] == pytest.approx(1)
+    alone = scores(logits, None, include_adv=False)
+    assert alone == pytest.approx([0.6, 0.36, 0.04])
+    assert scores(None, advantage, include_logits=False)[2] == pytest.approx(1)  # no policy to ask
+
+
+@pytest.mark.parametrize(
+    "options, share",
+    [
+        ({}, 0.95),
+        (dict(adv_weight=0.0), 1.0),
+        (dict(include_adv=False), 1.0),
+        (dict(include_adv=False, rerank="log_prob"), 1.0),
+        (dict(include_adv=False, rerank="value"), 0.95),
+        (dict(include_adv=False, rerank="advantage"), 0.95),
+        (dict(include_adv=False, plan=TokenPlanConfig()), 0.95),
+        (dict(include_logits=False), 1.0),
+        (dict(top_p=0.5), 0.5),
+        (dict(include_adv=False, top_p=0.5), 0.5),
+        (dict(top_p=1.0), 1.0),
+    ],
+)
+def test_the_share_where_nothing_is_said_of_it(options, share):
+    assert DecodeConfig(**options).share == share
+
+
+def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
+    torch.manual_seed(0)
+    for scale in (4.0, 0.1):  # a few tokens reach the share; nearly all are needed for it
+        logits = scale * torch.randn(3, 3000)
+        order = logits.argsort(-1, descending=True)
+        before = logits.softmax(-1).gather(-1, order).cumsum(-1).roll(1, -1)
+        before[:, 0] = 0
+        wanted = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before <= 0.9)
+        assert torch.equal(keep_top_p(logits, 0.9).isfinite(), wanted)
+        assert 1 < wanted.sum(-1).min() and wanted.sum(-1).max() < 3000
+    assert torch.equal(keep_top_p(logits, 1.0), logits)
+
+
 def test_top_p_comes_after_temperature_and_top_k():
     # 8 : 4 : 1 : 1 becomes 64 : 16 : 1 : 1; of the first two the first has 0.8, all it takes
     logits = [math.log(8), math.log(4), 0.0, 0.0]
@@ -130,10 +174,10 @@ def plain(logits, advantage, config, forbidden):
         if config.top_k is not None:
             kept = set(order[: config.top_k])
             scores = [x if i in kept else -INF for i, x in enumerate(scores)]
-        if config.top_p is not None:
+        if config.share < 1:
             total, before, kept = sum(map(math.exp, scores)), 0.0, set()
             for i in order:
-                if before / total <= config.top_p:
+                if before / total <= config.share:
                     kept.add(i)
                 before += math.exp(scores[i])
             scores = [x if i in kept else -INF for i, x in enumerate(scores)]

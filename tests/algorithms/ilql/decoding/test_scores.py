@@ -27,7 +27,8 @@ def batch(oracle):
 @pytest.mark.parametrize("name", ["adv", "both", "binary"])
 def test_scores_are_the_recorded_ones(oracle, name):
     case = dict(oracle.scores["options"][name])
-    total, norm, row0, row2 = (case.pop(k) for k in ("sum", "norm", "row0_pos5", "row2_pos4"))
+    sums = {name: case.pop(name) for name in ("sum", "norm") if name in case}
+    row0, row2 = case.pop("row0_pos5"), case.pop("row2_pos4")
     tokens, actions, mask, action_mask = batch(oracle)
     scores = get_scores(
         oracle.model,
@@ -40,8 +41,38 @@ def test_scores_are_the_recorded_ones(oracle, name):
     )
     assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
     assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
-    assert scores.sum().item() == pytest.approx(total, rel=1e-9)  # with padding
-    assert scores.norm().item() == pytest.approx(norm, rel=1e-9)
+    found = {"sum": scores.sum().item(), "norm": scores.norm().item()}
+    assert {name: found[name] for name in sums} == pytest.approx(sums, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adv", "both", "binary"])
+def test_scores_of_a_batch_are_those_of_its_rows_and_nothing_at_padding(oracle, name):
+    case = dict(oracle.scores["options"][name])
+    options = {k: v for k, v in case.items() if k not in ("sum", "norm", "row0_pos5", "row2_pos4")}
+    tokens, actions, mask, action_mask = batch(oracle)
+    assert not mask.all()
+    both = oracle.model, oracle.target
+    scores = get_scores(
+        *(*both, tokens, actions), attn_mask=mask, action_mask=action_mask, **options
+    )
+    assert (scores[~mask] == 0).all() and scores[mask].any()
+    for row, own in enumerate(oracle.scores["batch"]):
+        places = torch.tensor([own["action_idxs"]], dtype=torch.int64)
+        alone = get_scores(*both, torch.tensor([own["tokens"]]), places, **options)
+        torch.testing.assert_close(scores[row, : alone.shape[1]], alone[0], atol=1e-12, rtol=0)
+
+
+def test_scores_compute_nothing_at_padding(oracle):
+    tokens, actions, mask, action_mask = batch(oracle)
+    trunk = oracle.model.trunk
+    seen = []
+    hook = trunk.h[0].ln1.register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
+    get_scores(
+        *(oracle.model, oracle.target, tokens, actions),
+        **{"attn_mask": mask, "action_mask": action_mask, "include_logits": True},
+    )
+    hook.remove()
+    assert seen and max(seen) < tokens.numel() * trunk.n_embd
 
 
 def test_no_score_is_infinite_where_a_probability_would_round_to_zero(oracle):
@@ -61,6 +92,7 @@ def test_no_score_is_infinite_where_a_probability_would_round_to_zero(oracle):
 def test_forced_utterances(oracle, number):
     case = oracle.utterances[number]
     options = {"temperature" if k == "temp" else k: v for k, v in case["options"].items()}
+    options = {"top_p": 1.0} | options  # recorded without a filter
     utterance = [ord(letter) - ord("a") for letter in case["word"]] + [END]
     sums = score_utterances(
         *(oracle.model, oracle.target, [case["prompt"]], [[utterance]], DecodeConfig(**options)),
@@ -86,7 +118,7 @@ def test_sums_are_those_that_generate_tells(oracle):
 @pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
 def test_utterances_are_put_in_order_by(oracle, by):
     utterances = [[[2, 17, END], [0, 0, END], [3, END], [24, 5, 5, END]]]
-    config = DecodeConfig(adv_weight=2.0)
+    config = DecodeConfig(adv_weight=2.0, top_p=1.0)  # the utterances may be anything
     sums = score_utterances(oracle.model, oracle.target, [[33, 4]], utterances, config)
     ordered = rerank(sums, by)
     scores = getattr(sums, by)[0].tolist()

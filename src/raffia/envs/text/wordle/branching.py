@@ -101,7 +101,7 @@ def branching_scripts(
 
 
 def branching_games(wordle: Wordle, config: BranchingConfig | None = None) -> list[LabelledGame]:
-    """The whole set: each kind of game with every word as the secret.
+    """The whole set: each kind of game with every word as the secret that can be it.
 
     >>> from raffia.envs.text.tabular import tabular_values
     >>> from raffia.envs.text.wordle.vocabulary import Vocabulary
@@ -113,7 +113,7 @@ def branching_games(wordle: Wordle, config: BranchingConfig | None = None) -> li
     >>> {word: round(q, 2) for word, q in many_steps.q[()].items()}
     {'these': -2.22, 'eagle': -3.25}
     """
-    secrets = np.arange(len(wordle.vocabulary))
+    secrets = np.flatnonzero(wordle.can_be_secret)
     return [
         LabelledGame(name, game)
         for name, (script, num_games) in branching_scripts(wordle, config).items()

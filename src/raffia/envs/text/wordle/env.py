@@ -12,8 +12,9 @@ __all__ = ["WordleEnv"]
 class WordleEnv(Language_Environment):
     """Six tries to find a secret word; the reward is 0 for the guess that wins, -1 for every other.
 
-    Before each answer the secret is drawn anew from the words that fit what is known. To the player
-    this is the game with one secret: given what is known, each of them is as likely as the others.
+    Before each answer the secret is drawn anew from the words that fit what is known, of those that
+    can be the secret. To the player this is the game with one secret: given what is known, each of
+    them is as likely as the others.
 
     >>> from raffia.envs.text.wordle.vocabulary import Vocabulary
     >>> env = WordleEnv(Wordle(vocabulary=Vocabulary.built_in()))
@@ -41,7 +42,8 @@ class WordleEnv(Language_Environment):
     def step(self, action: str) -> tuple[WordleObservation, float, bool]:
         """Guess this word."""
         seen = self._running()
-        (secret,) = self._draws.choose(self._fits[None], "secret", len(seen.turns)).tolist()
+        among = (self._fits & self.wordle.can_be_secret)[None]
+        (secret,) = self._draws.choose(among, "secret", len(seen.turns)).tolist()
         row = self.wordle.answer(action, self.wordle.vocabulary[secret])
         self._fits = self.wordle.fitting([(action, row)], self._fits)
         self._observation = seen.after(action, row)

@@ -44,6 +44,7 @@ class Wordle:
     answer_invalid: an invalid guess gets five times black; else it gets no answer at all, as in the
         code of Snell et al. (2022), where any five letters count as a guess, too. Either way it
         takes a try and tells nothing.
+    secrets: the words of the vocabulary that can be the secret; None: all. Players are not told.
 
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown", "slate")))
     >>> wordle.answer("crown", secret="crane"), wordle.answer("toolong", secret="crane")
@@ -55,11 +56,17 @@ class Wordle:
     known_words_only: bool = True
     answer_invalid: bool = True
     num_tries: int = 6
+    secrets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         require_rule(self.rule)
         if self.num_tries < 1:
             raise ValueError(f"num_tries={self.num_tries} must be 1 or more; the game has 6")
+        if self.secrets is not None and not self.secrets:
+            raise ValueError("secrets=(): no word can be the secret; None lets all of them be it")
+        for secret in self.secrets or ():
+            if secret not in self.vocabulary:
+                raise ValueError(f"the secret {secret!r} is not in the vocabulary; add it there")
 
     @classmethod
     def as_published(cls, vocabulary: Vocabulary) -> Wordle:
@@ -83,6 +90,18 @@ class Wordle:
         """
         words = self.vocabulary.words
         return color_codes(words, words, self.rule)
+
+    @cached_property
+    def can_be_secret(self) -> Words:
+        """Which words the secret is drawn from: [V].
+
+        >>> words = Vocabulary(("crane", "crown", "slate"))
+        >>> Wordle(vocabulary=words, secrets=("slate",)).can_be_secret
+        array([False, False,  True])
+        """
+        if self.secrets is None:
+            return np.ones(len(self.vocabulary), np.bool_)
+        return np.array([word in self.secrets for word in self.vocabulary])
 
     def is_valid(self, guess: str) -> bool:
         """Whether a guess is answered for what it is.

@@ -131,7 +131,7 @@ def simulate(
             break
         now = draws[running]
         if fixed is None:
-            secret = now.choose(fits, "secret", turn)
+            secret = now.choose(fits & wordle.can_be_secret, "secret", turn)
         else:
             secret = fixed[running]
         guess = script.guess(Positions(wordle, fits, guesses[running, :turn]), now.of("script"))

@@ -1,0 +1,173 @@
+"""What decoding would bring, estimated from logged dialogues alone: weighted importance sampling.
+
+Legend: N dialogues, A actions of a dialogue, B rows of a batch, T tokens, M actions of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import forbid
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.scorer import Choice, Needs
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["OffPolicyEstimate", "action_log_probs", "off_policy_return"]
+
+_Z95 = 1.959964  # of the normal distribution, both sides
+_MOST = 1 << 24  # numbers of a table [M, V] at once
+
+
+@dataclass(frozen=True)
+class OffPolicyEstimate:
+    """What a way of speaking would bring, if it could be seen from the logs.
+
+    >>> one = OffPolicyEstimate(1.0, 0.5, 1.5, logged_return=0.0, gain=1.0, gain_low=0.6,
+    ...                         effective_rows=40.0, support=1.0)
+    >>> one.gain_low > 0
+    True
+    """
+
+    mean_return: float  # what leaves the data counts as the worst dialogue
+    low: float  # 95 %, by jackknife over the dialogues
+    high: float
+    logged_return: float  # of the same dialogues as they are
+    gain: float  # mean_return less that
+    gain_low: float
+    effective_rows: float  # of so many dialogues the estimate is
+    support: float  # 0..1: how much of what would be said is in the data
+
+
+def action_log_probs(
+    model: ILQLModel,
+    target: ILQLTarget | None,  # None: no values are wanted
+    batch: TensorDict,  # "tokens" [B, T], "attn_mask", "action_idxs" [B, A], "action_mask"
+    config: DecodeConfig,
+    *,
+    pad_token: int | None = None,
+) -> tuple[Tensor, Tensor]:  # [B, A] each, 0 where padded
+    """Log-probability of each logged action when decoding, and of the policy alone.
+
+    Where beams choose, decoding is taken as greedy: 0 for the best token, -inf for every other.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
+    >>> batch = DialogueDataset.of_points([row], Vocabulary(6)).collate([row])
+    >>> said, alone = action_log_probs(
+    ...     ILQLModel(ILQLModelConfig(trunk=trunk)), None, batch, DecodeConfig(include_adv=False))
+    >>> said.shape, torch.allclose(said, alone, atol=1e-6)
+    (torch.Size([1, 2]), True)
+    """
+    scorer = ModelScorer(model, target)
+    tokens, mask = batch["tokens"], batch["action_mask"]
+    first = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1) * tokens.shape[1]
+    place = (batch["action_idxs"] + first)[mask]  # int64 [M]
+    token = tokens.flatten()[place + 1]
+    forbidden = forbid(pad_token, scorer)
+    said, alone = [], []
+    with evaluating(model, target), torch.no_grad():
+        needs = Needs(policy=True, values=config.shifts)
+        hidden = {
+            name: trunk(tokens, batch["attn_mask"]).flatten(0, 1)[place]
+            for name, trunk in scorer.trunks(needs).items()
+        }
+        for start in range(0, len(place), size := max(1, _MOST // scorer.vocab_size)):
+            part = slice(start, start + size)
+            next_token = scorer.said({name: h[part] for name, h in hidden.items()}, needs)
+            choice = Choice.of(next_token, config, forbidden)
+            assert choice.logits is not None
+            here = token[part].unsqueeze(-1)
+            if config.num_beams is None:
+                said.append(choice.log_probs.gather(-1, here).double().squeeze(-1))
+            else:
+                best = choice.log_probs.argmax(-1) == token[part]
+                said.append(torch.where(best, 0.0, -math.inf).double())
+            logits = choice.logits.double()
+            alone.append((logits.gather(-1, here) - logits.logsumexp(-1, keepdim=True)).squeeze(-1))
+    nothing = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    if not said:
+        return nothing, nothing
+    return nothing.masked_scatter(mask, torch.cat(said)), nothing.masked_scatter(
+        mask, torch.cat(alone)
+    )
+
+
+def off_policy_return(
+    log_ratio: Tensor,  # [N, A]: log-probability of each action when decoding, less that of the
+    # policy that made the data; 0 where padded
+    rewards: Tensor,  # [N, A], 0 where padded
+    worst: float,  # return of what leaves the data
+) -> OffPolicyEstimate:
+    """The return of decoding by per-decision weighted importance sampling, and how sure it is.
+
+        w_it = prod_{u <= t} pi(a_iu) / mu(a_iu),   s = min(1, mean_i w_iT)
+        return = s sum_t sum_i w_it r_it / sum_i w_it + (1 - s) worst
+
+    The ratio of sums lies within the returns that were logged, so nothing that a value network
+    believes can lift it; but it can't see what decoding says that the data never do. That share,
+    1 - s, counts as the worst dialogue.
+
+    Source: Precup, Sutton & Singh (2000), "Eligibility traces for off-policy policy evaluation";
+    the share outside of the data is an addition.
+
+    >>> said_more = torch.log(torch.tensor([[2.0], [0.01]])).repeat(50, 1)  # the first of two
+    >>> found = off_policy_return(said_more, torch.tensor([[1.0], [0.0]]).repeat(50, 1), worst=0.0)
+    >>> round(found.mean_return, 3), found.logged_return, found.gain_low > 0.3
+    (0.995, 0.5, True)
+    """
+    log_ratio, rewards = log_ratio.double(), rewards.double()
+    num = len(log_ratio)
+    if num == 0:
+        raise ValueError("no dialogues: give one at least")
+    returns = rewards.sum(-1)
+    weights = log_ratio.cumsum(-1)
+    whole = weights[:, -1].clamp_max(700.0).exp()  # [N]: what float64 holds
+    top = weights.amax(0).nan_to_num(neginf=0.0)
+    weights = (weights - top).exp()  # [N, A], each column by its largest
+
+    at_most = (whole.sum() / num).clamp_min(1.0)  # so that the share is at most 1
+
+    def value(moved: Tensor, total: Tensor, mass: Tensor, rows: int) -> Tensor:
+        """Of sums over dialogues: [*, A], [*, A], [*] -> [*]."""
+        within = torch.where(total > 0, moved / total, 0.0).sum(-1)
+        share = mass / (rows * at_most)
+        return share * within + (1 - share) * worst
+
+    earned = weights * rewards
+    mean = value(earned.sum(0), weights.sum(0), whole.sum(), num)
+    gain = mean - returns.mean()
+    of_mean = of_gain = math.inf
+    if num > 1:
+        # Without each of the dialogues in turn; the share may be above 1 then, and so is as
+        # uncertain as it is.
+        left = num - 1
+        without = value(
+            earned.sum(0) - earned, (weights.sum(0) - weights).clamp_min(0.0),
+            (whole.sum() - whole).clamp_min(0.0), left,
+        )  # fmt: skip
+        gains = without - (returns.sum() - returns) / left
+        of_mean, of_gain = (
+            _Z95 * math.sqrt(left / num * float((x - x.mean()).square().sum()))
+            for x in (without, gains)
+        )
+    least, most = min(worst, float(returns.min())), float(returns.max())
+    total = float(whole.sum())
+    logged = float(returns.mean())
+    return OffPolicyEstimate(
+        mean_return=float(mean),
+        low=max(least, float(mean) - of_mean),
+        high=max(float(mean), min(most, float(mean) + of_mean)),
+        logged_return=logged,
+        gain=float(gain),
+        gain_low=max(least - logged, float(gain) - of_gain),
+        effective_rows=total**2 / float(whole.square().sum()) if total > 0 else 0.0,
+        support=min(1.0, total / num),
+    )

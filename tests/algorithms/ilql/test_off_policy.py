@@ -1,0 +1,141 @@
+"""What decoding would bring, from logs alone: held against exact returns, and what it can't say."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.ilql_exact import policy
+from benchmarks.ilql_exact_task import TOKENIZER, dataset, exact_return, solution
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
+
+from .test_exact_task import best_of, by_share
+
+POINTS = list(dataset())
+LONGEST = max(len(point.action_idxs) for point in POINTS)
+
+
+def log_probs(next_token):
+    """Of the actions of the 80 games, in which all frequencies are exact: [80, A]."""
+    found = torch.zeros(len(POINTS), LONGEST, dtype=torch.float64)
+    known = {}
+    for row, point in enumerate(POINTS):
+        for number, place in enumerate(point.action_idxs):
+            state = tuple(point.tokens[: place + 1])
+            shares = known.setdefault(state, next_token(state))
+            share = shares[point.tokens[place + 1]]
+            found[row, number] = math.log(share) if share else -math.inf
+    return found
+
+
+def rewards():
+    found = torch.zeros(len(POINTS), LONGEST, dtype=torch.float64)
+    for row, point in enumerate(POINTS):
+        found[row, : len(point.rewards)] = torch.tensor(point.rewards, dtype=torch.float64)
+    return found
+
+
+LOGGED, REWARDS = log_probs(by_share), rewards()
+
+
+def between(one, other, share):
+    return lambda state: [
+        share * a + (1 - share) * b for a, b in zip(one(state), other(state), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.9])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, share):
+    spoken = between(best_of(solution(0.99, tau)), by_share, share)
+    found = off_policy_return(log_probs(spoken) - LOGGED, REWARDS, worst=-2.0)
+    assert found.logged_return == pytest.approx(-0.17375)
+    assert found.support == pytest.approx(1.0)
+    assert found.mean_return == pytest.approx(exact_return(spoken), abs=1e-7)
+    assert found.low <= found.mean_return <= found.high
+    if share == 0:  # as the data are
+        assert found.gain == pytest.approx(0, abs=1e-12) and found.gain_low <= 1e-12
+        assert found.effective_rows == pytest.approx(80)
+    else:
+        assert found.effective_rows < 70
+
+
+def test_what_the_data_do_not_have_counts_as_the_worst_dialogue():
+    spoken = log_probs(by_share)
+    spoken[:, 0] += math.log(0.4)  # the rest of the time it says what nobody said
+    found = off_policy_return(spoken - LOGGED, REWARDS, worst=-2.0)
+    assert found.support == pytest.approx(0.4)
+    assert found.mean_return == pytest.approx(0.4 * -0.17375 + 0.6 * -2.0)
+    assert found.gain_low < 0
+    nothing = off_policy_return(torch.full_like(LOGGED, -math.inf), REWARDS, worst=-2.0)
+    assert (nothing.mean_return, nothing.support, nothing.effective_rows) == (-2.0, 0.0, 0.0)
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.floats(-30, 30) | st.just(-math.inf)] * 3, *[st.floats(-5, 5)] * 3),
+        min_size=1, max_size=6,
+    )
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_nothing_lifts_an_estimate_above_what_was_logged_or_makes_it_no_number(rows):
+    table = torch.tensor(rows, dtype=torch.float64)
+    ratio, earned = table[:, :3], table[:, 3:]
+    worst = float(earned.sum(-1).min())
+    found = off_policy_return(ratio, earned, worst)
+    most = float(earned.clamp_min(0).amax(0).sum())  # of each place the best there is
+    assert min(worst, float(earned.amin(0).sum())) - 1e-9 <= found.mean_return <= most + 1e-9
+    assert found.low <= found.mean_return <= found.high
+    assert all(math.isfinite(number) for number in vars(found).values())
+    assert 0 <= found.support <= 1 and found.effective_rows <= len(rows) + 1e-9
+
+
+def test_one_dialogue_is_never_surely_better():
+    """All the weight on a lucky dialogue says nothing, however lucky it was."""
+    ratio = torch.full((50, 1), -8.0)
+    ratio[3] = math.log(50.0)
+    earned = torch.zeros(50, 1)
+    earned[3] = 10.0
+    found = off_policy_return(ratio, earned, worst=0.0)
+    assert found.mean_return > 9 and found.effective_rows < 1.1
+    assert found.gain_low <= 0
+    with pytest.raises(ValueError, match="no dialogues"):
+        off_policy_return(torch.zeros(0, 2), torch.zeros(0, 2), 0.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DecodeConfig(adv_weight=3.0),
+        DecodeConfig(adv_weight=3.0, temperature=0.5, top_p=1.0),
+        DecodeConfig(adv_weight=3.0, num_beams=1, top_p=1.0),
+        DecodeConfig(include_adv=False),
+    ],
+)
+def test_log_probabilities_are_those_that_decoding_draws_by(config):
+    torch.manual_seed(0)
+    size = TrunkConfig(
+        vocab_size=TOKENIZER.num_tokens, n_layer=2, n_head=2, n_embd=8, block_size=16
+    )
+    model = ILQLModel(ILQLModelConfig(trunk=size)).double()
+    target = make_target(model)
+    for head in (model.v, *target.q_heads):
+        torch.nn.init.normal_(head[2].weight)
+    batch = dataset().take([0, 30, 60, 79])
+    pad = TOKENIZER.pad_token_id
+    said, alone = action_log_probs(model, target, batch, config, pad_token=pad)
+    drawn_by = policy(model, target, config)
+    by_logits = policy(model, target, DecodeConfig(include_adv=False))
+    for row, point in enumerate(POINTS[number] for number in (0, 30, 60, 79)):
+        for number, place in enumerate(point.action_idxs):
+            state, token = tuple(point.tokens[: place + 1]), point.tokens[place + 1]
+            assert said[row, number].exp().item() == pytest.approx(drawn_by(state)[token])
+            assert alone[row, number].exp().item() == pytest.approx(by_logits(state)[token])
+        assert not said[row, len(point.action_idxs) :].any()
+    assert not torch.equal(said, alone) or not config.include_adv
+    assert torch.isfinite(alone).all()

@@ -1,0 +1,160 @@
+"""What agents on own data are chosen by: nothing that they may change, and no loss."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.ilql_exact import policy
+from benchmarks.ilql_exact_task import dialogues as exact_dialogues
+from benchmarks.ilql_exact_task import exact_return
+from raffia.algorithms.ilql.config import (
+    DecodeConfig,
+    OptimizerConfig,
+    TargetConfig,
+    TrunkConfig,
+    method,
+)
+from raffia.cli.evaluate_ilql import figures, table
+from raffia.recipes.ilql import evaluate, fitted, load_agent, train
+from raffia.recipes.ilql_config import DialogueDataConfig
+from raffia.recipes.ilql_evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql_run import DialogueRun
+from raffia.recipes.population_config import PopulationConfig
+from raffia.report.folder import read_run
+from raffia.train.checkpoint import Checkpoints
+
+from .ilql_runs import of_file, write_chats
+from .runs import Quiet
+
+
+def population(tmp_path, **changes):
+    ranges = ("tau=0.5..0.95", "q_weight=0.1..2")
+    config = of_file(write_chats(tmp_path / "chats.jsonl"), **changes)
+    return fitted(replace(config, population=PopulationConfig(size=3, ranges=ranges)))
+
+
+def rows(folder, kind):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+@pytest.mark.parametrize("name", ["ilql", "cql"])  # with an estimate; without one
+def test_a_member_gains_nothing_by_other_weights_of_its_loss(name, tmp_path):
+    """Three members of the same networks, who only learn by other numbers."""
+    config = method(name, population(tmp_path))
+    (tmp_path / "run").mkdir()
+    run = DialogueRun(config, tmp_path / "run", Quiet())
+    state = run.init()
+    for entries in (state["params"], state["target"]):
+        for tensor in entries.values(True, True):
+            tensor[1:] = tensor[:1]
+    state["hyper", "q_weight"][1] = 0.001
+    state["hyper", "awac_weight"][1] = 0.001
+    state["hyper", "tau"][2] = 0.5
+    state["hyper", "gamma"][2] = 0.1
+    told = run.evaluate(state, lambda: False)
+    run.close()
+    fitness = told.values["fitness"]
+    assert fitness[0] == fitness[1] == fitness[2] and math.isfinite(fitness[0])
+
+
+def replies(said, alone, rewards):
+    table = [torch.tensor(x, dtype=torch.float64).unsqueeze(-1) for x in (said, alone, rewards)]
+    return Replies(*table, torch.ones_like(table[0], dtype=torch.bool), worst=-1.0)
+
+
+def test_members_are_held_against_the_policy_that_knows_the_data_best():
+    """One who speaks nonsense, and prefers the better of it, is no better for that."""
+    ends = [1.0, -1.0] * 20
+    half, tenth, never = math.log(0.5), math.log(0.1), math.log(0.001)
+    knowing = replies([math.log(0.8), math.log(0.2)] * 20, [half] * 40, ends)
+    nonsense = replies([tenth, never] * 20, [math.log(0.01)] * 40, ends)
+    assert knowing.fit > nonsense.fit
+    alone, held = (
+        with_estimate(ILQLEvaluation(held_out={"loss": 0.5}, replies=nonsense), reference)
+        for reference in (None, knowing)
+    )
+    assert fitness_of(alone) > 0 > fitness_of(held)
+    good = with_estimate(ILQLEvaluation(held_out={"loss": 9.0}, replies=knowing), knowing)
+    assert fitness_of(good) > 0 and good.held_out["estimated_return"] == pytest.approx(0.6)
+
+
+def test_the_best_checkpoint_is_surely_better_than_the_logs_or_the_newest(tmp_path):
+    config = fitted(of_file(write_chats(tmp_path / "chats.jsonl")))
+    train(config, tmp_path / "run", view=Quiet())
+    told = rows(tmp_path / "run", "evaluate")
+    assert [row["update"] for row in told] == [3, 6]
+    for row in told:
+        assert row["score"] == max(0.0, row["gain_low"])
+        assert row["estimated_low"] <= row["estimated_return"] <= row["estimated_high"]
+    best = Checkpoints(tmp_path / "run" / "checkpoints").best()
+    assert [row["score"] for row in told] == [0.0, 0.0] and best.update == 6
+    shown = read_run(tmp_path / "run")
+    assert [one.score for one in shown.evaluations] == [0.0, 0.0]
+
+
+def test_an_evaluation_says_what_it_is_and_what_it_is_not(tmp_path):
+    config = fitted(of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3))
+    train(config, tmp_path / "run", view=Quiet())
+    text = table(figures(evaluate(tmp_path / "run", episodes=5)))
+    assert "return when decoding, estimated" in text and "do not say how well it speaks" in text
+    assert "too few to rely on" in text and "score" not in text
+
+
+@pytest.mark.parametrize("change", ["cql", "beta", "utterances"])
+def test_where_nothing_can_be_estimated_the_loss_is_left_and_that_is_said(change, tmp_path):
+    config = of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3)
+    match change:
+        case "cql":
+            config = method("cql", config)
+        case "beta":
+            config = replace(config, loss=replace(config.loss, beta=1.0))
+        case "utterances":
+            config = replace(
+                config,
+                model=replace(config.model, per_token=False),
+                loss=replace(config.loss, cql_weight=0.0),
+            )
+    train(fitted(config), tmp_path / "run", view=Quiet())
+    found = evaluate(tmp_path / "run", episodes=5)
+    assert found.held_out["score"] == -found.held_out["loss"]
+    assert "No return is estimated" in table(figures(found))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path):
+    """While the loss hardly moves, the return and its estimate rise to the best there is."""
+    said = [
+        {"sequence": [[text, reward] for text, reward in one.to_sequence()[0]]}
+        for one in exact_dialogues()
+    ]
+    (tmp_path / "exact.jsonl").write_text("\n".join(10 * [json.dumps(one) for one in said]))
+    base = ILQL_PRESETS["dialogue"]
+    config = replace(
+        base,
+        data=DialogueDataConfig(files=(str(tmp_path / "exact.jsonl"),), held_out=0.3),
+        model=replace(base.model, trunk=TrunkConfig(n_layer=2, n_head=4, n_embd=32, block_size=16)),
+        loss=replace(base.loss, tau=0.9, cql_weight=0.0),
+        target=TargetConfig(alpha=0.05),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_updates=100, decay="cosine"),
+        decode=DecodeConfig(adv_weight=16.0, num_beams=1),
+        num_updates=800,
+        batch_size=64,
+        evaluate=replace(base.evaluate, every_updates=200),
+    )
+    train(fitted(config), tmp_path / "run", view=Quiet())
+    told = rows(tmp_path / "run", "evaluate")
+    exact = {}
+    for which in ("best", "newest"):
+        agent = load_agent(tmp_path / "run", which)
+        networks = agent.agent.model, agent.agent.target
+        exact[which] = exact_return(policy(*networks, agent.config))
+    assert exact == pytest.approx({"best": 2.0, "newest": 2.0})
+    assert told[0]["score"] == 0 < max(row["score"] for row in told)
+    assert told[-1]["estimated_low"] <= exact["newest"] <= told[-1]["estimated_high"] + 0.1
+    assert told[-1]["estimated_low"] > told[-1]["logged_return"]
