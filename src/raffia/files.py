@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ __all__ = [
     "check_manifest",
     "foreign_reader",
     "is_deeper",
+    "open_plain",
     "is_free",
     "is_unfinished",
     "make_folder",
@@ -66,13 +68,18 @@ class DamagedFileError(RuntimeError, ValueError):
 
 
 def write_atomically(
-    path: Path, content: bytes | Callable[[BinaryIO], Any], *, is_synced: bool = True
+    path: Path,
+    content: bytes | Callable[[BinaryIO], Any],
+    *,
+    is_synced: bool = True,
+    follows_links: bool = True,
 ) -> None:
     """Write a file such that at any time, also after a crash, there is the old one or the new one.
 
     content: the bytes, or a function that writes them into the file that it is given.
     is_synced: False leaves it to the system when the data goes to disk: for a crash of the process
         only.
+    follows_links: of a symbolic link, write the file it points to; else a file in its place.
     If anything fails, the old file is as it was and no other file is left.
 
     >>> import pathlib, tempfile
@@ -82,7 +89,7 @@ def write_atomically(
     b'new'
     """
     path = os.path.abspath(path)
-    path = os.path.realpath(path) if os.path.islink(path) else path
+    path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
     folder = os.path.dirname(path)
     temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -165,10 +172,10 @@ def is_free(folder: Path) -> bool:
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> None:
     """Write JSON for people to read, as `write_atomically` does.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_json(f"{folder}/x.json", {"a": 1}, indent=0)
-    ...     open(f"{folder}/x.json").read()
+    ...     pathlib.Path(folder, "x.json").read_text()
     '{\\n"a": 1\\n}\\n'
     """
     text = json.dumps(content, ensure_ascii=False, indent=indent) + "\n"
@@ -256,6 +263,35 @@ def brief(error: BaseException) -> str:
     text = f"{name}: {said}" if said else name
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file of this very name, opened for reading; DamagedFileError for links, pipes, devices.
+
+    Of a folder that comes from elsewhere a link may lead to whatever the reader may read, a pipe
+    would block, and a device has no end.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/x", b"new")
+    ...     os.symlink(f"{folder}/x", f"{folder}/y")
+    ...     open_plain(f"{folder}/y")
+    Traceback (most recent call last):
+    ...
+    raffia.files.DamagedFileError: ...y: it is no plain file (links are not followed)
+    """
+    no = "it is no plain file (links are not followed)"
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise DamagedFileError(path, no) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedFileError(path, no)
+    return open(fd, "rb")
 
 
 def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) -> Any:

@@ -122,11 +122,12 @@ def _dialogues(data):
             said = [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)]
             file.write(json.dumps({"utterances": said, "rewards": [None, float(n % 3)]}) + "\n")
     config = _ilql(data)
-    return replace(
+    config = replace(
         config,
         task="data",
         data=replace(config.data, files=(f"{data}/chats.jsonl",), tokenizer="characters"),
     )
+    return ilql.fitted(config)
 
 
 class Rows:

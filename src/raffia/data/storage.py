@@ -226,6 +226,31 @@ class Storage(ABC):
             return out
         return structure.build(self._read(index, batch), batch, self._device)
 
+    def entry(self, path: tuple[Any, ...], rows: Tensor) -> Tensor:
+        """One entry of rows int64 [n], a copy [n, ...].
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend({"obs": torch.arange(4), "done": torch.zeros(4)})
+        >>> storage.entry(("obs",), torch.tensor([2, 0]))
+        tensor([2, 0])
+        """
+        if self._structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        self._check_held(rows)
+        return self._read_entry(self._structure.paths.index(path), rows)
+
+    def _read_entry(self, i: int, rows: Tensor) -> Tensor:
+        return selected(self._leaves[i], rows)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """As `get`."""
+        return self.get(rows)
+
+    def __setitem__(self, rows: Any, data: Any) -> None:
+        """As `set`."""
+        self.set(rows, data)
+
     def contains(self, rows: Any) -> Any:
         """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
 

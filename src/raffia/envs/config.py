@@ -46,6 +46,7 @@ class EnvConfig:
     id: str = "CartPole-v1"  # of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
     num_envs: int = 8  # stepped together; one search serves all of them
     num_workers: int = 0  # processes they are spread over; 0: this one
+    step_timeout_seconds: float = 300.0  # of one call of a worker; 0: waits for as long as it takes
     max_episode_steps: int = 0  # 0: what the world itself says
     frame_stack: int = 1  # the newest observations, seen together
     atari: AtariConfig = field(default_factory=AtariConfig)
@@ -53,4 +54,4 @@ class EnvConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "num_envs", "frame_stack")
-        check_least(self, 0, "num_workers", "max_episode_steps")
+        check_least(self, 0, "num_workers", "max_episode_steps", "step_timeout_seconds")

@@ -113,7 +113,7 @@ class TensorDictSequential(TensorDictModule):
 
     @staticmethod
     def _compute_in_and_out_keys(modules: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
-        """The keys of a sequence of these modules, for subclasses with a constructor of their own."""
+        """The keys of a sequence of these modules, for constructors of subclasses."""
         return keys_of(modules)
 
     @property

@@ -40,6 +40,10 @@ class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
+    # without a meaning, as in tokens=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
     # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
@@ -59,6 +63,13 @@ class DialogueDataConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
+        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
+            for pair in getattr(self, name):
+                if not pair.partition("=")[0] or "=" not in pair:
+                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
+        for pair in self.roles:
+            if pair.partition("=")[2] not in ("agent", "environment"):
+                raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
         if self.max_len is not None:
             check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:

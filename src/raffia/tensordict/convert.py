@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, converted, get, holder
+from raffia.tensordict.entries import NO_DEFAULT, converted, every, get, holder, some
 from raffia.tensordict.keys import NestedKey, dotted
 from raffia.tensordict.node import Node
 
@@ -56,7 +56,12 @@ def to(
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
             return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
         if batch_size is not None:
-            pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            if hasattr(td, "tensordicts"):
+                raise TypeError(
+                    "to(batch_size=...): the batch size of a lazy stack is that of its members; "
+                    "td.to_tensordict() gives a container of which it can be changed"
+                )
+            pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size
@@ -70,12 +75,12 @@ def to(
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if not args and not kwargs.keys() - {"non_blocking"}:
-            return td
+            return _unmoved(td)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     if device is not None:
         device = as_device(device)
     if dtype is None and (device is None or device == td._device):
-        return td
+        return _unmoved(td)
     source = td
     if non_blocking_pin and device is not None and device.type == "cuda":
         source, non_blocking = pin_memory(td, num_threads or None), True
@@ -116,6 +121,12 @@ def to(
         return td
     out._origin = ("to", weakref.ref(td))
     return out.lock_() if td._locked else out
+
+
+def _unmoved(td: Any) -> Any:
+    """The container itself, which can stand in a `with` statement as a moved one can."""
+    td._origin = ("same",)
+    return td
 
 
 def synchronise(td: Any) -> None:
@@ -159,7 +170,7 @@ def type_(td: Any, dst_type: torch.dtype, *, cast_filter: CastFilter | None = No
     """
     if cast_filter is not None:
         return to(td, dst_type, cast_filter=cast_filter)
-    out = td._map(lambda leaf: leaf.to(dst_type))
+    out = td._cast(dst_type)
     return out.lock_() if td._locked else out
 
 
@@ -284,9 +295,32 @@ def copy(td: Any) -> Any:
 def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     import copy as copier
 
-    entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
+    storages = memo.setdefault("torch", {})  # type: ignore[call-overload]
+    alive = memo.setdefault(id(memo), [])  # what has an id in `memo` must keep it
+    entries: dict[str, Any] = {}
+    for name, value in td._entries().items():
+        if value.__class__ is Tensor and id(value) not in memo and _own_memory(value):
+            storage = value.untyped_storage()
+            if storage._cdata not in storages:
+                copy = entries[name] = memo[id(value)] = value.clone()
+                storages[storage._cdata] = copy.untyped_storage()
+                alive.append(value)
+                continue
+        entries[name] = copier.deepcopy(value, memo)
     out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
+
+
+def _own_memory(leaf: Tensor) -> bool:
+    """Whether a tensor is all of its storage, in order, and carries nothing else."""
+    return (
+        not leaf.requires_grad
+        and leaf.layout is torch.strided
+        and leaf.is_contiguous()
+        and leaf.untyped_storage().nbytes() == leaf.nbytes
+        and not (leaf.is_quantized or leaf.is_meta or leaf.is_complex() or leaf.is_neg())
+        and not leaf.__dict__
+    )
 
 
 def contiguous(td: Any, *, canonical: bool = False, inplace: bool = False) -> Any:
@@ -331,7 +365,7 @@ def is_contiguous(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
     False
     """
-    return all([leaf.is_contiguous() for leaf in td._leaves([])])
+    return every(td, Tensor.is_contiguous)
 
 
 def empty(
@@ -519,7 +553,11 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return any([leaf.requires_grad for leaf in td._leaves([])])
+    return some(td, _requires_grad)
+
+
+def _requires_grad(leaf: Tensor) -> bool:
+    return leaf.requires_grad
 
 
 def requires_grad_(td: Any, requires_grad: bool = True) -> Any:
@@ -671,8 +709,7 @@ def is_shared(td: Any) -> bool:
     """
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
-    leaves = td._leaves([])
-    return bool(leaves) and all([_shared(leaf) for leaf in leaves]) and not td.is_memmap()
+    return every(td, _shared) and bool(td._leaves([])) and not td.is_memmap()
 
 
 def _shared(leaf: Tensor) -> bool:

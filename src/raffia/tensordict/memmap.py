@@ -374,7 +374,7 @@ def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> No
         made = ""
         if found.st_size != nbytes or not stat.S_ISREG(found.st_mode):
             made = os.path.join(os.path.dirname(filename), f".{secrets.token_hex(6)}.tmp")
-        fd = os.open(made or filename, flags, mode)
+        fd = os.open(made or filename, flags | getattr(os, "O_NOFOLLOW", 0), mode)
     try:
         if nbytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, nbytes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import entries
 from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
@@ -502,6 +503,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype
         torch.float64
         """
+        batch_size = kwargs.pop("batch_size", None)
+        if batch_size is not None:
+            out = self.to(*args, **kwargs)
+            if out is self:
+                out = TensorDictParams(self._tree.copy(), no_convert=True)
+            out.batch_size = batch_size
+            return out
         probe = self._tree.to(*args, **kwargs)
         if probe is self._tree:
             return self
@@ -664,7 +672,7 @@ def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
         if isinstance(value, Node):
             if type(value) is TensorDict:
                 _convert(value, memo, parameters)
-        elif not isinstance(value, (nn.Parameter, nn.Buffer)):
+        elif not (isinstance(value, (nn.Parameter, nn.Buffer)) or is_lazy(value)):
             if not parameters and shared_by_rows(value) is not None:
                 continue
             if id(value) not in memo:

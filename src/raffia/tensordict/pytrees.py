@@ -25,7 +25,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
-from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
@@ -92,19 +92,39 @@ def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
     The members, where shapes or keys differ.
     """
     if any(td._exclusive()):
-        return list(td.tensordicts), Members(td.stack_dim, td._locked)
+        return list(td.tensordicts), _members(td)
     try:
         values, spec = flatten(td)
     except RuntimeError:
-        return list(td.tensordicts), Members(td.stack_dim, td._locked)
+        return list(td.tensordicts), _members(td)
     return values, spec._replace(stack_dim=td.stack_dim)
 
 
 def unflatten_lazy(values: Any, spec: Any) -> Any:
     if isinstance(spec, Spec):
         return unflatten(values, spec)
-    td = LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
-    return td.lock_() if spec.locked else td
+    _refuse_rows(values, spec)
+    return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+
+
+def _members(td: Any) -> Members:
+    return Members(td.stack_dim, td._locked, tuple([leaf.dim() for leaf in _tensors(td)]))
+
+
+def _tensors(td: Any) -> list[Tensor]:
+    return [leaf for leaf in td._leaves([]) if isinstance(leaf, Tensor)]
+
+
+def _refuse_rows(values: Any, spec: Members) -> None:
+    """RuntimeError where `torch.vmap` takes rows of each member: not those of the stack."""
+    found = [leaf for td in values if isinstance(td, Node) for leaf in _tensors(td)]
+    fewer = [leaf.dim() + 1 for leaf in found] == list(spec.ndims)
+    if found and fewer and all([is_batched(leaf) for leaf in found]):
+        raise RuntimeError(
+            "torch.vmap can't map over a lazy stack whose members differ in their keys or in the "
+            "shapes of their entries: it has no rows of one shape. Call the function for each of "
+            "td.unbind(dim), or pad first: td.densify().to_padded_tensor()"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +133,7 @@ class Members:
 
     stack_dim: int
     locked: bool
+    ndims: tuple[int, ...] = ()  # of all leaves
 
 
 def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
@@ -310,7 +331,7 @@ def register_subclass(cls: type[TensorDict]) -> None:
 
 def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
-        return [spec.stack_dim, spec.locked]
+        return [spec.stack_dim, spec.locked, list(spec.ndims)]
     device = None if spec.device is None else str(spec.device)
     below = [None if child is None else _dump(child) for child in spec.below]
     size, last = list(spec.batch_size), [spec.names, spec.ndims, spec.locked, spec.stack_dim]
@@ -318,8 +339,8 @@ def _dump(spec: Any) -> Any:
 
 
 def _load(data: Any) -> Any:
-    if len(data) == 2:
-        return Members(*data)
+    if len(data) == 3:
+        return Members(data[0], data[1], tuple(data[2]))
     keys, below, size, device, *rest = data
     specs = [None if child is None else _load(child) for child in below]
     where = None if device is None else torch.device(device)
@@ -358,7 +379,11 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
-for kind in (TensorDict, TensorDictParams, LazyStackedTensorDict, NonTensorData, NonTensorStack):
+_register_data(MetaData)
+for kind in (
+    *(TensorDict, TensorDictParams, LazyStackedTensorDict),
+    *(NonTensorData, NonTensorStack, MetaData),
+):
     pickled.KINDS[kind.__name__] = kind
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict.entries import NO_DEFAULT
+from raffia.tensordict.entries import NO_DEFAULT, every, some
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
 
@@ -454,7 +454,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).any()
         True
         """
-        return truth(self, _any, any, dim)
+        return truth(self, _any, dim)
 
     def all(self, dim: int | None = None) -> Any:
         """Whether all values are true: a bool, or a container along `dim`.
@@ -463,7 +463,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).all()
         False
         """
-        return truth(self, _all, all, dim)
+        return truth(self, _all, dim)
 
     def norm(self, *, out: Any = None, dtype: Any = None) -> Any:
         """The 2-norm of each entry.
@@ -499,9 +499,11 @@ class Reductions:
         return mapped(self, lambda leaf: torch.softmax(leaf, at, dtype=dtype))
 
 
-def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: Any) -> Any:
+def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
-        return over(bool(fn(leaf)) for leaf in td._leaves([]))  # until the answer is known
+        if fn is _all:
+            return every(td, Tensor.all)
+        return some(td, Tensor.any)
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

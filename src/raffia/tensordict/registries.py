@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -110,7 +111,12 @@ def shared_by_rows(leaf: Tensor) -> Tensor | None:
     >>> shared_by_rows(weight.expand(2, 3)) is weight
     True
     """
-    if isinstance(leaf, nn.Parameter) or not leaf.ndim or leaf.layout is not torch.strided:
+    if (
+        isinstance(leaf, nn.Parameter)
+        or is_lazy(leaf)
+        or not leaf.ndim
+        or leaf.layout is not torch.strided
+    ):
         return None
     if leaf.shape[0] != 1 and leaf.stride(0) != 0:
         return None
