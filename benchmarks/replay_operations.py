@@ -241,7 +241,10 @@ class Segments:
             )
         else:
             buffer = data.SegmentReplayBuffer(
-                data.TensorStorage(capacity), unroll_steps=self.length - 1, batch_size=self.windows
+                data.TensorStorage(capacity),
+                obs_keys=["obs"],
+                unroll_steps=self.length - 1,
+                batch_size=self.windows,
             )
         buffer.extend(self.steps(package, self.num_steps))
         return buffer

@@ -143,13 +143,13 @@ def test_test_runs_every_check_and_passes_arguments_to_pytest(checkout):
         "-m ruff check .",
         "-m ruff format --check .",
         "-m mypy",
-        "-m pytest -n auto -k a and b -x",
+        "-m pytest -n auto -m not slow -k a and b -x",
     ]
 
 
 def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
     result = checkout.run("test", STUB_MYPY_FAILS="1")
-    assert checkout.asked[-1] == "-m pytest -n auto"
+    assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
     assert result.returncode == 1
     assert result.stderr == "failed: [mypy]\n"
 
@@ -189,3 +189,30 @@ def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
     assert result.returncode == 1
     assert "is not a virtual environment" in result.stderr
     assert checkout.asked == []
+
+
+class TestWhatIsRun:
+    def test_the_fast_set_is_the_default_and_says_so_first(self, checkout):
+        done = checkout.run("test")
+        assert done.returncode == 0, done.stderr
+        assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
+        first = done.stdout.partition("+ ")[0]
+        assert "The fast checks" in first and "About 5 minutes" in first
+        assert "./test --all" in first
+
+    def test_all_is_all(self, checkout):
+        done = checkout.run("test", "--all", "-x")
+        assert checkout.asked[-1] == "-m pytest -n auto -x"
+        first = done.stdout.partition("+ ")[0]
+        assert "All checks" in first and "About 25 minutes" in first
+
+    def test_other_arguments_go_to_pytest(self, checkout):
+        checkout.run("test", "-k", "index")
+        assert checkout.asked[-1] == "-m pytest -n auto -m not slow -k index"
+
+    def test_help_makes_nothing(self, checkout):
+        done = checkout.run("test", "--help")
+        assert "--all" in done.stdout and checkout.asked == []
+
+    def test_ci_runs_all(self):
+        assert "./test --all" in (ROOT / ".ci" / "run").read_text()

@@ -29,7 +29,8 @@ def raffia(*words, code=PROGRAM, **options):
     return subprocess.run([sys.executable, "-c", code, *words], **options)
 
 
-def test_help_names_each_command(capsys):
+def test_help_names_each_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # wide enough for each to stand on one line
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for group in GROUPS.values():

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,10 +105,12 @@ def test_a_run_is_resumed_longer(tmp_path, capsys):
 def test_an_evaluation_is_told_filmed_and_shown_by_the_report(pole, capsys):
     assert main(["evaluate", str(pole), "--episodes", "4", "--record"]) == 0
     said = lines(capsys)
-    assert said[0] == f"{pole}, checkpoint best: 4 episodes"
-    record = json.loads((pole / "evaluations" / "best-4-episodes-seed-0.json").read_text())
+    assert said[0] == f"{pole}, checkpoint best (update 10): 4 episodes"
+    path = pole / "evaluations" / "update-10-4-episodes-seed-0.json"
+    record = json.loads(path.read_text())
+    assert (record["checkpoint"], record["update"]) == ("best", 10)
     assert len(record["returns"]) == 4 and record["opponent"] is None
-    films = [f"episodes/best-seed0-00{i}.gif" for i in range(3)]
+    films = [f"episodes/update-10-seed0-00{i}.gif" for i in range(3)]
     assert record["files"] == films  # in the order of the returns
     assert [line for line in said if "wrote" in line][1:] == [f"wrote {pole / f}" for f in films]
     assert main(["report", str(pole)]) == 0
@@ -115,7 +118,7 @@ def test_an_evaluation_is_told_filmed_and_shown_by_the_report(pole, capsys):
     page = (pole / "report.html").read_text()
     assert "Missing or damaged" not in page
     assert page.count("<svg") >= 4 and "data:image/gif" in page
-    assert "best-4-episodes-seed-0" in page
+    assert "update-10-4-episodes-seed-0" in page
 
 
 def test_an_evaluation_is_one_line_of_json(pole, capsys):
@@ -128,7 +131,11 @@ def test_an_evaluation_is_one_line_of_json(pole, capsys):
 def test_a_game_is_evaluated_against_an_opponent(board, capsys):
     assert main(["evaluate", str(board), "--episodes", "4", "--opponent", "random"]) == 0
     said = lines(capsys)
-    assert said[0] == f"{board}, checkpoint best: 4 episodes against the random player"
+    update = json.loads(next((board / "evaluations").glob("*.json")).read_text())["update"]
+    assert (
+        said[0]
+        == f"{board}, checkpoint best (update {update}): 4 episodes against the random player"
+    )
     assert said[1].split() == ["as", "wins", "draws", "losses"]
     assert main(["evaluate", str(board), "--episodes", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -236,7 +243,7 @@ def stopped_by_nan(config, home, capsys):
     words = ["--config", str(settings(config, home)), "--run", str(run)]
     assert main(["train", "efficientzero", *words]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1, err
+    assert err.count("\n") == 2 and "The run failed after update" in err, err
     error = err.strip()
     assert error.startswith("error: update ") and "Traceback" not in error and len(error) < 1500
     (damage,) = (run / "damage").iterdir()
@@ -434,3 +441,42 @@ def test_what_is_closed_is_not_written_to(words, tmp_path):
     done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == (2 if "evalute" in words else 0), done.stderr
     assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_when_the_newest_checkpoint_is_damaged(pole, capsys, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(pole, run)
+    newest = max((run / "checkpoints").iterdir())
+    state = next(newest.glob("state*.safetensors"))
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    words = ["evaluate", str(run), "--episodes", "2", "--checkpoint", "newest"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"note: checkpoint {newest} is passed over:")
+    assert "Warning" not in said.err and ".py" not in said.err
+    older = max(int(path.name) for path in (run / "checkpoints").iterdir() if path != newest)
+    assert f"checkpoint newest (update {older})" in said.out
+    record = json.loads((run / f"evaluations/update-{older}-2-episodes-seed-0.json").read_text())
+    assert (record["checkpoint"], record["update"]) == ("newest", older)
+
+
+@pytest.mark.slow
+def test_a_first_run_says_that_kernels_are_compiled_and_counts_the_time(tmp_path):
+    def started(folder):
+        env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+        words = ["train", "efficientzero", "--preset", "smoke", "--run", str(tmp_path / folder)]
+
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *words], env=env, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        rows = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+        return done.stdout, sum(row.get("seconds_compile", 0.0) for row in rows)
+
+    said, seconds = started("first")
+    assert said.count("compiling kernels for this machine") == 1 and seconds > 1
+    said, seconds = started("second")
+    assert "compiling kernels" not in said and seconds == 0

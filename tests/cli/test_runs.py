@@ -14,6 +14,8 @@ from raffia.cli import main
 from raffia.cli.resume import MAY_CHANGE
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.presets import PRESETS
+from raffia.report.summary import summarise
+from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
 
 
@@ -48,6 +50,7 @@ class Recipe:
         self.calls = []
         self.reason, self.error = "finished", None
         self.found = SimpleNamespace(
+            update=300,
             returns=[1.0, 1.0, -1.0, 0.0],
             lengths=[5, 6, 7, 9],
             as_first=[True, True, False, False],
@@ -147,7 +150,8 @@ def test_a_runs_own_config_can_be_trained_again(here, recipe):
 def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
     make_run("runs/cartpole-0", rows=STOPPED)
     (here / "runs/cartpole-0-2").mkdir()
-    said = fails("train efficientzero --preset cartpole --seed 0", capsys)
+    words = "train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0"
+    said = fails(words, capsys)
     assert said == (
         "error: runs/cartpole-0 holds a run already: stopped after 3,400 environment steps, best "
         "return 187.0\n"
@@ -155,6 +159,26 @@ def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
         "  raffia train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0-3\n"
     )
     assert recipe.calls == []
+
+
+@pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
+def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
+    here, recipe, capsys, algorithm, monkeypatch
+):
+    name = algorithm.rpartition(" ")[2]
+    seen = []
+    monkeypatch.setattr("raffia.cli.train.tell_end", lambda result: 0)
+    monkeypatch.setattr("raffia.cli.train_ilql.tell_end", lambda result: 0)
+    monkeypatch.setattr(
+        "raffia.recipes.ilql.train", lambda config, folder, **_: seen.append(folder)
+    )
+    make_run(f"runs/{name}-0", rows=STOPPED)
+    (here / f"runs/{name}-0-2").mkdir()
+    assert main(f"train {algorithm}".split()) == 0
+    seen += [folder for _, _, folder, _ in recipe.calls]
+    assert seen == [Path(f"runs/{name}-0-3")]
+    said = capsys.readouterr().out
+    assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
 
 
 def test_a_folder_of_something_else_is_left_alone(here, recipe, capsys):
@@ -287,11 +311,30 @@ def test_what_may_change_exists():
     ],
 )
 def test_of_a_run_that_ended_there_is_nothing_to_do(rows, call, here, recipe, capsys):
-    make_run("runs/a", rows=rows)
+    ended_with(make_run("runs/a", rows=rows))
     assert main(["resume", "runs/a"]) == 0
     assert recipe.calls == []
     said = capsys.readouterr().out
     assert "there is nothing left to do" in said and call in said
+
+
+def ended_with(run):
+    """The checkpoint that a run has saved before it said that it had ended."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(1, {"note": b"first"})
+    return checkpoints.save(summarise(run).update or 2, {"note": b"last"})
+
+
+def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
+    here, recipe, capsys
+):
+    last = ended_with(make_run("runs/a", rows=FINISHED))
+    [file] = last.glob("note*")
+    file.write_bytes(b"lost")
+    assert main(["resume", "runs/a"]) == 0
+    assert [name for name, *_ in recipe.calls] == ["resume"]
+    said = capsys.readouterr().out
+    assert f"checkpoint {last.resolve()} is passed over" in said and "nothing left" not in said
 
 
 # -- which run
@@ -365,7 +408,7 @@ def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     said = capsys.readouterr().out
     assert "first      2      0       0" in said and "second     0      1       1" in said
     assert "return  0.25  0.48  -1.0     0.5  1.0" in said
-    path = Path("runs/t/evaluations/300-4-episodes-seed-2-9-simulations-rule.json")
+    path = Path("runs/t/evaluations/update-300-4-episodes-seed-2-9-simulations-rule.json")
     assert f"wrote {path}" in said
     data = json.loads(path.read_text())
     assert data["returns"] == [1.0, 1.0, -1.0, 0.0] and data["as_first"][2] is False
@@ -386,7 +429,9 @@ def test_who_waits_for_an_evaluation_is_told(here, recipe, capsys, monkeypatch):
 
 def test_an_evaluation_can_be_one_line_of_json(here, recipe, capsys):
     make_run("runs/a", rows=STOPPED)
-    recipe.found = SimpleNamespace(returns=[3.0], lengths=[3], as_first=[], files=["runs/a/e.gif"])
+    recipe.found = SimpleNamespace(
+        update=300, returns=[3.0], lengths=[3], as_first=[], files=["runs/a/e.gif"]
+    )
     assert main("evaluate runs/a --json".split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["standard_error"] is None and data["files"] == ["e.gif"]

@@ -1839,3 +1839,21 @@ class TestMistakesOfSetUp:
         m[one] = TensorDict(n=torch.ones(1), batch_size=[1])
         with pytest.raises(TypeError, match="default is a number"):
             m.get(one, "zero")
+
+
+@pytest.mark.parametrize("batch", [[0], [0, 3], [2, 0]])
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_query_of_no_rows_of_an_empty_map(batch, by_key):
+    m = TensorDictMap(in_keys=["x"], storage={"v": TensorStorage(5)} if by_key else None)
+    query = TensorDict(x=torch.zeros(*batch, 2), batch_size=batch)
+    for found in (m[query], m.get(query, 0.5), m.pop(query), m(query)):
+        assert found.batch_size == torch.Size(batch)
+    default = TensorDict(v=torch.zeros(batch), batch_size=batch)
+    assert m.get(query, default)["v"].shape == torch.Size(batch)
+    m[query] = default
+    assert len(m) == 0 and m.delete(query) == 0
+    with pytest.raises(TypeError, match="default is a number"):
+        m.get(query, "nothing")
+    one = TensorDict(x=torch.zeros(1, 2), batch_size=[1])
+    m[one] = TensorDict(v=torch.ones(1), batch_size=[1])
+    assert m[query]["v"].shape == torch.Size(batch)

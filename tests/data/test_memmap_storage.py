@@ -15,6 +15,7 @@ from raffia.data import memmap_files
 from raffia.data.check_storage import numbers_in, step
 from raffia.data.folder import write_folder
 from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.tensordict.memmap import DamagedFileError
 
@@ -201,6 +202,65 @@ def test_a_row_that_is_torn_is_never_given(folder):
 
 
 # ---------------------------------------------------------------------------------------- refusals
+
+
+def flip(path, row, num_rows):
+    """Flip one bit of a row in a file."""
+    data = bytearray(path.read_bytes())
+    data[row * len(data) // num_rows] ^= 1
+    path.write_bytes(data)
+
+
+READS = {
+    "row": lambda storage: storage.get(3),
+    "slice": lambda storage: storage.get(slice(None)),
+    "rows": lambda storage: storage.get(torch.tensor([0, 3, 3])),
+    "into": lambda storage: storage.get([3], out=step([0]).clone()),
+    "state": lambda storage: storage.state_dict(),
+    "batch": lambda storage: ReplayBuffer(storage=storage).sample(500),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_rows_that_were_damaged_are_never_given_to_the_one_who_writes(folder, name):
+    with MemmapStorage(10, folder) as storage:
+        storage.extend(step(range(8)))
+    flip(folder / "leaf-0.bin", 3, 10)
+    read = READS[name]
+    with MemmapStorage(10, folder) as storage:
+        assert numbers_in(storage.get([0, 7, 2])) == [0, 7, 2]  # the others can be read
+        with pytest.raises(DamagedFileError, match=r"rows \[3\] do not fit.*storage.erase\(rows\)"):
+            read(storage)
+        assert numbers_in(storage.get([5])) == [5]
+        storage.set(3, step([30])[0])  # written anew, or erased, it is good
+        read(storage)
+    with MemmapStorage(10, folder) as storage:
+        assert numbers_in(storage.get([3])) == [30]
+    flip(folder / "leaf-0.bin", 3, 10)
+    with MemmapStorage(10, folder) as storage:
+        storage.erase(3)
+        assert numbers_in(storage.get(storage.rows())) == [0, 1, 2, 4, 5, 6, 7]
+        assert storage._num_unread == 0 and not storage._unread.any()
+
+
+def test_rows_are_checked_once(folder, monkeypatch):
+    with MemmapStorage(10, folder) as storage:
+        storage.extend(step(range(8)))
+    with MemmapStorage(10, folder) as storage:
+        checked = []
+        fits = storage._files.fits
+        monkeypatch.setattr(
+            storage._files,
+            "fits",
+            lambda rows, leaves: checked.extend(rows.tolist()) or fits(rows, leaves),
+        )
+        storage.get([1, 2, 2])
+        storage.get([2, 1, 5])
+        storage.extend(step([8, 9, 10]))  # rows 8, 9 and, overwritten, 0
+        storage.set([4, 4], step([40, 41]))
+        storage.get(slice(None))
+        storage.get(slice(None))
+        assert sorted(checked) == [1, 2, 3, 5, 6, 7]
 
 
 def test_two_writers_in_one_process(folder):

@@ -302,6 +302,17 @@ def test_exponents_can_be_set_on_the_buffer():
     assert found == pytest.approx([0.5, 1.0])
 
 
+def test_importance_weights_can_be_those_of_the_batch():
+    buffer = by_priority(alpha=0.5, beta=1.0, importance="batch")
+    buffer.extend(steps(0, 3))
+    priority = torch.tensor([0.0001, 4.0, 16.0])
+    buffer.update_priority(torch.arange(3), priority)
+    batch = buffer.sample(20)
+    assert 0 not in batch["index"]  # of which the weights of all would be those of the buffer
+    expected = torch.tensor([0.0, 1.0, 0.5])[batch["index"]]
+    torch.testing.assert_close(batch["priority_weight"], expected)
+
+
 def test_a_uniform_buffer_has_no_priorities():
     buffer = uniform()
     buffer.extend(steps(0, 2))
@@ -338,7 +349,7 @@ def test_other_mistakes_are_named():
     with pytest.raises(ValueError, match="prefetch is a number of batches, 0 or more, got -1"):
         uniform(prefetch=-1)
     with pytest.raises(TypeError):
-        uniform(writer=None)  # no argument is swallowed
+        uniform(wirter=None)  # no argument is swallowed
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
 from raffia.data.storage import TensorStorage
+from tests.tensordict.invariants import sound
 
 ALPHA, BETA, EPS = 0.6, 0.5, 0.01
 PRIORITIES = st.sampled_from([0.0, 1e-6, 0.5, 1.0, 7.0, 1e9])
@@ -75,6 +76,7 @@ class Against(RuleBasedStateMachine):
     @rule(n=st.integers(1, 12))
     def sample(self, n):
         batch, info = self.buffer.sample(n, return_info=True)
+        assert sound(batch)
         index = batch["index"].tolist()
         assert batch["x"].tolist() == [self.items[i] for i in index]
         assert torch.equal(batch["nested", "y"], -batch["x"].double())

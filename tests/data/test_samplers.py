@@ -1,6 +1,8 @@
 """Which items samplers draw: how often, in which order, with which weights."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from raffia.data.samplers import (
     distinct,
 )
 from raffia.data.sum_tree import SumTree
+
+# Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.
+IMPORTANCE = json.loads((Path(__file__).parent / "importance_weights.json").read_text())
 
 
 def rng(seed=0):
@@ -182,6 +187,42 @@ def test_weights_are_those_of_the_formula():
     torch.testing.assert_close(draw.info["priority_weight"], by_hand[draw.items])
     sampler.beta = 0.0
     assert sampler.draw(9, range(4), rng()).info["priority_weight"].tolist() == [1.0] * 9
+
+
+@pytest.mark.parametrize("case", IMPORTANCE["cases"])
+def test_weights_by_the_rule_of_the_batch_are_those_of_efficientzero(case, monkeypatch):
+    """Batches of a replay of 40, 900 and 12 items, with the weights that LightZero gives them."""
+    options = {"alpha": case["alpha"], "beta": case["beta"]}
+    sampler = prioritized_sampler(case["priorities"], importance="batch", **options)
+    chance = torch.tensor(case["priorities"], dtype=torch.float64) ** case["alpha"]
+    batch = torch.tensor(case["batch"])
+    middle = ((chance.cumsum(0) - chance / 2) / chance.sum())[batch]  # draws just these items
+    monkeypatch.setattr(torch, "rand", lambda n, **options: middle.clone())
+    draw = sampler.draw(len(batch), range(len(chance)))
+    assert draw.items.tolist() == case["batch"]
+    expected = torch.tensor(case["weights_of_the_batch"])
+    torch.testing.assert_close(draw.info["priority_weight"], expected, rtol=2e-5, atol=1e-6)
+    by_buffer = prioritized_sampler(case["priorities"], **options)
+    weight = by_buffer.draw(len(batch), range(len(chance))).info["priority_weight"]
+    alike = case["batch"] == list(range(len(chance)))  # where the batch is the whole replay
+    assert torch.allclose(weight, expected, rtol=2e-5, atol=1e-6) == alike
+
+
+def test_one_item_of_priority_zero_shrinks_all_weights_by_the_rule_of_the_buffer_only():
+    priorities = [0.0, *[1.0] * 999]
+    weights = {
+        importance: prioritized_sampler(
+            priorities, alpha=0.6, beta=0.4, eps=1e-8, importance=importance
+        ).draw(256, range(1000), rng())
+        for importance in ("buffer", "batch")
+    }
+    means = {name: draw.info["priority_weight"].mean().item() for name, draw in weights.items()}
+    assert means["batch"] == 1.0 and means["buffer"] < 0.02
+
+
+def test_a_wrong_rule_of_importance_is_refused():
+    with pytest.raises(ValueError, match='importance is "batch".* or "buffer".*got \'max\''):
+        PrioritizedSampler(4, 0.6, 0.4, importance="max")
 
 
 def test_the_weights_of_equal_priorities_are_exactly_one():

@@ -32,7 +32,7 @@ def steps_of(num_steps, *, end=None, first_obs=0, shape=(), **entries):
 
 
 def make(num_rows=100, **options):
-    options = {"unroll_steps": 2, "n_step": 1} | options
+    options = {"unroll_steps": 2, "n_step": 1, "obs_keys": ["obs"]} | options
     return SegmentReplayBuffer(TensorStorage(num_rows), **options)
 
 
@@ -300,6 +300,26 @@ def test_cut_of_an_episode_of_which_one_step_is_left():
     assert not window["truncated"].any() and (window["discount"] == 1).all()
 
 
+@pytest.mark.parametrize("end", [None, "terminated", "truncated"])
+@pytest.mark.parametrize("length", range(1, 9))
+def test_windows_behind_the_newest_step_of_an_episode_that_goes_on_are_refused(end, length):
+    buffer = make(unroll_steps=1, n_step=0)
+    buffer.extend(steps_of(5, end=end))
+    before = buffer.sample(3)
+    if end is None and length > 5 - 2:  # from step 2 on there are the steps 2, 3 and 4
+        with pytest.raises(IndexError, match=f"length={length}: .* length=3 can be read"):
+            buffer.read(torch.tensor([0, 2]), length=length)
+        if length <= 5:
+            assert buffer.read(torch.tensor([0]), length=length)["valid"].all()
+    else:
+        window = buffer.read(torch.tensor([0, 2]), length=length)
+        steps, rows = 5, 5 + (end is not None)
+        for i, start in enumerate((0, 2)):
+            assert window["valid"][i].sum() == min(length, rows - start)
+            assert window["reward"][i].count_nonzero() == min(length, steps - start)
+    assert buffer.sample(3).keys() == before.keys()
+
+
 # -------------------------------------------------------------------------------- priorities
 
 
@@ -313,6 +333,31 @@ def test_draws_and_weights_follow_priorities():
     assert_close(weights, torch.tensor([1, 1 / 2, 1 / 3, 1 / 2])[batch["index"]])
     buffer.beta = 0.0
     assert buffer.sample(5)["priority_weight"].tolist() == [1.0] * 5
+
+
+def test_weights_can_be_those_of_the_batch():
+    priority = torch.tensor([1.0, 4.0, 9.0, 100.0])
+    options = {"alpha": 0.5, "beta": 1.0, "eps": 0.0, "importance": "batch"}
+    for replacement in (True, False):
+        buffer = make(replacement=replacement, **options)
+        buffer.extend(steps_of(4, end="terminated"), priority=priority)
+        for _ in range(20):
+            batch = buffer.sample(2)
+            chance = priority[batch["index"]].sqrt()
+            assert_close(batch["priority_weight"], chance.min() / chance)
+    with pytest.raises(ValueError, match='importance is "batch"'):
+        make(alpha=0.5, beta=1.0, importance="all")
+
+
+def test_starts_differ_where_there_are_enough_if_replacement_is_none():
+    buffer = make(alpha=1.0, beta=1.0, replacement=None)
+    buffer.extend(steps_of(4, end="terminated"))
+    assert buffer.sample(4)["index"].sort().values.tolist() == [0, 1, 2, 3]
+    assert len(buffer.sample(9)["index"]) == 9
+    with pytest.raises(ValueError, match="no 9 different steps among 4.*replacement=True, or with"):
+        strict = make(replacement=False)
+        strict.extend(steps_of(4, end="terminated"))
+        strict.sample(9)
 
 
 def test_new_steps_have_the_largest_priority_so_far():
@@ -606,7 +651,6 @@ def test_a_buffer_without_priorities_says_so():
         ({"frame_stack": 0}, "'obs': 0 should be one of"),
         ({"frame_stack": 4, "obs_keys": ["obs", "turn"]}, "Name them: frame_stack={'obs': 4}"),
         ({"batch_size": 0}, "a batch has at least one item"),
-        ({"prefetch": 1}, "prefetch needs a generator of its own"),
     ],
 )
 def test_mistakes_in_options(options, match):
@@ -616,9 +660,9 @@ def test_mistakes_in_options(options, match):
 
 def test_storages_that_do_not_fit():
     with pytest.raises(ValueError, match="needs a storage with a max_size"):
-        SegmentReplayBuffer(TensorStorage(), unroll_steps=1)
+        SegmentReplayBuffer(TensorStorage(), obs_keys=["obs"], unroll_steps=1)
     storage = TensorStorage(10)
-    buffer = SegmentReplayBuffer(storage, unroll_steps=1)
+    buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
     buffer.extend(steps_of(3))
     storage.extend(steps_of(3).exclude("next"))
     with pytest.raises(
@@ -657,7 +701,7 @@ class FullDisk(TensorStorage):
 
 
 def test_an_addition_that_fails_half_way_leaves_whole_episodes():
-    buffer = SegmentReplayBuffer(FullDisk(30), unroll_steps=1)
+    buffer = SegmentReplayBuffer(FullDisk(30), obs_keys=["obs"], unroll_steps=1)
     buffer.extend(steps_of(3))
     with pytest.raises(OSError, match="No space left"):
         buffer.extend(steps_of(4, first_obs=3, end="terminated"))
@@ -665,6 +709,16 @@ def test_an_addition_that_fails_half_way_leaves_whole_episodes():
     assert drawable(buffer) == [0, 1]
     assert buffer.extend(steps_of(5, first_obs=50)).tolist() == [7, 8, 9, 10, 11]
     assert buffer.read(torch.tensor([7]))["obs"].tolist() == [[50, 51]]
+
+
+def test_the_entry_of_a_state_is_called_observation_unless_obs_keys_names_others():
+    buffer = SegmentReplayBuffer(TensorStorage(30), unroll_steps=1)
+    with pytest.raises(KeyError, match=r"no entry 'observation', which obs_keys names.*'obs'"):
+        buffer.extend(steps_of(4))
+    steps = steps_of(4, end="truncated").rename_key_("obs", "observation")
+    steps["next"] = TensorDict(observation=steps["next", "obs"], batch_size=[4])
+    buffer.extend(steps)
+    assert buffer.read(torch.tensor([3]))["observation"].tolist() == [[3, 4]]
 
 
 # ----------------------------------------------------------------------------- going on later
@@ -725,7 +779,7 @@ def test_tensor_operations_draw_the_same_as_compiled_loops(monkeypatch):
 
 def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
     def new(storage):
-        return SegmentReplayBuffer(storage, unroll_steps=1, frame_stack=2)
+        return SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1, frame_stack=2)
 
     with MemmapStorage(20, tmp_path / "rows") as storage:
         buffer = new(storage)
@@ -754,16 +808,48 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         assert window["obs"].tolist() == [[[51, 52], [52, 53]]]
         assert window["truncated"].tolist() == [[True, True]]
         assert buffer.extend(steps_of(1)).tolist() == [23]
-    other = SegmentReplayBuffer(TensorStorage(20), unroll_steps=1, frame_stack=2)
+    other = SegmentReplayBuffer(TensorStorage(20), obs_keys=["obs"], unroll_steps=1, frame_stack=2)
     with pytest.raises(ValueError, match="to this storage 0 were appended"):
         other.load(tmp_path / "books")
     with pytest.raises(ValueError, match="keeps its rows in memory only"):
         other.save(tmp_path / "other", rows=False)
 
 
+def test_a_buffer_on_disk_that_was_killed_before_its_first_save_can_start_anew(tmp_path):
+    with MemmapStorage(20, tmp_path / "rows") as storage:
+        SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1).extend(steps_of(4))
+    with MemmapStorage.open(tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        with pytest.raises(RuntimeError, match=r"if there was none.*buffer.empty\(\) starts anew"):
+            buffer.extend(steps_of(3, end="terminated"))
+        assert storage.total == 4
+        buffer.empty()
+        assert buffer.extend(steps_of(3, end="terminated")).tolist() == [0, 1, 2]
+        assert drawable(buffer) == [0, 1, 2]
+
+
+def test_windows_of_damaged_rows_are_refused(tmp_path):
+    with MemmapStorage(20, tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        buffer.extend(steps_of(6, end="terminated"))
+        buffer.save(tmp_path / "saved", rows=False)
+    path = tmp_path / "rows" / "leaf-0.bin"
+    data = bytearray(path.read_bytes())
+    data[4 * len(data) // 20] ^= 1  # of row 4
+    path.write_bytes(data)
+    with MemmapStorage.open(tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        buffer.load(tmp_path / "saved")
+        assert buffer.read(torch.tensor([1]))["obs"].tolist() == [[1, 2]]
+        with pytest.raises(DamagedFileError, match=r"rows \[4\]"):
+            buffer.read(torch.tensor([1, 3]))
+        with pytest.raises(DamagedFileError, match=r"rows \[4\]"):
+            buffer.sample(100)
+
+
 def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
     with MemmapStorage(30, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, unroll_steps=1, alpha=0.6, beta=0.4)
+        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1, alpha=0.6, beta=0.4)
         for i in range(2):
             buffer.extend(steps_of(3, end="terminated", first_obs=10 * i))
         buffer.extend(steps_of(4), env=1)
@@ -779,7 +865,7 @@ def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
 
 def test_a_storage_on_disk_that_was_closed_says_so(tmp_path):
     with MemmapStorage(20, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, unroll_steps=1)
+        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
         buffer.extend(steps_of(3))
     with pytest.raises(RuntimeError, match="closed"):
         buffer.sample(2)

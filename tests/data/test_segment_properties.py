@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raffia import TensorDict
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
+from tests.tensordict.invariants import sound
 
 ZERO = {"obs": (0, 0), "turn": 0, "action": 0, "reward": 0.0, "value": 0.0}
 ENTRIES = ("obs", "turn", "action", "reward", ("stats", "value"), "terminated", "truncated")
@@ -217,7 +218,11 @@ class Play:
 
     def new_buffer(self):
         generator = torch.Generator().manual_seed(3)
-        return SegmentReplayBuffer(TensorStorage(self.num_rows), **self.config, generator=generator)
+        return SegmentReplayBuffer(
+            TensorStorage(self.num_rows),
+            **{"obs_keys": ["obs"], **self.config},
+            generator=generator,
+        )
 
     def obs(self):
         self.count += 1
@@ -295,6 +300,7 @@ class Play:
                 buffer.sample(1)
             return
         batch = buffer.sample(len(drawable))  # without replacement: each of them once
+        assert sound(batch)
         items = batch["index"].tolist()
         assert sorted(items) == sorted(drawable)
         self.compare(batch, items, self.length)

@@ -1,5 +1,6 @@
 """Processes that are killed, and machines that lose power, while a `MemmapStorage` is written."""
 
+import functools
 import os
 import random
 import select
@@ -13,6 +14,8 @@ import torch
 from raffia.data.check_storage import numbers_in, step
 from raffia.data.folder import read_folder, write_folder
 from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
 
 
@@ -454,6 +457,41 @@ def test_reading_beside_a_process_that_writes(tmp_path):
             assert reader.total + 25 > max(numbers) and len(reader) == size
             assert numbers_in(reader.get(rows, out=out)) == numbers_in(out)
             seen.add(max(numbers))
+        assert len(seen) > 5, "the writer did next to nothing"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_batches_beside_a_process_that_writes_say_which_items_they_hold(tmp_path, by_priority):
+    """The writer overwrites items between the draw and the read."""
+    size = 60
+    with MemmapStorage(size, tmp_path / "rows") as storage:
+        storage.extend(step(range(size)))
+
+    def work(report):
+        storage = MemmapStorage(size, tmp_path / "rows")
+        report(1)
+        while True:
+            storage.extend(step(range(storage.total, storage.total + 5)))
+
+    pid, pipe = child(work)
+    try:
+        assert select.select([pipe], [], [], 60)[0]
+        storage = MemmapStorage.open(tmp_path / "rows", mode="r")
+        make = functools.partial(PrioritizedReplayBuffer, 0.6, 0.4) if by_priority else ReplayBuffer
+        buffer, seen, out = make(storage=storage), set(), None
+        for _ in range(100):
+            out = buffer.sample(32) if out is None else buffer.sample(out=out)
+            assert numbers_in(out) == out["index"].tolist()
+            seen.add(int(out["index"].max()))
+            numbers = numbers_in(buffer[:])
+            assert numbers == list(range(numbers[0], numbers[0] + size))
+            if by_priority:  # of items that were overwritten meanwhile: they are left out
+                late = buffer.update_priority(out["index"], torch.ones(32))
+                assert late == int((out["index"] < buffer.priorities._live.start).sum())
         assert len(seen) > 5, "the writer did next to nothing"
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -266,5 +266,15 @@ def test_a_package_that_pictures_need_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     env = GymEnv("CartPole-v1", render=True)
     env.reset(0)
-    with pytest.raises(ImportError, match="pictures of CartPole-v1 need .*: pygame"):
+    with pytest.raises(
+        ImportError, match=r"pictures of CartPole-v1 need .*: pip install 'raffia\[video\]'"
+    ):
         env.render()
+
+
+def test_an_extra_that_an_environment_needs_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ImportError, match=r"LunarLander-v3 .*: pip install 'raffia\[box2d\]'$"):
+        GymEnv("LunarLander-v3")

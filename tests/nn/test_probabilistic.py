@@ -542,6 +542,14 @@ def test_it_can_be_copied():
     assert (module(normal_td())["action"] == twin(normal_td())["action"]).all()
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_log_prob_keys_are_several_keys_in_a_list_or_tuple(kind):
+    module = composite(return_log_prob=True, log_prob_keys=kind(["a_lp", ("b", "lp")]))
+    assert module.log_prob_keys == ["a_lp", ("b", "lp")]
+    one = normal(return_log_prob=True, log_prob_keys=kind(["lp"]))
+    assert one.out_keys[-1] == "lp" and one.log_prob_key == "lp"
+
+
 def test_options_may_be_changed_later():
     module = normal()
     module.return_log_prob = True

@@ -582,3 +582,121 @@ def test_ours_the_page_of_2022():
     td_module(td)
     for key in ("loc", "scale", "sample", "sample_log_prob"):
         assert td[key].shape == (3, 4)
+
+
+# ------------------------------------------------------------------------ edits of `.module`
+
+
+def with_a_value_before():
+    """The module before the last one writes what the last one would draw."""
+    return Seq(plus(1, "x", "loc"), plus(7, "x", "a"), normal("loc", "a"))
+
+
+EDITS = {
+    "deleted": lambda seq: seq.module.__delitem__(1),
+    "replaced": lambda seq: seq.module.__setitem__(1, plus(7, "x", "b")),
+    "renamed": lambda seq: setattr(seq[1], "out_keys", ["b"]),
+    "in the dict": lambda seq: seq.module._modules.update({"1": plus(7, "x", "b")}),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_sequence_draws_as_its_modules_are_now(edit):
+    seq = with_a_value_before()
+    assert (seq(inputs())["a"] == 7).all()  # nothing to draw
+    EDITS[edit](seq)
+    td = seq(inputs())
+    assert (td["a"] == 1).all() and torch.equal(td["a_log_prob"], score(td["a"], 1.0))
+    assert seq.out_keys == ["loc", *["b"] * (edit != "deleted"), "a", "a_log_prob"]
+
+
+def test_a_sequence_stops_drawing_when_its_modules_give_the_value():
+    seq = with_a_value_before()
+    value = seq.module[1]
+    del seq.module[1]
+    assert (seq(inputs())["a"] == 1).all()
+    seq.module.insert(1, value)
+    assert (seq(inputs())["a"] == 7).all()
+
+
+def test_a_sequence_within_a_sequence_that_is_edited():
+    inner = TensorDictSequential(plus(1, "x", "loc"), plus(7, "x", "a"))
+    seq = Seq(inner, normal("loc", "a"))
+    assert (seq(inputs())["a"] == 7).all()
+    del inner.module[1]
+    assert inner.out_keys == ["loc"] and (seq(inputs())["a"] == 1).all()
+
+
+# ------------------------------------------------------------------------ mixins
+
+
+class Bounded(Mod):
+    """A module that keeps a bound, as classes do that add a specification to keyed modules."""
+
+    def __init__(self, module, in_keys, out_keys, bound=None, inplace=True):
+        super().__init__(module, in_keys, out_keys, inplace=inplace)
+        self.bound = bound
+
+
+class BoundedSequential(TensorDictSequential, Bounded):
+    """Calls the constructor of the module, not that of the sequence."""
+
+    def __init__(self, *modules, partial_tolerant=False, inplace=None):
+        self.partial_tolerant = partial_tolerant
+        in_keys, out_keys = self._compute_in_and_out_keys(modules)
+        super(TensorDictSequential, self).__init__(
+            bound=2, module=nn.ModuleList(modules), in_keys=in_keys, out_keys=out_keys
+        )
+        self.inplace = inplace
+
+
+class Cooperative(TensorDictSequential, Bounded):
+    """Leaves everything to the constructors of its bases."""
+
+
+class BoundedSeq(Seq, BoundedSequential):
+    def __init__(self, *modules, partial_tolerant=False):
+        super().__init__(*modules, partial_tolerant=partial_tolerant)
+        super(Seq, self).__init__(*modules, partial_tolerant=partial_tolerant)
+
+
+class CooperativeSeq(Seq, Cooperative):
+    pass
+
+
+class Counted:
+    """A mixin of no module that counts the constructors."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.count = getattr(self, "count", 0) + 1
+
+
+class CountedSeq(Counted, Seq):
+    pass
+
+
+@pytest.mark.parametrize("kind", [BoundedSeq, CooperativeSeq, CountedSeq])
+def test_mixins_among_the_bases_of_a_probabilistic_sequence(kind):
+    seq = kind(plus(1, "x", "loc"), normal("loc", "a"))
+    assert getattr(seq, "bound", None) == {BoundedSeq: 2}.get(kind)
+    assert kind is not CountedSeq or seq.count == 1
+    assert seq.in_keys == ["x"] and seq.out_keys == ["loc", "a", "a_log_prob"]
+    td = seq(inputs())
+    assert (td["a"] == 1).all() and seq.get_dist(td).loc.shape == (B, T)
+    assert torch.equal(seq.log_prob(td), td["a_log_prob"])
+    assert not seq.return_composite and len(seq) == 2
+    seq.module.insert(1, plus(7, "x", "a"))
+    assert (seq(inputs())["a"] == 7).all()
+    assert seq.select_out_keys("a").out_keys == ["a"]
+
+
+@pytest.mark.parametrize("kind", [BoundedSequential, Cooperative])
+def test_mixins_among_the_bases_of_a_sequence(kind):
+    seq = kind(plus(1, "x", "y"), plus(1, "y", "z"))
+    assert seq.bound == (2 if kind is BoundedSequential else None)
+    assert (seq.in_keys, seq.out_keys) == (["x"], ["y", "z"])
+    assert (seq(inputs())["z"] == 2).all() and seq(x=torch.zeros(1))[1].item() == 2
+    seq.module.append(plus(1, "z", "w"))
+    assert seq.out_keys == ["y", "z", "w"]
+    assert (seq(inputs())["w"] == 3).all()

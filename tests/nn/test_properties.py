@@ -37,6 +37,7 @@ from raffia.nn import (
     target_copy,
     update_target,
 )
+from tests.tensordict.invariants import sound
 
 
 def examples(number):
@@ -164,6 +165,7 @@ def container(env):
 
 
 def entries(td):
+    assert sound(td)
     return dict(td.items(include_nested=True, leaves_only=True))
 
 

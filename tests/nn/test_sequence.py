@@ -1168,3 +1168,64 @@ def test_a_sequence_remembers_what_it_expects_ours():
 def test_a_wanted_key_that_is_misspelt_ours():
     with pytest.raises(ValueError, match='Did you mean "hidden"'):
         chain("a", "hidden").select_subsequence(out_keys=["hiden"])
+
+
+# ------------------------------------------------------------------------ edits of `.module`
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_keys_follow_edits_of_the_modules(deep):
+    """What a sequence reads and writes, dispatch, its parts and its graph, after any edit."""
+    inner = chain("a", "b")
+    seq = TensorDictSequential(inner, step("k", "l")) if deep else inner
+    assert seq(torch.zeros(B), torch.zeros(B))[0].tolist() == [1] * B if deep else True
+    inner.module.append(step(["b", "q"], "c"))
+    rest = (["k"], ["l"]) if deep else ([], [])
+    assert seq.in_keys == ["a", "q", *rest[0]]
+    assert seq.out_keys == seq.out_keys_source == ["b", "c", *rest[1]]
+    out = seq(**{key: torch.zeros(B) for key in seq.in_keys})
+    assert out[1].tolist() == [2] * B
+    assert seq.select_subsequence(out_keys=["c"]).in_keys == ["a", "q"]
+    assert seq.graph().in_keys == ("a", "q", *rest[0])
+    inner.module[0] = step("z", "b")
+    assert seq.in_keys == ["z", "q", *rest[0]]
+    inner[1].in_keys = ["b"]
+    assert seq.in_keys == ["z", *rest[0]]
+    inner[1].select_out_keys()
+    assert seq.out_keys == ["b", *rest[1]]
+
+
+def test_a_selection_holds_after_an_edit_of_the_modules():
+    seq = chain("a", "b", "c").select_out_keys("c")
+    seq.module.insert(0, step("z", "a"))
+    assert seq.in_keys == ["z"] and seq.out_keys == ["c"]
+    assert leaves(seq(start("z"))) == {"z", "c"}
+    del seq.module[2]
+    with pytest.raises(ValueError, match="call reset_out_keys"):
+        seq(start("z"))
+    assert seq.reset_out_keys().out_keys == ["a", "b"]
+
+
+def test_shapes_of_replaced_modules_are_forgotten():
+    seq = chain("a", "b", "c")
+    seq(start())
+    seq.module[1] = step("b", "d")
+    assert seq.graph().shapes == {}
+    seq(start())
+    assert seq.graph().shapes["1"]["out"]["d"].shape == (B,)
+
+
+def test_keys_that_were_set_stay_until_the_modules_change():
+    seq = chain("a", "b", "c")
+    seq.in_keys, seq.out_keys = ["a", "q"], ["c"]
+    assert (seq.in_keys, seq.out_keys) == (["a", "q"], ["c"])
+    assert copy.deepcopy(seq).in_keys == ["a", "q"]
+    seq.module.append(step("c", "d"))
+    assert (seq.in_keys, seq.out_keys) == (["a"], ["b", "c", "d"])
+
+
+def test_modules_are_checked_against_expected_keys_after_an_edit_of_the_modules():
+    seq = chain("a", "b", expect_in_keys=["a"])
+    seq.module.append(step(["b", "q"], "c"))
+    with pytest.raises(ValueError, match="q"):
+        seq.in_keys  # noqa: B018 # reading looks at the modules

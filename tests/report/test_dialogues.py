@@ -128,9 +128,10 @@ def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
     panels = learning_panels(groups_of(run, chats, cartpole))
     shown = {panel.title: sum(bool(line.curve.x) for line in panel.lines) for panel in panels}
     assert shown == {
-        "Return over env steps": 1,
-        "Return over updates": 1,
-        "Return over wall time": 2,
+        "Return over env steps: CartPole-v1": 1,
+        "Return over wall time: CartPole-v1": 1,
+        "Return over updates: wordle": 1,
+        "Return over wall time: wordle": 1,
         "Held-out loss over updates": 1,
         "Held-out loss over wall time": 1,
     }

@@ -9,6 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from raffia.report import write_report
+from raffia.report.folder import read_run
+from raffia.report.groups import grouped
+from raffia.report.learning import learning_panels
 
 from .made_runs import brief_rows, config, rows, write_run
 
@@ -252,3 +255,23 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'raffia\[report\]'"):
         write_report([run])
     assert not (run / "report.html").exists()
+
+
+def test_each_environment_has_its_own_scale(tmp_path):
+    """A game's outcomes lie in -1..1; in the same panel they would cut off all other returns."""
+    pole = write_run(tmp_path / "pole", brief_rows(), config())
+    game = write_run(
+        tmp_path / "game", brief_rows(game=True), config(env="tictactoe", target=None, preset="g")
+    )
+    panels = learning_panels(grouped([read_run(pole), read_run(game)]))
+    limits = {panel.title: panel.y_limits for panel in panels}
+    assert limits == {
+        "Return over env steps: CartPole-v1": None,
+        "Return over wall time: CartPole-v1": None,
+        "Return over env steps: tictactoe": (-1.08, 1.08),
+        "Return over wall time: tictactoe": (-1.08, 1.08),
+    }
+    highest = [max(max(line.curve.y) for line in panel.lines if line.curve.y) for panel in panels]
+    assert highest[0] > 100 and highest[2] <= 1
+    tones = [{line.tone for line in panel.lines if line.curve.y} for panel in panels]
+    assert tones[0] == tones[1] == {"c0"} and tones[2] == tones[3] == {"c1"}

@@ -19,6 +19,7 @@ from raffia import (
     from_modules,
     lazy_stack,
 )
+from raffia.nn import TensorDictModule
 
 
 def linears(n=2, i=3, o=4, **kw):
@@ -214,6 +215,159 @@ class TestFromModules:
             "running_var",
             "num_batches_tracked",
         }
+
+    def shared_and_own(self, n=3, requires_grad=True):
+        """Modules that share their first layer, and what `from_modules` makes of them."""
+        shared = nn.Linear(2, 4).requires_grad_(requires_grad)
+        modules = [nn.Sequential(shared, nn.Linear(4, 5)) for _ in range(n)]
+        return modules, from_modules(*modules, expand_identical=True, as_module=True)
+
+    @pytest.mark.parametrize("n", [2, 3])
+    def test_as_module_with_shared_parameters(self, n):
+        """A parameter that all modules share is the one that is registered and trained."""
+        modules, p = self.shared_and_own(n)
+        shared = modules[0][0]
+        named = dict(p.named_parameters())
+        assert named["0.weight"] is shared.weight and named["0.bias"] is shared.bias
+        assert named["1.weight"].shape == torch.Size([n, 5, 4]) and not list(p.buffers())
+        assert p["0", "weight"].shape == torch.Size([n, 4, 2])
+        out = torch.vmap(call, (0, None, None))(p, modules[0], torch.ones(2))
+        want = torch.stack([m(torch.ones(2)) for m in modules])
+        assert_close(out, want)
+        (grad,) = torch.autograd.grad(out.square().sum(), [shared.weight], retain_graph=True)
+        (expected,) = torch.autograd.grad(want.square().sum(), [shared.weight])
+        assert_close(grad, expected)
+        optimizer = torch.optim.SGD(p.parameters(), 0.1)
+        before = shared.weight.detach().clone()
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.vmap(call, (0, None, None))(p, modules[0], torch.ones(2)).sum().backward()
+            optimizer.step()
+        assert not torch.equal(before, shared.weight)
+        assert_close(p["0", "weight"][-1], shared.weight)
+
+    def test_of_one_module_every_parameter_is_shared(self):
+        (module,), p = self.shared_and_own(1)
+        assert p.get_parameter("0.weight") is module[0].weight
+        assert p["0", "weight"].shape == torch.Size([1, 4, 2])
+
+    def test_shared_parameters_go_with_the_module(self):
+        modules, p = self.shared_and_own()
+        shared = modules[0][0].weight
+        twins = copy.deepcopy(p), pickle.loads(pickle.dumps(p)), p.clone(), p.to(torch.float64)
+        for twin in twins:
+            assert [n for n, _ in twin.named_parameters()] == [n for n, _ in p.named_parameters()]
+            mine = twin.get_parameter("0.weight")
+            assert mine is not shared and mine.shape == shared.shape
+            assert_close(mine, shared, check_dtype=False)
+            twin["0", "weight"].sum().backward()
+            assert_close(mine.grad, torch.full_like(mine, 3.0))
+        holder = nn.ModuleList([p]).double()
+        assert holder[0].get_parameter("0.weight") is shared and shared.dtype is torch.float64
+        assert p["0", "weight"].dtype is torch.float64
+        p.zero_()
+        assert not shared.any() and not p["0", "weight"].any()
+
+    def test_state_dict_of_shared_parameters(self):
+        _, p = self.shared_and_own()
+        _, other = self.shared_and_own()
+        state = p.state_dict()
+        assert state["0.weight"].shape == torch.Size([4, 2])
+        for assign in (False, True):
+            other.zero_()
+            other.load_state_dict(state, assign=assign)
+            assert_close(other["0", "weight"], p["0", "weight"])
+            assert_close(other.get_parameter("0.weight"), p.get_parameter("0.weight"))
+
+    def test_shared_parameters_that_change_their_memory_or_mode(self):
+        modules, p = self.shared_and_own()
+        shared = modules[0][0]
+        vector = torch.arange(100.0)[: sum(q.numel() for q in p.parameters())]
+        nn.utils.vector_to_parameters(vector, p.parameters())  # sets their `data`
+        assert_close(p["0", "weight"], shared.weight.expand(3, 4, 2))
+        assert_close(p["0", "weight"][1].flatten(), torch.arange(8.0))
+        nn.ModuleList([p]).requires_grad_(False)
+        assert not p["0", "weight"].requires_grad
+        nn.ModuleList([p]).requires_grad_(True)
+        with torch.no_grad():
+            assert p["0", "weight"].shape == torch.Size([3, 4, 2])
+        p["0", "weight"].sum().backward()
+        assert_close(shared.weight.grad, torch.full((4, 2), 3.0))
+        _, frozen = self.shared_and_own(requires_grad=False)
+        assert not frozen.get_parameter("0.weight").requires_grad and not list(frozen.buffers())
+
+    def test_calls_with_other_values_for_shared_parameters(self):
+        """`functional_call` puts the value of one row, or one for each row, in place."""
+        _, p = self.shared_and_own()
+
+        class Reads(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.p = p
+
+            def forward(self):
+                return self.p["0", "weight"]
+
+        before = p["0", "weight"].clone()
+        reads = Reads()
+        one, each = torch.rand(4, 2), torch.rand(3, 4, 2)
+        assert_close(
+            torch.func.functional_call(reads, {"p.0.weight": one}, ()), one.expand(3, 4, 2)
+        )
+        assert_close(torch.func.functional_call(reads, {"p.0.weight": each}, ()), each)
+        assert_close(p["0", "weight"], before)
+
+    @pytest.mark.parametrize("randomness", ["error", "same", "different"])
+    @pytest.mark.parametrize("options", [{}, {"as_module": True}, {"use_state_dict": True}])
+    def test_lazy_layers(self, options, randomness):
+        """The first call initialises them, each as the layer alone would."""
+
+        def lazy():
+            return nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyBatchNorm1d(), nn.Linear(4, 2))
+
+        modules = [lazy() for _ in range(3)]
+        p = from_modules(*modules, **options)
+        assert p.batch_size == torch.Size([3]) and p.is_locked
+        optimizer = torch.optim.SGD([v for v in p.values(True, True) if v.requires_grad], 0.1)
+        x = torch.randn(5, 7)
+        torch.manual_seed(0)  # the bounds below hold for it
+        out = torch.vmap(call, (0, None, None), randomness=randomness)(p, lazy(), x)
+        assert out.shape == (3, 5, 2)
+        assert p["0", "weight"].shape == (3, 4, 7) and p["2", "running_mean"].shape == (3, 4)
+        assert type(p["0", "weight"]) is nn.Parameter
+        largest = p["0", "weight"].abs().amax((1, 2))
+        assert (largest <= 7**-0.5).all() and (largest > 0.8 * 7**-0.5).all()
+        assert largest.unique().numel() == 3
+        assert nn.parameter.is_lazy(modules[0][0].weight)
+        out.sum().backward()
+        before = p["0", "weight"].detach().clone()
+        optimizer.step()
+        assert not torch.equal(before, p["0", "weight"])
+        again = torch.vmap(call, (0, None, None), randomness="same")(p, lazy(), x)
+        assert again.shape == (3, 5, 2)
+
+    def test_lazy_layers_of_which_some_have_run(self):
+        ran = nn.LazyLinear(4)
+        ran(torch.ones(2, 3))
+        with pytest.raises(RuntimeError, match="initialised in some"):
+            from_modules(ran, nn.LazyLinear(4))
+        twin = copy.deepcopy(from_modules(nn.LazyLinear(4), nn.LazyLinear(4)))
+        empty = nn.LazyLinear(4, device="meta")
+        assert torch.vmap(call, (0, None, None))(twin, empty, torch.ones(3)).shape == (2, 4)
+
+    def test_a_call_that_fails_leaves_lazy_layers_as_they_were(self):
+        p = from_modules(nn.LazyLinear(4), nn.LazyLinear(4))
+        empty = nn.LazyLinear(4)
+        hooks = list(empty._forward_pre_hooks)
+
+        def fail(p):
+            with p.to_module(empty):
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            torch.vmap(fail)(p)
+        assert list(empty._forward_pre_hooks) == hooks
+        assert torch.vmap(call, (0, None, None))(p, empty, torch.ones(3)).shape == (2, 4)
 
     def test_use_state_dict(self):
         p = from_modules(*linears(), use_state_dict=True)
@@ -416,6 +570,103 @@ class TestToModule:
         swap.to_module(m, inplace=True)
         assert m.weight is w
         assert_close(w.detach(), before)
+
+    @pytest.mark.parametrize("keys", ["both", "first", "second"])
+    def test_inplace_context_with_a_layer_under_two_names(self, keys):
+        shared = nn.Linear(3, 3)
+        m = nn.Sequential(shared, nn.Sequential(shared))
+        before = copy.deepcopy(m.state_dict())
+        new = values(m).zero_()
+        if keys != "both":
+            new = new.exclude("1" if keys == "first" else "0")
+        with new.to_module(m, inplace=True):
+            assert not shared.weight.any() and not shared.bias.any()
+        for name, value in m.state_dict().items():
+            assert_close(value, before[name])
+
+    def test_inplace_call_with_a_tied_parameter(self):
+        m = Tied()
+        before = copy.deepcopy(m.state_dict())
+        swap = values(m).zero_().to_module(m, inplace=True)
+        assert not any(p.any() for p in m.parameters())
+        swap.to_module(m, inplace=True)
+        for name, value in m.state_dict().items():
+            assert_close(value, before[name])
+
+    def test_inplace_writes_all_or_nothing(self):
+        m = nn.Linear(3, 4)
+        before = copy.deepcopy(m.state_dict())
+        with pytest.raises(RuntimeError):
+            TensorDict(weight=torch.zeros(4, 3), bias=torch.zeros(5)).to_module(m, inplace=True)
+        for name, value in m.state_dict().items():
+            assert_close(value, before[name])
+
+    def test_a_layer_under_two_names_takes_what_either_brings(self):
+        shared = nn.Linear(3, 4)
+        m = nn.Sequential(nn.Sequential(shared), shared)
+        weight, bias = torch.rand(4, 3), torch.rand(4)
+        td = TensorDict({"0": {"0": {"weight": weight}}, "1": {"bias": bias}})
+        with td.to_module(m):
+            assert_close(shared.weight.data, weight)
+            assert_close(shared.bias.data, bias)
+        assert not torch.equal(shared.bias, bias)
+
+    def test_params_under_two_names_come_back(self):
+        m = nn.Module()
+        m.first = m.second = TensorDictParams(TensorDict(w=torch.ones(3)))
+        before = m.first.get_parameter("w")
+        swap = values(m).zero_().to_module(m)
+        assert not m.first["w"].any()
+        swap.to_module(m)
+        assert m.first["w"] is before and m.first["w"].all()
+
+    def test_a_parameter_in_the_place_of_a_buffer(self):
+        """It becomes one: over the same memory, but no parameter of the module."""
+        m = nn.BatchNorm1d(3)
+        td = values(m)
+        mean = td["running_mean"] = nn.Parameter(torch.ones(3))
+        with td.to_module(m):
+            assert not isinstance(m.running_mean, nn.Parameter)
+            assert m.running_mean.data_ptr() == mean.data_ptr()
+            assert "running_mean" in dict(m.named_buffers())
+            m.running_mean.sum().backward()
+        assert mean.grad.tolist() == [1, 1, 1]
+
+    def test_tensors_are_put_in_as_they_are(self):
+        """Without the module's state only parameters are parameters."""
+        m = nn.BatchNorm1d(3)
+        names = list(m.state_dict())
+        before = {**dict(m.named_parameters()), **dict(m.named_buffers())}
+        td = values(m)
+        td["bias"], td["running_mean"] = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+        x = torch.randn(2, 3)
+        for how in ("context", "call"):
+            swap = td.to_module(m, preserve_module_state=False)
+            assert [n for n, _ in m.named_parameters()] == ["bias", "running_mean"]
+            assert [n for n, _ in m.named_buffers()] == ["running_var", "num_batches_tracked"]
+            assert m.weight is td["weight"] and m.running_mean is td["running_mean"]
+            m.eval()
+            with torch.no_grad():
+                assert_close(m(x), (x - 1) / (1 + m.eps) ** 0.5)
+            if how == "context":
+                with swap:
+                    pass
+            else:
+                swap.to_module(m)
+            assert list(m.state_dict()) == names and "weight" not in m.__dict__
+            for name, value in before.items():
+                assert getattr(m, name) is value
+            assert [n for n, _ in m.named_parameters()] == ["weight", "bias"]
+
+    def test_tensors_as_they_are_in_layers_with_ways_of_their_own(self):
+        for m, x in ((nn.Linear(3, 4), torch.ones(3)), (nn.LSTM(3, 2), torch.ones(5, 3))):
+            want = torch.zeros_like(m(x)[0] if isinstance(m, nn.LSTM) else m(x))
+            with values(m).zero_().to_module(m, preserve_module_state=False):
+                assert not list(m.parameters())
+                out = m(x)
+                td = TensorDictModule(m, ["x"], ["y", "_"] if isinstance(m, nn.LSTM) else ["y"])
+                assert_close(td(TensorDict(x=x))["y"], want)
+            assert_close(out[0] if isinstance(m, nn.LSTM) else out, want)
 
     def test_inplace_context(self):
         m = nn.Linear(3, 4)

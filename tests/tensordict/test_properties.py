@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from raffia import TensorDict, is_tensor_collection, lazy_stack
+from tests.tensordict.invariants import sound
 
 examples = settings(
     max_examples=60,
@@ -67,6 +68,8 @@ def build(plain, batch):
 
 
 def leaves(td):
+    """{tuple key: tensor} of a container, which is sound."""
+    assert sound(td)
     items = td.items(include_nested=True, leaves_only=True)
     return {key if isinstance(key, tuple) else (key,): value for key, value in items}
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import typing
 from dataclasses import field
 from typing import Any, Optional
 
@@ -24,6 +25,7 @@ from raffia import (
     lazy_stack,
     load_memmap,
     maybe_dense_stack,
+    pad_sequence,
     stack,
     tensorclass,
 )
@@ -800,3 +802,247 @@ class TestSelect:
         assert type(point.select("x")) is Point
         out = point.select("x", as_tensordict=True)
         assert type(out) is TensorDict and list(out.keys()) == ["x"] and out["x"] is point.x
+
+
+# ---------------------------------------------------------------------- numbers beside batch dims
+
+
+@tensorclass
+class Setting:
+    obs: torch.Tensor
+    count: int = 3
+    rate: float | None = 0.5
+    flag: "bool" = False
+    anything: typing.Any = None
+
+
+def test_a_number_stays_one_beside_batch_dimensions():
+    setting = Setting(obs=torch.zeros(2, 4), batch_size=[2])
+    assert (setting.count, setting.rate, setting.flag) == (3, 0.5, False)
+    assert setting[0].count == 3 and setting.clone().view(2, 1).rate == 0.5
+    assert torch.stack([setting, setting.replace(count=4)]).count == [[3, 3], [4, 4]]
+    setting.count = 7
+    assert setting.count == 7 and setting.to_dict()["count"] == 7
+    setting.rate = 2
+    assert setting.rate == 2
+    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+        setting.flag = 2
+    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+        setting.anything = 1
+    assert Setting(obs=torch.zeros(4)).count.shape == ()  # without batch dimensions: a tensor
+
+
+def test_from_dict_keeps_numbers_beside_batch_dimensions():
+    td = TensorDict.from_dict({"a": 3, "n": {"b": 1.5, "c": torch.ones(2)}}, batch_size=[2])
+    assert td["a"] == 3 and td["n", "b"] == 1.5 and td[1]["n", "b"] == 1.5
+    assert TensorDict.from_dict({"a": 3})["a"].shape == ()
+    assert Setting.from_dict({"obs": torch.zeros(2), "anything": 4}, batch_size=[2]).anything == 4
+
+
+def test_update_takes_dicts_for_containers():
+    setting = Setting(obs=torch.zeros(2), batch_size=[2])
+    setting.update({"anything": {"a": torch.ones(2)}})
+    assert setting.anything.batch_size == (2,)
+
+
+# ----------------------------------------------------------------------------- options of a class
+
+
+def test_all_missing_arguments_are_named():
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'x', 'y'"):
+
+        @tensorclass
+        class Two:
+            x: torch.Tensor
+            z: torch.Tensor = None
+            y: torch.Tensor = dataclasses.field(kw_only=True)
+
+        Two()
+
+
+def test_tensor_only_takes_containers():
+    @tensorclass(tensor_only=True)
+    class Nested:
+        td: TensorDict
+        other: Setting
+        x: torch.Tensor | None = None
+
+    setting = Setting(obs=torch.zeros(2), batch_size=[2])
+    nested = Nested(td=TensorDict(a=torch.ones(2)), other=setting, batch_size=[2])
+    assert type(nested[0].other) is Setting and nested.td.batch_size == (2,)
+    with pytest.raises(TypeError, match="tensor_only requires types to be Tensor.*'n'"):
+
+        @tensorclass(tensor_only=True)
+        class Plain:
+            n: int
+
+
+def test_shadow_takes_a_field_named_batch_size():
+    @tensorclass(shadow=True)
+    class Odd:
+        batch_size: torch.Tensor
+        x: torch.Tensor
+
+    odd = Odd(batch_size=torch.ones(2), x=torch.zeros(2))
+    assert odd.batch_size.tolist() == [1, 1] and odd.x.tolist() == [0, 0]
+    assert odd.shape == () and odd.clone().batch_size.tolist() == [1, 1]
+
+
+INITIALISED = []
+
+
+@tensorclass
+class Counted:
+    x: torch.Tensor
+
+    def __post_init__(self):
+        INITIALISED.append(self.x.shape)
+
+
+class CountedOnce(TensorClass, skip_post_init_on_rebuild=True):
+    x: torch.Tensor
+
+    def __post_init__(self):
+        INITIALISED.append(self.x.shape)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda a: a[0],
+        lambda a: a.clone(),
+        lambda a: a + 1,
+        lambda a: a.to(torch.float64),
+        lambda a: a.replace(x=torch.ones(3)),
+        lambda a: a.apply(lambda x: x),
+        lambda a: torch.stack([a, a]),
+        lambda a: TensorDict(a=a, batch_size=[3])[0],
+        lambda a: torch.utils._pytree.tree_map(lambda x: x, a),
+    ],
+)
+def test_post_init_is_called_for_results_unless_the_class_says_otherwise(operation):
+    a, b = Counted(x=torch.ones(3), batch_size=[3]), CountedOnce(x=torch.ones(3), batch_size=[3])
+    INITIALISED.clear()
+    operation(b)
+    assert not INITIALISED
+    operation(a)
+    assert len(INITIALISED) == 1
+    a.empty()
+    torch.utils._pytree.tree_map(lambda x: None, a)
+    assert len(INITIALISED) == 1
+
+
+def test_post_init_may_set_fields_of_a_locked_result():
+    @tensorclass
+    class Positive:
+        x: torch.Tensor
+
+        def __post_init__(self):
+            self.x = self.x.abs()
+
+    a = Positive(x=-torch.ones(2), batch_size=[2]).lock_()
+    assert a.view(2, 1).x.tolist() == [[1], [1]] and a.view(2, 1).is_locked
+
+
+def test_fields_that_are_given_by_name_only():
+    class Named(TensorClass, kw_only=True):
+        x: torch.Tensor = None
+        y: torch.Tensor
+
+    with pytest.raises(TypeError, match="takes 1 positional arguments but 2 were given"):
+        Named(torch.ones(1))
+    assert Named(y=torch.ones(1)).y == 1
+
+
+def test_a_class_says_what_casts_leave_alone():
+    class Mesh(TensorClass, cast_filter=lambda key, value: value.is_floating_point()):
+        points: torch.Tensor
+        cells: torch.Tensor
+
+    mesh = Mesh(points=torch.ones(2, 3), cells=torch.ones(4, dtype=torch.int64))
+    for cast in (mesh.half(), mesh.to(torch.float16), mesh.type(torch.float16)):
+        assert cast.points.dtype == torch.float16 and cast.cells.dtype == torch.int64
+    assert mesh.to(torch.float16, cast_filter=None).cells.dtype == torch.float16
+    td = TensorDict(a=torch.ones(2), n=dict(b=torch.ones(2)))
+    cast = td.to("cpu", torch.float64, cast_filter=lambda key, value: key == ("n", "b"))
+    assert (cast["a"].dtype, cast["n", "b"].dtype) == (torch.float32, torch.float64)
+    assert td.half(cast_filter=lambda key, value: key == ("a",))["n", "b"].dtype == torch.float32
+
+
+def test_a_frozen_class_derives_from_frozen_ones_only():
+    class Open(TensorClass):
+        x: torch.Tensor
+
+    with pytest.raises(TypeError, match="cannot inherit frozen dataclass from a non-frozen one"):
+
+        class Shut(Open, frozen=True):
+            y: torch.Tensor
+
+
+def test_autocast_keeps_what_it_can_not_cast():
+    class Cast(TensorClass["autocast"]):
+        n: int
+        a: typing.Any = None
+
+    assert Cast(n={"b": 1}).n == {"b": 1}  # a dict is no number; it is kept
+    assert Cast(n=True).n == 1 and type(Cast(n=True).n) is int
+    assert Cast(n=1, a=[1, 2]).a == [1, 2]
+
+
+def test_repr_leaves_fields_out():
+    @tensorclass
+    class Quiet:
+        x: torch.Tensor = dataclasses.field(repr=False)
+        y: torch.Tensor = None
+
+    assert "x=" not in repr(Quiet(x=1)) and "y=None" in repr(Quiet(x=1))
+
+
+def test_pad_sequence_keeps_nested_classes():
+    @tensorclass
+    class Inner:
+        x: torch.Tensor
+
+    rows = [TensorDict(i=Inner(x=torch.ones(n), batch_size=[n]), batch_size=[n]) for n in (2, 3)]
+    padded = pad_sequence(rows)
+    assert type(padded["i"]) is Inner and padded["i"].x.shape == (2, 3)
+
+
+# --------------------------------------------------------------------- subclasses of TensorDict
+
+
+class Mine(TensorDict):
+    def total(self):
+        return sum([leaf.sum() for leaf in self.values(True, True)])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda m: m[0],
+        lambda m: m[torch.tensor([True, False])],
+        lambda m: m.clone(),
+        lambda m: m.copy(),
+        lambda m: m + 1,
+        lambda m: m.to(torch.float64),
+        lambda m: m.view(2, 1),
+        lambda m: m.unbind(0)[1],
+        lambda m: m.select("a"),
+        lambda m: m.apply(lambda x: x),
+        lambda m: m.sum(dim=0),
+        lambda m: m.empty(),
+        lambda m: m.data,
+        lambda m: torch.stack([m, m]),
+        lambda m: torch.cat([m, m]),
+        lambda m: torch.zeros_like(m),
+        lambda m: torch.utils._pytree.tree_map(lambda x: x, m),
+        lambda m: copy.deepcopy(m),
+        lambda m: type(m).from_dict({"a": torch.ones(2)}),
+    ],
+)
+def test_a_subclass_keeps_its_class(operation):
+    mine = Mine(a=torch.ones(2, 3), n=TensorDict(b=torch.ones(2), batch_size=[2]), batch_size=[2])
+    out = operation(mine)
+    assert type(out) is Mine and type(mine["n"]) is TensorDict
+    out.total()
+    assert type(torch.stack([mine, mine.to_tensordict()])) is TensorDict

@@ -418,7 +418,8 @@ def test_all_is_on_the_disk_before_an_older_one_goes(tmp_path, monkeypatch):
         assert ("fsync", stored(second, name)) in done[:committed]
     assert done[committed - 2] == ("fsync", second)  # the names; then the manifest itself
     gone = done.index(("unlink", f"{first}/{MANIFEST}"))
-    assert done[committed + 1 : gone] == [("fsync", second), ("fsync", checkpoints.folder)]
+    assert done[0] == ("fsync", checkpoints.folder)  # where the new folder's name stands
+    assert done[committed + 1 : gone] == [("fsync", second)]
     assert done[gone + 1] == ("fsync", first)  # half a checkpoint without power: it has no manifest
     assert {call for call, _ in done[gone + 2 :]} == {"unlink"}
 

@@ -159,7 +159,7 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
         ("a.json", '{"steps": 1, "steps": 2}', "steps is there twice"),
         ("a.yaml", "inner: {rate: 1, rate: 2}", "rate is there twice"),
         ("a.yaml", "seed: !!python/object:os.system 1", "is no YAML: "),
-        ("a.yaml", "a: &b [*b]", "no setting a"),
+        ("a.yaml", "a: &b [*b]", "an alias of what it lies in"),
         ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
     ],
 )

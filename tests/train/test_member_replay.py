@@ -11,7 +11,9 @@ from raffia.train.member_replay import OwnReplays, SharedReplay
 
 def buffer(**options):
     draws = torch.Generator().manual_seed(0)
-    return SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, generator=draws, **options)
+    return SegmentReplayBuffer(
+        TensorStorage(100), unroll_steps=1, obs_keys=["obs"], generator=draws, **options
+    )
 
 
 def steps(times=5, worlds=6):

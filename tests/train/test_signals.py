@@ -40,7 +40,10 @@ def test_who_asks_is_told_even_while_something_is_being_printed():
             if told:
                 break
             time.sleep(0.01)
-    assert told == ["SIGINT: saving after this step; once more leaves at once"]
+    assert told == [
+        "SIGINT: saves and leaves after this update; once more leaves at once, and a resume goes "
+        "on from what was saved before"
+    ]
 
 
 def test_the_second_may_be_another_one():

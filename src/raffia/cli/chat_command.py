@@ -23,8 +23,8 @@ piped in, too."""
 EXAMPLES = [
     "raffia train ilql --preset wordle  # first, an agent",
     "raffia chat runs/wordle-0",
-    "raffia chat runs/wordle-0 --values --adv-weight 0  # the policy alone, and what it thinks",
-    "printf 'hello\\n/again\\n' | raffia chat runs/chats-0 --temperature 0.7 --top-k 20",
+    "raffia chat runs/wordle-0 --values --adv-weight 0  # the policy alone",
+    "printf 'hello\\n/again\\n' | raffia chat runs/chats-0 --top-k 20",
 ]
 
 

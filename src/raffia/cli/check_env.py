@@ -18,7 +18,7 @@ An environment of your own: register it with Gymnasium in a module, and name bot
 EXAMPLES = [
     "raffia check-env CartPole-v1",
     "raffia check-env atari/pong --steps 500",
-    "raffia check-env my_worlds:Corridor-v0  # registered when my_worlds is imported",
+    "raffia check-env my_worlds:Corridor-v0  # importing it registers",
 ]
 COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 

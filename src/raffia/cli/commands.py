@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,11 +22,11 @@ GROUPS = {
         "resume": "go on with a run, as if it had never been stopped; or lengthen it",
         "evaluate": "play episodes without exploring: mean, spread, recordings",
         "play": "play TicTacToe or Connect4 against the agent of a run",
-        "chat": "talk with the agent of a run of ILQL, or let it guess your Wordle word",
-        "export": "write the agent of a run of ILQL as a folder that transformers loads",
+        "chat": "talk with an agent of ILQL, or let it guess your Wordle word",
+        "export": "write an agent of ILQL as a folder that transformers loads",
     },
     "runs": {
-        "report": "one HTML page of one run or several: curves, rates, an episode, a tree",
+        "report": "one HTML page of a run or several: curves, an episode, a tree",
         "list": "presets, environments, and the runs below ./runs",
     },
     "checks": {
@@ -34,9 +35,9 @@ GROUPS = {
     },
 }
 FIRST_STEPS = {
-    "raffia demo": "from nothing to a trained agent in minutes",
-    "raffia train efficientzero --preset cartpole": "the same, longer, in runs/cartpole-0",
-    "raffia train ilql --preset wordle": "a language model learns a game from logs",
+    "raffia demo": "to a trained agent in minutes",
+    "raffia train efficientzero --preset cartpole": "the same, for longer",
+    "raffia train ilql --preset wordle": "a game, learnt from logs",
     "raffia train efficientzero --help": "every setting",
 }
 
@@ -53,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        warnings.filterwarnings("always", "checkpoint .* is passed over", UserWarning)
+        return _run(words, debug)
+
+
+def _run(words: Sequence[str], debug: bool) -> int:
     try:
         status = dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a reader that has gone is noticed here
@@ -75,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         _tell(error, words)
         return 2 if _is_usage(error) else 1
+
+
+def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
+    """Ours are meant for who calls the command, who has not asked for a line of our source."""
+    print(f"note: {message}", file=sys.stderr)
 
 
 def dispatch(words: Sequence[str]) -> int:
@@ -102,14 +115,14 @@ def help_text() -> str:
     >>> print(help_text().splitlines()[2])
     usage: raffia COMMAND ...
     """
-    from raffia.cli.style import columns, paint, width_of
+    from raffia.cli.style import columns, help_width, paint
 
     lines = [
         f"raffia {__version__}: agents that learn by planning or from logs, on keyed tensors",
         "",
         "usage: raffia COMMAND ...",
     ]
-    across = width_of(sys.stdout)
+    across = help_width()
     width = max(len(name) for group in GROUPS.values() for name in group)
     for title, group in GROUPS.items():
         rows = [[name.ljust(width), summary] for name, summary in group.items()]
@@ -200,12 +213,14 @@ def _for_the_user(error: Exception) -> bool:
 
 
 def _tell(error: Exception, words: Sequence[str]) -> None:
-    from raffia.cli.style import paint
+    from raffia.cli.style import paint, printable
 
-    print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
+    print(f"{paint('error:', 'red', sys.stderr)} {printable(str(error))}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(printable(note), file=sys.stderr)
     if isinstance(error, UsageError):
         for call in error.calls:
-            print(f"  {paint(call, 'cyan', sys.stderr)}", file=sys.stderr)
+            print(f"  {paint(printable(call), 'cyan', sys.stderr)}", file=sys.stderr)
     elif _is_usage(error):
         command = " ".join(["raffia", *[word for word in words[:2] if word.isidentifier()]])
         print(f"  {paint(f'{command} --help', 'cyan', sys.stderr)}", file=sys.stderr)

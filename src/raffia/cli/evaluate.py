@@ -18,6 +18,7 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of
 from raffia.cli.style import call, columns, number, paint, waiting
+from raffia.files import make_folder, write_json
 from raffia.recipes.ilql_config import ILQLRun
 
 ABOUT = """\
@@ -32,7 +33,7 @@ films of episodes, with what the agent thought, into RUN/episodes."""
 FILMED = 3  # episodes
 EXAMPLES = [
     "raffia evaluate runs/cartpole-0",
-    "raffia evaluate runs/cartpole-0 --checkpoint newest --num-simulations 100  # thinks longer",
+    "raffia evaluate runs/cartpole-0 --num-simulations 100  # thinks longer",
     "raffia evaluate runs/tictactoe-0 --opponent random --record 5 --format mp4",
     "raffia evaluate runs/cartpole-0 --json | jq .mean_return",
 ]
@@ -93,6 +94,7 @@ def evaluate(words: Sequence[str]) -> int:
     record = {
         "run": str(run),
         "checkpoint": args.checkpoint,
+        "update": found.update,
         "seed": args.seed,
         "num_simulations": args.num_simulations,
         "opponent": opponent,
@@ -103,13 +105,13 @@ def evaluate(words: Sequence[str]) -> int:
         **({"as_first": as_first} if as_first else {}),
         "files": [os.path.relpath(file, run) for file in found.files],
     }
-    path = write_record(run / "evaluations" / file_name(args), record)
+    path = write_record(run / "evaluations" / file_name(args, found.update), record)
     if args.json:
         print(json.dumps(record))
         return 0
     played = plural(len(found.returns))
     against = f" against the {opponent} player" if opponent else ""
-    print(f"{run}, checkpoint {args.checkpoint}: {played}{against}")
+    print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}: {played}{against}")
     print(table(found.returns, found.lengths, as_first))
     for file in [path, *found.files]:
         print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
@@ -175,15 +177,26 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
     return "\n\n".join(parts)
 
 
-def file_name(args: argparse.Namespace) -> str:
+def checkpoint_named(asked: str, update: int | None) -> str:
+    """Which checkpoint was meant, and which one that was: the newest may be damaged.
+
+    >>> checkpoint_named("best", 300), checkpoint_named("300", 300)
+    ('checkpoint best (update 300)', 'checkpoint 300')
+    """
+    return f"checkpoint {asked}" + ("" if asked == str(update) else f" (update {update:,})")
+
+
+def file_name(args: argparse.Namespace, update: int | None) -> str:
     """Of a record: what else than these words was asked for would have other episodes.
 
-    >>> file_name(_parser().read(["--seed", "3", "--opponent", "rule"]))
-    'best-100-episodes-seed-3-rule.json'
+    update: of the checkpoint that was found, whatever was asked for.
+
+    >>> file_name(_parser().read(["--seed", "3", "--opponent", "rule"]), 300)
+    'update-300-100-episodes-seed-3-rule.json'
     """
     thinks = f"-{args.num_simulations}-simulations" if args.num_simulations else ""
     against = f"-{args.opponent}" if args.opponent else ""
-    return f"{args.checkpoint}-{args.episodes}-episodes-seed-{args.seed}{thinks}{against}.json"
+    return f"update-{update}-{args.episodes}-episodes-seed-{args.seed}{thinks}{against}.json"
 
 
 def write_record(path: Path, record: dict[str, Any]) -> Path:
@@ -194,13 +207,8 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
     ...     write_record(Path(folder) / "evaluations" / "a.json", {"mean_return": 1.0}).name
     'a.json'
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    make_folder(path.parent)
+    write_json(path, record, indent=1)
     return path
 
 

@@ -23,7 +23,7 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
 
     args: the words of the command, read.
     """
-    from raffia.cli.evaluate import file_name, write_record
+    from raffia.cli.evaluate import checkpoint_named, file_name, write_record
 
     for name, flag in OF_SEARCH.items():
         if getattr(args, name):
@@ -44,12 +44,12 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
         "raffia": __version__,
         **figures(found),
     }
-    path = write_record(run / "evaluations" / file_name(args), record)
+    path = write_record(run / "evaluations" / file_name(args, found.update), record)
     dialogues = write_dialogues(run, found.update, found.dialogues)
     if args.json:
         print(json.dumps(record))
         return 0
-    print(f"{run}, checkpoint {args.checkpoint}")
+    print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}")
     print(table(record))
     for file in (path, dialogues):
         print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")

@@ -24,7 +24,8 @@ the folder holds:
                         AutoTokenizer.from_pretrained(FOLDER): the run's tokens
   value_heads.safetensors, raffia_ilql.json
                         V and Q, which transformers knows nothing of;
-                        raffia.recipes.ilql_export.load_exported(FOLDER) speaks by them
+                        raffia.recipes.ilql_export.load_exported(FOLDER)
+                        speaks by them
   README.md             what it learnt from, how, and how good it is
 
 `raffia train ilql --model FOLDER --data FILE` trains on from there."""

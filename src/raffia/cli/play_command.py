@@ -16,7 +16,7 @@ Play TicTacToe or Connect4 against the agent of a run, in the terminal. It write
 EXAMPLES = [
     "raffia train efficientzero --preset tictactoe  # first, an agent",
     "raffia play runs/tictactoe-0",
-    "raffia play runs/connect4-0 --second --num-simulations 400  # it begins, and thinks longer",
+    "raffia play runs/connect4-0 --second --num-simulations 400  # it begins",
 ]
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.style import call, filled, width_of
+from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import require_device, tell_end, tell_next, tell_start, uses
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import MAY_CHANGE as MAY_CHANGE_ILQL
 from raffia.recipes.ilql_config import ILQLRun
+from raffia.report.summary import RunSummary
 from raffia.train.config import changed_settings, from_command_line
 
 HELP = """\
@@ -31,6 +31,7 @@ What says how long, how often and where may be changed; the run remembers it:
   --evaluate.* --checkpoint.*  how often, how much
   --device --num_threads --compile --env.num_workers
                                where it runs: then equal but for rounding
+  --env.step_timeout_seconds   how long a worker may take for a step
 
 Of runs of ILQL:
 
@@ -57,6 +58,7 @@ MAY_CHANGE = (
     "num_threads",
     "compile",
     "env.num_workers",
+    "env.step_timeout_seconds",
 )
 
 
@@ -69,7 +71,7 @@ def resume(words: Sequence[str]) -> int:
     0
     """
     if "--help" in words or "-h" in words:
-        print(filled(HELP, width_of(sys.stdout)))
+        print(filled(HELP, help_width()))
         return 0
     given = words[0] if words and not words[0].startswith("-") else None
     run = chosen_run(given, "resume")
@@ -106,10 +108,17 @@ def _is_done(
     if fixed:
         _refuse(run, before, fixed, words)
     state = state_of(run)
-    if changed or state.state not in ("finished", "target"):
+    if changed or state.state not in ("finished", "target") or not _is_saved(run, state):
         return False
     _tell_done(run, before, state.state)
     return True
+
+
+def _is_saved(run: Path, state: RunSummary) -> bool:
+    """Whether what a run ended with is there and whole; if not, what is lacking is learnt anew."""
+    from raffia.recipes.run_folder import is_saved
+
+    return is_saved(run, state.update or 0, print)
 
 
 def _refuse(

@@ -11,7 +11,8 @@ from pathlib import Path
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
-from raffia.cli.style import call, number
+from raffia.cli.style import call, number, printable
+from raffia.files import is_free
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.report.folder import find_runs, is_run
@@ -89,7 +90,7 @@ def summary_line(run: RunSummary) -> str:
         "target": "reached its target return",
         "running": "running, or killed",
     }
-    return f"{states.get(run.state, run.state)}{steps}{best}"
+    return f"{states.get(run.state, printable(run.state))}{steps}{best}"
 
 
 def state_of(run: Path) -> RunSummary:
@@ -141,7 +142,7 @@ def free_folder(wanted: Path) -> Path:
 
 def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
     """UsageError where something lies there; `words` are the call, `flag` would say the folder."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_free(folder):
         return
     other = call("raffia", *words, flag, free_folder(folder))
     if is_run(folder):

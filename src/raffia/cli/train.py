@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import nearest
-from raffia.cli.runs import HOME, refuse_taken
-from raffia.cli.style import call, columns, duration, filled, number, paint, width_of
+from raffia.cli.runs import HOME, free_folder, refuse_taken, state_of, summary_line
+from raffia.cli.style import (
+    call,
+    columns,
+    duration,
+    filled,
+    help_width,
+    number,
+    paint,
+    width_of,
+)
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.presets import PRESETS, SUMMARIES
+from raffia.report.folder import is_run
 from raffia.train.config import from_command_line
 
 if TYPE_CHECKING:
@@ -41,12 +51,13 @@ examples:
   raffia train efficientzero --preset cartpole --seed 1  # into runs/cartpole-1
   raffia train efficientzero --preset cartpole --help    # all settings
   raffia train ilql --preset wordle                      # into runs/wordle-0
-  raffia train ilql --data chats.jsonl --model gpt2      # from a model's folder on
+  raffia train ilql --data chats.jsonl --model gpt2      # from a model's folder
 
 `raffia list presets` says what each preset is."""
 # tyro keeps the breaks of indented lines only.
 ABOUT = """\
-Train EfficientZero in a new folder, and show how it goes. Ctrl-C saves and leaves.
+Train EfficientZero in a new folder, and show how it goes. Ctrl-C saves and
+leaves.
 
 the folder holds:
   config.json     all settings, versions and the seed
@@ -58,12 +69,13 @@ begin with:
   --preset NAME   one of the settings that have a name, below
   --config FILE   settings from .json or .yaml, such as a run's config.json;
                   together with --preset they change it
-  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+                  first of runs/NAME-SEED-2, -3 ... that is free
 
 examples:
   raffia train efficientzero --preset cartpole --seed 1
   raffia train efficientzero --preset cartpole --search.num_simulations 50
-  raffia train efficientzero --preset lunarlander --config mine.yaml --run runs/try
+  raffia train efficientzero --preset lunarlander --config mine.yaml
   raffia train efficientzero --preset atari100k --env.id atari/breakout
 
 presets:
@@ -81,7 +93,7 @@ def train(words: Sequence[str]) -> int:
     raffia.cli.errors.UsageError: there is no preset 'cartpol'; did you mean cartpole?
     """
     if words and words[0] in ("-h", "--help"):
-        print(filled(HELP, width_of(sys.stdout)))
+        print(filled(HELP, help_width()))
         return 0
     if not words or words[0].startswith("-"):
         raise UsageError("which algorithm?", call("raffia", "train", "efficientzero", *words))
@@ -114,15 +126,35 @@ def train_efficientzero(words: Sequence[str]) -> int:
         example = call("raffia", "train", "efficientzero", "--preset", "cartpole", *words)
         raise UsageError("train what? Give --preset NAME or --config FILE", example)
     name = preset or Path(files["--config"]).stem
-    folder = Path(own.get("--run", HOME / f"{name}-{config.seed}"))
     named = [word for flag in own if flag != "--run" for word in (flag, own[flag])]
-    refuse_taken(folder, "train", "efficientzero", *named, *settings)
+    folder = new_folder(
+        own.get("--run"), f"{name}-{config.seed}", "efficientzero", *named, *settings
+    )
 
     tell_start(config, folder)
     from raffia.recipes.efficientzero import train
 
     require_device(config.device)
     return tell_end(train(config, folder, preset=preset))
+
+
+def new_folder(given: str | None, name: str, *words: str) -> Path:
+    """Where a new run is kept: the folder that was given, or runs/NAME, or the first that is free.
+
+    words: of the call, behind `raffia train`. UsageError if the folder given holds something.
+
+    >>> new_folder(None, "cartpole-0", "efficientzero")
+    PosixPath('runs/cartpole-0')
+    """
+    if given is not None:
+        refuse_taken(Path(given), "train", *words)
+        return Path(given)
+    wanted = HOME / name
+    folder = free_folder(wanted)
+    if folder != wanted and is_run(wanted):
+        print(f"{wanted} {summary_line(state_of(wanted))}")
+        tell_next([[call("raffia", "resume", wanted), "goes on with it; this run is a new one"]])
+    return folder
 
 
 def _with_members(config: EfficientZeroRun, text: str) -> EfficientZeroRun:
@@ -266,6 +298,7 @@ def preset_of(
 
 
 def _about(preset: str) -> str:
-    presets = columns([[name, config.env.id, SUMMARIES[name]] for name, config in PRESETS.items()])
+    rows = [[name, config.env.id, SUMMARIES[name]] for name, config in PRESETS.items()]
+    presets = columns(rows, width=help_width())
     shown = f"--preset {preset}" if preset else "no preset: the paper's, for Atari"
     return ABOUT.format(presets=presets, shown=shown)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
-from raffia.cli.runs import HOME, refuse_taken
-from raffia.cli.style import call, columns
+from raffia.cli.style import call, columns, help_width
 from raffia.cli.train import (
     members_of,
+    new_folder,
     preset_of,
     require_device,
     split_own,
@@ -29,8 +29,8 @@ FREE = (
     "gradient_checkpointing",
 )  # of the trunk, whatever the model's folder says
 ABOUT = """\
-Train ILQL in a new folder, on logged dialogues with rewards, and show how it goes. Ctrl-C saves and
-leaves.
+Train ILQL in a new folder, on logged dialogues with rewards, and show how it
+goes. Ctrl-C saves and leaves.
 
 the folder holds:
   config.json     all settings, versions and the seed
@@ -43,15 +43,17 @@ begin with:
   --preset NAME   one of the settings that have a name, below
   --data FILE     dialogues of your own: .jsonl, .json, .jsonl.gz or .parquet;
                   with --data.files several
-  --model FOLDER  a causal language model as Hugging Face keeps it, to go on from:
-                  a GPT-2, or any that transformers knows (extra: hf); with
+  --model FOLDER  a causal language model as Hugging Face keeps it, to go on
+                  from: a GPT-2, or any that transformers knows (extra: hf); with
                   --lora.rank 8 its weights stay, and small changes are learnt
   --population N  N members that learn side by side, of whom the better go on,
                   with other hyper-parameters: --population.ranges and so on
   --config FILE   settings from .json or .yaml, such as a run's config.json
-  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+                  first of runs/NAME-SEED-2, -3 ... that is free
 
-The trunk's vocab_size, and with --model all its sizes, follow from tokens and model.
+The trunk's vocab_size, and with --model all its sizes, follow from tokens and
+model.
 
 examples:
   raffia train ilql --preset wordle --seed 1
@@ -91,8 +93,8 @@ def train_ilql(words: Sequence[str]) -> int:
         )
     _refuse_sizes(config, settings)
     name = Path(own["--data"]).name.partition(".")[0] if "--data" in own else preset
-    folder = Path(own.get("--run", HOME / f"{name or Path(files['--config']).stem}-{config.seed}"))
-    refuse_taken(folder, "train", "ilql", *_without_run(words))
+    name = f"{name or Path(files['--config']).stem}-{config.seed}"
+    folder = new_folder(own.get("--run"), name, "ilql", *_without_run(words))
 
     tell_start(config, folder)
     from raffia.recipes.ilql import fitted, train
@@ -146,4 +148,4 @@ def _without_run(words: Sequence[str]) -> list[str]:
 def _about(preset: str) -> str:
     rows = [[name, ILQL_SUMMARIES[name]] for name in ILQL_PRESETS]
     shown = f"--preset {preset}" if preset else "no preset"
-    return ABOUT.format(presets=columns(rows), shown=shown)
+    return ABOUT.format(presets=columns(rows, width=help_width()), shown=shown)

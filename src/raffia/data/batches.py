@@ -7,17 +7,20 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
+
+RETRIES = 100  # where items are overwritten by another process while they are read
 
 
 class Batch(NamedTuple):
     """What was made of one draw."""
 
     data: Any
-    info: dict[str, Tensor]  # "index", and what the sampler says of each item
+    info: dict[Any, Tensor]  # "index", and what the sampler says of each item
     ends_epoch: bool
 
 
@@ -45,6 +48,12 @@ class BatchMaker:
         self.device = None if device is None else torch.device(device)
         self.plain = collate_fn is None and device is None and not pin_memory
 
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
+
     def live(self) -> range:
         """The numbers of the items that are here."""
         total = self.storage.total
@@ -64,21 +73,38 @@ class BatchMaker:
 
     def draw(self, batch_size: int) -> tuple[Draw, Any]:
         """Choose items and copy them."""
-        draw = self._choose(batch_size)
-        return draw, self.storage.get(self.rows(draw.items))
+        return self._drawn(batch_size)
 
     def draw_into(self, batch_size: int, out: Any) -> Batch:
         """Choose items and copy them right into a batch; for those that need no `finish`."""
-        draw = self._choose(batch_size)
+        draw, _ = self._drawn(batch_size, out)
         info = {"index": draw.items, **draw.info}
-        rows = self.rows(draw.items)
         if isinstance(out, TensorDict):
-            self.storage.get(rows, out=out.exclude(*info))
             for name, value in info.items():
-                out.set(name, value, inplace=name in out.keys())
-        else:
-            self.storage.get(rows, out=out)
+                out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys(True))
         return Batch(out, info, draw.ends_epoch)
+
+    def _drawn(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
+        """Items and copies of them, of the same moment even where another process writes."""
+        for _ in range(RETRIES):
+            draw = self._choose(batch_size)
+            into = out
+            if isinstance(out, TensorDict):
+                paths = self.storage.structure.paths if self.storage.structure else ()
+                into = out.exclude("index", *[name for name in draw.info if name not in paths])
+            data = self.storage.get(self.rows(draw.items), out=into)
+            if self.storage.holds_items(draw.items):
+                return draw, data
+        raise _overtaken()
+
+    def item(self, ages: Callable[[range], Tensor]) -> Any:
+        """Copies of the items of these numbers, which `ages` finds among the live ones."""
+        for _ in range(RETRIES):
+            items = ages(self.live())
+            data = self.storage.get(self.rows(items))
+            if self.storage.holds_items(items):
+                return data
+        raise _overtaken()
 
     def finish(self, drawn: tuple[Draw, Any]) -> Batch:
         """A batch of what was drawn: collated, moved, and told which items it is of."""
@@ -90,7 +116,7 @@ class BatchMaker:
             data, info = self._moved(data), self._moved(info)
         if isinstance(data, TensorDict):
             for name, value in info.items():
-                data.set(name, value)
+                data.set(name, _of_batch(value, data.batch_size))
         return Batch(data, info, draw.ends_epoch)
 
     def _choose(self, batch_size: int) -> Draw:
@@ -124,6 +150,20 @@ class BatchMaker:
         if self.generator is not None:
             self.generator.set_state(state)
         self.sampler.rewind(sampler)
+
+
+def _overtaken() -> RuntimeError:
+    return RuntimeError(
+        "the process that writes overwrites items faster than a batch of them is read: take a "
+        "storage with a larger max_size, or smaller batches"
+    )
+
+
+def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:
+    """What is said of each item [n], for a batch of them: [n, *batch of an item]."""
+    if len(batch) < 2:
+        return value
+    return value.view(-1, *[1] * (len(batch) - 1)).expand(batch).contiguous()
 
 
 def _each(function: Callable[[Any], Any], data: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.storage import Storage
 
@@ -52,6 +53,21 @@ class Buffer:
         check_generator(generator, prefetch=self._ahead is not None)
         with self._changing():
             self._maker.generator = generator
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock and the thread: a pickled buffer is a copy, which has its own."""
+        with self._changing():  # the generator is where it stands without batches drawn ahead
+            state = dict(self.__dict__)
+        del state["_lock"]
+        state["_ahead"] = 0 if self._ahead is None else self._ahead.depth
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+        survives_fork(self)
+        depth = state["_ahead"]
+        self._ahead = Prefetcher(self._maker, depth, self._lock) if depth else None
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -110,6 +126,19 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
             "pin_memory=True needs a GPU, and there is none here: pass "
             "pin_memory=torch.cuda.is_available()"
         )
+
+
+def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Generator | None:
+    """A generator that nobody else draws from, where batches are drawn ahead and none was given.
+
+    It is seeded by torch's global one, so `torch.manual_seed` decides what it draws.
+
+    >>> own_generator(None, prefetch=0) is None
+    True
+    """
+    if generator is not None or not prefetch:
+        return generator
+    return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
 
 
 def check_generator(generator: torch.Generator | None, prefetch: bool) -> None:

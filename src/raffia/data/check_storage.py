@@ -81,7 +81,7 @@ def keeps_structure(make: Make) -> None:
             (td["obs"], {"a": [td["next", "done"]]}),
             lambda x: (x[0].tolist(), x[1]["a"][0].tolist()),
         ),
-        ([td], lambda x: (type(x), numbers_in(x[0]))),
+        ((td,), lambda x: (type(x), numbers_in(x[0]))),
     ]
     for data, seen in pairs:
         storage = make(3)
@@ -92,6 +92,17 @@ def keeps_structure(make: Make) -> None:
     one = storage.get(1)
     equal(list(one.batch_size), [], "the batch size of one row")
     equal(numbers_in(one.unsqueeze(0)), [4], "one row")
+
+
+def takes_items(make: Make) -> None:
+    """A list is one of items, which are stacked; their tensors' first dimension counts nothing."""
+    items = [step([n])[0] for n in (3, 4, 5)]
+    storage = make(4)
+    equal(storage.extend(items), [0, 1, 2], "the numbers of a list of three items")
+    equal(numbers_in(storage.get(slice(0, 3))), [3, 4, 5], "three items of a list")
+    equal(storage.extend([]), [], "the numbers of a list of no items")
+    refuses(ValueError, "item 1", lambda: storage.extend([items[0], items[1].select("obs")]))
+    equal(storage.total, 3, "total after a refusal")
 
 
 def rings(make: Make) -> None:
@@ -274,6 +285,7 @@ def follows_a_dictionary(make: Make) -> None:
 
 CHECKS: tuple[Callable[[Make], None], ...] = (
     keeps_structure,
+    takes_items,
     rings,
     settles_once,
     refuses_objects,

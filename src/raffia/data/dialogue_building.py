@@ -21,7 +21,7 @@ from raffia.data.readers.episode import MalformedDataError, Path, Place
 from raffia.data.token_reward import TokenReward
 from raffia.data.token_store import StoreReport, TokenStore
 from raffia.data.utterances import DialogueTokenizer, check_tokens
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.files import DamagedFileError
 
 __all__ = ["BuiltStore", "Malformed", "RowRules", "RowTooLongError", "TooLong", "build_store"]
 

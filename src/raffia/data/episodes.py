@@ -13,10 +13,12 @@ Legend: T times, E environments, C closing rows, H rows a window looks ahead, N 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from raffia.data.by_value import by_value, from_value
 
 # What a row is. A closing row's kind is that of the step before it plus two.
 STEP, TERMINATED, TRUNCATED, CLOSED_TERMINATED, CLOSED_TRUNCATED = range(5)
@@ -79,6 +81,12 @@ class Episodes:
         self._dropped = nobody  # [E] how many of these were overwritten
         # [H, E] its newest items that can't be drawn yet, the newest last; before them NONE
         self._waiting = torch.empty(self.look_ahead, 0, dtype=torch.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
 
     def __len__(self) -> int:
         """How many steps can be drawn."""

@@ -6,7 +6,6 @@ then the files of the write before are removed, and with them what a killed proc
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -16,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raffia.tensordict.disk import dump, parse, shown, write_atomically
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.files import DamagedFileError, Lock, make_folder, write_atomically
+from raffia.files import sync as sync
+from raffia.tensordict.disk import dump, parse, shown
 
 Loaded = TypeVar("Loaded")
 MANIFEST = "manifest.json"
@@ -77,8 +77,7 @@ def write_folder(
             raise ValueError(f"a file here has a plain name such as 'rows.bin', not {name!r}")
     if os.path.lexists(root):
         _refuse_others(root, kind)
-    made = not os.path.isdir(root)
-    os.makedirs(root, exist_ok=True)
+    make_folder(root)
     with locked(root):
         token, listed = secrets.token_hex(6), {}
         try:
@@ -97,8 +96,6 @@ def write_folder(
         kept = {entry["file"] for entry in listed.values()}
         strays = [file for file in os.listdir(root) if OURS.fullmatch(file)]
         _remove(root, [file for file in strays if file not in kept])
-    if made:
-        sync(os.path.dirname(root))
 
 
 def read_folder(path: Path, kind: str, version: int) -> Folder:
@@ -173,31 +170,20 @@ def read_signed(path: str) -> dict[str, Any]:
     return record
 
 
-def sync(folder: str) -> None:
-    """Bring the names in a folder to disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 @contextmanager
 def locked(folder: str, shared: bool = False) -> Iterator[None]:
     """Keep other processes out of a folder (for writing only if shared); it ends with us."""
-    fd = os.open(folder, os.O_RDONLY)
-    held = False
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            held = True
-        except OSError as error:  # a network file system without locks for folders
-            if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
-                raise
+    if os.name == "nt":  # no folder can be opened there
         yield
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        lock = Lock(fd, shared=shared, wait=True)
+        try:
+            yield
+        finally:
+            lock.release()
     finally:
-        if held:  # closing is not enough: a child that was forked meanwhile has the lock too
-            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

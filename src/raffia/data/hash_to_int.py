@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from raffia.data.forking import survives_fork
 from raffia.data.table import CapacityError, HashTable
 
 _INTEGERS = frozenset(
@@ -44,6 +45,7 @@ class HashToInt(nn.Module):
         self.max_size = max_size
         self._table = HashTable()
         self._lock = threading.Lock()
+        survives_fork(self)
 
     def forward(
         self, key: Tensor, extend: bool = False, *, content: Tensor | None = None
@@ -164,6 +166,7 @@ class HashToInt(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.Lock()
+        survives_fork(self)
 
 
 def _hashes(key: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
+from raffia.data.forking import survives_fork
 from raffia.data.groups import Groups, groups
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
@@ -19,6 +20,7 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
+from raffia.data.torchrl_storages import ListStorage
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
@@ -54,8 +56,10 @@ class TensorDictMap(TensorDictModuleBase):
         keeps its rows itself.
     in_keys: the short way to say `query_module=QueryModule(in_keys)`.
     storage: where the values rest, one storage for all entries or a dictionary of one for each of
-        them. Default: in memory, growing.
-    collate_fn: what becomes of values that were read.
+        them; empty. Default: in memory, growing. One on disk holds the values only: which keys they
+        have is in memory, so what persists is what `save` wrote.
+    collate_fn: what becomes of values that were read; called with a container, or with a list of
+        one for each row if the storage is a `ListStorage`.
     out_keys: which entries of a written value are stored. Default: all.
     write_fn: `write_fn(new)` gives what is stored for keys without a value, and
         `write_fn(new, old)` for keys that have one; both batched. A key that is repeated in a
@@ -110,6 +114,7 @@ class TensorDictMap(TensorDictModuleBase):
         self._table = HashTable(device=self.device)
         self._recency = Recency(self.device)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     @classmethod
     def from_tensordict_pair(
@@ -236,7 +241,7 @@ class TensorDictMap(TensorDictModuleBase):
             if len(unknown):
                 raise self._unknown(query, unknown, len(rows))
             values = self._read(rows, query.batch_size)
-        return values if self.collate_fn is None else self.collate_fn(values)
+        return self._collated(values)
 
     def get(self, query: Any, default: Any) -> Any:
         """The values of the queried rows, with `default` where a row is not in the map.
@@ -256,11 +261,22 @@ class TensorDictMap(TensorDictModuleBase):
             known = rows >= 0
             if not is_tensor_collection(default):
                 default = _number(default)
+                if not len(rows) and self.storage.structure is None:
+                    default = TensorDict(batch_size=query.batch_size)  # no entry is known yet
             if bool(known.all()) and len(self):
                 values = self._read(rows, query.batch_size)
             else:
                 values = self._filled(rows, known, default, query.batch_size)
-        return values if self.collate_fn is None else self.collate_fn(values)
+        return self._collated(values)
+
+    def _collated(self, values: Any) -> Any:
+        if self.collate_fn is None:
+            return values
+        if not isinstance(self.storage, ListStorage):
+            return self.collate_fn(values)
+        batch = values.batch_size
+        collated = self.collate_fn(list(_flat(values, batch).unbind(0)))
+        return collated if len(batch) == 1 else collated.reshape(batch)
 
     def forward(self, tensordict: Any) -> Any:
         """Write the stored entries of each row into the container, as a keyed module does.
@@ -587,6 +603,8 @@ class TensorDictMap(TensorDictModuleBase):
         return self._table.lookup(hashes, content)
 
     def _read(self, rows: Tensor, batch: torch.Size) -> Any:
+        if not len(rows) and self.storage.structure is None:
+            return TensorDict(batch_size=batch)  # whose entries are not known yet
         values = self.storage.get(rows)
         if self.evict:
             self._recency.touch(rows)
@@ -762,6 +780,7 @@ class TensorDictMap(TensorDictModuleBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._lock = threading.RLock()
+        survives_fork(self)
 
     def __repr__(self) -> str:
         limit = "" if self.max_size is None else f" of {self.max_size}"

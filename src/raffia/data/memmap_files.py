@@ -10,12 +10,12 @@ lock           held by the process that writes
 
 import ctypes
 import errno
-import fcntl
 import math
 import mmap
 import os
 import re
 import shutil
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.data.folder import check_kind, read_signed, signed, sync
-from raffia.tensordict.disk import dump, shown, write_atomically
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.data.folder import check_kind, read_signed, signed
+from raffia.files import DamagedFileError, Lock, sync, write_atomically
+from raffia.tensordict.disk import dump, shown
 
 KIND, VERSION = "raffia.memmap_storage", 1
 HEADER, ROWS, LOG, LOCK = "storage.json", "rows.bin", "log.bin", "lock"
@@ -157,33 +157,48 @@ class WriterLock:
 
     def __init__(self, folder: str) -> None:
         self.owner = os.getpid()
-        self._fd: int | None = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._fd: int | None = None
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        fd = os.open(f"{folder}/{LOCK}", flags)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = Lock(fd)
+            os.ftruncate(fd, 0)
+            os.write(fd, str(self.owner).encode())
         except BlockingIOError:
-            other = os.pread(self._fd, 32, 0).decode("ascii", "replace")
-            os.close(self._fd)
-            self._fd = None
+            other = os.read(fd, 32).decode("ascii", "replace")
+            os.close(fd)
             raise RuntimeError(
                 f"{folder} is open for writing already, in process {other or 'unknown'}: close it "
                 "there, or read beside it with MemmapStorage.open(folder, mode='r')"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(self.owner).encode(), 0)
-        # Else a child, forked to load data, would keep others out after its parent has died.
-        os.register_at_fork(after_in_child=_releaser(weakref.ref(self)))
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        if self._lock.missing:
+            warnings.warn(
+                f"{folder}: {self._lock.missing}. Nothing keeps a second process from writing "
+                "there: see to it that there is one",
+                stacklevel=2,
+            )
+        if hasattr(os, "register_at_fork"):
+            # Else a child, forked to load data, would keep others out after its parent has died.
+            os.register_at_fork(after_in_child=_releaser(weakref.ref(self)))
 
     def release(self) -> None:
         """Let others write."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
-        if os.getpid() == self.owner:  # closing is not enough where a child has the lock too
-            fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
+        try:
+            if os.getpid() == self.owner:  # closing is not enough where a child has the lock too
+                self._lock.release()
+        finally:
+            os.close(fd)
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_fd"):  # else it never came to be
+            self.release()
 
 
 def _releaser(reference: "weakref.ref[WriterLock]") -> Any:

@@ -15,7 +15,7 @@ from raffia.data.row_recovery import mend
 from raffia.data.storage import Storage
 from raffia.data.storage_state import Rows
 from raffia.data.structure import RowStructure
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.files import DamagedFileError, make_folder
 
 Path = str | os.PathLike[str]
 BLOCKS = 1024  # parts of the rows, of which the header says whether they may have changed
@@ -36,6 +36,8 @@ class MemmapStorage(Storage):
 
     - A killed process (SIGKILL, out of memory, an exception): every row holds what was written last
       before the kill, as a whole; rows of the call that was cut off hold the old or the new.
+    - Damaged files: rows written by an earlier process are checked when they are first read, and
+      raise DamagedFileError if they are not as they were written.
     - Loss of power, or a crash of the system: rows that were not written since the last flush are
       as they were. Those that were are old, new, or dropped (they hold nothing then): never a
       mixture. Of appended items those up to the first dropped one are there, and `total` says so,
@@ -72,6 +74,8 @@ class MemmapStorage(Storage):
         self._size = max_size
         self._files: RowFiles | None = None
         self._changed = False  # since the last flush
+        self._unread: Tensor | None = None  # bool [max_size]: written before, not read here yet
+        self._num_unread = 0
         self._epoch = self._flushed = 0  # the number of flushes, and the total at the last one
         self._block = -(-max_size // BLOCKS)  # rows in a block
         num_blocks = -(-max_size // self._block)
@@ -79,7 +83,7 @@ class MemmapStorage(Storage):
         self._used = bytearray(num_blocks)  # blocks that were written to since the last flush
         header = self._found()
         if mode == "r+":
-            os.makedirs(self.folder, exist_ok=True)
+            make_folder(self.folder)
             self._lock = WriterLock(self.folder)
         try:
             header = self._found()  # the one who wrote before us may have changed it
@@ -144,6 +148,8 @@ class MemmapStorage(Storage):
         self._total, self.lost = mend(files, ranges, self._flushed, self._epoch)
         files.total.fill_(self._total)
         self._held.add(files.marks[:, 0].nonzero().view(-1))
+        self._unread = files.marks[:, 0] != 0
+        self._num_unread = int(self._unread.count_nonzero())
         if ranges:
             self._commit(files, bytearray(len(self._open)))
 
@@ -189,6 +195,16 @@ class MemmapStorage(Storage):
             raise RuntimeError(
                 f"this storage was closed: MemmapStorage.open({self.folder!r}) opens it again"
             )
+
+    def __reduce__(self) -> Any:
+        """Another process gets a reader of the same folder, beside the one who writes."""
+        self._check_open()
+        if self._structure is None:
+            raise RuntimeError(
+                f"nothing was written to {self.folder} yet, so another process could not open it: "
+                "storage.allocate(rows) settles what a row looks like, without writing any"
+            )
+        return _reader, (self.folder,)
 
     # -- flushing
 
@@ -288,6 +304,7 @@ class MemmapStorage(Storage):
         self._announce(rows)
         fresh = self._held.gapless and bounds(rows)[0] >= self._held.high
         self._files.write(rows, leaves, number, None if fresh else self._epoch)
+        self._need_no_check(rows)
 
     def _forget(self, rows: Tensor | None) -> None:
         self._check_writable()
@@ -295,8 +312,10 @@ class MemmapStorage(Storage):
             return
         if rows is not None:
             self._announce(rows)
+            self._need_no_check(rows)
             self._files.erase(rows)
             return
+        self._unread, self._num_unread = None, 0
         self._announce(slice(0, self._size))
         self._files.marks.zero_()
         self._files.total.zero_()
@@ -320,18 +339,65 @@ class MemmapStorage(Storage):
 
     # -- reading, beside a process that writes
 
+    def holds_items(self, items: Tensor) -> bool:
+        """Whether rows still hold these items; asked after reading, it tells which these were."""
+        if self.mode == "r+" or self._files is None:
+            return True
+        return torch.equal(self._files.marks[items % self._size, 0], items + 1)
+
     def _check_held(self, index: Index) -> None:
         self._check_open()
         super()._check_held(index)
 
+    def ensure_whole(self, rows: Index) -> None:
+        """Check rows that were there when this process opened the storage, at their first use.
+
+        Raises DamagedFileError if one does not fit its checksum.
+        """
+        if not self._num_unread:
+            return
+        assert self._unread is not None and self._files is not None
+        wanted = as_rows(rows, self._device)
+        wanted = wanted[self._unread[wanted]].unique()
+        at_once = self._files.at_once
+        for part in wanted.split(at_once):
+            fits = self._files.fits(part, [leaf.index_select(0, part) for leaf in self._leaves])
+            if not bool(fits.all()):
+                raise DamagedFileError(
+                    self.folder,
+                    f"rows {part[~fits][:5].tolist()} do not fit their checksums: the files were "
+                    "damaged, or changed by others. storage.erase(rows) gives them up",
+                )
+        self._unread[wanted] = False
+        self._num_unread -= len(wanted)
+
+    def _need_no_check(self, rows: slice | Tensor) -> None:
+        """These rows were written here."""
+        if not self._num_unread:
+            return
+        assert self._unread is not None
+        if isinstance(rows, slice):
+            self._num_unread -= int(self._unread[rows].count_nonzero())
+        else:
+            self._num_unread -= len(rows[self._unread[rows]].unique())
+        self._unread[rows] = False
+
     def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
         if self.mode == "r+":
+            self.ensure_whole(index)
             return super()._read(index, batch)
         found = self._whole(as_rows(index, self._device))
         return [rows.view(batch + rows.shape[1:]) for rows in found]
 
+    def _read_entry(self, i: int, rows: Tensor) -> Tensor:
+        if self.mode == "r":  # what belongs together is known of whole rows
+            return self._whole(rows)[i]
+        self.ensure_whole(rows)
+        return super()._read_entry(i, rows)
+
     def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:
         if self.mode == "r+":
+            self.ensure_whole(index)
             super()._copy(index, batch, targets)
             return
         for target, rows in zip(targets, self._read(index, batch), strict=True):
@@ -352,6 +418,10 @@ class MemmapStorage(Storage):
             f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write. "
             "MemmapStorage.open(folder) mends that",
         )
+
+
+def _reader(folder: str) -> MemmapStorage:
+    return MemmapStorage.open(folder, mode="r")
 
 
 def _ranges(blocks: bytearray, block: int, size: int) -> list[list[int]]:

@@ -80,7 +80,7 @@ class Prefetcher:
 
     def __init__(self, source: Source, depth: int, lock: Any) -> None:
         self._source = source
-        self._depth = depth
+        self.depth = depth
         self._waiting: deque[Ahead] = deque()
         self._batch_size: int | None = None  # None: nothing is to be drawn ahead
         self._signal = Signal(lock)
@@ -128,7 +128,7 @@ class Prefetcher:
 
     def draw_ahead(self) -> Ahead | None:
         """The next batch to be made, if there is room for one; the caller holds the lock."""
-        room = self._depth - len(self._waiting)
+        room = self.depth - len(self._waiting)
         self._signal.work = self._batch_size is not None and room > 1
         if self._batch_size is None or room < 1:
             return None

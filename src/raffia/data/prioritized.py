@@ -12,6 +12,7 @@ from raffia.data.sum_tree import SumTree, kernels
 
 INFINITY = float("inf")
 BELOW_ONE = 1 - 2**-53
+IMPORTANCE = ("buffer", "batch")  # of what the largest importance weight is 1
 NONE = -1.0  # in place of a priority
 
 REDUCTIONS = {
@@ -39,10 +40,11 @@ class PrioritizedSampler(Sampler):
         all priorities at each addition.
     stratified: cut the sum of the priorities into n equal parts and draw one item from each, so
         that batches differ less from each other, as Schaul et al. do.
+    importance: what k runs over in the weights. "batch": the batch, so that its largest weight is
+        1, as Schaul et al. do. "buffer": all items that are here, as TorchRL does; a single item
+        of priority 0 then makes the weights of all batches tiny, and with them the learning rate.
 
-    The largest weight that any item can have is 1: they are compared with the least probable of
-    all items; Schaul et al. compare within the batch. `num_ignored` counts the priorities that came
-    too late: for items that had been overwritten.
+    `num_ignored` counts the priorities that came too late: for items that had been overwritten.
 
     A state that is loaded brings its alpha, beta and eps along, as they may have been changed in
     the course of training: they count, and those given here no longer do.
@@ -72,9 +74,11 @@ class PrioritizedSampler(Sampler):
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
         stratified: bool = False,
+        importance: str = "buffer",
     ) -> None:
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             check_exponent(name, value)
+        check_importance(importance)
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
         self.max_capacity: int = max_capacity
@@ -82,6 +86,7 @@ class PrioritizedSampler(Sampler):
         self.reduction = reduction
         self.max_priority_within_buffer = max_priority_within_buffer
         self.stratified = stratified
+        self.importance = importance
         self.num_ignored = 0
         self._alpha, self._beta = alpha, beta
         self._tree = SumTree(max_capacity)  # of (p + eps)^alpha
@@ -128,6 +133,17 @@ class PrioritizedSampler(Sampler):
         with self.lock:
             self._beta = beta
             self.version += 1
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a new item.
+
+        >>> PrioritizedSampler(4, alpha=0.5, beta=0.4).default_priority
+        1.0
+        """
+        if self.max_priority_within_buffer and self._alpha and self._tree.total() > 0:
+            return max(0.0, float(self._tree.maximum()) ** (1 / self._alpha) - self.eps)
+        return 1.0 if self._largest == NONE else self._largest
 
     def added(self, items: range) -> None:
         live = self._live
@@ -182,7 +198,8 @@ class PrioritizedSampler(Sampler):
         if self.stratified:
             u = u.add_(torch.arange(n)).div_(n).clamp_(max=BELOW_ONE)
         rows, chances = self._tree.draw(u)
-        weight = importance_weights(chances, self._tree.minimum(), self._beta)
+        least = self._tree.minimum() if self.importance == "buffer" else None
+        weight = importance_weights(chances, least, self._beta)
         return Draw(self._items(rows), {"priority_weight": weight})
 
     def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
@@ -340,12 +357,18 @@ class PrioritizedSampler(Sampler):
         return (rows - first) % self.max_capacity + first
 
 
-def importance_weights(chances: Tensor, least: float, beta: float) -> Tensor:
+def importance_weights(chances: Tensor, least: float | None, beta: float) -> Tensor:
     """(P(i) / min_k P(k))^-beta of drawn items: float32 [n]; `chances` float64 [n] is used up.
 
-    >>> importance_weights(torch.tensor([4.0, 1.0], dtype=torch.float64), least=1.0, beta=0.5)
+    least: the least of all chances; None: the least of these.
+
+    >>> importance_weights(torch.tensor([8.0, 2.0], dtype=torch.float64), least=0.5, beta=0.5)
+    tensor([0.2500, 0.5000])
+    >>> importance_weights(torch.tensor([8.0, 2.0], dtype=torch.float64), least=None, beta=0.5)
     tensor([0.5000, 1.0000])
     """
+    if least is None:
+        least = float(chances.min()) if len(chances) else 1.0
     return chances.div_(least).pow_(-beta).to(torch.float32)
 
 
@@ -353,6 +376,21 @@ def check_exponent(name: str, value: float) -> None:
     """Raise ValueError for what cannot be alpha, beta or eps."""
     if not 0 <= value < INFINITY:
         raise ValueError(f"{name} must be finite and >= 0, got {value}")
+
+
+def check_importance(importance: str) -> None:
+    """Raise ValueError for what is no rule of importance weights.
+
+    >>> check_importance("max")
+    Traceback (most recent call last):
+    ...
+    ValueError: importance is "batch" (the largest weight of each batch is 1) or "buffer" ...
+    """
+    if importance not in IMPORTANCE:
+        raise ValueError(
+            'importance is "batch" (the largest weight of each batch is 1) or "buffer" (that of '
+            f"all items is), got {importance!r}"
+        )
 
 
 def _span(items: range) -> str:

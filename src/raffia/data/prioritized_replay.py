@@ -4,20 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from raffia.data.buffer import check_is_storage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import Storage
+from raffia.data.tensordict_replay import TensorDictReplayBuffer
+from raffia.data.torchrl_storages import ListStorage, refuse_others
+from raffia.data.writers import Writer
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.tensordict import TensorDict
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
+class PrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A replay buffer whose items are drawn in proportion to their priority.
 
-    alpha, beta, eps, reduction, max_priority_within_buffer, stratified: see `PrioritizedSampler`.
+    alpha, beta, eps, reduction, max_priority_within_buffer, stratified, importance: see
+        `PrioritizedSampler`.
     priority_key: the entry of a TensorDict that holds its priority, such as the size of the error
         of its last update. Items that come with one start with it; `update_tensordict_priority`
         reads it from a batch.
@@ -48,6 +49,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
         stratified: bool = False,
+        importance: str = "buffer",
+        writer: Writer | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -61,7 +64,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(
                 "priorities need a storage of limited size: TensorStorage(max_size=1_000_000)"
             )
-        self.priorities = PrioritizedSampler(
+        sampler = PrioritizedSampler(
             storage.max_size,
             alpha,
             beta,
@@ -69,10 +72,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             reduction=reduction,
             max_priority_within_buffer=max_priority_within_buffer,
             stratified=stratified,
+            importance=importance,
         )
         super().__init__(
             storage=storage,
-            sampler=self.priorities,
+            sampler=sampler,
+            writer=writer,
+            priority_key=priority_key,
             collate_fn=collate_fn,
             transform=transform,
             batch_size=batch_size,
@@ -81,7 +87,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             prefetch=prefetch,
             generator=generator,
         )
-        self.priority_key = priority_key
+
+    @property
+    def priorities(self) -> PrioritizedSampler:
+        """The sampler."""
+        assert isinstance(self.sampler, PrioritizedSampler)
+        return self.sampler
 
     @property
     def alpha(self) -> float:
@@ -103,54 +114,58 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         with self._changing():
             self.priorities.beta = beta
 
-    def extend(self, data: Any) -> Tensor:
-        """Add items, as in `ReplayBuffer`; those that come with a priority start with it.
 
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = PrioritizedReplayBuffer(1.0, 1.0, eps=0.0, storage=TensorStorage(9))
-        >>> errors = torch.tensor([0.0, 3.0])
-        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(2, 4), td_error=errors, batch_size=[2]))
-        >>> buffer.sample(3)["index"]  # the first is never drawn
-        tensor([1, 1, 1])
-        """
-        with self._changing():  # priorities are checked for the alpha that is there when they count
-            priority = self._priority_of(data, 1)
-            if priority is None:
-                return super().extend(data)
-            numbers = super().extend(data)
-            size = self.priorities.max_capacity  # of more than these the last ones are here
-            self.sampler.update_priority(numbers[-size:], priority[-size:])
-        return numbers
+class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
+    """`PrioritizedReplayBuffer` with the arguments that TorchRL's has.
 
-    def add(self, item: Any) -> int:
-        with self._changing():
-            priority = self._priority_of(item, 0)
-            if priority is None:
-                return super().add(item)
-            number = super().add(item)
-            self.sampler.update_priority(number, priority)
-        return number
+    storage: `ListStorage(1000)` if None.
 
-    def update_tensordict_priority(self, data: TensorDict) -> int:
-        """Change the priorities of items of a batch, to what it holds under `priority_key`.
+    >>> from raffia import TensorDict
+    >>> from raffia.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+    >>> buffer = TensorDictPrioritizedReplayBuffer(
+    ...     alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4
+    ... )
+    >>> _ = buffer.extend(TensorDict(obs=torch.arange(6.0), batch_size=[6]))
+    >>> sorted(buffer.sample().keys())
+    ['index', 'obs', 'priority_weight']
+    """
 
-        Returns how many were left out, as their items had been overwritten.
-
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(9))
-        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(5), batch_size=[5]))
-        >>> batch = buffer.sample(3)
-        >>> buffer.update_tensordict_priority(batch.set("td_error", torch.rand(3)))
-        0
-        """
-        return self.update_priority(data["index"], data[self.priority_key])
-
-    def _priority_of(self, data: Any, batch_dims: int) -> Tensor | None:
-        """The priority that items come with, if any; ValueError if it is none."""
-        if not isinstance(data, TensorDict):
-            return None
-        priority = data.get(self.priority_key, None)
-        if priority is None:
-            return None
-        self.priorities.check_priority(data.batch_size[:batch_dims], priority)
-        return priority
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: NestedKey = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        writer: Writer | None = None,
+        sync: bool = True,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        reduction: str = "max",
+        batch_size: int | None = None,
+        dim_extend: int = 0,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool = False,
+        importance: str = "buffer",
+    ) -> None:
+        refuse_others(sync=sync, dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
+        super().__init__(
+            alpha,
+            beta,
+            storage=ListStorage(1000) if storage is None else storage,
+            eps=eps,
+            priority_key=priority_key,
+            reduction=reduction,
+            importance=importance,
+            writer=writer,
+            collate_fn=collate_fn,
+            transform=transform,
+            batch_size=batch_size,
+            pin_memory=pin_memory,
+            prefetch=prefetch or 0,
+            generator=generator,
+        )

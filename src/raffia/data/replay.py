@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,13 +17,16 @@ from raffia.data.buffer import (
     check_generator,
     check_is_storage,
     check_options,
+    own_generator,
 )
 from raffia.data.folder import Content, Folder, load_folder, write_folder
+from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
+from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
@@ -35,6 +38,7 @@ class ReplayBuffer(Buffer):
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
+    writer: says whether items may be added; any may if None.
     collate_fn: called on each batch as it comes out of the storage, stacked. With `prefetch` it is
         called ahead of time in the thread: it should depend on nothing but the batch.
     transform: called on each batch in the end, in the thread that asks for it.
@@ -44,8 +48,11 @@ class ReplayBuffer(Buffer):
     prefetch: so many batches are drawn ahead, in a thread. They are those that would be drawn
         without, bit for bit: when the content, a priority or an exponent has changed, those drawn
         ahead are thrown away and drawn anew. It pays where several batches come between changes.
-    generator: where random numbers come from, on the CPU; torch's global generator if None. With
-        `prefetch` one is needed, which nobody else draws from or seeds.
+    generator: where random numbers come from, on the CPU; torch's global generator if None, or,
+        with `prefetch`, one of its own, which that one seeds.
+
+    A buffer that is pickled, as for a spawned worker, is a copy; over a `MemmapStorage` it reads
+    beside the one who writes.
 
     Items are known by numbers: that of the first is 0, and those of items that were overwritten do
     not come again. A batch of TensorDicts carries the numbers as "index" (and "priority_weight",
@@ -67,6 +74,7 @@ class ReplayBuffer(Buffer):
         *,
         storage: Storage,
         sampler: Sampler | None = None,
+        writer: Writer | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -76,7 +84,8 @@ class ReplayBuffer(Buffer):
         generator: torch.Generator | None = None,
     ) -> None:
         check_options(batch_size, pin_memory, prefetch)
-        check_generator(generator, prefetch=prefetch > 0)
+        check_generator(generator, prefetch=False)
+        generator = own_generator(generator, prefetch)
         check_is_storage(storage)
         check_device(device)
         sampler = RandomSampler() if sampler is None else sampler
@@ -88,14 +97,23 @@ class ReplayBuffer(Buffer):
             )
         if sampler.lock is not Sampler.lock:
             raise ValueError("the sampler belongs to another buffer: make one for each")
-        self.transform = transform
+        self.transform: Callable[[Any], Any] | None = transform
         self.batch_size = batch_size
+        self.writer = RoundRobinWriter() if writer is None else writer
+        if not isinstance(self.writer, Writer):
+            raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
+        sampler.attach(storage)
         self._lock = sampler.lock = threading.RLock()
+        survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
         live = self._maker.live()
         if live:
             sampler.added(live)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.sampler.lock = self._lock
 
     @property
     def storage(self) -> Storage:
@@ -127,6 +145,7 @@ class ReplayBuffer(Buffer):
         >>> buffer.extend(torch.arange(5)), len(buffer)
         (tensor([0, 1, 2, 3, 4]), 3)
         """
+        self.writer.check()
         with self._changing():
             self._maker.follow()  # whatever can be wrong with the sampler is found before a write
             numbers = self.storage.extend(data)
@@ -142,6 +161,7 @@ class ReplayBuffer(Buffer):
         >>> buffer.add({"obs": torch.zeros(2)}), buffer.add({"obs": torch.ones(2)})
         (0, 1)
         """
+        self.writer.check()
         with self._changing():
             self._maker.follow()
             number = self.storage.add(item)
@@ -160,17 +180,7 @@ class ReplayBuffer(Buffer):
         (tensor(2), tensor(4), tensor([2, 3, 4]))
         """
         with self._lock:
-            live = self._maker.live()
-            if isinstance(index, slice):
-                ages = range(len(live))[index]
-                index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
-            age = torch.as_tensor(index)
-            if age.dtype is torch.bool:
-                raise no_integers("items", age.dtype)
-            wrong = (age < -len(live)) | (age >= len(live))
-            if wrong.any():
-                raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
-            return self.storage.get(self._maker.rows(live.start + age % max(len(live), 1)))
+            return self._maker.item(lambda live: _items_at(index, live))
 
     def empty(self) -> None:
         """Throw all items away; numbers start at 0 again.
@@ -199,6 +209,7 @@ class ReplayBuffer(Buffer):
         2
         """
         with self._changing():
+            self._maker.follow()  # what another process overwrote has no priority any more
             return self.sampler.update_priority(index, priority)
 
     # -- batches
@@ -271,7 +282,38 @@ class ReplayBuffer(Buffer):
             return batch
         return batch._replace(data=self.transform(batch.data))
 
+    def append_transform(self, transform: Callable[[Any], Any]) -> Self:
+        """Call one more function on each batch, after those before; gives the buffer.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9), batch_size=2)
+        >>> _ = buffer.append_transform(lambda x: x + 1).append_transform(lambda x: 10 * x)
+        >>> _ = buffer.extend(torch.zeros(5))
+        >>> buffer.sample()
+        tensor([10., 10.])
+        """
+        self.transform = transform if self.transform is None else Both(self.transform, transform)
+        return self
+
     # -- state
+
+    @property
+    def write_count(self) -> int:
+        """How many items were ever added.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> ReplayBuffer(storage=TensorStorage(3)).write_count
+        0
+        """
+        return self.storage.total
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """`save`, as TorchRL names it."""
+        self.save(path)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """`load`, as TorchRL names it."""
+        self.load(path)
 
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
         """All items, and where sampling stands: nested dicts of tensors and numbers.
@@ -386,6 +428,34 @@ class ReplayBuffer(Buffer):
                 f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
                 "torch.Generator(), or None, before"
             )
+
+
+class Both(NamedTuple):
+    """Two functions, one after the other.
+
+    >>> Both(abs, float)(-3)
+    3.0
+    """
+
+    first: Callable[[Any], Any]
+    second: Callable[[Any], Any]
+
+    def __call__(self, data: Any) -> Any:
+        return self.second(self.first(data))
+
+
+def _items_at(index: Any, live: range) -> Tensor:
+    """The numbers of items by their age; IndexError if there are none."""
+    if isinstance(index, slice):
+        ages = range(len(live))[index]
+        index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
+    age = torch.as_tensor(index)
+    if age.dtype is torch.bool:
+        raise no_integers("items", age.dtype)
+    wrong = (age < -len(live)) | (age >= len(live))
+    if wrong.any():
+        raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
+    return live.start + age % max(len(live), 1)
 
 
 def _check_sampler(sampler: Any) -> None:

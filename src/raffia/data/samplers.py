@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
+
 
 class Draw(NamedTuple):
     """What goes into one batch."""
 
     items: Tensor  # int64 [n], the numbers of the items
-    info: dict[str, Tensor]  # name -> [n], more about each of them
+    info: dict[Any, Tensor]  # key of an entry -> [n, ...], more about each of them
     ends_epoch: bool = False  # whether the next batch begins a new round
 
 
@@ -39,6 +41,21 @@ class Sampler:
     version = 0
     lock: AbstractContextManager[Any] = nullcontext()
     max_capacity: Any = None  # how many items there may be, where that matters
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock, which belongs to the buffer; tensors by value."""
+        return by_value({name: value for name, value in self.__dict__.items() if name != "lock"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
+
+    def attach(self, storage: Any) -> None:
+        """Hear of the storage that holds the items, once, before all else.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> RandomSampler().attach(TensorStorage(5))
+        """
+        return None  # most need nothing of it
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         """Choose n of the live items, of which there is at least one.

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.buffer import Buffer, check_generator, check_options
+from raffia.data.buffer import Buffer, check_generator, check_options, own_generator
 from raffia.data.episodes import CLOSED_TERMINATED, Change, Episodes
 from raffia.data.folder import Folder, load_folder, write_folder
+from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
 from raffia.data.segment_books import Books, check_entries
@@ -33,7 +34,7 @@ from raffia.data.steps import (
     several,
     take_steps,
 )
-from raffia.data.storage import Storage
+from raffia.data.storage import Storage, TensorStorage
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
@@ -59,7 +60,9 @@ class SegmentReplayBuffer(Buffer):
         masked. () masks both.
     alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn alike. `beta` can be
         set at any time. eps is added to every priority.
-    replacement: False draws different starts for one batch.
+    importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
+        of all steps that can be drawn is, as in `PrioritizedSampler`.
+    replacement: False draws different starts for one batch; None does so where there are as many.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
     Steps come in with `extend`, from several environments at once. A step holds obs, the action
@@ -100,22 +103,22 @@ class SegmentReplayBuffer(Buffer):
     >>> from raffia.data.storage import TensorStorage
     >>> buffer = SegmentReplayBuffer(TensorStorage(1000), unroll_steps=2, n_step=1)
     >>> steps = TensorDict(  # three steps of one environment; the last one ends the episode
-    ...     obs=torch.tensor([10, 11, 12]),
+    ...     observation=torch.tensor([10, 11, 12]),
     ...     action=torch.tensor([1, 0, 1]),
     ...     reward=torch.tensor([0.5, 0.25, 1.0]),
     ...     terminated=torch.tensor([False, False, True]),
     ...     truncated=torch.tensor([False, False, False]),
-    ...     next=dict(obs=torch.tensor([11, 12, 13])),
+    ...     next=dict(observation=torch.tensor([11, 12, 13])),
     ...     batch_size=[3],
     ... )
     >>> buffer.extend(steps)
     tensor([0, 1, 2])
     >>> window = buffer.read(torch.tensor([1]))
-    >>> window["obs"], window["reward"]
+    >>> window["observation"], window["reward"]
     (tensor([[11, 12, 13, 13]]), tensor([[0.2500, 1.0000, 0.0000, 0.0000]]))
     >>> window["valid"], window["discount"]
     (tensor([[ True,  True,  True, False]]), tensor([[1., 0., 0., 0.]]))
-    >>> buffer.sample(5)["obs"].shape
+    >>> buffer.sample(5)["observation"].shape
     torch.Size([5, 4])
     """
 
@@ -125,7 +128,7 @@ class SegmentReplayBuffer(Buffer):
         *,
         unroll_steps: int,
         n_step: int = 0,
-        obs_keys: Sequence[NestedKey] = ("obs",),
+        obs_keys: Sequence[NestedKey] = ("observation",),
         terminated_key: NestedKey = "terminated",
         truncated_key: NestedKey = "truncated",
         frame_stack: int | Mapping[NestedKey, int] = 1,
@@ -133,7 +136,8 @@ class SegmentReplayBuffer(Buffer):
         alpha: float | None = None,
         beta: float | None = None,
         eps: float = 1e-8,
-        replacement: bool = True,
+        importance: str = "buffer",
+        replacement: bool | None = True,
         batch_size: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
@@ -147,7 +151,8 @@ class SegmentReplayBuffer(Buffer):
             )
         _check_window(unroll_steps, n_step, storage.max_size)
         check_options(batch_size, pin_memory, prefetch)
-        check_generator(generator, prefetch=prefetch > 0)
+        check_generator(generator, prefetch=False)
+        generator = own_generator(generator, prefetch)
         self.storage = storage
         self.unroll_steps, self.n_step = unroll_steps, n_step
         self.length = unroll_steps + n_step + 1
@@ -168,7 +173,9 @@ class SegmentReplayBuffer(Buffer):
             look_ahead=self.length - 1,
             look_back=max(stacks.values(), default=1) - 1,
         )
-        self._priorities = StepPriorities(storage.max_size, alpha=alpha, beta=beta, eps=eps)
+        self._priorities = StepPriorities(
+            storage.max_size, alpha=alpha, beta=beta, eps=eps, importance=importance
+        )
         self._maker = SegmentMaker(
             storage,
             self._episodes,
@@ -183,7 +190,16 @@ class SegmentReplayBuffer(Buffer):
         )
         self._books = Books(self._episodes, self._priorities, self._maker)
         self._lock = threading.RLock()
+        survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.storage, TensorStorage):
+            raise TypeError(
+                "a segment buffer on disk can't be sent to another process, or copied: what "
+                "belongs together there is known to this one only. Send batches"
+            )
+        return super().__getstate__()
 
     def __len__(self) -> int:
         """How many steps can be drawn."""
@@ -239,7 +255,9 @@ class SegmentReplayBuffer(Buffer):
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
         >>> no = torch.zeros(2, 3, dtype=torch.bool)
         >>> obs = torch.arange(6).view(2, 3)  # two steps of each of three environments
-        >>> buffer.extend(TensorDict(obs=obs, terminated=no, truncated=no, batch_size=[2, 3]))
+        >>> buffer.extend(TensorDict(
+        ...     observation=obs, terminated=no, truncated=no, batch_size=[2, 3]
+        ... ))
         tensor([[0, 1, 2],
                 [3, 4, 5]])
         >>> len(buffer)  # the second steps can't be drawn until the third are there
@@ -280,7 +298,9 @@ class SegmentReplayBuffer(Buffer):
             raise RuntimeError(
                 f"{self.storage.total} items were appended to the storage, and this buffer knows "
                 f"of {self._episodes.total}: a storage belongs to one buffer. One that was opened "
-                "again needs buffer.load(folder) first"
+                "again needs buffer.load(folder) first, which says which rows belong together, as "
+                "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
+                "starts anew"
             )
         if 2 * num_envs > self._episodes.num_rows:
             raise ValueError(
@@ -329,7 +349,9 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
         >>> no = torch.tensor([False, False])
-        >>> step = TensorDict(obs=torch.randn(2, 3), terminated=no, truncated=no, batch_size=[2])
+        >>> step = TensorDict(
+        ...     observation=torch.randn(2, 3), terminated=no, truncated=no, batch_size=[2]
+        ... )
         >>> buffer.add(step), buffer.add(step[0], env=1)
         (tensor([0, 1]), tensor(2))
         """
@@ -349,7 +371,9 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=5)
         >>> no = torch.zeros(3, dtype=torch.bool)
-        >>> steps = TensorDict(obs=torch.arange(3), terminated=no, truncated=no, batch_size=[3])
+        >>> steps = TensorDict(
+        ...     observation=torch.arange(3), terminated=no, truncated=no, batch_size=[3]
+        ... )
         >>> _ = buffer.extend(steps)
         >>> buffer.cut(), len(buffer)
         (1, 2)
@@ -381,11 +405,13 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, alpha=0.6, beta=0.4)
         >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> steps = TensorDict(
+        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]
+        ... )
         >>> _ = buffer.extend(steps)
         >>> batch = buffer.sample(256)
         >>> batch = buffer.sample(256, out=batch)
-        >>> buffer.update_priority(batch["index"], (batch["obs"][:, 0] - 4.0).abs())
+        >>> buffer.update_priority(batch["index"], (batch["observation"][:, 0] - 4.0).abs())
         0
         """
         n = self.batch_size if batch_size is None else batch_size
@@ -417,15 +443,18 @@ class SegmentReplayBuffer(Buffer):
 
         index: [B] numbers of steps that can be drawn; `contains` tells which these are.
         length: how many rows, if not the buffer's L.
-        Raises IndexError for other numbers.
+        Raises IndexError for other numbers, and for a window that is longer than what there is yet
+        of an episode that goes on.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
         >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> steps = TensorDict(
+        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]
+        ... )
         >>> _ = buffer.extend(steps)
-        >>> buffer.read(torch.tensor([4, 2]), length=3)["obs"]
+        >>> buffer.read(torch.tensor([4, 2]), length=3)["observation"]
         tensor([[4, 5, 6],
                 [2, 3, 4]])
         """
@@ -445,6 +474,8 @@ class SegmentReplayBuffer(Buffer):
                 )
             start = self._episodes.row(index)
             copied = self._maker.copy(start, torch.ones(len(start)), length)
+        if length > self.length:
+            _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))
 
     def contains(self, index: Tensor) -> Tensor:
@@ -472,7 +503,9 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=0, alpha=0.6, beta=0.4)
         >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(obs=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+        >>> steps = TensorDict(
+        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]
+        ... )
         >>> _ = buffer.extend(steps)
         >>> buffer.update_priority(torch.tensor([3, 5]), torch.tensor([0.5, 2.0]))
         0
@@ -505,7 +538,7 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
         >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(obs=torch.arange(9), value=torch.zeros(9), batch_size=[9])
+        >>> steps = TensorDict(observation=torch.arange(9), value=torch.zeros(9), batch_size=[9])
         >>> _ = buffer.extend(steps.update(dict(terminated=no, truncated=no)))
         >>> index = buffer.read(torch.tensor([4]))["step_index"]
         >>> buffer.update(index, TensorDict(value=torch.tensor([[0.5, 0.25]]), batch_size=[1, 2]))
@@ -637,6 +670,20 @@ class SegmentReplayBuffer(Buffer):
             self._skip()
             gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
             self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))
+
+
+def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
+    """IndexError if a window goes on behind the newest step of its episode."""
+    valid = added["valid"]
+    missing = added["valid_step"] & ~valid  # a step again, as there is no row behind it yet
+    unfinished = missing.any(1).nonzero()[:, 0]
+    if len(unfinished):
+        length = int(valid[unfinished].sum(1).min())
+        raise IndexError(
+            f"step {int(index[unfinished[0]])} (and {len(unfinished) - 1} more) can't be read with "
+            f"length={valid.shape[1]}: its episode goes on, and what comes after its newest step "
+            f"is not known yet. length={length} can be read of all of these"
+        )
 
 
 def _check_window(unroll_steps: int, n_step: int, num_rows: int) -> None:

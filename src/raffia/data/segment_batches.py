@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, Episodes
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.storage import Storage
@@ -55,7 +56,7 @@ class SegmentMaker:
         length: int,
         stacks: Mapping[Path, int],
         absorb: Collection[str],
-        replacement: bool,
+        replacement: bool | None,
         generator: torch.Generator | None,
         pin_memory: bool,
         device: torch.device | str | None,
@@ -68,6 +69,12 @@ class SegmentMaker:
         self.plain = device is None and not pin_memory and storage.device.type == "cpu"
         self.num_changes = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
+
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
         """Choose starts and copy their windows; into an earlier batch, if one is given."""
         num_steps = len(self.episodes)
@@ -76,16 +83,17 @@ class SegmentMaker:
                 f"no step can be drawn yet: {self.episodes.total} rows came in, and a step needs "
                 f"{self.length - 1} rows after it, or the end of its episode"
             )
-        if batch_size > num_steps and not self.replacement:
+        enough = batch_size <= num_steps
+        if self.replacement is False and not enough:
             raise ValueError(
                 f"there are no {batch_size} different steps among {num_steps}: sample fewer, or "
-                "make the buffer with replacement=True"
+                "make the buffer with replacement=True, or with None: the same ones again only "
+                "where there are too few"
             )
         # What `into` lacks is said before a draw is lost for it.
         targets = None if into is None else self.targets(into, batch_size, self.length)
-        start, weight = self.priorities.draw(
-            batch_size, self.generator, replacement=self.replacement
-        )
+        again = not enough if self.replacement is None else self.replacement
+        start, weight = self.priorities.draw(batch_size, self.generator, replacement=again)
         return self.copy(start, weight, self.length, targets)
 
     def copy(
@@ -109,6 +117,7 @@ class SegmentMaker:
             stack = self.stacks.get(path, 1)
             if stack not in wanted:
                 wanted[stack] = rows[:, before - stack + 1 :].reshape(-1).to(leaf.device)
+                self.storage.ensure_whole(wanted[stack])
             shape = len(start), length + stack - 1, *leaf.shape[1:]
             if target is None:
                 leaves.append(leaf.index_select(0, wanted[stack]).view(shape))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.groups import groups
-from raffia.data.prioritized import INFINITY, check_exponent, importance_weights
+from raffia.data.prioritized import INFINITY, check_exponent, check_importance, importance_weights
 from raffia.data.sum_tree import SumTree
 
 TOO_LARGE = 1e290  # for a chance: sums of all of them stay finite
@@ -23,6 +25,7 @@ class StepPriorities:
     num_rows: rows of the ring.
     alpha, beta: both None: all admitted rows are alike, and all weights are 1.
     eps: added to every priority.
+    importance: what k runs over in the weights: "buffer", all admitted rows; "batch", those drawn.
 
     Steps come in before they can be drawn, and go out long before the ring overwrites them all;
     so this differs from `PrioritizedSampler` in when a row counts, not in how it is drawn.
@@ -46,7 +49,9 @@ class StepPriorities:
         alpha: float | None,
         beta: float | None,
         eps: float,
+        importance: str = "buffer",
     ) -> None:
+        check_importance(importance)
         if (alpha is None) != (beta is None):
             raise ValueError(
                 f"alpha={alpha} and beta={beta} go together: alpha says how much priorities count, "
@@ -57,6 +62,7 @@ class StepPriorities:
         self.alpha = None if alpha is None else _exponent("alpha", alpha)
         self.beta = None if beta is None else _exponent("beta", beta)
         self.eps = _exponent("eps", eps)
+        self.importance = importance
         self._tree = SumTree(num_rows)
         self.clear()
 
@@ -68,6 +74,12 @@ class StepPriorities:
         self._tree.set(torch.arange(self.num_rows), 0.0)
         self._set_largest(None)
         self._given: Tensor | None = None  # [N] float64, chances that steps came with
+
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
 
     @property
     def default_priority(self) -> float:
@@ -184,7 +196,7 @@ class StepPriorities:
         >>> rows.sort().values, weights
         (tensor([1, 3]), tensor([1., 1.]))
         """
-        least = self._tree.minimum()
+        least = self._tree.minimum() if self.importance == "buffer" else None
         if replacement:
             rows, chances = self._tree.draw(_uniform(n, generator))
         else:

@@ -63,7 +63,12 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> Steps:
     terminated, truncated = _flag(steps, keys.terminated), _flag(steps, keys.truncated)
     ends = terminated | truncated
     for key in keys.obs:
-        steps[key]  # KeyError if it is missing
+        if steps.get(key, None) is None:
+            raise MissingKeyError(
+                f"steps have no entry {key!r}, which obs_keys names; their entries are "
+                f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., obs_keys=[...]) names "
+                "what is seen before an action"
+            )
     rows = _stored(steps, keys).reshape(-1)
     closing = rows[:0]
     if ends.any():

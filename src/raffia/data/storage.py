@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data.by_value import by_value, from_value
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.held import Held
+from raffia.data.items import rows_of, tensors_of
 from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_index
 from raffia.data.storage_state import Rows, from_state, numbers_of, to_state
 from raffia.data.structure import RowStructure
 from raffia.tensordict.disk import save_file
+from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.storage", 1
@@ -119,6 +122,7 @@ class Storage(ABC):
     def extend(self, data: Any) -> Tensor:  # int64 [n]
         """Append items, whose first dimension counts them; gives their numbers.
 
+        A list is of items without that dimension, which are stacked. Arrays of numpy are taken too.
         Numbers count up for ever. Item n lies in row n % max_size, so the oldest is overwritten
         when all rows hold something. Of more than max_size items the last ones are kept.
 
@@ -128,6 +132,8 @@ class Storage(ABC):
         tensor([0, 1, 2, 3])
         >>> storage.get(slice(None)), storage.total
         ({'obs': tensor([13, 11, 12])}, 4)
+        >>> storage.extend([{"obs": torch.tensor(14)}, {"obs": torch.tensor(15)}])
+        tensor([4, 5])
         """
         structure, leaves, batch = self._taken(data, 1)
         n = batch[0]
@@ -220,6 +226,31 @@ class Storage(ABC):
             return out
         return structure.build(self._read(index, batch), batch, self._device)
 
+    def entry(self, path: tuple[Any, ...], rows: Tensor) -> Tensor:
+        """One entry of rows int64 [n], a copy [n, ...].
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend({"obs": torch.arange(4), "done": torch.zeros(4)})
+        >>> storage.entry(("obs",), torch.tensor([2, 0]))
+        tensor([2, 0])
+        """
+        if self._structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        self._check_held(rows)
+        return self._read_entry(self._structure.paths.index(path), rows)
+
+    def _read_entry(self, i: int, rows: Tensor) -> Tensor:
+        return selected(self._leaves[i], rows)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """As `get`."""
+        return self.get(rows)
+
+    def __setitem__(self, rows: Any, data: Any) -> None:
+        """As `set`."""
+        self.set(rows, data)
+
     def contains(self, rows: Any) -> Any:
         """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
 
@@ -235,6 +266,18 @@ class Storage(ABC):
         if isinstance(index, int):
             return bool(self._held.contains(torch.tensor(index, device=self._device)))
         return self._held.contains(as_rows(index, self._device)).view(batch)
+
+    def holds_items(self, items: Tensor) -> bool:
+        """Whether rows still hold these items, and no later ones that another process wrote.
+
+        items: int64 [n], numbers of items that were there before.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> storage.holds_items(storage.extend(torch.arange(4)))
+        True
+        """
+        return True  # nobody else writes here
 
     def erase(self, rows: Any) -> None:
         """Make rows hold nothing; those that hold nothing already do not matter.
@@ -307,6 +350,10 @@ class Storage(ABC):
 
     # -- reading
 
+    def ensure_whole(self, rows: Index) -> None:
+        """Raise DamagedFileError if one of these rows is not as it was written, on disk."""
+        return None  # in memory nothing is damaged
+
     def _read(self, index: Index, batch: torch.Size) -> list[Tensor]:
         if not isinstance(index, Tensor):
             return [leaf[index].clone() for leaf in self._leaves]
@@ -371,6 +418,11 @@ class Storage(ABC):
 
     def _taken(self, data: Any, batch_dims: int) -> tuple[RowStructure, list[Tensor], torch.Size]:
         """The tensors of data that is to be written, all checked."""
+        if not isinstance(data, (Node, Tensor)):
+            if batch_dims == 1:
+                data = rows_of(data, self._structure)
+            else:
+                data = tensors_of(data, numbers=batch_dims == 0)
         structure = self._structure or RowStructure.of(data, batch_dims)
         return structure, *structure.leaves(data, batch_dims)
 
@@ -389,6 +441,24 @@ class Storage(ABC):
         return max(self._held.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
 
     # -- state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is held, by value: a pickled storage is a copy."""
+        found = self._contents()
+        return {
+            "fields": {"_max_size": self._max_size, "_device": self._device},
+            **by_value({"rows": found.rows, "leaves": list(found.leaves)}),
+            "structure": found.structure,
+            "total": found.total,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fields, state = state["fields"], from_value(state)
+        Storage.__init__(self, fields["_max_size"], fields["_device"])
+        rows = Rows(
+            self._max_size, state["total"], state["structure"], state["rows"], state["leaves"]
+        )
+        self._replace(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the storage holds: a dict of tensors (copies) and integers.
@@ -409,6 +479,7 @@ class Storage(ABC):
         """What is held, with views of the rows where they are without a gap."""
         rows = self.rows()
         if self._held.gapless:
+            self.ensure_whole(rows)
             leaves = [leaf[: len(rows)] for leaf in self._leaves]
         else:
             leaves = self._read(rows, rows.shape)

@@ -1,12 +1,21 @@
 """What the rows of a storage look like: the nest around their tensors, dtypes and shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raffia.data.nests import Json, Misfit, Part, entry, part_from_json, part_of
+from raffia.data.nests import (
+    Container,
+    Json,
+    Misfit,
+    Nest,
+    Part,
+    entry,
+    part_from_json,
+    part_of,
+)
 from raffia.data.rows import RowLayout, row_layout
 from raffia.tensordict.node import Node
 
@@ -28,6 +37,7 @@ class RowStructure:
         if len(self.paths) != len(self.layouts):
             raise ValueError(f"{len(self.paths)} tensors have {len(self.layouts)} layouts")
         self._expected = [(layout.dtype, layout.shape) for layout in self.layouts]
+        self._inner = not isinstance(nest, Container) and any(_containers(nest))
 
     @classmethod
     def of(cls, data: Any, batch_dims: int = 1) -> "RowStructure":
@@ -65,6 +75,8 @@ class RowStructure:
         except Misfit as misfit:
             raise misfit.public() from None
         batch = _batch(data, leaves[0], batch_dims)
+        if self._inner:
+            _check_inner(self.nest, data, batch)
         for i, (dtype, shape) in enumerate(self._expected):
             leaf = leaves[i]
             if leaf.dtype is not dtype or leaf.shape != batch + shape or leaf.is_meta:
@@ -129,6 +141,32 @@ def _batch(data: Any, first: Tensor, batch_dims: int) -> torch.Size:
             "count rows: storage.add(item) takes a single item"
         )
     return shape[:batch_dims]
+
+
+def _containers(nest: Part) -> Iterator[Container]:
+    """The containers that lie in dicts, lists and tuples only: nothing else says their batch."""
+    if isinstance(nest, Container):
+        yield nest
+    elif isinstance(nest, Nest):
+        for part in nest.parts.values():
+            yield from _containers(part)
+
+
+def _check_inner(nest: Part, data: Any, batch: torch.Size, path: tuple[Any, ...] = ()) -> None:
+    """Raise ValueError for such a container whose batch size does not begin with that of the rows.
+
+    Else its rows would be counted by a dimension of its tensors that means something else.
+    """
+    if isinstance(nest, Container):
+        if data._batch_size[: len(batch)] != batch:
+            raise ValueError(
+                f"{entry(path)} has the batch size {list(data._batch_size)}, which does not begin "
+                f"with {list(batch)}, the rows of the data. Items without a dimension that counts "
+                "them go in as a list of items"
+            )
+    elif isinstance(nest, Nest):
+        for name, value in nest.entries(data).items():
+            _check_inner(nest.parts[name], value, batch, (*path, name))
 
 
 def _too_flat(path: tuple[Any, ...], leaf: Tensor) -> ValueError:

@@ -12,11 +12,13 @@ differ in their rounding, it takes the last child that is not zero.
 import functools
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia import jit
+from raffia.data.by_value import by_value, from_value
 from raffia.data.groups import tensor_groups
 
 FAN_OUT = 16
@@ -73,6 +75,12 @@ class SumTree:
         self.limit = torch.finfo(torch.float64).max / (2 * capacity)
         self._start_numbers = torch.tensor(self._starts)  # for the compiled loops
         self._before = torch.zeros(FAN_OUT, dtype=torch.float64)  # what they work in
+
+    def __getstate__(self) -> dict[str, Any]:
+        return by_value(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(from_value(state))
 
     def __len__(self) -> int:
         return self.capacity

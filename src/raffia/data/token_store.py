@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from raffia.data.data_point import DataPoint
 from raffia.data.folder import Content, Folder, load_folder, write_folder
+from raffia.files import DamagedFileError
 from raffia.tensordict.disk import dump, parse
-from raffia.tensordict.memmap import DamagedFileError
 
 __all__ = ["Row", "RowSummary", "StoreReport", "TokenStore"]
 

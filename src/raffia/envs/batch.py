@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from raffia.envs.env import Env
+from raffia.envs.env import Env, EnvSpec
 from raffia.envs.rows import (
     RowEnv,
     Rows,
@@ -34,6 +34,12 @@ class SerialBatch:
         """`rows` are arrays to write into, as in memory that is shared; None: its own."""
         if not envs:
             raise ValueError("SerialBatch(envs) needs one world or more")
+        if not isinstance(getattr(envs[0], "spec", None), EnvSpec):
+            kind = type(envs[0]).__name__
+            raise TypeError(
+                f"SerialBatch(envs): a {kind} is no Env, its spec is no EnvSpec; one of Gymnasium "
+                "becomes one by raffia.envs.GymEnv(env)"
+            )
         self.spec = envs[0].spec
         for row, env in enumerate(envs):
             if env.spec != self.spec:

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def check_types(config: Any) -> None:
+    """Refuse a value that is not of its field's type, in a config and in those that it holds.
+
+    A whole number may stand where a number is wanted; True is no number.
+
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.presets import PRESETS
+    >>> replace(PRESETS["smoke"], seed="a")
+    Traceback (most recent call last):
+    ...
+    ValueError: seed='a' must be a whole number
+    """
+    for field in fields(config):
+        value, hint = getattr(config, field.name), _hints(type(config))[field.name]
+        if not _is_of(hint, value):
+            raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
+        if is_dataclass(value):
+            check_types(value)
 
 
 def check_choices(config: Any) -> None:
@@ -39,7 +62,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
     ValueError: num_envs=0 must be at least 1
     """
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if not value >= least:
             raise ValueError(f"{name}={value} must be at least {least}")
 
@@ -54,7 +77,7 @@ def check_above_zero(config: Any, *names: str) -> None:
     ValueError: max_grad_norm=0.0 must be above 0
     """
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
 
@@ -69,15 +92,69 @@ def check_share(config: Any, *names: str) -> None:
     ValueError: dirichlet_fraction=25.0 must lie in 0..1
     """
     for name in names:
-        value = getattr(config, name)
+        value = _number(config, name)
         if not 0 <= value <= 1:
             raise ValueError(f"{name}={value} must lie in 0..1")
+
+
+def _number(config: Any, name: str) -> Any:
+    """The value of a field that must be a number."""
+    value, hint = getattr(config, name), _hints(type(config))[name]
+    if not _is_of(hint, value):
+        raise ValueError(f"{name}={value!r} must be {_described(hint)}{_near(value)}")
+    return value
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type of settings; hints that are none of these accept anything."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is_of(part, value) for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        wanted = parts[:1] * len(value) if parts[-1] is ... else parts
+        return len(wanted) == len(value) and all(map(_is_of, wanted, value))
+    if hint in (int, float):
+        wanted = int if hint is int else int | float
+        return isinstance(value, wanted) and not isinstance(value, bool)
+    if hint in (bool, str, NoneType) or is_dataclass(hint):
+        return isinstance(value, hint)
+    return True  # a Literal is looked at by `check_choices`
+
+
+def _described(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_described, parts))
+    if origin is tuple and parts[-1] is ...:
+        return f"a tuple, each {_described(parts[0])}"
+    if origin is tuple:
+        return f"a tuple ({', '.join(map(_described, parts))})"
+    if is_dataclass(hint) and isinstance(hint, type):
+        return f"a {hint.__name__}"
+    return "None" if hint is NoneType else _KINDS.get(hint, str(hint))
+
+
+def _near(value: Any) -> str:
+    """The call that was meant, where it can be seen: a list for a tuple, numpy's for a number."""
+    if isinstance(value, list):
+        return f"; write {tuple(value)!r}"
+    item = getattr(value, "item", None)  # numpy's and torch's numbers
+    if callable(item) and getattr(value, "ndim", 1) == 0:
+        return f"; write {item()!r}"
+    return ""
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @cache
 def _choices(kind: type) -> dict[str, tuple[object, ...]]:
     """What each field may be that is a Literal, a tuple of them, or one of these or None."""
-    found = {name: _chosen_from(hint) for name, hint in get_type_hints(kind).items()}
+    found = {name: _chosen_from(hint) for name, hint in _hints(kind).items()}
     return {name: choices for name, choices in found.items() if choices}
 
 

@@ -23,6 +23,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 Array = npt.NDArray[Any]
 GymSpace = spaces.Space[Any]
+_EXTRAS = {"box2d": "box2d", "classic_control": "video"}  # rooms of Gymnasium that need packages
 
 
 class GymEnv:
@@ -120,7 +121,8 @@ class GymEnv:
             picture = self.gym.render()
         except DependencyNotInstalled as error:
             raise ImportError(
-                f"pictures of {self.spec.name} need a package that is not installed: {error}"
+                f"pictures of {self.spec.name} need a package that is not installed: "
+                f"{_to_install(self.spec.name, error)}"
             ) from error
         return torch.from_numpy(np.array(picture, dtype=np.uint8))
 
@@ -140,6 +142,16 @@ class GymEnv:
             {key: tensor[0].clone() for key, tensor in self._row.tensors(keys).items()},
             batch_size=[],
         )
+
+
+def as_env(make: Callable[[], Any]) -> Any:
+    """What `make` makes, as an Env: one of Gymnasium is wrapped.
+
+    >>> as_env(lambda: gymnasium.make("CartPole-v1")).spec.name
+    'CartPole-v1'
+    """
+    one = make()
+    return GymEnv(one) if isinstance(one, gymnasium.Env) else one
 
 
 def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasium.Env[Any, Any]:
@@ -165,7 +177,18 @@ def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasi
                 **options,
             )
     except DependencyNotInstalled as error:
-        raise ImportError(f"{name} needs a package that is not installed: {error}") from error
+        raise ImportError(
+            f"{name} needs a package that is not installed: {_to_install(name, error)}"
+        ) from error
+
+
+def _to_install(name: str, error: Exception) -> str:
+    """The extra of ours that brings what an environment lacks, or what Gymnasium says of it."""
+    kind = gymnasium.registry[name].entry_point if name in gymnasium.registry else ""
+    for package, extra in _EXTRAS.items():
+        if f"envs.{package}" in str(kind):
+            return f"pip install 'raffia[{extra}]'"
+    return str(error)
 
 
 def _draw_without_a_display() -> None:

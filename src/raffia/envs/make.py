@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from raffia.envs.config import AtariConfig, EnvConfig
-from raffia.envs.env import BatchEnv, Env
+from raffia.envs.env import BatchEnv, Env, EnvSpec
 
 
 def make_env(
@@ -30,6 +31,8 @@ def make_env(
     >>> make_env(EnvConfig(id="CartPole-v1"), evaluation=True, num_envs=2).num_envs
     2
     """
+    if not isinstance(config, EnvConfig):
+        raise _no_config(config)
     num_workers = config.num_workers if num_envs is None else min(config.num_workers, num_envs)
     num_envs = config.num_envs if num_envs is None else num_envs
     if num_envs < 1:
@@ -42,20 +45,76 @@ def make_env(
             )
         return limited(make_batch(num_envs), config.max_episode_steps)
     if (make := one_of_ours(config.id, config.atari, evaluation)) is not None:
-        return limited(spread(make, num_envs, num_workers), config.max_episode_steps)
+        batch = spread(make, num_envs, num_workers, config.step_timeout_seconds)
+        return limited(batch, config.max_episode_steps)
     from raffia.envs.gym import GymEnv, known_to_gymnasium
 
     if not known_to_gymnasium(config.id):
         raise unknown(config.id)
     make = partial(GymEnv, config.id, max_episode_steps=config.max_episode_steps, render=render)
-    return spread(make, num_envs, num_workers)
+    return spread(make, num_envs, num_workers, config.step_timeout_seconds)
 
 
-def worlds_of(make: Callable[[], Env]) -> Callable[..., BatchEnv]:
+def _no_config(given: object) -> TypeError:
+    """The answer to a name, or an environment, where its settings are wanted."""
+    if isinstance(given, str):
+        return TypeError(
+            f"make_env({given!r}): an environment is made by settings, as in "
+            f"make_env(EnvConfig(id={given!r}))"
+        )
+    return TypeError(
+        f"make_env was given a {type(given).__name__}; it takes an EnvConfig. For an environment "
+        "that you make yourself: worlds_of(a_function_that_makes_one)"
+    )
+
+
+def refuse_world(worlds: object) -> None:
+    """TypeError where an environment is given in place of a function that makes as many as wanted.
+
+    >>> refuse_world(make_env)
+    >>> from raffia.envs.probe import ValueProbe
+    >>> refuse_world(ValueProbe())
+    Traceback (most recent call last):
+    ...
+    TypeError: worlds is one environment, a ValueProbe, and a run plays and evaluates in several:
+    pass worlds_of(make), where make() gives a new one
+    """
+    if callable(worlds) and not isinstance(worlds, type):
+        return
+    one = f"the class {worlds.__name__}" if isinstance(worlds, type) else type(worlds).__name__
+    if isinstance(worlds, type):
+        raise TypeError(f"worlds is {one}: pass worlds_of({worlds.__name__})")
+    raise TypeError(
+        f"worlds is one environment, a {one}, and a run plays and evaluates in several: pass "
+        "worlds_of(make), where make() gives a new one"
+    )
+
+
+def require_batch(env: object) -> None:
+    """TypeError for what a function in place of `make_env` gave, if it is no BatchEnv.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> require_batch(spread(ValueProbe, 2, 0))
+    >>> require_batch(ValueProbe())
+    Traceback (most recent call last):
+    ...
+    TypeError: worlds(config) gave a ValueProbe, which is no batch of environments: pass
+    worlds_of(make), where make() gives one environment, or wrap them in a SerialBatch
+    """
+    lacks = [name for name in ("num_envs", "reset", "step", "render") if not hasattr(env, name)]
+    if lacks or not isinstance(getattr(env, "spec", None), EnvSpec):
+        raise TypeError(
+            f"worlds(config) gave a {type(env).__name__}, which is no batch of environments: pass "
+            "worlds_of(make), where make() gives one environment, or wrap them in a SerialBatch"
+        )
+
+
+def worlds_of(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
     """A function like `make_env` for worlds of one's own: as many, and in as many workers, as a
     config says; its `id` names them only.
 
-    make: makes one world. For worker processes it must be a class or a function of a module.
+    make: makes one world, an Env or one of Gymnasium. For worker processes it must be a class or a
+        function of a module.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> worlds_of(ValueProbe)(EnvConfig(id="mine", num_envs=3)).num_envs
@@ -70,7 +129,10 @@ def worlds_of(make: Callable[[], Env]) -> Callable[..., BatchEnv]:
         num_envs: int | None = None,
     ) -> BatchEnv:
         num = config.num_envs if num_envs is None else num_envs
-        batch = spread(make, num, min(config.num_workers, num))
+        from raffia.envs.gym import as_env
+
+        num_workers = min(config.num_workers, num)
+        batch = spread(partial(as_env, make), num, num_workers, config.step_timeout_seconds)
         return limited(batch, config.max_episode_steps)
 
     return worlds
@@ -94,7 +156,12 @@ def env_names() -> list[str]:
     ]
 
 
-def spread(make: Callable[[], Env], num_envs: int, num_workers: int) -> BatchEnv:
+def spread(
+    make: Callable[[], Env],
+    num_envs: int,
+    num_workers: int,
+    step_timeout_seconds: float = 0.0,  # of worker processes; 0: none
+) -> BatchEnv:
     """So many worlds, in this process or in others.
 
     >>> from raffia.envs.probe import ValueProbe
@@ -104,7 +171,9 @@ def spread(make: Callable[[], Env], num_envs: int, num_workers: int) -> BatchEnv
     if num_workers:
         from raffia.envs.workers import WorkerBatch
 
-        return WorkerBatch([make] * num_envs, num_workers)
+        return WorkerBatch(
+            [make] * num_envs, num_workers, step_timeout_seconds=step_timeout_seconds
+        )
     from raffia.envs.batch import SerialBatch
 
     return SerialBatch([make() for _ in range(num_envs)])
@@ -168,6 +237,7 @@ def unknown(name: str) -> ValueError:
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f" Did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(
-        f"there is no world {name!r}.{hint} All names: raffia.envs.make.env_names(); of a package "
-        "of yours: 'its.module:Name-v0', where importing its.module registers it with Gymnasium"
+        f"there is no world {name!r}.{hint} All names: `raffia list environments`, or "
+        "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "
+        "importing its.module registers it with Gymnasium"
     )

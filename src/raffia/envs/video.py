@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raffia.envs.resize import area
-from raffia.tensordict.disk import write_atomically
+from raffia.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image

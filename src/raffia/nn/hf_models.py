@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from raffia.files import DamagedFileError, foreign_reader
 from raffia.functional.trees import is_traced
-from raffia.nn.lm_folder import read_config, weight_files
+from raffia.nn.lm_folder import CONFIG, LARGEST, read_config, weight_files
 
 __all__ = ["UNBOUNDED", "hf_sizes", "load_hf", "make_hf", "new_past", "no_bars", "recompute_layers"]
 
@@ -38,15 +40,21 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     model.safetensors
     """
     folder = Path(folder)
-    text = _config(read_config(folder), str(folder)).get_text_config()
-    n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
-    return {
-        "vocab_size": int(text.vocab_size),
-        "n_layer": int(getattr(text, "num_hidden_layers", None) or 1),
-        "n_head": 1 if n_embd % n_head else n_head,
-        "n_embd": n_embd,
-        "block_size": int(getattr(text, "max_position_embeddings", None) or UNBOUNDED),
-    }
+    config = _config(read_config(folder), str(folder / CONFIG))
+    with foreign_reader(folder / CONFIG, "it says no sizes of a language model"):
+        text = config.get_text_config()
+        n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
+        found = {
+            "vocab_size": int(text.vocab_size),
+            "n_layer": int(getattr(text, "num_hidden_layers", None) or 1),
+            "n_head": 1 if n_embd % n_head else n_head,
+            "n_embd": n_embd,
+            "block_size": int(getattr(text, "max_position_embeddings", None) or UNBOUNDED),
+        }
+    for name, size in found.items():
+        if not 1 <= size <= LARGEST:
+            raise DamagedFileError(folder / CONFIG, f"{name} is {size}, and is in 1..{LARGEST}")
+    return found
 
 
 def load_hf(
@@ -65,18 +73,21 @@ def load_hf(
     model.safetensors
     """
     folder = Path(folder)
-    config = _config(read_config(folder), str(folder))
-    weight_files(folder)
+    config = _config(read_config(folder), str(folder / CONFIG))
+    files = weight_files(folder)
     _set_dropout(config, dropout)
-    with no_bars():
-        model = _library().AutoModelForCausalLM.from_pretrained(
+    _check_memory(folder / CONFIG, config, files)
+    with no_bars(), foreign_reader(folder, "transformers can't read the model"):
+        model, told = _library().AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=torch.get_default_dtype() if dtype is None else dtype,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+    _check_loaded(folder, told)
     if vocab_size is not None and vocab_size > config.get_text_config().vocab_size:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     return model
@@ -157,19 +168,58 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
     """The config that JSON describes, of a causal language model."""
     kind = data.get("model_type")
     library = _library(f"{where} is of a model of the kind {kind!r}, and ")
-    if kind not in library.CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
         raise ValueError(
             f"{where} is of a model of the kind {kind!r}, which transformers "
             f"{library.__version__} does not know: `pip install --upgrade transformers` if it is a "
             "new one; code that comes with a model is not run"
         )
-    config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
+    with foreign_reader(where, f"transformers can't make a model of the kind {kind!r} of it"):
+        config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{where} is of a model of the kind {kind!r}, and none of that kind says token after "
             "token: take a causal language model, such as a GPT-2 or a Llama"
         )
     return config
+
+
+def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
+    """DamagedFileError if the config is of a model far larger than what its files hold.
+
+    A damaged number there would take memory until there is none.
+    """
+    num_tensors, num_bytes = 0, sum([file.stat().st_size for file in files])
+    for file in files:
+        with foreign_reader(file, "it is damaged, or no safetensors file"):
+            with safe_open(file, framework="pt") as tensors:
+                num_tensors += len(tensors.keys())
+    with foreign_reader(path, "it says no sizes of a language model"):
+        num_layers = int(getattr(config.get_text_config(), "num_hidden_layers", None) or 1)
+    if num_layers > num_tensors:
+        raise DamagedFileError(path, f"{num_layers} layers, and {num_tensors} tensors beside it")
+    with torch.device("meta"), foreign_reader(path, "transformers can't make a model of it"):
+        made = _library().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    num = sum([tensor.numel() for tensor in (*made.parameters(), *made.buffers())])
+    if num > 8 * num_bytes + (1 << 26):
+        raise DamagedFileError(
+            path,
+            f"it is of a model of {num:,} numbers, and the files beside it are {num_bytes:,} "
+            "bytes long",
+        )
+
+
+def _check_loaded(folder: Path, told: Mapping[str, Any]) -> None:
+    """DamagedFileError unless all weights came from the files: others are drawn by chance."""
+    lacking = sorted(str(key) for key in told["missing_keys"])
+    odd = lacking or sorted(str(key) for key in told["mismatched_keys"])
+    if odd:
+        what = "lack" if lacking else "have in another shape"
+        raise DamagedFileError(
+            folder,
+            f"the files {what} {', '.join(odd[:3])}{' ...' if odd[3:] else ''}, {len(odd)} in all, "
+            f"of what {CONFIG} tells of: the two are not of the same model",
+        )
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:

@@ -5,17 +5,26 @@ Nothing is unpickled, and nothing is fetched. A model of another kind is for `hf
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raffia.files import (
+    MANIFEST,
+    DamagedFileError,
+    check_manifest,
+    foreign_reader,
+    make_folder,
+    parse_json,
+    replaced,
+    write_json,
+)
 from raffia.nn.transformer import CausalLM
 
 __all__ = ["gpt2", "gpt2_settings", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
@@ -45,6 +54,7 @@ THEIR_NAMES = {
     "Tanh": ("tanh",),
 }
 OURS = {theirs: ours for ours, names in THEIR_NAMES.items() for theirs in names}
+LARGEST = 1 << 31  # of any size in config.json
 
 
 def gpt2(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> CausalLM:
@@ -129,12 +139,11 @@ def save_gpt2(
             raise ValueError(f"no {ours!r} in the state: give all of model.state_dict()")
         tensors[f"transformer.{theirs}"] = (tensor.t() if transposed else tensor).contiguous()
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{WEIGHTS}.{os.getpid()}"
-    save_file(tensors, unfinished, metadata={"format": "pt"})  # transformers asks for the format
-    os.replace(unfinished, folder / WEIGHTS)
-    text = json.dumps(_their_config(config) | dict(extra or {}), indent=2) + "\n"
-    (folder / CONFIG).write_text(text)
+    make_folder(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)  # of what is replaced now
+    with replaced(folder / WEIGHTS) as unfinished:
+        save_file(tensors, unfinished, metadata={"format": "pt"})  # transformers asks for that
+    write_json(folder / CONFIG, _their_config(config) | dict(extra or {}))
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
@@ -172,12 +181,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no {CONFIG}, which tells the model's shape, only {_entries(folder)}: "
             "copy it there with the rest of the model"
         )
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    check_manifest(folder, [CONFIG])
+    config = parse_json(path, path.read_bytes())
     if not isinstance(config, dict):
-        raise ValueError(f"{path} is no JSON object but {str(config)[:40]!r}")
+        raise DamagedFileError(path, f"it is no JSON object but {str(config)[:40]!r}")
     return config
 
 
@@ -191,10 +198,15 @@ def weight_files(folder: Path) -> list[Path]:
     ['model.safetensors']
     """
     if (folder / WEIGHTS).exists():
+        check_manifest(folder, [WEIGHTS])
         return [folder / WEIGHTS]
-    if (folder / SHARDS).exists():
-        names = json.loads((folder / SHARDS).read_text())["weight_map"].values()
-        files = [folder / Path(name).name for name in sorted(set(names))]
+    path = folder / SHARDS
+    if path.exists():
+        index = parse_json(path, path.read_bytes())
+        with foreign_reader(path, "it lists no files of weights"):
+            names = sorted({Path(name).name for name in index["weight_map"].values()})
+        check_manifest(folder, [SHARDS, *names])
+        files = [folder / name for name in names]
         missing = [path.name for path in files if not path.exists()]
         if missing:
             raise FileNotFoundError(
@@ -234,27 +246,48 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
     _check_kind(path, theirs)
     try:
         size = theirs["n_embd"]
-        return {
+        inner = theirs.get("n_inner") or (4 * size if type(size) is int else size)
+        found = {
             "vocab_size": theirs["vocab_size"],
             "n_layer": theirs["n_layer"],
             "n_head": theirs["n_head"],
             "n_embd": size,
             "block_size": theirs.get("n_positions", theirs.get("n_ctx")) or 1024,
-            "dim_feedfwd": theirs.get("n_inner") or 4 * size,
+            "dim_feedfwd": inner,
             "dropout": theirs.get("resid_pdrop", 0.1),
             "layer_norm_eps": theirs.get("layer_norm_epsilon", 1e-5),
             "bias": True,
             "positions": "learned",
             "activation": OURS[theirs.get("activation_function", "gelu_new")],
         }
+        return _check_sizes(path, found)
     except KeyError as error:
         raise ValueError(f"{path} lacks {error}, without which there is no GPT-2") from None
+
+
+def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What a damaged config says would else be an error of torch, or memory without end."""
+    for name in ("vocab_size", "n_layer", "n_head", "n_embd", "block_size", "dim_feedfwd"):
+        if type(config[name]) is not int or not 1 <= config[name] <= LARGEST:
+            raise DamagedFileError(
+                path, f"{name} is {config[name]!r:.40}, and is a whole number in 1..{LARGEST}"
+            )
+    if config["n_embd"] % config["n_head"]:
+        raise DamagedFileError(
+            path, f"n_embd={config['n_embd']} is no multiple of n_head={config['n_head']}"
+        )
+    rate, epsilon = config["dropout"], config["layer_norm_eps"]
+    if type(rate) not in (int, float) or not 0 <= rate <= 1:
+        raise DamagedFileError(path, f"resid_pdrop is {rate!r:.40}, and is in 0..1")
+    if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
+        raise DamagedFileError(path, f"layer_norm_epsilon is {epsilon!r:.40}, and is in 0..1")
+    return config
 
 
 def _check_kind(path: Path, theirs: Mapping[str, Any]) -> None:
     odd = {name: theirs[name] for name in FIXED if theirs.get(name, FIXED[name]) != FIXED[name]}
     activation = theirs.get("activation_function", "gelu_new")
-    if activation not in OURS:
+    if not isinstance(activation, str) or activation not in OURS:
         odd["activation_function"] = activation
     if odd:
         raise ValueError(
@@ -267,12 +300,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors, by their names without "transformer."."""
     found = {}
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118, as it is no mapping
-                    found[name.removeprefix("transformer.")] = file.get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from None
+        with (
+            foreign_reader(path, "it is damaged, or no safetensors file"),
+            safe_open(path, framework="pt") as file,
+        ):
+            for name in file.keys():  # noqa: SIM118, as it is no mapping
+                found[name.removeprefix("transformer.")] = file.get_tensor(name)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raffia.nn.base import listed, one_or_more
+from raffia.nn.base import listed
 from raffia.nn.distributions.aggregate import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions.members import suffixed
 from raffia.tensordict.keys import NestedKey, overlap
@@ -100,7 +100,7 @@ def asked_for(
                 "log-probabilities are summed then, and log_prob_key= says where the sum goes"
             )
     elif keys is not None:
-        keys = listed(one_or_more(keys), "log_prob_keys")
+        keys = listed(keys, "log_prob_keys")  # a tuple too: its name says that it holds keys
         if key is not None and keys != [key]:
             raise ValueError(
                 f"log_prob_key={key!r} and log_prob_keys={keys!r} name different places; give one"

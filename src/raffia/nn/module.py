@@ -277,8 +277,9 @@ def _linear(module: Linear, x: Any) -> Tensor:
     if (
         Linear.forward is not _LINEAR_FORWARD
         or "forward" in module.__dict__
-        or "weight" not in weights
-        or "bias" not in weights
+        or weights.get("weight") is None
+        or weights.get("bias", module) is module
+        or "bias" in module.__dict__
     ):
         return module.forward(x)
     return linear(x, weights["weight"], weights["bias"])

@@ -71,13 +71,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
         self.__dict__["return_composite"] = return_composite  # which the keys depend on
-        super().__init__(
-            *modules,
-            partial_tolerant=partial_tolerant,
-            selected_out_keys=selected_out_keys,
-            inplace=inplace,
-            expect_in_keys=expect_in_keys,
-        )
+        options = {
+            "selected_out_keys": selected_out_keys,
+            "inplace": inplace,
+            "expect_in_keys": expect_in_keys,
+        }
+        given: Any = {name: value for name, value in options.items() if value is not None}
+        super().__init__(*modules, partial_tolerant=partial_tolerant, **given)
+        if self.return_composite is None:  # a mixin's constructor took the place of the sequence's
+            self._refresh_keys()
 
     def _refresh_keys(self) -> None:
         """Work out the keys from the modules, and what else depends on them."""
@@ -87,7 +89,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"{type(self).__name__} must consist of zero or more TensorDictModules followed by "
                 "a ProbabilisticTensorDictModule; it has no module"
             )
-        *early, last = modules
+        last = modules[-1]
         if self.return_composite is None:
             own = [m for m in modules if isinstance(m, ProbabilisticTensorDictModule)]
             self.return_composite = len(own) > 1 or not _probabilistic(last)
@@ -98,10 +100,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 f"it is a {type(last).__name__}; or pass return_composite=True"
             )
         super()._refresh_keys()
-        there = keys_of(early)[1]
-        self._requires_sample = not _probabilistic(last) or not all(
-            [key in there for key in last.dist_sample_keys]
-        )
+
+    @property
+    def _requires_sample(self) -> bool:
+        """Whether the last module has to draw: not all its values are written before it."""
+        *early, last = self._named().values()
+        if not _probabilistic(last):
+            return True
+        written = [module.out_keys for module in early]
+        return not all([any([key in keys for keys in written]) for key in last.dist_sample_keys])
 
     def _named(self) -> dict[str, Any]:
         """The modules by name, without a search of attributes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -53,7 +54,8 @@ class TensorDictSequential(TensorDictModule):
     inplace: bool | str | None = None
     partial_tolerant: bool = False
     expect_in_keys: list[NestedKey] | None = None
-    _seen: dict[str, Any] | None  # shapes at the first call, for `graph`
+    _seen: dict[str, Any] | None = None  # shapes at the first call, for `graph`
+    _made_of: list[Any] | None = None  # the keys of the modules that the keys were worked out from
 
     def __init__(
         self,
@@ -63,16 +65,22 @@ class TensorDictSequential(TensorDictModule):
         inplace: bool | str | None = None,
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
-        TensorDictModuleBase.__init__(self)
         if inplace not in _INPLACE:
             raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
+        held = _held(modules)
+        if _followed_by_a_mixin(type(self)):
+            in_keys, out_keys = keys_of(held.children())
+            super().__init__(module=held, in_keys=in_keys, out_keys=out_keys)
+            self.inplace = None
+        else:
+            TensorDictModuleBase.__init__(self)
         if partial_tolerant:
             self.partial_tolerant = True
         if inplace is not None:
             self.inplace = inplace
         if expect_in_keys is not None:
             self.expect_in_keys = listed(expect_in_keys, "expect_in_keys")
-        self.module = _held(modules)
+        self.module = held
         self._refresh_keys()
         if selected_out_keys:
             self.select_out_keys(*listed(selected_out_keys, "selected_out_keys"))
@@ -88,11 +96,53 @@ class TensorDictSequential(TensorDictModule):
             )
         if self.expect_in_keys is not None:
             check_in_keys(self.module._modules.items(), self.expect_in_keys)
-        self._in_keys, self._out_keys = in_keys, out_keys
+        self._in_keys, self._out_keys, self._made_of = in_keys, out_keys, self._keys_below()
         self.reset_out_keys()
         self._seen = None  # shapes of other modules
         if selected is not None:
             self.select_out_keys(*selected)
+
+    def _keys_below(self) -> list[Any]:
+        modules: Any = self._modules["module"]
+        return [(tuple(m.in_keys), tuple(m.out_keys)) for m in modules._modules.values()]
+
+    def _follow(self) -> None:
+        """Work out the keys anew if modules, or keys of modules, were changed since."""
+        if self._made_of is not None and self._made_of != self._keys_below():
+            self._refresh_keys()
+
+    @staticmethod
+    def _compute_in_and_out_keys(modules: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
+        """The keys of a sequence of these modules, for constructors of subclasses."""
+        return keys_of(modules)
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The keys that are read before a module writes them."""
+        self._follow()
+        return self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, keys: Any) -> None:
+        self._in_keys = listed(keys, "in_keys")
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The keys that the modules write, after a selection: those that are kept."""
+        self._follow()
+        return self._out_keys if self._selected is None else self._selected
+
+    @out_keys.setter
+    def out_keys(self, keys: Any) -> None:
+        self._out_keys = listed(keys, "out_keys")
+        if self._selected is not None:  # keys may be set before super().__init__()
+            self.reset_out_keys()
+
+    @property
+    def out_keys_source(self) -> list[NestedKey]:
+        """The keys that the modules write, whatever is selected."""
+        self._follow()
+        return self._out_keys
 
     def _edit(self, change: Callable[[Any], Any]) -> Self:
         """Change the collection of modules; if the keys do not fit then, nothing has changed."""
@@ -107,6 +157,8 @@ class TensorDictSequential(TensorDictModule):
         return self
 
     def _plan(self) -> None:
+        if self._made_of is None and "module" in self.__dict__.get("_modules", ()):
+            self._made_of = self._keys_below()  # the constructor was that of the keyed module
         self._quick = (
             self.inplace is None
             and self._selected is None
@@ -328,6 +380,16 @@ class TensorDictSequential(TensorDictModule):
 
 
 _FORWARD = TensorDictSequential.forward
+
+
+@functools.cache
+def _followed_by_a_mixin(cls: type) -> bool:
+    """Whether, in the order of bases, a class stands between the sequence and the keyed module.
+
+    Its constructor then gets what that of the keyed module gets.
+    """
+    order = cls.__mro__
+    return order[order.index(TensorDictSequential) + 1] is not TensorDictModule
 
 
 def _nearest_of(wanted: Iterable[NestedKey], keys: list[NestedKey]) -> str:

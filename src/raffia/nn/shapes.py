@@ -94,6 +94,7 @@ def watched(
 
 def seen_before(seq: Any, path: str = "") -> SeenByModule:
     """The shapes of the first call, by the full names of the modules."""
+    seq._follow()  # which forgets those of modules that were replaced
     found = {path + name: seen for name, seen in (seq._seen or {}).items()}
     for name, module in _nested(seq):
         found |= seen_before(module, f"{path}{name}.")

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+from raffia.envs.checked import (
+    check_above_zero,
+    check_choices,
+    check_least,
+    check_share,
+    check_types,
+)
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
 
@@ -30,6 +36,7 @@ class ReplayConfig:
     on_disk: bool = False  # memory-mapped files in the run folder, for more than memory holds
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "capacity", "batch_size")
         check_least(self, 0, "alpha")
         check_share(self, "beta")
@@ -46,6 +53,7 @@ class CollectConfig:
     steps_per_turn: int = 1  # of each environment, between updates
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "num_env_steps", "steps_per_turn")
         check_least(self, 0, "random_env_steps", "extra_updates")
         check_above_zero(self, "updates_per_env_step")
@@ -64,6 +72,7 @@ class EvaluateConfig:
     record: Literal["none", "gif", "mp4"] = "none"  # an episode of each evaluation (extra: video)
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "every_env_steps", "num_episodes", "max_steps")
         check_least(self, 0, "num_simulations")
@@ -77,6 +86,7 @@ class CheckpointConfig:
     keep: int = 3  # the newest ones; the best one is kept besides
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "every_updates", "keep")
 
 

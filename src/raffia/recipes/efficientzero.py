@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
-from raffia.envs.make import make_env
+from raffia.envs.make import make_env, refuse_world
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording
@@ -24,7 +24,9 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
+    refuse_without_checkpoints,
     refuse_without_own,
+    require_config,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -52,7 +54,7 @@ def train(
     worlds, networks: in place of those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.
-    Raises RunError if the folder holds a run already.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
     >>> from dataclasses import replace
@@ -65,6 +67,8 @@ def train(
     >>> result.reason, result.env_step
     ('finished', 120)
     """
+    require_config(config, "efficientzero")
+    refuse_world(worlds)
     create_run(Path(folder), config, preset, _own(worlds, networks))
     with given_back(Path(folder)):
         return _sit(config, Path(folder), view, worlds, networks)
@@ -98,6 +102,7 @@ def resume(
     folder, own = Path(folder), _own(worlds, networks)
     before = read_run_of(EfficientZeroRun, folder)
     refuse_without_own(folder, own)
+    refuse_without_checkpoints(folder)
     begun = nothing
     if config is not None and config != before:
         preset = read_made_by(folder)["preset"]
@@ -144,6 +149,7 @@ class Agent:
     spec: EnvSpec
     planner: Planner
     num_simulations: int
+    update: int | None = None  # of the checkpoint that it was read from
 
     def act(self, state: TensorDict) -> TensorDict:
         """ "action", "policy" and "value" for states [n], without noise."""
@@ -201,9 +207,10 @@ def load_agent(
         frame_stack=config.env.frame_stack,
         num_threads=config.num_threads,
     )
-    planner.refresh(best_of(find_checkpoint(Path(folder), checkpoint)))
+    found = find_checkpoint(Path(folder), checkpoint)
+    planner.refresh(best_of(found))
     default = config.evaluate.num_simulations or config.search.num_simulations
-    return Agent(spec, planner, num_simulations or default)
+    return Agent(spec, planner, num_simulations or default, found.update)
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,7 @@ class Evaluation:
     lengths: list[int]
     as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
     files: list[Path] = field(default_factory=list)  # recordings
+    update: int | None = None  # of the checkpoint whose agent played
 
 
 def evaluate(
@@ -261,7 +269,7 @@ def evaluate(
     recording = None
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""
-        stem = f"{checkpoint}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
+        stem = f"update-{agent.update}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
         recording = Recording(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
@@ -270,7 +278,7 @@ def evaluate(
         found = evaluator.play(agent.planner, seed=seed, recording=recording)
     assert found is not None  # nobody stops it
     files = [] if recording is None else recording.files
-    return Evaluation(found.returns, found.lengths, found.as_first, files)
+    return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
 
 
 def agent_config(

@@ -16,8 +16,8 @@ from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env
 from raffia.envs.opponents import make_opponent
 from raffia.envs.video import require_writer
+from raffia.files import make_folder, write_atomically
 from raffia.recipes.config import EfficientZeroRun
-from raffia.tensordict.disk import write_atomically
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import Episodes, play_episodes, play_members
 from raffia.train.record import EpisodeRecorder, require_picture
@@ -205,7 +205,7 @@ class Recording:
 def save_tree(folder: Path, name: str, planner: Planner, state: TensorDict) -> None:
     """Search from one state [1], and keep the tree as a picture and as data."""
     tree = planner.plan(state, noise=False, temperature=0.0).tree
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     graph = json.dumps(dataclasses.asdict(tree.to_graph()))
     write_atomically(str(folder / f"{name}.svg"), tree.to_svg().encode())
     write_atomically(str(folder / f"{name}.json"), graph.encode())

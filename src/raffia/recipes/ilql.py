@@ -26,6 +26,8 @@ from raffia.recipes.run_folder import (
     given_back,
     read_made_by,
     read_run_of,
+    refuse_without_checkpoints,
+    require_config,
     write_config,
 )
 from raffia.recipes.sit import nothing, sit, threads
@@ -53,7 +55,7 @@ def train(
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be told in the report.
-    Raises RunError if the folder holds a run already.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
     >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
@@ -64,6 +66,7 @@ def train(
     >>> result.reason, result.update, result.env_step
     ('finished', 3, None)
     """
+    require_config(config, "ilql")
     folder, config = Path(folder), with_threads(config)
     create_run(folder, config, preset)
     with given_back(folder):
@@ -93,6 +96,7 @@ def resume(
     """
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
+    refuse_without_checkpoints(folder)
     after, begun = with_threads(config or before), nothing
     if after != before:
         changed = changed_settings(before, after)

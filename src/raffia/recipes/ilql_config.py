@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
-from raffia.envs.checked import check_above_zero, check_choices, check_least
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
 
@@ -60,6 +60,7 @@ class DialogueDataConfig:
     sort_window: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
         for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
@@ -97,6 +98,7 @@ class LoRAConfig:
     learn_embeddings: bool | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 0, "rank")
         check_above_zero(self, "alpha")
         if not 0 <= self.dropout < 1:
@@ -119,6 +121,7 @@ class ScriptsConfig:
     non_word: float = 0.05  # letters without sense
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 0, *asdict(self))
         if not sum(asdict(self).values()) > 0:
             raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
@@ -143,6 +146,7 @@ class BranchingSettings:
     num_repeats: int = 3  # of the slow games' first word
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "num_expert", "num_adversarial", "num_slow", "num_repeats")
 
 
@@ -163,6 +167,7 @@ class WordleConfig:
     branching: BranchingSettings = field(default_factory=BranchingSettings)
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 0, "num_words", "num_held_out")
         check_least(self, 1, "num_games")
@@ -186,6 +191,7 @@ class ILQLEvaluateConfig:
     target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_least(self, 1, "every_updates", "num_episodes", "batch_size")
         if any(not weight >= 0 for weight in self.adv_weights):
             raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")

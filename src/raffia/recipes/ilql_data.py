@@ -40,6 +40,13 @@ from raffia.envs.text.wordle.policies import (
 )
 from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.files import (
+    MANIFEST,
+    DamagedFileError,
+    check_manifest,
+    is_unfinished,
+    write_manifest,
+)
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, WordleConfig
 from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
@@ -86,7 +93,7 @@ def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
     folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
     """
     source = None if config.task == "wordle" else source_of(config.data)
-    tokenizer = find_tokenizer(config, folder, source)
+    tokenizer = find_tokenizer(config, folder, source, may_mend=True)
     block_size = config.model.trunk.block_size
     if source is None:
         games = play_games(config.wordle)
@@ -284,21 +291,42 @@ def _pair(text: str) -> tuple[str, str | None]:
 
 
 def find_tokenizer(
-    config: ILQLRun, folder: Path | None, source: DialogueSource | None = None
+    config: ILQLRun,
+    folder: Path | None,
+    source: DialogueSource | None = None,
+    *,
+    may_mend: bool = False,
 ) -> Tokenizer:
     """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
 
     source: the rows of files, where they are open already.
+    may_mend: make one that is damaged anew of the data, as whoever goes on with a run may, since
+        what its checkpoints have learnt from is compared. That of games follows from the config.
 
     >>> find_tokenizer(ILQLRun(), None).num_tokens  # words, rows of colours, and seven more
     274
     """
-    if folder is not None and (folder / TOKENIZER / TOKENIZER_FILE).exists():
-        return load_tokenizer(folder / TOKENIZER)
+    if folder is None:
+        return make_tokenizer(config, source)
+    place = folder / TOKENIZER
+    if (place / TOKENIZER_FILE).exists():
+        try:
+            check_manifest(place)
+            return load_tokenizer(place)
+        except (DamagedFileError, FileNotFoundError) as error:
+            if config.task != "wordle" and not may_mend:
+                raise RunError(
+                    f"{error}. `raffia resume {folder}` makes the tokenizer anew of the data; or "
+                    "bring the file back"
+                ) from error
     made = make_tokenizer(config, source)
-    if folder is not None:
-        made.save(folder / TOKENIZER)
+    made.save(place)
+    write_manifest(place, [entry.name for entry in place.iterdir() if _is_of_tokenizer(entry)])
     return made
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    return path.name != MANIFEST and not is_unfinished(path.name)
 
 
 def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tokenizer:

@@ -24,12 +24,12 @@ from raffia.envs.text.play import play_dialogues
 from raffia.envs.text.tokenizer import Tokenizer
 from raffia.envs.text.wordle.env import WordleEnv
 from raffia.envs.text.wordle.games import game_seeds
+from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.ilql_data import Lessons, make_wordle
 from raffia.recipes.ilql_evaluation import for_games
 from raffia.recipes.ilql_networks import Networks, Stoppable
-from raffia.tensordict.disk import write_atomically
 
 __all__ = ["seen_dialogues", "told_data", "write_dialogues"]
 
@@ -116,7 +116,7 @@ def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) 
     '000000500.json'
     """
     path = Path(folder) / "dialogues" / f"{update:09}.json"
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     text = json.dumps({"update": update, **record}, ensure_ascii=False, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
     return path

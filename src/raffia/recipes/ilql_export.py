@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import secrets
 import shutil
@@ -21,9 +20,21 @@ from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.net_config import networks_of
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.data.folder import sync
 from raffia.envs.text.saved_tokenizer import load_tokenizer
 from raffia.envs.text.transformers_files import TEMPLATE, save_for_transformers, special_tokens_of
+from raffia.files import (
+    MANIFEST,
+    DamagedFileError,
+    check_manifest,
+    foreign_reader,
+    make_folder,
+    parse_json,
+    replaced,
+    sync,
+    write_atomically,
+    write_json,
+    write_manifest,
+)
 from raffia.functional.seeds import generator_for
 from raffia.nn.hf_models import no_bars
 from raffia.nn.hf_trunk import HFTrunk
@@ -34,12 +45,12 @@ from raffia.recipes.ilql import load_agent
 from raffia.recipes.ilql_card import model_card, scores_at
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.run_folder import RunError, find_checkpoint, read_run_of
-from raffia.train.config import ConfigError, from_json, to_json
+from raffia.train.config import from_json, to_json
 
 __all__ = ["Exported", "ExportedAgent", "export", "load_exported"]
 
 DESCRIPTION, HEADS = "raffia_ilql.json", "value_heads.safetensors"
-KIND, VERSION = "raffia ILQL agent", 1
+KIND, VERSION = "raffia ILQL agent", 2  # 1 had no checksums
 VALUE_TRUNK, TARGET_TRUNK = "value_trunk", "target_trunk"  # folders, where they are not the policy
 
 
@@ -107,7 +118,8 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
             names=special_tokens_of(policy.tokenizer),
             with_template=(folder / TEMPLATE).exists(),
         )
-        (folder / "README.md").write_text(card, "utf-8")
+        write_atomically(folder / "README.md", card.encode("utf-8"))
+        write_manifest(folder, _listed(folder))
 
     _at_once(out, fill)
     return Exported(out, update, config.loss.needs_values)
@@ -130,25 +142,28 @@ def load_exported(
     path = folder / DESCRIPTION
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: `raffia export` writes it")
-    try:
-        said: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        arrangement, places, own = said["model"], said["trunks"], said["decode"]
-        if said["kind"] != KIND or said["version"] > VERSION:
+    said: Any = parse_json(path, path.read_bytes())
+    with foreign_reader(path, f"it is damaged, or of another release of raffia than {__version__}"):
+        if said["kind"] != KIND or said["version"] not in (1, VERSION):
             raise KeyError("kind")
-        decode = from_json(DecodeConfig, own) if decode is None else decode
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise ValueError(
-            f"{path} is damaged, or of another release of raffia than {__version__}: {error!r}"
-        ) from error
-    values = networks_of(folder / places["trunk"])
-    policy = networks_of(folder).trunk if arrangement["policy"] == "separate" else None
-    config = ILQLModelConfig(trunk=values.trunk_config, **arrangement)
-    model = ILQLModel(config, values.trunk, policy)
-    target = make_target(model)
+        arrangement, with_values = dict(said["model"]), bool(said["with_values"])
+        places = {name: _inside(place) for name, place in said["trunks"].items()}
+        decode = from_json(DecodeConfig, said["decode"]) if decode is None else decode
+        is_separate = arrangement["policy"] == "separate"
+        value_place, target_place = folder / places["trunk"], folder / places["target"]
+    if said["version"] == VERSION and not (folder / MANIFEST).is_file():
+        raise DamagedFileError(folder / MANIFEST, "it is missing, and `raffia export` wrote it")
+    check_manifest(folder)
+    values = networks_of(value_place)
+    policy = networks_of(folder).trunk if is_separate else None
+    with foreign_reader(path, "it tells of no networks of ILQL"):
+        config = ILQLModelConfig(trunk=values.trunk_config, **arrangement)
+        model = ILQLModel(config, values.trunk, policy)
+        target = make_target(model)
     if config.target == "trunk":
-        target.trunk = networks_of(folder / places["target"]).trunk
+        target.trunk = networks_of(target_place).trunk
         target.requires_grad_(False).eval()
-    if said["with_values"]:
+    if with_values:
         _read_heads(folder / HEADS, model, target)
     agent = ExportedAgent(model.eval(), target)
     generator = generator_for(seed, "speak")
@@ -169,7 +184,7 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
     }
     _write_trunk(folder, trunk, marks)
     generation = _generation(decode, block_size, tokenizer.pad_token_id)
-    _write_json(folder / "generation_config.json", marks | generation)
+    write_json(folder / "generation_config.json", marks | generation)
     with_values, places = config.loss.needs_values, {"trunk": ".", "target": "."}
     arrangement: dict[str, Any] = {
         "policy": config.model.policy if with_values else "shared",
@@ -188,8 +203,9 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
             places["target"] = TARGET_TRUNK
             _write_trunk(folder / TARGET_TRUNK, cast(nn.Module, target.trunk), marks)
         heads = {name: tensor.contiguous() for name, tensor in _heads(model, target).items()}
-        save_file(heads, folder / HEADS)
-    _write_json(
+        with replaced(folder / HEADS) as unfinished:
+            save_file(heads, unfinished)
+    write_json(
         folder / DESCRIPTION,
         {
             "kind": KIND,
@@ -246,7 +262,9 @@ def _heads(model: ILQLModel, target: ILQLTarget) -> dict[str, Tensor]:
 def _read_heads(path: Path, model: ILQLModel, target: ILQLTarget) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}, which holds the values: copy it there, too")
-    saved, own = load_file(path), _heads(model, target)
+    with foreign_reader(path, "it is damaged, or no safetensors file"):
+        saved = load_file(path)
+    own = _heads(model, target)
     odd = sorted(
         name for name in saved.keys() | own.keys() if _shape(saved, name) != _shape(own, name)
     )
@@ -274,7 +292,7 @@ def _refuse_rotary(config: ILQLRun, run: Path) -> None:
 
 def _at_once(out: Path, fill: Callable[[Path], None]) -> None:
     """The folder appears when all is in it and on disk; if anything fails, nothing is left."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     unfinished = out.with_name(f".{out.name}.{secrets.token_hex(6)}.tmp")
     unfinished.mkdir()
     try:
@@ -289,5 +307,15 @@ def _at_once(out: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
-def _write_json(path: Path, said: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(said, indent=2) + "\n", "utf-8")
+def _listed(folder: Path) -> list[str]:
+    """What is read by `load_exported`; the card and the settings of generation may be changed."""
+    free = (MANIFEST, "README.md", "generation_config.json")
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in free]
+    return [path.relative_to(folder).as_posix() for path in files]
+
+
+def _inside(place: str) -> str:
+    """A folder's name that leads nowhere else."""
+    if place not in (".", VALUE_TRUNK, TARGET_TRUNK):
+        raise ValueError(f"{place!r} is no folder of an agent")
+    return place

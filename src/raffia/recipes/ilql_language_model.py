@@ -21,6 +21,7 @@ from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_trunk
 from raffia.algorithms.ilql.places import Trunk
 from raffia.data.folder import load_folder, write_folder
+from raffia.files import DamagedFileError
 from raffia.functional.seeds import derive_seed
 from raffia.nn.hf_models import hf_sizes
 from raffia.nn.hf_trunk import HFTrunk
@@ -29,7 +30,6 @@ from raffia.nn.lora import add_lora, attention_layers
 from raffia.nn.transformer import CausalLM
 from raffia.recipes.ilql_config import ILQLRun
 from raffia.recipes.run_folder import LANGUAGE_MODEL, RunError
-from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Making", "begin_making", "making_of", "refuse_other_sizes", "shape_of"]

@@ -18,6 +18,7 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.recipes.config import CheckpointConfig
 from raffia.recipes.ilql_config import ILQLEvaluateConfig, ILQLRun, ScriptsConfig, WordleConfig
+from raffia.train.settings import Presets
 
 __all__ = ["ILQL_PRESETS", "ILQL_SUMMARIES"]
 
@@ -120,20 +121,22 @@ LANGUAGE_MODEL = replace(
     optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0),
 )
 
-ILQL_PRESETS: dict[str, ILQLRun] = {
-    "ilql-smoke": SMOKE,
-    "wordle": WORDLE,
-    "wordle-bc": method("bc", ALONE),
-    "wordle-filtered-bc": method("filtered_bc", ALONE),
-    "wordle-single-step": method("single_step", WORDLE),
-    "wordle-cql": method("cql", ALONE),
-    "wordle-branching": BRANCHING,
-    "wordle-branching-single-step": method("single_step", BRANCHING),
-    "wordle-letters": LETTERS,
-    "wordle-letters-bc": method("bc", LETTERS_ALONE),
-    "dialogue": DIALOGUE,
-    "language-model": LANGUAGE_MODEL,
-}
+ILQL_PRESETS: Presets[ILQLRun] = Presets(
+    {
+        "ilql-smoke": SMOKE,
+        "wordle": WORDLE,
+        "wordle-bc": method("bc", ALONE),
+        "wordle-filtered-bc": method("filtered_bc", ALONE),
+        "wordle-single-step": method("single_step", WORDLE),
+        "wordle-cql": method("cql", ALONE),
+        "wordle-branching": BRANCHING,
+        "wordle-branching-single-step": method("single_step", BRANCHING),
+        "wordle-letters": LETTERS,
+        "wordle-letters-bc": method("bc", LETTERS_ALONE),
+        "dialogue": DIALOGUE,
+        "language-model": LANGUAGE_MODEL,
+    }
+)
 ILQL_SUMMARIES: dict[str, str] = {  # a line of each
     "ilql-smoke": "seconds, tiny networks: does all of it run?",
     "wordle": "24 words, from 20,000 games of players good and bad",

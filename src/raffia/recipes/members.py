@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from raffia.evolution.generation import Evolution
 from raffia.evolution.mutate import check_mutations
@@ -21,7 +22,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.damage import all_finite
 
-__all__ = ["Members", "best_of"]
+__all__ = ["Members", "best_of", "weights_of_each"]
 
 KEPT = "population"  # in a checkpoint's extras
 
@@ -131,3 +132,17 @@ def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict
     if KEPT in found.extras:
         return state[found.extras[KEPT]["best"]].clone()
     return state
+
+
+def weights_of_each(
+    weight: Tensor,  # [P, B], importance weights
+    batch_size: Tensor,  # int64 [P]
+) -> Tensor:  # [P, B]
+    """The weights, of which the largest is 1 among the first so many that a member learns from.
+
+    >>> weights_of_each(torch.tensor([[0.5, 1.0], [0.5, 1.0]]), torch.tensor([1, 2]))
+    tensor([[1.0000, 2.0000],
+            [0.5000, 1.0000]])
+    """
+    taken = torch.arange(weight.shape[1]) < batch_size.cpu().unsqueeze(1)
+    return weight / weight.where(taken, 0.0).amax(1, keepdim=True)

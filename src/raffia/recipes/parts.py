@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from raffia.envs.env import EnvSpec
 from raffia.learner import Learner
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.run_folder import RunError
 from raffia.train.sitting import Plan
+
+PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
 def plan_of(config: EfficientZeroRun) -> Plan:
@@ -56,6 +59,24 @@ def require_device(name: str) -> None:
         raise RunError(
             f"device={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
         )
+
+
+def wants_a_gpu(config: EfficientZeroRun, spec: EnvSpec) -> str:
+    """What is to be said of a run that would take days on a CPU; nothing of others.
+
+    >>> from raffia.envs.env import Discrete
+    >>> wants_a_gpu(EfficientZeroRun(), EnvSpec(observation_shape=(4,), action=Discrete(2)))
+    ''
+    """
+    shape = spec.observation_shape
+    pictures = len(shape) == 3 and min(shape[1:]) >= PICTURE and not config.model.flatten
+    if config.device != "cpu" or not pictures:
+        return ""
+    height, width = shape[1:]
+    return (
+        f"pictures of {height}x{width} on a CPU: an update can take a minute, and this run has "
+        f"{config.num_updates:,} of them. With a GPU: --device cuda"
+    )
 
 
 def compiled(learner: Learner) -> Learner:

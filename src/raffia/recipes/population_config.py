@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from raffia.envs.checked import check_choices, check_least, check_share
+from raffia.envs.checked import check_choices, check_least, check_share, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
 __all__ = ["PopulationConfig"]
@@ -46,6 +46,7 @@ class PopulationConfig:
     spread: float = 1.0  # members begin with up to so many times more or less; the first does not
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "size", "spread")
         check_share(self, "resample", "new_layer_prob")

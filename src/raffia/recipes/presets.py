@@ -22,6 +22,7 @@ from raffia.recipes.config import (
     EvaluateConfig,
     ReplayConfig,
 )
+from raffia.train.settings import Presets
 
 __all__ = ["PRESETS", "SUMMARIES"]
 
@@ -208,20 +209,22 @@ def gumbel(run: EfficientZeroRun) -> EfficientZeroRun:
     return replace(run, search=replace(run.search, policy="gumbel"))
 
 
-PRESETS: dict[str, EfficientZeroRun] = {
-    "smoke": SMOKE,
-    "cartpole": CARTPOLE,
-    "cartpole-muzero": muzero(CARTPOLE),
-    "cartpole-gumbel": gumbel(CARTPOLE),
-    "cartpole-gumbel-muzero": gumbel(muzero(CARTPOLE)),
-    "lunarlander": LUNARLANDER,
-    "pendulum": PENDULUM,
-    "tictactoe": TICTACTOE,
-    "connect4": CONNECT4,
-    "minatar-breakout": MINATAR_BREAKOUT,
-    "atari-pong": ATARI_PONG,
-    "atari100k": ATARI_100K,
-}
+PRESETS: Presets[EfficientZeroRun] = Presets(
+    {
+        "smoke": SMOKE,
+        "cartpole": CARTPOLE,
+        "cartpole-muzero": muzero(CARTPOLE),
+        "cartpole-gumbel": gumbel(CARTPOLE),
+        "cartpole-gumbel-muzero": gumbel(muzero(CARTPOLE)),
+        "lunarlander": LUNARLANDER,
+        "pendulum": PENDULUM,
+        "tictactoe": TICTACTOE,
+        "connect4": CONNECT4,
+        "minatar-breakout": MINATAR_BREAKOUT,
+        "atari-pong": ATARI_PONG,
+        "atari100k": ATARI_100K,
+    }
+)
 SUMMARIES: dict[str, str] = {  # a line of each, beside its environment
     "smoke": "seconds, tiny networks: does all of it run?",
     "cartpole": "the pole stands, in minutes on two cores",

@@ -113,6 +113,8 @@ def make_replay(
         absorb=config.loss.absorb,
         alpha=replay.alpha or None,
         beta=replay.beta if replay.alpha else None,
+        importance="batch",
+        replacement=None,  # as the paper draws, but for the first batches of a short run
         generator=generator_for(config.seed, "replay", *([member] if member else [])),
     )
 

@@ -18,12 +18,14 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.envs.make import require_batch
+from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.evaluation import Evaluator, MakeEnv, Recording, save_tree
-from raffia.recipes.members import Members
-from raffia.recipes.parts import compiled, plan_of, require_device
+from raffia.recipes.members import Members, weights_of_each
+from raffia.recipes.parts import compiled, plan_of, require_device, wants_a_gpu
 from raffia.recipes.replay import Replays
 from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
@@ -56,6 +58,7 @@ class Run:
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
             self.env = worlds(config.env)
+            require_batch(self.env)
             opened.callback(self.env.close)
             self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
@@ -65,6 +68,8 @@ class Run:
             opened.callback(self.replays.close)
             self.stream = self._make_stream()
             self.sitting = Sitting(self, folder, view)
+            if remark := wants_a_gpu(config, self.env.spec):
+                view.say(remark)
             self._opened = opened.pop_all()
 
     def _make_parts(self, networks: ModelFactory | None) -> None:
@@ -253,7 +258,10 @@ class Run:
             )
         if fresh is not None:
             self.replays.update(fresh, 0 if self.members is None else self.members.best)
-        return batch.reshape(shape).to(self.config.device)
+        batch = batch.reshape(shape)
+        if BATCH_SIZE in state["hyper"].keys():
+            batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
+        return batch.to(self.config.device)
 
     def _renew_analyst(self, state: TensorDict) -> None:
         self.analyst.refresh(state["target"].copy().set("hyper", state["hyper"]))

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from raffia._version import __version__
+from raffia.files import (
+    DamagedFileError,
+    Lock,
+    is_free,
+    make_folder,
+    parse_json,
+    write_atomically,
+)
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
-from raffia.tensordict.disk import write_atomically
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.config import ConfigError, from_json, nearest_name, to_json
@@ -57,15 +63,41 @@ def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[
             f"{folder} holds a run already: go on with it by `raffia resume {folder}`, or give "
             "another folder by `--run OTHER`"
         )
-    if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
+    if not is_free(folder):
         raise RunError(f"{folder} exists and is no run: give another folder by `--run OTHER`")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, config, preset, own)
+    text = _config_text(config, preset, own)  # before there is a folder, as it may be refused
+    make_folder(folder)
+    for left in folder.iterdir():  # a half-written config of a process that was killed
+        left.unlink()
+    write_atomically(str(folder / CONFIG), text)
 
 
-def _is_foreign(path: Path) -> bool:
-    """Whether this is more than a half-written config of a process that was killed."""
-    return not (path.name.startswith(".") and path.name.endswith(".tmp"))
+def require_config(config: object, algorithm: str) -> None:
+    """TypeError, with the call that was meant, for what is no config of the algorithm.
+
+    >>> require_config("cartpole", "efficientzero")
+    Traceback (most recent call last):
+    ...
+    TypeError: a run is made of settings, and 'cartpole' is a name: pass PRESETS['cartpole'], from
+    raffia.recipes
+    """
+    kind = ALGORITHMS[algorithm]
+    if type(config) is kind:
+        return
+    if isinstance(config, str):
+        presets = "PRESETS" if algorithm == "efficientzero" else "ILQL_PRESETS"
+        raise TypeError(
+            f"a run is made of settings, and {config!r} is a name: pass {presets}[{config!r}], "
+            "from raffia.recipes"
+        )
+    other = next((name for name, known in ALGORITHMS.items() if type(config) is known), None)
+    if other is not None:
+        raise TypeError(
+            f"these are settings of {other}: train them by raffia.recipes.{other}.train"
+        )
+    raise TypeError(
+        f"config is a {type(config).__name__}; it must be a raffia.recipes.{kind.__name__}"
+    )
 
 
 @contextlib.contextmanager
@@ -93,6 +125,10 @@ def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str
 
     own: of "worlds" and "networks", what the caller gave, which no config can hold.
     """
+    write_atomically(str(folder / CONFIG), _config_text(config, preset, own))
+
+
+def _config_text(config: RunConfig, preset: str, own: Sequence[str]) -> bytes:
     made_by = {
         "algorithm": algorithm_of(config),
         "preset": preset,
@@ -102,7 +138,7 @@ def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str
         "own": [*own],
     }
     text = json.dumps({**to_json(config), "run": made_by}, indent=2)
-    write_atomically(str(folder / CONFIG), (text + "\n").encode())
+    return (text + "\n").encode()
 
 
 def algorithm_of(config: RunConfig) -> str:
@@ -153,13 +189,15 @@ def read_made_by(folder: Path) -> dict[str, Any]:
 def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     path = folder / CONFIG
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(path, path.read_bytes())
         made_by = data.pop("run")
         algorithm = made_by["algorithm"]
         if algorithm in ALGORITHMS:
             return from_json(ALGORITHMS[algorithm], data), made_by
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
+    except DamagedFileError as error:
+        raise RunError(f"{path} can't be read: {error.why}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} can't be read: {error}") from error
     near = nearest_name(str(algorithm), list(ALGORITHMS))
@@ -232,19 +270,75 @@ def _shapes(state: TensorDict) -> dict[str, list[int]]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes from the same run, until this one ends, however it does."""
+def claimed(folder: Path) -> Iterator[str]:
+    """Keep other processes from the same run, until this one ends, however it does.
+
+    Gives what is to be said where the file system has no locks, so that nobody is kept out; else
+    nothing.
+    """
+    if os.name == "nt":  # no folder can be opened there
+        yield _without_lock(folder, "this system has no locks of folders")
+        return
     fd = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = Lock(fd)
         except BlockingIOError:
             raise RunError(
                 f"{folder} is being run by another process: wait for it, or stop it first"
             ) from None
-        yield
+        yield _without_lock(folder, lock.missing) if lock.missing else ""
     finally:
         os.close(fd)
+
+
+def _without_lock(folder: Path, why: str) -> str:
+    return (
+        f"{folder}: {why}. Nothing keeps a second process from the same run: see to it that there "
+        "is none"
+    )
+
+
+def refuse_without_checkpoints(folder: Path) -> None:
+    """RunError if a run has ended, so that it had checkpoints, and none of them is there.
+
+    To begin it anew would take away the rows that it left.
+
+    >>> refuse_without_checkpoints(Path("no such run"))
+    """
+    if has_ended(folder) and not Checkpoints(folder / "checkpoints").has_any():
+        raise RunError(_gone(folder))
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a sitting of a run came to its end, finished or stopped: then it was saved.
+
+    >>> has_ended(Path("no such run"))
+    False
+    """
+    try:
+        with open(folder / ROWS, "rb") as rows:
+            return any(row.startswith(b'{"kind": "end"') for row in rows)
+    except FileNotFoundError:
+        return False
+
+
+def _gone(folder: Path) -> str:
+    return (
+        f"the checkpoints of {folder} are gone: bring them back, or train anew, as by "
+        f"`raffia train {algorithm_of(read_run(folder))} --config {folder / CONFIG} "
+        f"--run {folder}-new`"
+    )
+
+
+def is_saved(folder: Path, update: int, say: Callable[[str], object]) -> bool:
+    """Whether the newest checkpoint that is whole is of this update; `say` hears of damaged ones.
+
+    >>> is_saved(Path("no such run"), 0, print)
+    False
+    """
+    newest = Checkpoints(folder / "checkpoints").newest(say)
+    return newest is not None and newest.update >= update
 
 
 def find_checkpoint(folder: Path, which: str) -> Checkpoint:
@@ -254,6 +348,8 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
         found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
         if found is None and checkpoints.passed_over:
             raise RunError(f"none of the checkpoints of {folder} is whole")
+        if found is None and has_ended(folder):
+            raise RunError(_gone(folder))
         if found is None:
             raise RunError(
                 f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"

@@ -42,12 +42,14 @@ def sit(
 ) -> RunResult:
     """Go on until the end, or until Ctrl-C or SIGTERM."""
     with (
-        claimed(folder),
+        claimed(folder) as unclaimed,
         stop_on_signals() as signals,
         threads(num_threads),
         view or make_view() as shown,
         contextlib.closing(make(shown)) as run,
     ):
+        if unclaimed:
+            shown.say(unclaimed)
         signals.tell = shown.say
         result = run.go(lambda: signals.requested, begun)
     return replace(result, signal=signals.name)

@@ -23,6 +23,7 @@ _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),
     "target": ("✓ target reached", "good"),
     "stopped": ("■ stopped", "warn"),
+    "failed": ("✗ failed", "warn"),
     "running": ("▶ running, or cut off", "warn"),
     "empty": ("no rows yet", "warn"),
 }
@@ -86,6 +87,7 @@ def _one(run: Run) -> Html:
             el("p.eyebrow", "Raffia · report of a run"),
             el("h1", f"{title} ", state_pill(run)),
             el("p.about", _about(run)),
+            el("p.missing", f"It failed: {run.failure}") if run.failure else Html(""),
             el("div.cards", *cards),
         ]
     )
@@ -102,7 +104,7 @@ def _of_episodes(run: Run) -> list[Html]:
         _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
         _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
-        _card("training episodes", count(float(len(episodes))), lately),
+        _card("training episodes", count(float(run.num_of("episode"))), lately),
     ]
 
 

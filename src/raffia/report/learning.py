@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from raffia.report.curves import Curve, every, over_runs, quartiles
 from raffia.report.folder import Run
@@ -22,17 +23,25 @@ _LABELS = {"env_step": "env steps", "update": "updates"}
 def learning_panels(groups: Sequence[Group]) -> list[Panel]:
     """Returns, and losses of held-out rows, over what a run counts, and over wall time.
 
+    Each environment has panels of its own: returns of two of them have no common scale.
+
     >>> [panel.x_label for panel in learning_panels([Group("a", ())])]
     ['env steps', 'wall time (s)']
     """
     runs = [run for group in groups for run in group.runs]
-    of_loss = [run for run in runs if run.of_loss]
     panels = []
-    if len(of_loss) < len(runs) or not runs:
-        panels += _panels(groups, of_loss=False)
-    if of_loss:
-        panels += _panels(groups, of_loss=True)
+    envs = list(dict.fromkeys([run.env for run in runs if not run.of_loss]))
+    for env in envs or ([] if runs else [""]):
+        own = [_only(group, lambda run, env=env: run.env == env) for group in groups]
+        panels += _panels(own, of_loss=False, where=f": {env}" if len(envs) > 1 and env else "")
+    if any(run.of_loss for run in runs):
+        panels += _panels(groups, of_loss=True, where="")
     return panels
+
+
+def _only(group: Group, wanted: Callable[[Run], bool]) -> Group:
+    """With some of its runs; an empty one keeps its place, and so the tone of the others."""
+    return replace(group, runs=tuple(run for run in group.runs if wanted(run)))
 
 
 def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
@@ -87,7 +96,7 @@ def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
     return [panel for panel in panels if not panel.empty]
 
 
-def _panels(groups: Sequence[Group], of_loss: bool) -> list[Panel]:
+def _panels(groups: Sequence[Group], *, of_loss: bool, where: str) -> list[Panel]:
     runs = [run for group in groups for run in group.runs if run.of_loss is of_loss]
     longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
     scale, unit = time_unit(longest)
@@ -113,7 +122,7 @@ def _panels(groups: Sequence[Group], of_loss: bool) -> list[Panel]:
         ]
         panels.append(
             Panel(
-                title=f"{what} over {label.partition(' (')[0]}",
+                title=f"{what} over {label.partition(' (')[0]}{where}",
                 x_label=label,
                 y_label="mean outcome (win 1, loss −1)" if game else height,
                 lines=_lines(curves),

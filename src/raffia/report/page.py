@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raffia.files import make_folder, write_atomically
 from raffia.report import compared, dialogues, population, sections, settings, things
 from raffia.report.folder import Run, read_run
 from raffia.report.groups import grouped
@@ -79,14 +80,9 @@ def write_report(
     found = [read_run(folder) for folder in folders]
     place = Path(out) if out is not None else _default(folders)
     text = page(found, place.resolve(), presets)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     # All at once: whoever has the old page open never loads half of the new one.
-    partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(place, text.encode("utf-8", "replace"))  # of half a surrogate pair, "?"
     return place
 
 

@@ -19,7 +19,7 @@ class RunSummary:
     """
 
     folder: Path
-    state: str  # "finished", "target" (reached), "stopped", "running" (or killed), "empty"
+    state: str  # "finished", "target" (reached), "stopped", "failed", "running" (or killed) ...
     preset: str = ""
     env: str = ""
     seed: str = ""

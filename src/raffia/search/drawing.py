@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path as FilePath
 from typing import Any
 
+from raffia.files import write_atomically
 from raffia.nn.placing import text_width as width_at_12
 
 FONT = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
@@ -95,7 +96,7 @@ class Drawing:
         """Write a file, whose ending says what: .svg, or .png (with matplotlib)."""
         ending = FilePath(path).suffix.lower()
         if ending == ".svg":
-            FilePath(path).write_text(self.svg() + "\n", encoding="utf-8")
+            write_atomically(path, f"{self.svg()}\n".encode())
         elif ending == ".png":
             self._save_png(path)
         else:
@@ -127,7 +128,7 @@ class Drawing:
                 color=_light(text.tone),
                 parse_math=False,
             )
-        figure.savefig(path, format="png", dpi=72 * scale)
+        write_atomically(path, lambda file: figure.savefig(file, format="png", dpi=72 * scale))
 
 
 def text_width(text: str, size: float) -> float:

@@ -13,14 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, converted, get
+from raffia.tensordict.entries import NO_DEFAULT, converted, every, get, holder, some
 from raffia.tensordict.keys import NestedKey, dotted
 from raffia.tensordict.node import Node
 
 # ------------------------------------------------------------------------ device and dtype
 
 
-def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwargs: Any) -> Any:
+CastFilter = Callable[[tuple[str, ...], Tensor], bool]
+
+
+def to(
+    td: Any,
+    *args: Any,
+    inplace: bool = False,
+    batch_size: Any = None,
+    cast_filter: CastFilter | None = None,
+    non_blocking_pin: bool = False,
+    num_threads: int | None = None,
+    **kwargs: Any,
+) -> Any:
     """The container on another device or with another dtype; itself if nothing changes.
 
     Called like `Tensor.to`: `to(device)`, `to(dtype)`, `to(device, dtype, non_blocking)`,
@@ -29,6 +41,10 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
 
     batch_size: that of the result.
     inplace: replace the entries of this container.
+    cast_filter: `cast_filter(key, tensor)`, with the key as a tuple, says which entries get another
+        dtype; the others are only moved.
+    non_blocking_pin: copy the entries to pinned memory first, on `num_threads` threads (this one,
+        if None or 0), so that a GPU can fetch them while the CPU goes on.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).to(torch.float64)["a"].dtype, TensorDict(a=0).to("cpu").device
@@ -40,7 +56,13 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
         if args and isinstance(args[0], type) and issubclass(args[0], Node):
             return td if isinstance(td, args[0]) else args[0]._from_entries(td, None, None)
         if batch_size is not None:
-            out = to(td, *args, **kwargs)
+            if hasattr(td, "tensordicts"):
+                raise TypeError(
+                    "to(batch_size=...): the batch size of a lazy stack is that of its members; "
+                    "td.to_tensordict() gives a container of which it can be changed"
+                )
+            pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size
             return out
@@ -53,26 +75,40 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if not args and not kwargs.keys() - {"non_blocking"}:
-            return td
+            return _unmoved(td)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     if device is not None:
         device = as_device(device)
     if dtype is None and (device is None or device == td._device):
-        return td
-    if memory_format is not None:
-        out = td._map(
+        return _unmoved(td)
+    source = td
+    if non_blocking_pin and device is not None and device.type == "cuda":
+        source, non_blocking = pin_memory(td, num_threads or None), True
+    if cast_filter is not None and dtype is not None:
+        out = source.named_apply(
+            lambda key, leaf: leaf.to(
+                device,
+                dtype if cast_filter(key if isinstance(key, tuple) else (key,), leaf) else None,
+                non_blocking,
+                **({} if memory_format is None else {"memory_format": memory_format}),
+            ),
+            nested_keys=True,
+            filter_empty=False,
+        )
+    elif memory_format is not None:
+        out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
     elif dtype is None:
-        out = td._map(
+        out = source._map(
             lambda leaf: (
                 leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
             )
         )
     elif device is None:
-        out = td._cast(dtype)
+        out = source._cast(dtype)
     else:
-        out = td._map(lambda leaf: leaf.to(device, dtype, non_blocking))
+        out = source._map(lambda leaf: leaf.to(device, dtype, non_blocking))
     if device is not None:
         out._set_device(device)
         if non_blocking and device.type == "cpu":
@@ -85,6 +121,12 @@ def to(td: Any, *args: Any, inplace: bool = False, batch_size: Any = None, **kwa
         return td
     out._origin = ("to", weakref.ref(td))
     return out.lock_() if td._locked else out
+
+
+def _unmoved(td: Any) -> Any:
+    """The container itself, which can stand in a `with` statement as a moved one can."""
+    td._origin = ("same",)
+    return td
 
 
 def synchronise(td: Any) -> None:
@@ -119,30 +161,28 @@ def cuda(td: Any, device: Any = None, **options: Any) -> Any:
     )
 
 
-def type_(
-    td: Any, dst_type: torch.dtype, *, cast_filter: Callable[[Tensor], bool] | None = None
-) -> Any:
-    """The container with all entries, or those for which `cast_filter` is true, cast to a dtype.
+def type_(td: Any, dst_type: torch.dtype, *, cast_filter: CastFilter | None = None) -> Any:
+    """The container with all entries cast to a dtype; `cast_filter(key, tensor)` says which.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).type(torch.int64)["a"].dtype
     torch.int64
     """
-    out = td._map(
-        lambda leaf: leaf.to(dst_type) if cast_filter is None or cast_filter(leaf) else leaf
-    )
+    if cast_filter is not None:
+        return to(td, dst_type, cast_filter=cast_filter)
+    out = td._cast(dst_type)
     return out.lock_() if td._locked else out
 
 
 def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """The method `name`, which casts to `dtype`."""
 
-    def cast(td: Any, *, cast_filter: Callable[[Tensor], bool] | None = None) -> Any:
+    def cast(td: Any, *, cast_filter: CastFilter | None = None) -> Any:
         return type_(td, dtype, cast_filter=cast_filter)
 
     cast.__name__ = cast.__qualname__ = name
     cast.__doc__ = (
-        f"The container with all entries, or those for which `cast_filter` is true, "
+        f"The container with all entries, or those for which `cast_filter(key, tensor)` is true, "
         f"cast to {dtype}.\n\n"
         f"    >>> from raffia import TensorDict\n"
         f"    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
@@ -255,9 +295,32 @@ def copy(td: Any) -> Any:
 def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     import copy as copier
 
-    entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
+    storages = memo.setdefault("torch", {})  # type: ignore[call-overload]
+    alive = memo.setdefault(id(memo), [])  # what has an id in `memo` must keep it
+    entries: dict[str, Any] = {}
+    for name, value in td._entries().items():
+        if value.__class__ is Tensor and id(value) not in memo and _own_memory(value):
+            storage = value.untyped_storage()
+            if storage._cdata not in storages:
+                copy = entries[name] = memo[id(value)] = value.clone()
+                storages[storage._cdata] = copy.untyped_storage()
+                alive.append(value)
+                continue
+        entries[name] = copier.deepcopy(value, memo)
     out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
+
+
+def _own_memory(leaf: Tensor) -> bool:
+    """Whether a tensor is all of its storage, in order, and carries nothing else."""
+    return (
+        not leaf.requires_grad
+        and leaf.layout is torch.strided
+        and leaf.is_contiguous()
+        and leaf.untyped_storage().nbytes() == leaf.nbytes
+        and not (leaf.is_quantized or leaf.is_meta or leaf.is_complex() or leaf.is_neg())
+        and not leaf.__dict__
+    )
 
 
 def contiguous(td: Any, *, canonical: bool = False, inplace: bool = False) -> Any:
@@ -302,7 +365,7 @@ def is_contiguous(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
     False
     """
-    return all([leaf.is_contiguous() for leaf in td._leaves([])])
+    return every(td, Tensor.is_contiguous)
 
 
 def empty(
@@ -490,7 +553,11 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return any([leaf.requires_grad for leaf in td._leaves([])])
+    return some(td, _requires_grad)
+
+
+def _requires_grad(leaf: Tensor) -> bool:
+    return leaf.requires_grad
 
 
 def requires_grad_(td: Any, requires_grad: bool = True) -> Any:
@@ -642,8 +709,7 @@ def is_shared(td: Any) -> bool:
     """
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
-    leaves = td._leaves([])
-    return bool(leaves) and all([_shared(leaf) for leaf in leaves]) and not td.is_memmap()
+    return every(td, _shared) and bool(td._leaves([])) and not td.is_memmap()
 
 
 def _shared(leaf: Tensor) -> bool:
@@ -736,12 +802,24 @@ def consolidate(
     if device is not None:
         out._set_device(where)
     if inplace:
-        for key, leaf in out.items(True, True):
-            td.set(key, leaf)
-        out = td
+        out = _replaced(td, out)
     out._buffer = buffer
     out._spans = spans if metadata else None
     return out.lock_()
+
+
+def in_spans(td: Any) -> bool:
+    """Whether each leaf of a consolidated container still lies where its span says."""
+    leaves = td._leaves([])
+    if len(leaves) != len(td._spans):
+        return False
+    start = td._buffer.data_ptr()
+    return all(
+        [
+            leaf.is_contiguous() and (not leaf.numel() or leaf.data_ptr() == start + at)
+            for leaf, at in zip(leaves, td._spans, strict=True)
+        ]
+    )
 
 
 def reduce_consolidated(td: Any) -> Any:
@@ -768,7 +846,7 @@ def is_consolidated(td: Any) -> bool:
     >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
     (False, True)
     """
-    buffer = td.__dict__.get("_buffer")
+    buffer = td._buffer
     if buffer is None:
         return False
     pointer = buffer.untyped_storage().data_ptr()
@@ -969,11 +1047,12 @@ def state_dict(
 ) -> Any:
     """An ordered dict of all tensors, for `load_state_dict`.
 
-    Its attribute `_metadata` holds the batch sizes.
+    Its attribute `_metadata` holds the batch sizes, and the values of non-tensor entries.
 
     destination: dict to write into; prefix: what the keys begin with.
     keep_vars: do not detach the tensors.
     flatten: names of nested keys joined by "."; else nested dicts.
+    Raises KeyError if the joined names of two entries are the same.
 
     >>> from raffia import TensorDict
     >>> list(TensorDict(a=dict(b=1)).state_dict())
@@ -982,17 +1061,43 @@ def state_dict(
     out: Any = collections.OrderedDict() if destination is None else destination
     if not hasattr(out, "_metadata"):
         out._metadata = {}
+    written: dict[str, None] = {}
+    _write_state(td, out, prefix, keep_vars, flatten, written)
+    return out
+
+
+def _write_state(
+    td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: dict[str, None]
+) -> None:
+    if hasattr(td, "tensordicts"):
+        td._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
+        if isinstance(value, Node) and not value._is_data() and flatten:
+            _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten, written)
+            continue
+        if prefix + name in written:
+            raise KeyError(
+                f"two entries would be named {prefix + name!r} in the state dict; "
+                "flatten=False gives nested dicts, in which they stay apart"
+            )
+        written[prefix + name] = None
         if not isinstance(value, Node):
             out[prefix + name] = value if keep_vars else value.detach()
         elif value._is_data():
-            continue
-        elif flatten:
-            value.state_dict(out, f"{prefix}{name}.", keep_vars)
+            out._metadata[prefix + name] = _data_state(value)
         else:
             out[prefix + name] = value.state_dict(None, "", keep_vars, False)
-    return out
+
+
+def _data_state(node: Any) -> dict[str, Any]:
+    """A non-tensor entry in the metadata of a state dict: one value, or one for each row."""
+    size = tuple(node._batch_size)
+    if not hasattr(node, "tensordicts"):
+        return {"batch_size": size, "data": node._data}
+    from raffia.tensordict.nontensor import flat
+
+    return {"batch_size": size, "rows": flat(node.tolist(), len(size))}
 
 
 def load_state_dict(
@@ -1002,9 +1107,10 @@ def load_state_dict(
     assign: bool = False,
     from_flatten: bool | None = None,
 ) -> Any:
-    """Take over the tensors of a `state_dict`.
+    """Take over the tensors of a `state_dict`, and the non-tensor values of its metadata.
 
-    strict: RuntimeError if its keys are not those of this container; False adds those that are new.
+    strict: RuntimeError if the keys of its tensors are not those of this container; False adds
+        those that are new. Values that are no tensors are added in either case.
     assign: take its tensors themselves, instead of writing into these.
     from_flatten: whether it has flat keys; found out if not given.
 
@@ -1012,8 +1118,11 @@ def load_state_dict(
     >>> TensorDict(a=torch.zeros(2)).load_state_dict(TensorDict(a=torch.ones(2)).state_dict())["a"]
     tensor([1., 1.])
     """
-    flat = _flat_state(state_dict, from_flatten)
+    flat: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    _flat_state(state_dict, from_flatten, "", flat, data)
     mine = {dotted(key): key for key in td.keys(True, True)}
+    mine_data = {dotted(key): key for key in _data_keys(td)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
             "the key sets of the state dict and of this container differ: "
@@ -1035,14 +1144,56 @@ def load_state_dict(
             td.set_(key, value)
     if size is not None and not mine:
         td._set_batch_size(torch.Size(size))
+    for name, saved in data.items():
+        _load_data(td, mine_data.get(name, tuple(name.split("."))), saved)
     return td
 
 
-def _flat_state(state: Any, from_flatten: bool | None, prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:
+    """Store a non-tensor value of a state dict; as for tensors, also where it is locked."""
+    from raffia.tensordict.nontensor import NonTensorData, shaped
+
+    size = torch.Size(saved["batch_size"])
+    value = (
+        NonTensorData(saved["data"], size)
+        if "data" in saved
+        else shaped([NonTensorData(row) for row in saved["rows"]], size)
+    )
+    old = get(td, key)
+    if old is None:
+        td.set(key, value)
+        return
+    node, name = holder(td, key)
+    ndim = len(node._batch_size)
+    if size[:ndim] != node._batch_size:
+        if "rows" in saved:
+            raise RuntimeError(
+                f"the values of entry {key!r} in the state dict have the batch size {tuple(size)}, "
+                f"the container {tuple(node._batch_size)}"
+            )
+        value = value.empty_like(old._batch_size)
+    if node._device is not None:
+        value._set_device(node._device)
+    node._replace_str(name, value)
+
+
+def _data_keys(td: Any) -> list[Any]:
+    return [key for key, _ in td.non_tensor_items(include_nested=True)]
+
+
+def _flat_state(
+    state: Any,
+    from_flatten: bool | None,
+    prefix: str,
+    flat: dict[str, Any],
+    data: dict[str, Any],
+) -> None:
+    """The tensors of a state dict by flat name, and what its metadata says of other values."""
+    for name, saved in getattr(state, "_metadata", {}).items():
+        if "data" in saved or "rows" in saved:
+            data[prefix + name] = saved
     for name, value in state.items():
         if isinstance(value, dict) and from_flatten is not True:
-            out.update(_flat_state(value, from_flatten, prefix + name + "."))
+            _flat_state(value, from_flatten, prefix + name + ".", flat, data)
         else:
-            out[prefix + name] = value
-    return out
+            flat[prefix + name] = value

@@ -39,6 +39,13 @@ def store(td: Any, value: list[str | None] | None) -> None:
         store(child, merged if any(merged) else None)
 
 
+def passed_on(td: Any) -> Any:
+    """The container itself, after what is nested in it was given the names of its dimensions."""
+    if td._names is not None:
+        store(td, td._names)
+    return td
+
+
 def adopt(value: Any, names: list[str | None]) -> Any:
     """A nested container whose first dimensions bear `names`; a copy if it had others."""
     mine = value.names

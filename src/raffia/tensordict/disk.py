@@ -6,6 +6,8 @@ name. `outline` makes it from a container, `rebuild` makes a container from it a
 
 from __future__ import annotations
 
+import base64
+import enum
 import errno
 import hashlib
 import json
@@ -13,16 +15,19 @@ import math
 import os
 import pathlib
 import re
-import secrets
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.files import make_folder, parse_json, write_atomically
+from raffia.tensordict import dim_names
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock
@@ -43,7 +48,7 @@ from raffia.tensordict.node import Node
 VERSION = 1
 META = "meta.json"
 CPU = torch.device("cpu")
-VALUE_CLASSES = ("NonTensorData", "NonTensorStack")
+VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
 Record = dict[str, Any]
 
 # -------------------------------------------------------------------------------- non-tensor values
@@ -55,39 +60,105 @@ def encode(value: Any, key: tuple[str, ...]) -> Any:
     >>> encode({"a": (1, None)}, ())
     {'a': {'$tuple': [1, None]}}
     """
-    if value is None or isinstance(value, (str, bool, int, float)):
+    kind = type(value)
+    if value is None or kind in (str, bool, int, float):
         return value
-    if type(value) is list:
+    if kind is list:
         return [encode(item, key) for item in value]
-    if type(value) is tuple:
+    if kind is tuple:
         return {"$tuple": [encode(item, key) for item in value]}
-    if type(value) is dict and all([isinstance(name, str) for name in value]):
+    if kind is dict:
+        if not all([type(name) is str for name in value]):
+            return {"$items": [[encode(k, key), encode(v, key)] for k, v in value.items()]}
         items = {name: encode(item, key) for name, item in value.items()}
         return {"$dict": items} if any([name.startswith("$") for name in items]) else items
+    if kind in (set, frozenset):
+        return {f"${kind.__name__}": sorted([encode(item, key) for item in value], key=dump)}
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in ARRAY_KINDS:
+        text = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        tag = "$array" if isinstance(value, np.ndarray) else "$number"
+        return {tag: [value.dtype.str, list(value.shape), text]}
+    if isinstance(value, enum.Enum):
+        if "<locals>" not in kind.__qualname__:
+            return {"$enum": [kind.__module__, kind.__qualname__, value.name]}
+    elif isinstance(value, pathlib.Path):
+        return {"$path": str(value)}
+    elif kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    elif kind is complex:
+        return {"$complex": [value.real, value.imag]}
+    elif isinstance(value, (str, int, float)):
+        return value
     raise TypeError(
-        f"entry {'.'.join(key)!r} is a {type(value).__name__}, which can't be stored on disk: a "
-        "non-tensor value is None, a bool, a number, a string, or a list, tuple or dict (with "
-        "strings as keys) of such. Convert it, or leave it out: td.exclude(...)"
+        f"entry {'.'.join(key)!r} is a {kind.__name__}, which can't be stored on disk: a "
+        "non-tensor value is None, a bool, a number, a string, bytes, a numpy array, a path, a "
+        "member of an enum that stands in a module, or a list, tuple, set or dict of such. "
+        "Convert it, or leave it out: td.exclude(...)"
     )
 
 
+ARRAY_KINDS = "biufcmMSU"  # all but Python objects and records
+
+
 def decode(value: Any) -> Any:
-    """What `encode` encoded.
+    """What `encode` encoded; ValueError for what it can't have made.
 
     >>> decode({"a": {"$tuple": [1, None]}})
     {'a': (1, None)}
     """
     if type(value) is list:
         return [decode(item) for item in value]
-    if type(value) is dict:
-        if len(value) == 1:
-            tag, content = next(iter(value.items()))
-            if tag == "$tuple" and type(content) is list:
-                return tuple([decode(item) for item in content])
-            if tag == "$dict" and type(content) is dict:
-                value = content
-        return {name: decode(item) for name, item in value.items()}
-    return value
+    if type(value) is not dict:
+        return value
+    if len(value) == 1:
+        tag, content = next(iter(value.items()))
+        if tag == "$dict" and type(content) is dict:
+            return {name: decode(item) for name, item in content.items()}
+        if tag in DECODERS:
+            try:
+                return DECODERS[tag](content)
+            except (TypeError, ValueError, KeyError, AttributeError) as error:
+                raise ValueError(f"{shown(value)} is not a value: {error}") from None
+    return {name: decode(item) for name, item in value.items()}
+
+
+def _items(content: Any) -> Any:
+    if type(content) is not list:
+        raise ValueError("it is not a list")
+    return [decode(item) for item in content]
+
+
+def _array(content: Any) -> np.ndarray:
+    name, shape, text = content
+    dtype = np.dtype(name)
+    if dtype.kind not in ARRAY_KINDS or not all([type(n) is int and n >= 0 for n in shape]):
+        raise ValueError("there is no such array")
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape).copy()
+
+
+def _member(content: Any) -> Any:
+    """A member of an enum; only those are found whose module is imported already."""
+    module, name, member = content
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found)[part] if found is not None else None
+    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        raise ValueError("there is no such enum: import the module that defines it before loading")
+    return found[member]
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": lambda content: tuple(_items(content)),
+    "$set": lambda content: set(_items(content)),
+    "$frozenset": lambda content: frozenset(_items(content)),
+    "$items": lambda content: {decode(name): decode(item) for name, item in content},
+    "$array": _array,
+    "$number": lambda content: _array(content)[()],
+    "$enum": _member,
+    "$path": pathlib.Path,
+    "$bytes": lambda content: base64.b64decode(content, validate=True),
+    "$complex": lambda content: complex(*content),
+}
 
 
 # ---------------------------------------------------------------------- the record of a container
@@ -165,10 +236,11 @@ def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool) -> None:
 
 def value_record(node: Any, key: tuple[str, ...]) -> Record:
     """The record of a non-tensor entry, which holds its value, or a value for each row."""
-    from raffia.tensordict.nontensor import NonTensorData
+    from raffia.tensordict.nontensor import MetaData, NonTensorData
 
     if isinstance(node, NonTensorData):
-        record: Record = {"class": "NonTensorData", "batch_size": list(node._batch_size)}
+        name = "MetaData" if isinstance(node, MetaData) else "NonTensorData"
+        record: Record = {"class": name, "batch_size": list(node._batch_size)}
         record["value"] = encode(node._data, key)
     else:
         members = node.tensordicts
@@ -270,8 +342,11 @@ def rebuild(reader: Reader, record: Any) -> Any:
                 f"entry {shown(name)} of shape {list(value.shape)} does not begin with the batch "
                 f"size {list(batch_size)}"
             )
-    names = reader.names(record.get("names"), ndim)
-    return TensorDict._make(entries, batch_size, reader.on(record.get("device")), names)
+    names, device = reader.names(record.get("names"), ndim), reader.on(record.get("device"))
+    for value in entries.values() if device is not None else ():
+        if isinstance(value, Node) and value._is_data():
+            value._set_device(device)
+    return dim_names.passed_on(TensorDict._make(entries, batch_size, device, names))
 
 
 def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
@@ -323,24 +398,32 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Any:
     unknown = [key for key in td.keys() if key not in cls._fields]
     if unknown or td._is_data():
         reader.fail(f"{shown(unknown)} are not fields of {name}")
-    return cls._wrap(td.lock_() if cls._frozen else td)
+    return cls._over(td.lock_() if cls._frozen else td)
+
+
+def decoded(reader: Reader, value: Any) -> Any:
+    try:
+        return decode(value)
+    except ValueError as error:
+        return reader.fail(str(error))
 
 
 def value_node(reader: Reader, record: Any) -> Any:
     """The non-tensor entry that a record describes."""
-    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+    from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 
     device = reader.on(record.get("device"))
-    if record["class"] == "NonTensorData":
+    if record["class"] in ("NonTensorData", "MetaData"):
         if "value" not in record:
             reader.fail("a value is missing")
         size = torch.Size(reader.size(record.get("batch_size")))
-        return NonTensorData(decode(record["value"]), size, device)
+        kind = MetaData if record["class"] == "MetaData" else NonTensorData
+        return kind(decoded(reader, record["value"]), size, device)
     rows = record.get("values", record.get("members"))
     if type(rows) is not list:
         reader.fail("the values of a stack are missing")
     if "values" in record:
-        members = [NonTensorData(decode(value), None, device) for value in rows]
+        members = [NonTensorData(decoded(reader, value), None, device) for value in rows]
         member_size = reader.size(record.get("batch_size"))
         return stacked(reader, record, NonTensorStack, members, member_size)
     for row in rows:
@@ -348,58 +431,6 @@ def value_node(reader: Reader, record: Any) -> Any:
             reader.fail(f"{shown(row)} is not a non-tensor value")
     members = [value_node(reader, row) for row in rows]
     return stacked(reader, record, NonTensorStack, members, None)
-
-
-# ------------------------------------------------------------------------------- writing one file
-
-
-def write_atomically(
-    path: Path, content: bytes | Callable[[BinaryIO], Any], *, sync: bool = True
-) -> None:
-    """Write a file such that at any time, also after a crash, there is the old one or the new one.
-
-    content: the bytes, or a function that writes them into the file that it is given.
-    sync: False leaves it to the system when the data goes to disk: for a crash of the process only.
-    If anything fails, the old file is as it was and no other file is left.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(f"{folder}/x", b"new")
-    ...     pathlib.Path(folder, "x").read_bytes()
-    b'new'
-    """
-    path = os.path.abspath(path)
-    path = os.path.realpath(path) if os.path.islink(path) else path
-    folder = os.path.dirname(path)
-    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(temporary, flags, 0o666)
-        try:
-            if isinstance(content, bytes):
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            else:
-                with open(fd, "wb", closefd=False) as file:
-                    content(file)
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise
-    if sync:
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def titled(record: Record) -> Record:
@@ -412,18 +443,7 @@ def dump(record: Any) -> bytes:
 
 def parse(path: str, text: bytes | str) -> Any:
     """JSON that has each name once."""
-    try:
-        text = text if isinstance(text, str) else text.decode()
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(path, f"it is not JSON: {error}") from None
-
-
-def unique(pairs: list[tuple[str, Any]]) -> Record:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return out
+    return parse_json(path, text, deepest=None)
 
 
 def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
@@ -534,6 +554,8 @@ class Job:
                 file = file_name(name, suffix, used, self.robust, (*plan.key, name))
                 record["file" if leaf else "folder"] = file
                 place = f"{folder}/{file}"
+            if not leaf and place is not None and is_link(place):
+                raise linked(place)
             if leaf:
                 record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
                 self.check(entry, place)
@@ -561,7 +583,7 @@ class Job:
             raise RuntimeError(
                 f"The file {file} already exists. To write over it, pass existsok=True"
             )
-        length, nbytes = os.path.getsize(file), leaf.numel() * leaf.dtype.itemsize
+        length, nbytes = os.lstat(file).st_size, leaf.numel() * leaf.dtype.itemsize
         if length != nbytes:
             raise RuntimeError(
                 f"The file {file} already exists and has {length} bytes, the tensor {nbytes}: "
@@ -571,7 +593,7 @@ class Job:
     def write(self, threads: ThreadPoolExecutor | None) -> None:
         """Write the files, the record of the outermost folder last: without it there is no save."""
         for folder in self.folders:
-            os.makedirs(folder, exist_ok=True)
+            make_own_folder(folder, folder == self.root.folder)
         for path, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
             try:
                 os.unlink(path)
@@ -584,7 +606,7 @@ class Job:
             for _ in threads.map(self.store, self.leaves):
                 pass
         for path, text in self.metas:
-            write_atomically(path, text, sync=False)
+            write_atomically(path, text, is_synced=False, follows_links=False)
 
     def store(self, job: tuple[Outline, str, Tensor, str | None]) -> None:
         plan, name, leaf, file = job
@@ -668,7 +690,7 @@ def write_value(node: Any) -> None:
             record["entries"][name[0]] = new
         else:
             record.update(new)
-        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
 
 
 def forget(td: Any) -> None:
@@ -682,11 +704,43 @@ def forget(td: Any) -> None:
     for node in (*below, *above[1:]):
         if node._cache and "home" not in node._cache:
             node._cache.clear()
+        if state(node).get("_buffer") is not None:  # of a consolidated container
+            node._buffer = node._spans = None
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:
     """Whether nothing is to be written: the file holds just this tensor, or none is asked for."""
-    return isinstance(leaf, MemoryMappedTensor) and (file is None or is_whole(leaf, file))
+    if not isinstance(leaf, MemoryMappedTensor):
+        return False
+    return file is None or (is_whole(leaf, file) and not is_link(file))
+
+
+def make_own_folder(folder: str, outermost: bool) -> None:
+    """Make a folder, if there is none; below the outermost one, a link to another is refused."""
+    if outermost:
+        os.makedirs(folder, exist_ok=True)
+        return
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if is_link(folder):
+            raise linked(folder) from None
+        if not os.path.isdir(folder):
+            raise
+
+
+def is_link(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def linked(path: str) -> RuntimeError:
+    return RuntimeError(
+        f"{path} is a symbolic link, and what it points to is not written to: remove it, or save "
+        "to another folder"
+    )
 
 
 class TensorDictFuture:
@@ -1194,6 +1248,8 @@ def add(
         }
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
     at = None if file is None else f"{folder}/{file}"
+    if at is not None and rest and is_link(at):
+        raise linked(at)
     if rest:
         names = None if td._names is None else list(td._names)
         child = memmap(td._plain._make({}, size, CPU, names), at)
@@ -1204,7 +1260,7 @@ def add(
         entry = {"dtype": DTYPE_NAMES[out.dtype], "shape": list(out.shape), "file": file}
     if folder is not None:
         record["entries"][name] = entry
-        write_atomically(f"{folder}/{META}", dump(record), sync=False)
+        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
     td._d[name] = child
     if rest:
         _lock(child, weakref.ref(td))
@@ -1301,7 +1357,7 @@ def save_file(td: Any, path: Path) -> None:
         file.write(checksum.hexdigest().encode())
 
     path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_folder(os.path.dirname(path))
     write_atomically(path, write)
 
 

@@ -53,6 +53,12 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
+_FROM_LOADER = (  # what torch does with a `Mapping`: it reads it by what it yields, which are rows
+    "; a DataLoader without a batch_size that is to give containers as they are takes "
+    "collate_fn=torch.nn.Identity()"
+)
+
+
 def _plain_part(part: Any) -> Any:
     """One part of an index as an int, slice, None, `...`, truth value or tensor."""
     if part is None or part is Ellipsis or isinstance(part, (int, slice, Tensor)):
@@ -68,7 +74,7 @@ def _plain_part(part: Any) -> Any:
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables "
             "are valid indices "
-            f"(got {type(part).__name__})"
+            f"(got {type(part).__name__})" + (_FROM_LOADER if isinstance(part, Node) else "")
         )
     if isinstance(part, list) and part and isinstance(part[0], str):
         raise IndexError(
@@ -490,11 +496,11 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     return result if out is None else out.update_(result)
 
 
-def copy_at_(td: Any, source: Any, idx: Any, non_blocking: bool = False) -> Any:
+def copy_at_(td: Any, tensordict: Any, idx: Any, non_blocking: bool = False) -> Any:
     """Write a container into the rows `idx`, in place; all keys must be there.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).copy_at_(TensorDict(a=1.0), 0)["a"]
     tensor([1., 0.])
     """
-    return td.update_at_(source, idx, non_blocking=non_blocking)
+    return td.update_at_(tensordict, idx, non_blocking=non_blocking)

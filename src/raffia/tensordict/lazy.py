@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, shape
+from raffia.tensordict import build, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -144,7 +145,11 @@ class LazyStackedTensorDict(TensorDictBase):
         if self.hook_in is not None or self.hook_out is not None:
             td.hook_in, td.hook_out = self.hook_in, self.hook_out
         if self._names is not None and td._batch_size == self._batch_size:
-            td._names = list(self._names)
+            dim = self.stack_dim
+            rest = [*self._names[:dim], *self._names[dim + 1 :]]
+            mine = rest if any(rest) else None
+            if all([member._names == mine for member in members]):
+                td._names = list(self._names)
         return td
 
     def _member_size(self) -> torch.Size:
@@ -157,8 +162,10 @@ class LazyStackedTensorDict(TensorDictBase):
     def _locked(self) -> bool:
         if self._own_lock:
             return True
-        members = self.tensordicts
-        return bool(members) and all([td._locked for td in members])
+        for td in self.tensordicts:
+            if not td._locked:
+                return False
+        return bool(self.tensordicts)
 
     @_locked.setter
     def _locked(self, value: bool) -> None:
@@ -197,7 +204,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise self._unlike(name)
         stack = lazy_stack(values, self.stack_dim)
-        if self._names is not None and not stack._is_data():
+        if self._names is not None:
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
 
@@ -225,6 +232,16 @@ class LazyStackedTensorDict(TensorDictBase):
         return values[0]
 
     def _peek(self) -> Entries:
+        members = self.tensordicts
+        if members and all([td.__class__ is TensorDict for td in members]):
+            first = members[0]._d
+            if all([td._d.keys() == first.keys() for td in members]):  # no member has more
+                return {
+                    name: value
+                    if value.__class__ is Tensor or not isinstance(value, Node)
+                    else self._peek_str(name)
+                    for name, value in first.items()
+                }
         return {name: self._peek_str(name) for name in self._shared()}
 
     def _entries(self) -> Entries:
@@ -313,7 +330,13 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> lazy_stack([TensorDict(), TensorDict()]).is_empty()
         True
         """
-        return not any([not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()])
+        for name in self._shared():
+            value = self.tensordicts[0]._peek_str(name)
+            if isinstance(value, Node):
+                value = self._peek_str(name)
+            if not isinstance(value, Node) or not value.is_empty():
+                return False
+        return True
 
     def to_dict(self, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; RuntimeError if a member has an entry that others lack.
@@ -323,15 +346,6 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self._all_shared("to_dict")
         return entries.to_dict(self, **options)
-
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        """See `TensorDict.state_dict`; RuntimeError if a member has an entry that others lack.
-
-        >>> list(LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2)).state_dict())
-        ['a']
-        """
-        self._all_shared("state_dict")
-        return convert.state_dict(self, *args, **options)
 
     def _all_shared(self, method: str) -> None:
         extra = sorted({name for names in self._exclusive() for name in names})
@@ -482,8 +496,9 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor(0)
         """
         key = unravel_key(key)
-        if not entries.contains(self, key):
-            raise_missing(key, self)
+        for td in self.tensordicts:
+            if not entries.contains(td, key):
+                raise_missing(key, self)
         if isinstance(item, (int, float, complex, str)) or (
             isinstance(item, Tensor) and not item.dim()
         ):
@@ -504,12 +519,14 @@ class LazyStackedTensorDict(TensorDictBase):
         key = unravel_key(key)
         if not entries.contains(self, key):
             raise_missing(key, self)
-        if isinstance(value, (list, tuple)):
-            value = torch.as_tensor(value)
         for td in self.tensordicts:  # the entry itself in containers of its own
             if isinstance(entries.get(td, key), Node):
                 break
         else:
+            if isinstance(value, (list, tuple, np.ndarray, np.generic)):
+                value = torch.as_tensor(value)
+                if value.shape == (1,) and isinstance(index, (int, np.integer)):
+                    value = value[0]  # as a tensor takes it
             try:
                 self.select(key)[index] = value
             except RuntimeError as error:
@@ -563,12 +580,25 @@ class LazyStackedTensorDict(TensorDictBase):
         source = entries.merged(input_dict_or_td, options)
         if source is self:
             return self
+        if inplace and keys_to_update is None and not known.get("is_leaf"):
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if entries.writes_lazily(self, source, into, values):
+                if entries.copied(into, values, known.get("non_blocking", False)):
+                    return self
         if self._locked and not inplace:
             raise locked_error(self)
-        with entries.all_or_nothing(self):
-            parts = None
-            if isinstance(source, Node) and keys_to_update is None:
-                parts = self._split(source)
+        parts = None
+        if isinstance(source, Node) and keys_to_update is None:
+            parts = self._split(source)
+        if parts is not None and not (clone or inplace or known):
+            pairs = list(zip(self.tensordicts, parts, strict=True))
+            if all([td.__class__ is TensorDict is part.__class__ for td, part in pairs]):
+                if all([td._fits(part) for td, part in pairs]):
+                    for td, part in pairs:
+                        td._take(part)
+                    return self
+        with entries.all_or_nothing(self, source):
             if parts is not None:
                 for td, part in zip(self.tensordicts, parts, strict=True):
                     td.update(part, clone, inplace, **known)
@@ -625,6 +655,11 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([3, 4])
         """
         source = entries.merged(input_dict_or_td, entries_)
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if keys_to_update is None and entries.writes_lazily(self, source, into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
         parts = self._split(source) if isinstance(source, Node) and keys_to_update is None else None
         if parts is None:
             return entries.update_(
@@ -682,7 +717,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         self.insert(len(self.tensordicts), tensordict)
 
-    def extend(self, tensordicts: Any) -> None:
+    def extend(self, tensordict: Any) -> None:
         """Put containers behind the last member: those of a list, or of another lazy stack.
 
         >>> td = lazy_stack([TensorDict(a=1)])
@@ -690,10 +725,10 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([1, 2, 3])
         """
-        if isinstance(tensordicts, Node):
-            tensordicts = tensordicts.unbind(self.stack_dim)
-        for tensordict in list(tensordicts):
-            self.append(tensordict)
+        if isinstance(tensordict, Node):
+            tensordict = tensordict.unbind(self.stack_dim)
+        for td in list(tensordict):
+            self.append(td)
 
     # -- the contract of Node: maps
 
@@ -839,7 +874,9 @@ class LazyStackedTensorDict(TensorDictBase):
         else:
             out = self._kept_lazy(ndim, batch_size, op)
             if out is None:
-                return self._batched_dense(fn, ndim, batch_size, names, op)
+                out = self._batched_dense(fn, ndim, batch_size, names, op)
+                if not out._is_data():
+                    return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
             if names is not None:
@@ -959,9 +996,10 @@ class LazyStackedTensorDict(TensorDictBase):
             start, stop = cut
             if first == last:  # the stack dimension on its own, maybe split into several
                 size = torch.Size((*new[:start], *new[stop:]))
-                members = self._on_members(
-                    _reshaper(name, size, ndim - 1), ndim, size, (name, size)
-                )
+                members = list(self.tensordicts)  # shown in another order of rows
+                if size != self._member_size()[: ndim - 1]:
+                    how = _reshaper(name, size, ndim - 1)
+                    members = self._on_members(how, ndim, size, (name, size))
                 return self._grid(members, new[start:stop], start, size + rest)
             if stop - start != 1:
                 return None
@@ -1032,7 +1070,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._row(plan.at, plan.rest, ndim)
         if not plan.rows:
             if not self.tensordicts:
-                return self._of([], plan.dim, plan.member_size(self, ndim))
+                return self._emptied(plan, ndim)
             return self._no_rows(plan, ndim)
         members = [self._row(at, rest, ndim) for at, rest in plan.rows]
         if plan.spare is not None:
@@ -1052,6 +1090,13 @@ class LazyStackedTensorDict(TensorDictBase):
         if all([part.__class__ is slice and part == _ALL for part in rest]):
             return td
         return td._index(rest, ndim - 1, None)
+
+    def _emptied(self, plan: _Plan, ndim: int) -> Any:
+        """A lazy stack without members."""
+        out = self._of([], plan.dim, plan.member_size(self, ndim))
+        if self._device is not None:
+            out._device = self._device
+        return out
 
     def _no_rows(self, plan: _Plan, ndim: int) -> Any:
         """A dense container without rows: with the entries of the first member, of size 0."""
@@ -1076,12 +1121,23 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 value = TensorDict(value, batch_size=size, device=self._device)
             elif value._batch_size != size:
-                value = index._expanded(value, size, self._batch_size, idx)
+                value = self._broadcast(value, size, idx)
             if self._locked:
                 for name in value.keys():
                     if all([td._peek_str(name) is None for td in self.tensordicts]):
                         raise locked_error(self, name)
         self._set_index(idx, value, ndim)
+
+    def _broadcast(self, value: Any, size: torch.Size, idx: Any) -> Any:
+        """A container for rows of batch size `size`: one row is written into all of them."""
+        given = value._batch_size
+        if len(given) <= len(size) and all(
+            [n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]
+        ):
+            leaves = value._leaves([])
+            if any([leaf.shape[: len(size)] != size for leaf in leaves]) or not leaves:
+                return value.expand(size)
+        return index._expanded(value, size, self._batch_size, idx)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         plan, ndim = _Plan(self, idx), max(ndim, self.stack_dim + 1)
@@ -1110,7 +1166,9 @@ class LazyStackedTensorDict(TensorDictBase):
             self._row(at, rest, ndim)  # raises
         replaced = self.tensordicts[at]._set_index(rest, value, ndim - 1)
         if replaced is not None:
-            self.tensordicts[at] = replaced
+            old, self.tensordicts[at] = self.tensordicts[at], replaced
+            if self._own_lock:
+                lock.relink(self, old, replaced)
 
     # -- operations that go to the members
 
@@ -1274,7 +1332,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 out[name] = self._get_str(name)
             except RuntimeError:
                 out[name] = self._get_lazy(name, as_nested_tensor=True, layout=layout)
-        return TensorDict._make(out, self._batch_size, self._device, self._names)
+        return dim_names.passed_on(
+            TensorDict._make(out, self._batch_size, self._device, self._names)
+        )
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """A lazy stack along `dim`: itself if it is one.
@@ -1288,6 +1348,12 @@ class LazyStackedTensorDict(TensorDictBase):
     def _pieces(
         self, cut: Any, ndim: int, sizes: list[torch.Size], rows: list[Any], names: Any
     ) -> list[Any]:
+        dim = self.stack_dim
+        if all([row.__class__ is tuple and len(row) == dim + 1 for row in rows]):
+            if all([row[-1].__class__ is slice and not any(map(_cuts, row[:-1])) for row in rows]):
+                members = [self.tensordicts[row[-1]] for row in rows]
+                if all(members) and names is None:
+                    return [self._of(part, dim) for part in members]
         parts = [self._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
         for part in parts:
             if names is not None:
@@ -1466,6 +1532,11 @@ class _Plan:
         return torch.Size((*size[: self.dim], *size[self.dim + 1 :]))
 
 
+def _cuts(part: Any) -> bool:
+    """Whether a part of an index is more than a whole dimension."""
+    return part.__class__ is not slice or part != _ALL
+
+
 def _plain_part(part: Any) -> Any:
     """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
     if isinstance(part, Tensor) and part.dim() == 0:
@@ -1523,7 +1594,7 @@ def _member_shape(node: Any, name: str) -> torch.Size | None:
     """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
     if not isinstance(node, LazyStackedTensorDict):
         value = node._get_str(name)
-        return None if value is None else value.shape
+        return getattr(value, "shape", None)
     shapes = [_member_shape(td, name) for td in node.tensordicts]
     if not shapes or any([size is None for size in shapes]):
         return None
@@ -1669,7 +1740,7 @@ def _contents(td: Any, cls: type) -> Any:
 
 
 def maybe_dense_stack(
-    items: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+    input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
     """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
 
@@ -1684,7 +1755,7 @@ def maybe_dense_stack(
 
     if strict:
         options["strict_shape"] = True
-    items = list(items)
+    items = list(input)
     if not items or options or not all([isinstance(td, Node) for td in items]):
         return lazy_stack(items, dim, out=out, **options)
     result = stack_alike(items, dim)

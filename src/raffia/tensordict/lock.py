@@ -73,6 +73,22 @@ def unlock_(td: Any) -> Any:
     return td
 
 
+def relink(node: Any, old: Any, new: Any) -> None:
+    """Let go of an entry that was replaced in a locked container, and lock the one in its place."""
+    if new is old:
+        return
+    ref = weakref.ref(node)
+    if old is not None and hasattr(old, "_parents"):
+        old = getattr(old, "_td", old)
+        rest = [parent for parent in live_parents(old) if parent() is not node]
+        old._parents = rest or None
+        if not rest:
+            _unlock(old)
+    if new is not None and hasattr(new, "_parents"):
+        _lock(getattr(new, "_td", new), ref)
+    node._kids = node._children()
+
+
 def _in_locked_graph() -> RuntimeError:
     return RuntimeError(
         "Cannot unlock a container that is part of a locked graph: "
@@ -103,6 +119,8 @@ def _unlock(node: Any) -> None:
         node._parents = None
     node._cache = None
     node.__dict__.pop("_mapped_to", None)
+    if node._buffer is not None:  # entries may now leave it
+        node._buffer = node._spans = None
     kids, node._kids = node._kids, None
     for child in node._children() if kids is None else kids:
         _unlock(child)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -13,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from raffia.files import DamagedFileError as DamagedFileError
 
 Path = str | os.PathLike[str]
 
@@ -29,24 +33,6 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class DamagedFileError(RuntimeError):
-    """A file does not hold what it should: `path` says which, `why` what is wrong with it.
-
-    >>> raise DamagedFileError("td/a.memmap", "it holds 4 bytes, not 12")
-    Traceback (most recent call last):
-    ...
-    raffia.tensordict.memmap.DamagedFileError: td/a.memmap: it holds 4 bytes, not 12
-    """
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{os.fspath(path)}: {why}")
-        self.path = os.fspath(path)
-        self.why = why
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.why)
 
 
 class TemporaryFile:
@@ -342,7 +328,11 @@ def map_file(filename: str, dtype: torch.dtype, shape: Sequence[int]) -> MemoryM
         return mapped(torch.empty(shape, dtype=dtype, device="cpu"), filename)
     try:
         flat = torch.from_file(filename, shared=True, size=numel, dtype=dtype)
-    except RuntimeError:
+    except RuntimeError as error:
+        if found := re.search(r"(?:unable to|[Ee]rror) .*\((\d+)\)$", str(error)):
+            code = int(found[1])
+            if code in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+                raise OSError(code, os.strerror(code), filename) from error
         if os.access(filename, os.W_OK):
             raise
         flat = torch.from_file(filename, shared=False, size=numel, dtype=dtype)
@@ -384,7 +374,7 @@ def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> No
         made = ""
         if found.st_size != nbytes or not stat.S_ISREG(found.st_mode):
             made = os.path.join(os.path.dirname(filename), f".{secrets.token_hex(6)}.tmp")
-        fd = os.open(made or filename, flags, mode)
+        fd = os.open(made or filename, flags | getattr(os, "O_NOFOLLOW", 0), mode)
     try:
         if nbytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import disk
+from raffia.tensordict import disk, index, lock
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
@@ -39,6 +40,7 @@ class NonTensorData(TensorCollection):
 
     _holds_data = True
     _data: Any
+    _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
         self,
@@ -67,6 +69,8 @@ class NonTensorData(TensorCollection):
             out._device = self._device
         if names is not None:
             out._names = names
+        if self._rows is not None and batch_size == self._batch_size:
+            out._rows = self._rows
         return out
 
     @property
@@ -122,7 +126,10 @@ class NonTensorData(TensorCollection):
         op: tuple[Any, ...] = (),
     ) -> Any:
         if op and op[0] == "pad":
-            return _moved(self, fn, ndim, batch_size)
+            out = _moved(self, fn, ndim, batch_size)
+            if names is not None:
+                out.names = child_names(self, ndim, batch_size, names)
+            return out
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
         return self._like(batch_size + self._batch_size[ndim:], names)
@@ -169,7 +176,7 @@ class NonTensorData(TensorCollection):
         if isinstance(data, NonTensorStack):
             values = flat(data.tolist(), len(data._batch_size))
             if not values or not all([same(values[0], v) for v in values]):
-                raise ValueError(
+                raise RuntimeError(
                     "Cannot update a NonTensorData, which holds one value, with a NonTensorStack "
                     "of several. Call `non_tensor_data.maybe_to_stack()` before calling update(), "
                     "or store the stack: td[key] = stack"
@@ -182,6 +189,23 @@ class NonTensorData(TensorCollection):
     def _filled(self, shape: torch.Size) -> NonTensorData:
         """What a new entry holds in the rows that are not written."""
         return self._like(shape)
+
+    def where(  # type: ignore[override]
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: Any = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """This value in the rows where `condition` is true, `other` (a value too) elsewhere.
+
+        >>> rows = NonTensorData("a", [2]).where(torch.tensor([True, False]), NonTensorData("b"))
+        >>> rows.tolist()
+        ['a', 'b']
+        """
+        return index.written(chosen(condition, self, other), out, update_batch_size)
 
     def empty_like(self, batch_size: torch.Size) -> NonTensorData:
         """The same value with another batch size.
@@ -204,7 +228,7 @@ class NonTensorData(TensorCollection):
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if with_rows(self, idx, value) is not self:
-            raise ValueError(
+            raise RuntimeError(
                 "a NonTensorData holds one value for all its rows, so a row can't be given another "
                 "one; "
                 "entry.maybe_to_stack() gives a NonTensorStack, which holds a value per row"
@@ -321,6 +345,67 @@ class NonTensorData(TensorCollection):
         return f"{name}(data={self._data}, batch_size={size}, device={device})"
 
 
+class MetaData(NonTensorData):
+    """One Python object that stands for a whole batch, such as its configuration.
+
+    Stacking entries that hold the same object (the same by `is`) gives one again, others a value
+    per row. `MetaData[cls]` is a class of those that hold an instance of `cls`.
+    Raises TypeError for a value of another class.
+
+    >>> config = {"lr": 0.1}
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(config=MetaData(config), a=torch.zeros(2))
+    >>> torch.stack([td, td])["config"] is config
+    True
+    >>> MetaData[str](1)
+    Traceback (most recent call last):
+    ...
+    TypeError: Expected data of type str, got int
+    """
+
+    _of: Any = object
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+    ) -> None:
+        super().__init__(data, batch_size, device, names)
+        self._put(self._data)
+
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return _meta_data_of(kind)
+
+    def _put(self, data: Any) -> None:
+        data = data._unwrapped() if isinstance(data, NonTensorData) else data
+        if not isinstance(data, self._of) and not isinstance(data, Node):
+            raise TypeError(f"Expected data of type {self._of.__name__}, got {type(data).__name__}")
+        super()._put(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if type(self) is MetaData or self._of is object:
+            return super().__reduce_ex__(protocol)
+        return _meta_data, (self._of, self.__getstate__())
+
+
+@functools.cache
+def _meta_data_of(kind: type) -> type[MetaData]:
+    """The class of `MetaData` that hold an instance of `kind`."""
+    return type(f"MetaData[{kind.__name__}]", (MetaData,), {"_of": kind, "__module__": __name__})
+
+
+def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
+    """What a `MetaData[kind]` was pickled as."""
+    out = object.__new__(_meta_data_of(kind))
+    out.__setstate__(state)
+    return out
+
+
+NonTensorDataBase = NonTensorData  # as older programs name it
+
+
 class NonTensorStack(LazyStackedTensorDict):
     """A Python value for each row of an entry.
 
@@ -429,7 +514,7 @@ class NonTensorStack(LazyStackedTensorDict):
         return _moved(self, fn, ndim, batch_size)
 
     def _no_rows(self, plan: Any, ndim: int) -> Any:
-        return self._of([], plan.dim, plan.member_size(self, ndim))
+        return self._emptied(plan, ndim)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         if isinstance(value, Node):
@@ -473,6 +558,8 @@ class NonTensorStack(LazyStackedTensorDict):
         for i, (td, part) in enumerate(zip(self.tensordicts, parts, strict=True)):
             if isinstance(td, NonTensorData) and isinstance(part, NonTensorStack):
                 self.tensordicts[i] = part
+                if self._own_lock:
+                    lock.relink(self, td, part)
             else:
                 td._put(part)
 
@@ -497,6 +584,23 @@ class NonTensorStack(LazyStackedTensorDict):
         return with_rows(self, idx, value)
 
     # -- public methods of its own
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: Any = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """These values where `condition` is true, those of `other` (or this value) elsewhere.
+
+        >>> stack = NonTensorStack("a", "b")
+        >>> stack.where(torch.tensor([True, False]), NonTensorStack("c", "d")).tolist()
+        ['a', 'd']
+        """
+        return index.written(chosen(condition, self, other), out, update_batch_size)
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
@@ -699,11 +803,27 @@ def with_rows(mine: Any, idx: Any, value: Any) -> Any:
     size = indexed_size(mine._batch_size, at)
     if not (isinstance(value, Node) and value._is_data()):
         rows = isinstance(value, list) and size and len(value) == size[0]
-        value = NonTensorStack.from_list(value) if rows else NonTensorData(value, size)
+        device = mine._device
+        value = (
+            NonTensorStack.from_list(value, device) if rows else NonTensorData(value, size, device)
+        )
     if value._batch_size != size:
         value = value.expand(size)
     replaced = mine._set_index(at, value, len(mine._batch_size))
     return mine if replaced is None else replaced
+
+
+def chosen(condition: Tensor, mine: Any, other: Any) -> Any:
+    """`where` of a non-tensor node itself: `other` is one too, or a value for all rows."""
+    if not isinstance(other, Node):
+        other = NonTensorData(other)
+    if not other._is_data():
+        raise TypeError(
+            f"where: a {type(mine).__name__} holds values, and the other operand is a "
+            f"{type(other).__name__}, which has entries"
+        )
+    size = mine._batch_size
+    return where(condition, mine, other if other._batch_size == size else other.expand(size))
 
 
 def where(condition: Tensor, mine: Any, other: Any) -> Any:
@@ -724,10 +844,10 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
         flat(other.tolist(), len(size)),
         strict=True,
     )
-    return _shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
+    return shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
 
 
-def _shaped(members: list[Any], size: Sequence[int]) -> Any:
+def shaped(members: list[Any], size: Sequence[int]) -> Any:
     """Data nodes in row-major order as stacks of the given size."""
     if not size:
         return members[0]
@@ -760,14 +880,29 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
             members.append(node._index(tuple(places[at]), ndim, None))
         else:
             members.append(NonTensorData(None, node._batch_size[ndim:], node._device))
-    return _shaped(members, batch_size)
+    return shaped(members, batch_size)
 
 
 # ------------------------------------------------------------------------------------- stacking
 
 
 def stack_data(nodes: Sequence[Any], dim: int) -> Any:
-    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal."""
+    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal.
+
+    Or if all are `MetaData` of one object.
+    """
+    first = nodes[0]
+    if isinstance(first, MetaData) and all(
+        [
+            type(node) is type(first)
+            and node._data is first._data
+            and node._batch_size == first._batch_size
+            for node in nodes
+        ]
+    ):
+        size = list(first._batch_size)
+        size.insert(dim % (len(size) + 1), len(nodes))
+        return first._like(torch.Size(size))
     if _capture.get() and all([isinstance(node, NonTensorData) for node in nodes]):
         first = nodes[0]
         if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):

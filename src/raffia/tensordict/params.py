@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import entries
 from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
@@ -19,8 +20,10 @@ from raffia.tensordict.registries import (
     Part,
     Registered,
     forget_listings,
+    nodes_to,
     part_at,
     replace_leaves,
+    shared_by_rows,
     tree_of,
 )
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase, _documented_as
@@ -34,7 +37,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     parameters: container or dict; or give the entries as keywords.
     no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" also
-        leaves these as they are, without marking them as `nn.Buffer`.
+        leaves these as they are, without marking them as `nn.Buffer`. With True, a parameter that
+        was expanded over the rows (`from_modules(..., expand_identical=True)`) is registered, and
+        kept in state dicts, as the one parameter that it is.
     lock: lock the container.
     Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are
     attributes too, unless the container has a method of that name: `params.w` is the parameter,
@@ -51,6 +56,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     """
 
     _part: Part
+    _shares: bool = False  # whether it has parameters that are expanded over the rows
     _views: Any = None  # path -> the container that shows that part, as long as somebody has it
 
     def __init__(
@@ -90,27 +96,32 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._whole()._register()
 
     def _register(self) -> None:
-        parameters, buffers = self._sorted()
-        whole, path = self._part.root, self._part.path
+        parameters, buffers, rows = self._sorted()
+        tree, whole, path = self._part.tree, self._part.root, self._part.path
         root = weakref.ref(self) if whole is None else whole.__dict__["_parameters"].root
-        self.__dict__["_parameters"] = Registered(parameters, self._tree, root, path)
-        self.__dict__["_buffers"] = Registered(buffers, self._tree, root, path)
+        self.__dict__["_parameters"] = Registered(parameters, tree, root, path, rows)
+        self.__dict__["_buffers"] = Registered(buffers, tree, root, path, {})
+        self.__dict__["_shares"] = bool(rows)
         if self._views:
             self._register_views()
 
-    def _sorted(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The parameters and the buffers, by dotted name."""
+    def _sorted(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Size]]:
+        """The parameters and buffers, by dotted name, and the shapes of those with equal rows."""
+        rows: dict[str, torch.Size] = {}
         parameters: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         whole, path = self._whole(), self._part.path
         known = whole.__dict__["_parameters"] if path else {}  # where a plain tensor may stand in
         for key, leaf in entries_list(self._tree, True, True, None, False):
             name = dotted(key)
-            if isinstance(leaf, nn.Parameter) or (known and ".".join((*path, name)) in known):
+            shared = shared_by_rows(leaf)
+            if shared is not None:
+                parameters[name], rows[name] = shared, leaf.shape
+            elif isinstance(leaf, nn.Parameter) or (known and ".".join((*path, name)) in known):
                 parameters[name] = leaf
             else:
                 buffers[name] = leaf
-        return parameters, buffers
+        return parameters, buffers, rows
 
     # -- parts of it, as attributes
 
@@ -185,6 +196,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     @property
     def _tree(self) -> TensorDict:
+        if self._shares and not torch.compiler.is_compiling():
+            _expand_anew(self._part.tree)
         return self._part.tree
 
     @property
@@ -356,6 +369,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         memo: dict[int, Tensor] = {}  # what is tied stays so
 
         def moved(leaf: Tensor) -> Tensor:
+            shared = shared_by_rows(leaf)
+            if shared is not None:
+                return moved(shared).expand(leaf.shape)
             if id(leaf) not in memo:
                 with torch.no_grad():
                     new = fn(leaf)
@@ -392,6 +408,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out = OrderedDict() if destination is None else destination
         for key, leaf in entries_list(self._tree, True, True, None, False):
             name = dotted(key)
+            leaf = _registered(leaf)
             out[prefix + name] = leaf if keep_vars else leaf.detach()
         return out
 
@@ -486,6 +503,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype
         torch.float64
         """
+        batch_size = kwargs.pop("batch_size", None)
+        if batch_size is not None:
+            out = self.to(*args, **kwargs)
+            if out is self:
+                out = TensorDictParams(self._tree.copy(), no_convert=True)
+            out.batch_size = batch_size
+            return out
         probe = self._tree.to(*args, **kwargs)
         if probe is self._tree:
             return self
@@ -506,6 +530,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         memo: dict[int, Tensor] = {}
 
         def renew(leaf: Tensor) -> Tensor:
+            shared = shared_by_rows(leaf)
+            if shared is not None:
+                return renew(shared).expand(leaf.shape)
             if id(leaf) not in memo:
                 new = fn(leaf)
                 if isinstance(leaf, nn.Parameter):
@@ -519,6 +546,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictParams:
+        for leaf in self._leaves([]):
+            shared = shared_by_rows(leaf)
+            if shared is not None:  # what has been computed can't be copied deeply
+                memo[id(leaf)] = copy.deepcopy(shared, memo).expand(leaf.shape)
         out = TensorDictParams(copy.deepcopy(self._tree, memo), no_convert=True)
         out.no_convert, out._hooks = self.no_convert, list(self._hooks)
         memo[id(self)] = out
@@ -528,10 +559,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         state = super().__getstate__()
         for name in ("_parameters", "_buffers", "_part", "_views"):
             state.pop(name, None)
-        return {**state, "tree": self._tree}
+        shared = {
+            key: base
+            for key, leaf in entries_list(self._tree, True, True, None, False)
+            if (base := shared_by_rows(leaf)) is not None
+        }
+        return {**state, "tree": self._tree, "shared": shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._part = Part(state.pop("tree"))
+        for key, base in state.pop("shared", {}).items():
+            nodes, name = nodes_to(self._tree, dotted(key))
+            nodes[-1]._d[name] = base.expand(nodes[-1]._d[name].shape)
         super().__setstate__(state)
         self._register()
 
@@ -555,7 +594,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def zero_(self) -> Any:
         for leaf in self._leaves([]):
-            leaf.data.zero_()
+            _registered(leaf).data.zero_()
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
@@ -603,6 +642,27 @@ def _refuse_lazy(node: Any) -> None:
         _refuse_lazy(child)
 
 
+def _registered(leaf: Tensor) -> Tensor:
+    """The leaf, or the one parameter that all its rows are."""
+    shared = shared_by_rows(leaf)
+    return leaf if shared is None else shared
+
+
+def _expand_anew(node: TensorDict) -> None:
+    """Show shared parameters as they are now: their `data` or `requires_grad` may have been set."""
+    for name, value in node._d.items():
+        if isinstance(value, Node):
+            _expand_anew(tree_of(value))
+            continue
+        shared = shared_by_rows(value)
+        if shared is not None and (
+            value.data_ptr() != shared.data_ptr() or (value.grad_fn is None) == shared.requires_grad
+        ):
+            with torch.enable_grad():
+                node._d[name] = shared.expand(value.shape)
+            forget_listings(node)
+
+
 def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
     """Make buffers of a tree's tensors, in place; a tied tensor becomes one.
 
@@ -612,7 +672,9 @@ def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
         if isinstance(value, Node):
             if type(value) is TensorDict:
                 _convert(value, memo, parameters)
-        elif not isinstance(value, (nn.Parameter, nn.Buffer)):
+        elif not (isinstance(value, (nn.Parameter, nn.Buffer)) or is_lazy(value)):
+            if not parameters and shared_by_rows(value) is not None:
+                continue
             if id(value) not in memo:
                 memo[id(value)] = _converted(value, parameters)
             td._d[name] = memo[id(value)]

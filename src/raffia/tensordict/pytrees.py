@@ -12,17 +12,20 @@ A `torch.utils.data.DataLoader` stacks containers: the class is entered in torch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor as is_batched
+from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
-from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
@@ -89,19 +92,39 @@ def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
     The members, where shapes or keys differ.
     """
     if any(td._exclusive()):
-        return list(td.tensordicts), Members(td.stack_dim, td._locked)
+        return list(td.tensordicts), _members(td)
     try:
         values, spec = flatten(td)
     except RuntimeError:
-        return list(td.tensordicts), Members(td.stack_dim, td._locked)
+        return list(td.tensordicts), _members(td)
     return values, spec._replace(stack_dim=td.stack_dim)
 
 
 def unflatten_lazy(values: Any, spec: Any) -> Any:
     if isinstance(spec, Spec):
         return unflatten(values, spec)
-    td = LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
-    return td.lock_() if spec.locked else td
+    _refuse_rows(values, spec)
+    return LazyStackedTensorDict(*values, stack_dim=spec.stack_dim)
+
+
+def _members(td: Any) -> Members:
+    return Members(td.stack_dim, td._locked, tuple([leaf.dim() for leaf in _tensors(td)]))
+
+
+def _tensors(td: Any) -> list[Tensor]:
+    return [leaf for leaf in td._leaves([]) if isinstance(leaf, Tensor)]
+
+
+def _refuse_rows(values: Any, spec: Members) -> None:
+    """RuntimeError where `torch.vmap` takes rows of each member: not those of the stack."""
+    found = [leaf for td in values if isinstance(td, Node) for leaf in _tensors(td)]
+    fewer = [leaf.dim() + 1 for leaf in found] == list(spec.ndims)
+    if found and fewer and all([is_batched(leaf) for leaf in found]):
+        raise RuntimeError(
+            "torch.vmap can't map over a lazy stack whose members differ in their keys or in the "
+            "shapes of their entries: it has no rows of one shape. Call the function for each of "
+            "td.unbind(dim), or pad first: td.densify().to_padded_tensor()"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +133,7 @@ class Members:
 
     stack_dim: int
     locked: bool
+    ndims: tuple[int, ...] = ()  # of all leaves
 
 
 def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
@@ -122,61 +146,136 @@ def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
 
 def unflatten(values: Any, spec: Spec) -> Any:
     values = list(values)
-    size = batch_size_of(values, spec.ndims, spec.batch_size)
-    td: Any = _unflatten(iter(values), spec, len(spec.batch_size), size)
+    old, change = spec.batch_size, Change(values, spec.ndims)
+    size = change.size_of(0, len(values), old)
+    td: Any = _unflatten(values, 0, spec, len(old), size, change)[0]
+    # a row in `torch.vmap` is as locked as the whole; new values, of `tree_map`, are not
+    locked = spec.locked and len(td._batch_size) != len(spec.batch_size)
     if spec.stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
         at = changed_dims(spec.batch_size, td._batch_size)
         dim: int | None = spec.stack_dim
         if td._batch_size != spec.batch_size:
-            added = len(size or ()) > len(spec.batch_size)
+            added = len(td._batch_size) > len(spec.batch_size)
             dim = place_of(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
-            return td.lock_() if spec.locked else td
-    return td
+    if td._names is not None:
+        dim_names.store(td, td._names)
+    return td.lock_() if locked else td
 
 
-def _unflatten(values: Iterator[Any], spec: Spec, ndim: int, size: torch.Size | None) -> TensorDict:
-    """One container; `size` is what the first `ndim` batch dimensions became.
+class Change:
+    """What has happened to the dimensions of the leaves.
 
-    None if they have changed in unlike ways.
+    by: by how many there are more; None if not for all by as many.
+    taken: which dimension was taken away, where that is known: of a row in `torch.vmap`.
+    """
+
+    __slots__ = ("values", "ndims", "by", "taken")
+
+    def __init__(self, values: list[Any], ndims: list[int | None]) -> None:
+        self.values, self.ndims = values, ndims
+        self.by: int | None = 0
+        self.taken: int | None = None
+
+    def size_of(self, start: int, stop: int, old: torch.Size) -> torch.Size | None:
+        """What the batch size `old` of a container with these leaves became.
+
+        The root is asked first, which finds out `by` and `taken`. None: there are no leaves.
+        """
+        if self.by is None:
+            return torch.Size()
+        size: torch.Size | None = None
+        longest = 0
+        for i in range(start, stop):
+            value, before = self.values[i], self.ndims[i]
+            if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
+                continue
+            shape = value.shape
+            if size is None:
+                self.by = len(shape) - before
+                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
+                    self.taken = bdim(value)
+                longest = len(old)
+                if self.taken is None or self.taken < longest:
+                    longest += self.by
+                size = shape[:longest] if longest > 0 else _NO_DIMS
+            elif len(shape) - before != self.by:
+                self.by = None
+                return torch.Size()
+            elif longest > 0:
+                while shape[: len(size)] != size:
+                    size = size[:-1]
+        return size
+
+
+_NO_DIMS = torch.Size()
+
+
+def _count(spec: Spec) -> int:
+    return sum([1 if below is None else _count(below) for below in spec.below])
+
+
+def _unflatten(
+    values: list[Any], start: int, spec: Spec, ndim: int, size: torch.Size | None, change: Change
+) -> tuple[TensorDict, int]:
+    """A container of the values from `start`, and where the next begin.
+
+    size: what the first `ndim` batch dimensions became; None if there is no leaf to tell.
     """
     old = spec.batch_size
-    batch_size = torch.Size() if size is None else size if len(old) == ndim else size + old[ndim:]
+    if size is None:
+        batch_size = old
+    elif len(old) == ndim:
+        batch_size = size
+    else:
+        found = change.size_of(start, start + _count(spec), old)
+        batch_size = size + old[ndim:] if found is None else found
     entries: dict[str, Any] = {}
     device, names = spec.device, spec.names
     for key, below in zip(spec.keys, spec.below, strict=True):
         if below is not None:
-            entries[key] = _unflatten(values, below, ndim, size)
+            entries[key], start = _unflatten(
+                values, start, below, len(old), None if size is None else batch_size, change
+            )
             continue
-        value = next(values)
-        if value.__class__ is not Tensor and isinstance(value, NonTensorData):
-            value = value._new({}, batch_size) if batch_size != old else value
+        value = values[start]
+        start += 1
+        if isinstance(value, Node):
+            if value._is_data() and batch_size != old:
+                value = _resized(value, old, batch_size, change)
         elif device is not None and isinstance(value, Tensor) and value.device != device:
             device = None
         entries[key] = value
     if names is not None and batch_size != old:
         at = changed_dims(old, batch_size)
         names = moved(names, at[0], len(batch_size), None) if len(at) == 1 else None
-    td = TensorDict._make(entries, batch_size, device, names)
-    if spec.locked:
-        td._locked = True
-    return td
+    return TensorDict._make(entries, batch_size, device, names), start
 
 
-def batch_size_of(values: list[Any], ndims: list[int | None], old: torch.Size) -> torch.Size | None:
-    """The batch size that fits the new leaves; None if their shapes have changed in unlike ways."""
-    size = None
-    for value, before in zip(values, ndims, strict=True):
-        if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
-            continue
-        shape = value.shape
-        if size is None:
-            delta = len(shape) - before
-            size = shape[: max(len(old) + delta, 0)]
-        if len(shape) - before != delta or shape[: len(size)] != size:
-            return None
-    return old if size is None else size
+def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> Any:
+    """A non-tensor entry of a container whose batch size was `old` and is `size`.
+
+    Values of single rows can't be seen by the one row that `torch.vmap` runs its function on: there
+    they are one value, a list, and the node remembers the rows for when the dimension comes back.
+    """
+    extra = node._batch_size[len(old) :]
+    at = changed_dims(old, size)
+    fewer = len(size) < len(old)
+    place = change.taken if fewer and change.taken in at else at[0] if len(at) == 1 else None
+    rows = node.__dict__.get("_rows")
+    if place is not None and isinstance(node, NonTensorStack):
+        if fewer:
+            row = NonTensorData(node.tolist(), size + extra, node._device)
+            row._rows = (node, place)
+            return row
+        whole = torch.Size((*size, *extra))
+        return node.unsqueeze(place).expand(whole)
+    if place is not None and rows is not None and not fewer:
+        stack, before = rows
+        if stack._batch_size[before] == size[place]:
+            return stack.movedim(before, place)
+    return node._new({}, size + extra)
 
 
 def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
@@ -219,9 +318,20 @@ def register(
     )
 
 
+def register_subclass(cls: type[TensorDict]) -> None:
+    """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
+
+    def build(values: Any, spec: Spec) -> Any:
+        td = unflatten(values, spec)
+        td.__class__ = cls
+        return td
+
+    register(cls, flatten, build)
+
+
 def _dump(spec: Any) -> Any:
     if isinstance(spec, Members):
-        return [spec.stack_dim, spec.locked]
+        return [spec.stack_dim, spec.locked, list(spec.ndims)]
     device = None if spec.device is None else str(spec.device)
     below = [None if child is None else _dump(child) for child in spec.below]
     size, last = list(spec.batch_size), [spec.names, spec.ndims, spec.locked, spec.stack_dim]
@@ -229,8 +339,8 @@ def _dump(spec: Any) -> Any:
 
 
 def _load(data: Any) -> Any:
-    if len(data) == 2:
-        return Members(*data)
+    if len(data) == 3:
+        return Members(data[0], data[1], tuple(data[2]))
     keys, below, size, device, *rest = data
     specs = [None if child is None else _load(child) for child in below]
     where = None if device is None else torch.device(device)
@@ -269,6 +379,12 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
+_register_data(MetaData)
+for kind in (
+    *(TensorDict, TensorDictParams, LazyStackedTensorDict),
+    *(NonTensorData, NonTensorStack, MetaData),
+):
+    pickled.KINDS[kind.__name__] = kind
 
 
 def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:

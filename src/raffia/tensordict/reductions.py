@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict.entries import NO_DEFAULT
+from raffia.tensordict.entries import NO_DEFAULT, every, some
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
 
@@ -54,7 +54,7 @@ def reduced(
         return _over_entries(td, fn, dim, keep, options)
     if dim == "feature":
 
-        def own(leaf: Tensor) -> Tensor:
+        def own(leaf: Tensor, ndim: int) -> Tensor:
             axes = tuple(range(ndim, leaf.dim()))
             return (
                 fn(leaf, dim=axes, keepdim=keep, **options)
@@ -62,14 +62,14 @@ def reduced(
                 else fn(leaf.unsqueeze(-1), dim=-1, **options)
             )
 
-        return mapped(td, own)
+        return _own_mapped(td, own)
     dims = _dims(td, dim)
     if dims is None:
         if keep:
-            return td._batched(
+            return mapped(
+                td,
                 lambda leaf: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options),
-                ndim,
-                torch.Size([1] * ndim),
+                lambda size: torch.Size([1] * len(size)),
             )
         return mapped(td, lambda leaf: fn(leaf, **options), torch.Size())
     size = _reduced_size(td._batch_size, dims, keep)
@@ -103,19 +103,39 @@ def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
     return out
 
 
-def mapped(td: Any, fn: Callable[[Tensor], Tensor], size: torch.Size | None = None) -> Any:
-    """A dense container of `fn(leaf)`, with the same batch size or all with `size`."""
+def mapped(
+    td: Any,
+    fn: Callable[[Tensor], Tensor],
+    size: torch.Size | Callable[[torch.Size], torch.Size] | None = None,
+) -> Any:
+    """A dense container of `fn(leaf)`.
+
+    size: the batch size of all nodes, or what it is for one of a given batch size; None keeps it.
+    """
     entries: Entries = {}
+    mine = td._batch_size
+    new = mine if size is None else size(mine) if callable(size) else size
     for name, value in td._entries().items():
         if not isinstance(value, Node):
             entries[name] = fn(value)
         elif value._is_data():
-            entries[name] = value if size is None else value._new({}, size)
+            given = size(value._batch_size) if callable(size) else size
+            entries[name] = value if given is None else value._new({}, given)
         else:
             entries[name] = mapped(value, fn, size)
-    return td._new(
-        entries, td._batch_size if size is None else size, td._names if size is None else None
-    )
+    return td._new(entries, new, td._names if size is None else None)
+
+
+def _own_mapped(td: Any, fn: Callable[[Tensor, int], Tensor]) -> Any:
+    """A dense container of `fn(leaf, ndim)`; ndim: the batch dimensions of the node it is in."""
+    ndim = len(td._batch_size)
+    entries: Entries = {}
+    for name, value in td._entries().items():
+        if not isinstance(value, Node):
+            entries[name] = fn(value, ndim)
+        else:
+            entries[name] = value if value._is_data() else _own_mapped(value, fn)
+    return td._new(entries, td._batch_size, td._names)
 
 
 def _over_entries(
@@ -334,10 +354,20 @@ class Reductions:
         def at(x: Tensor, **options: Any) -> Tensor:
             return _quantile(x, q, **options)
 
+        several = isinstance(q, Tensor) and q.dim() > 0 and not reduce
+        if several and not isinstance(dim, str) and _dims(self, dim) is not None:
+            dims, keep = _dims(self, dim), keepdim is not NO_DEFAULT and bool(keepdim)
+            over: Any = dims[0] if len(dims) == 1 else dims  # type: ignore[arg-type,index]
+            options: Any = dict(dim=over, keepdim=keep, interpolation=interpolation)
+
+            def sized(size: torch.Size) -> torch.Size:
+                return torch.Size((len(q), *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
+
+            return renamed(mapped(self, lambda leaf: at(leaf, **options), sized), key_transform)
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
         out = renamed(out, key_transform)
-        if isinstance(q, Tensor) and q.dim() and isinstance(out, Node):
-            return mapped(out, lambda leaf: leaf, torch.Size((len(q), *out._batch_size)))
+        if several:
+            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((len(q), *size)))
         return out
 
     def amax(
@@ -424,7 +454,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).any()
         True
         """
-        return truth(self, _any, any, dim)
+        return truth(self, _any, dim)
 
     def all(self, dim: int | None = None) -> Any:
         """Whether all values are true: a bool, or a container along `dim`.
@@ -433,7 +463,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).all()
         False
         """
-        return truth(self, _all, all, dim)
+        return truth(self, _all, dim)
 
     def norm(self, *, out: Any = None, dtype: Any = None) -> Any:
         """The 2-norm of each entry.
@@ -469,9 +499,11 @@ class Reductions:
         return mapped(self, lambda leaf: torch.softmax(leaf, at, dtype=dtype))
 
 
-def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: Any) -> Any:
+def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
-        return over([bool(fn(leaf)) for leaf in td._leaves([])])
+        if fn is _all:
+            return every(td, Tensor.all)
+        return some(td, Tensor.any)
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

@@ -6,7 +6,9 @@ import weakref
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -35,9 +37,11 @@ class Registered(dict[str, Any]):
 
     To put one here is to put it in the tree, for the tools that swap what a module computes with:
     also in a locked one, if it has that entry. The tree is the part of `root` at `path`.
+
+    rows: the shapes in the tree of those that are one parameter expanded over the rows.
     """
 
-    __slots__ = ("path", "root", "tree")
+    __slots__ = ("path", "root", "rows", "tree")
 
     def __init__(
         self,
@@ -45,9 +49,10 @@ class Registered(dict[str, Any]):
         tree: TensorDict,
         root: weakref.ref[TensorDictParams],
         path: tuple[str, ...],
+        rows: dict[str, torch.Size],
     ) -> None:
         super().__init__(tensors)
-        self.tree, self.root, self.path = tree, root, path
+        self.tree, self.root, self.path, self.rows = tree, root, path, rows
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(value, Tensor):
@@ -58,7 +63,9 @@ class Registered(dict[str, Any]):
         nodes, key = nodes_to(self.tree, name)
         root = self.root()
         if nodes:
-            nodes[-1]._d[key] = value
+            rows = self.rows.get(name)
+            one = rows is not None and value.shape == rows[1:]
+            nodes[-1]._d[key] = value.expand(rows) if one else value
             super().__setitem__(name, value)
             for node in nodes:
                 forget_listings(node)
@@ -94,6 +101,28 @@ class Registered(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+
+def shared_by_rows(leaf: Tensor) -> Tensor | None:
+    """The parameter that all rows of a leaf are, as `from_modules(expand_identical=True)` puts it.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.ones(3))
+    >>> shared_by_rows(weight.expand(2, 3)) is weight
+    True
+    """
+    if (
+        isinstance(leaf, nn.Parameter)
+        or is_lazy(leaf)
+        or not leaf.ndim
+        or leaf.layout is not torch.strided
+    ):
+        return None
+    if leaf.shape[0] != 1 and leaf.stride(0) != 0:
+        return None
+    base = leaf._base
+    whole = isinstance(base, nn.Parameter) and leaf.shape[1:] == base.shape
+    return base if whole and leaf.stride()[1:] == base.stride() else None  # type: ignore[union-attr]
 
 
 def tree_of(node: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict import dim_names
 from raffia.tensordict.build import as_size
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.node import Entries, Node
@@ -683,7 +684,8 @@ def pieces(
     entries: list[Entries] = [
         dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)
     ]
-    return [new(row, size, names) for row, size in zip(entries, sizes, strict=True)]
+    out = [new(row, size, names) for row, size in zip(entries, sizes, strict=True)]
+    return out if names is None else [dim_names.passed_on(piece) for piece in out]
 
 
 def unbind(td: Any, dim: int = 0) -> tuple[Any, ...]:

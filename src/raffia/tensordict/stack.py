@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import entries, modes
+from raffia.tensordict import dim_names, entries, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Entries, Node
@@ -109,7 +109,7 @@ def _stack_nodes(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
                 out._set_names(names)
             return out
     try:
-        return _stack_dense([_as_dense(td) for td in tds], dim, lazily, key)
+        return _of_class(tds, _stack_dense([_as_dense(td) for td in tds], dim, lazily, key))
     except RuntimeError:
         if not lazily:
             raise
@@ -122,6 +122,14 @@ def _as_dense(td: Any) -> TensorDict:
         if td.__class__ is TensorDict
         else TensorDict._make(td._entries(), td._batch_size, td._device, td._names)
     )
+
+
+def _of_class(tds: list[Any], out: Any) -> Any:
+    """The result as an instance of the subclass of `TensorDict` that all inputs are of."""
+    kind = type(tds[0])
+    if issubclass(kind, TensorDict) and all([type(td) is kind for td in tds]):
+        out.__class__ = kind
+    return out
 
 
 def _contents(tds: list[Any]) -> list[Any]:
@@ -167,7 +175,8 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
         else:
             out[name] = _stack_nodes(values, dim, lazily, name)
     device, names = _shared_device(tds), _stacked_names(tds, dim)
-    return TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
+    td = TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
+    return td if names is None else dim_names.passed_on(td)
 
 
 def _shared_device(tds: list[Any]) -> torch.device | None:
@@ -269,7 +278,7 @@ def _cat_nodes(tds: list[Any], dim: int) -> Any:
     for td in tds:
         if isinstance(td, LazyStackedTensorDict):
             return _cat_lazy(tds, dim, td.stack_dim)
-    return _cat_dense([_as_dense(td) for td in tds], dim)
+    return _of_class(tds, _cat_dense([_as_dense(td) for td in tds], dim))
 
 
 def _cat_lazy(tds: list[Any], dim: int, stack_dim: int) -> Any:
@@ -324,7 +333,7 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
                     f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
                 ) from error
     size = torch.Size((*size[:dim], length, *size[dim + 1 :]))
-    return TensorDict._make(out, size, _shared_device(tds), first._names)
+    return dim_names.passed_on(TensorDict._make(out, size, _shared_device(tds), first._names))
 
 
 def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:
@@ -410,9 +419,20 @@ def pad_sequence(
                 rows.append(_padded(row, min(at, ndim), length, False, padding_side))
             masks.set(key, torch.stack(rows))
     result = _stack_nodes(stretched, 0, False)
+    _wrapped_as(result, tds[0])
     if masks is not None:
         result.set("masks" if return_mask is True else return_mask, masks)
     return result if out is None else out.update(result, inplace=True)
+
+
+def _wrapped_as(td: Any, like: Any) -> None:
+    """Make instances of the tensorclasses that are nested in another container."""
+    for name, value in like._entries().items():
+        if isinstance(value, Node) and not value._is_data():
+            below = td._d[name]
+            _wrapped_as(below, value)
+            if hasattr(value, "_wrap"):
+                td._d[name] = value._wrap(below)
 
 
 def _leaf_dim(leaf: Tensor, dim: int, key: NestedKey) -> int:

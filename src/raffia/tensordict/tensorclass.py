@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, pytrees
+from raffia.tensordict import build, entries, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
@@ -30,7 +30,8 @@ from raffia.tensordict.node import Entries, Node
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
 
-OPTIONS = ("autocast", "nocast", "frozen", "tensor_only", "shadow")
+FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
+OPTIONS = (*FLAGS, "kw_only", "cast_filter")
 REGISTRY: dict[str, type[TensorClass]] = {}  # by qualified name, for loading from disk
 _new_object = object.__new__
 
@@ -58,21 +59,40 @@ _REQUIRED = _Required()
 _Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 
 
-class TensorClass(TensorCollection):
+if typing.TYPE_CHECKING:
+
+    @typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+    class _Typed(TensorCollection):
+        """What makes a type checker know the fields of subclasses as arguments of theirs."""
+
+        _td: Any  # the container that holds the entries
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+else:
+    _Typed = TensorCollection
+
+
+class TensorClass(_Typed):
     """Base of classes whose annotated fields are the entries of a container.
 
     Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for
     `TensorDict`. Fields are read and written as attributes; a field that is None is no entry.
     Numbers, arrays and lists become tensors, containers and tensors are kept, everything else is
-    stored as a non-tensor value. All methods of a container are there, and give instances;
+    stored as a non-tensor value; so is a number in a field that is annotated as `int`, `float` or
+    `bool`, where there are batch dimensions. All methods of a container are there, and give
+    instances;
     `__post_init__`, methods, properties and inheritance work as for dataclasses. Options, as
     `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
 
     autocast: cast what is assigned to the class that the field is annotated with.
     nocast: keep numbers and arrays as they are.
-    tensor_only: all fields are tensors.
+    tensor_only: all fields are tensors, or containers.
     frozen: lock instances and refuse assignments.
     shadow: allow fields that bear the name of a method.
+    skip_post_init_on_rebuild: call `__post_init__` for what comes in (the constructor and the
+        `from_...` methods) only, and not for the results of indexing, `clone`, stacking ...
+    Two more go with the class or the decorator: `kw_only=True`, for fields that are given by name
+    only, and `cast_filter`, that of `to` and of `float()`, `half()` ...
 
     >>> class Step(TensorClass):
     ...     obs: torch.Tensor
@@ -83,15 +103,22 @@ class TensorClass(TensorCollection):
     (torch.Size([4]), torch.Size([2, 3]), None, 'reach')
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-    _td: Any  # the container that holds the entries
-    _autocast = _nocast = _frozen = _tensor_only = _shadow = False
+    if typing.TYPE_CHECKING:  # arguments of each subclass, after its fields
+        batch_size: Any = dataclasses.field(default=None, kw_only=True)
+        device: Any = dataclasses.field(default=None, kw_only=True)
+        names: Any = dataclasses.field(default=None, kw_only=True)
+        lock: bool = dataclasses.field(default=False, kw_only=True)
+
+    _autocast = _nocast = _frozen = _tensor_only = _shadow = _skip_post_init_on_rebuild = False
+    _cast_filter: ClassVar[Any] = None
     _fields: ClassVar[dict[str, Any]] = {}  # name -> default
     _positional: ClassVar[tuple[str, ...]] = ()  # arguments that can be given by position
     _init_only: ClassVar[dict[str, Any]] = {}  # arguments for __post_init__ only -> default
+    _kept_numbers: ClassVar[dict[str, tuple[type, ...]]] = {}  # as found in annotations
     _types: ClassVar[dict[str, Any]] = {}  # name -> annotation, as an object where that is known
     _follows_init = False  # whether there is a __post_init__
-    _hides_arguments = False  # whether a field is named device or names
+    _follows_rebuild = False  # ... that is also called for results
+    _hides_arguments = False  # whether a field is named batch_size, device or names
 
     def __init__(
         self,
@@ -107,7 +134,7 @@ class TensorClass(TensorCollection):
         if args:
             values = cls._bound(args, values)
         if cls._hides_arguments:
-            device, names = cls._take_back(values, device, names)
+            batch_size, device, names = cls._take_back(values, batch_size, device, names)
         size = as_size(batch_size)
         if device is not None:
             device = as_device(device)
@@ -118,6 +145,8 @@ class TensorClass(TensorCollection):
             if value.__class__ is Tensor and plain:
                 found[name] = value
             elif value is not None:
+                if value is _REQUIRED:
+                    raise cls._missing(cls._later(name, values))
                 value = cls._entry(name, value, size, device)
                 if value is not None:
                     found[name] = value
@@ -130,6 +159,13 @@ class TensorClass(TensorCollection):
             self._finish(values)
         if lock or cls._frozen:
             td.lock_()
+
+    @classmethod
+    def _later(cls, first: str, values: Mapping[str, Any]) -> list[str]:
+        """The fields without a value, the first of which is known; some of `values` are taken."""
+        names = list(cls._fields)
+        names = names[names.index(first) :]
+        return [n for n in names if cls._fields[n] is _REQUIRED and n not in values]
 
     @classmethod
     def _take_back(cls, values: dict[str, Any], *given: Any) -> list[Any]:
@@ -178,51 +214,57 @@ class TensorClass(TensorCollection):
         if generic is not None and not all([isinstance(name, str) for name in names]):
             return generic(options)
         for name in names:
-            if name not in OPTIONS:
-                raise TypeError(f"{cls.__name__}[...] takes options out of {OPTIONS}, got {name!r}")
+            if name not in FLAGS:
+                raise TypeError(f"{cls.__name__}[...] takes options out of {FLAGS}, got {name!r}")
         base: Any = cls
         return _with_options(base, names)
 
     def __init_subclass__(cls, **options: Any) -> None:
+        kw_only = bool(options.pop("kw_only", False))
         cls._choose({name: options.pop(name) for name in OPTIONS if name in options})
         super().__init_subclass__(**options)
-        cls._make_fields()
+        for base in cls.__mro__[1:]:
+            if cls._frozen and base.__dict__.get("_fields") and not getattr(base, "_frozen", True):
+                raise TypeError("cannot inherit frozen dataclass from a non-frozen one")
+        cls._make_fields(kw_only)
         REGISTRY[f"{cls.__module__}.{cls.__qualname__}"] = cls
+        pickled.class_by_name(f"{cls.__module__}.{cls.__qualname__}")
         pytrees.register(cls, _flatten, functools.partial(_unflatten, cls))
 
     @classmethod
     def _choose(cls, options: Mapping[str, bool]) -> None:
         for name, value in options.items():
-            setattr(cls, f"_{name}", bool(value))
+            setattr(cls, f"_{name}", value if name == "cast_filter" else bool(value))
         if cls._autocast and cls._nocast:
-            raise TypeError("autocast is exclusive with nocast: choose one of them")
+            raise TypeError("autocast is exclusive with nocast.")
         if cls._tensor_only and (cls._autocast or cls._nocast):
             raise TypeError(
-                "tensor_only is exclusive with autocast and nocast: tensors need no casts"
+                "tensor_only and autocast or nocast are exclusive features: tensors need no casts"
             )
 
     @classmethod
-    def _make_fields(cls) -> None:
+    def _make_fields(cls, kw_only: bool) -> None:
         """Turn the annotations of the class into fields."""
         own = cls.__dict__.get("__annotations__", {})
         inherited = getattr(cls, "__dataclass_fields__", {})
         for name in own:
             if name in _RESERVED and not cls._shadow:
                 raise AttributeError(
-                    f"a field of {cls.__name__} can't be named {name!r}, as containers have a "
-                    'member of that name; shadow=True, or the base TensorClass["shadow"], hides it'
+                    f"Attribute name {name} can't be used with @tensorclass: the containers have "
+                    f"a member {name!r}, which a field of {cls.__name__} would hide; "
+                    'shadow=True, or the base TensorClass["shadow"], lets it'
                 )
             if name not in cls.__dict__:  # else a method, or a property, would be the default
                 field = copy.copy(inherited[name]) if name in inherited else dataclasses.field()
                 setattr(cls, name, field)
         documented = cls.__doc__
-        dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         cls._types = {**cls._types, **{name: _resolved(own[name], cls) for name in own}}
-        cls._fields, cls._init_only = {}, {}
+        cls._fields, cls._init_only, cls._kept_numbers = {}, {}, {}
         positional: list[_Argument] = []
         by_name: list[_Argument] = []
         for field in cls.__dataclass_fields__.values():
-            kind = field._field_type.name  # type: ignore[attr-defined]
+            kind = field._field_type.name
             if kind == "_FIELD_CLASSVAR":
                 continue
             default: Any = field.default
@@ -237,6 +279,7 @@ class TensorClass(TensorCollection):
                 (by_name if field.kw_only else positional).append((field, default))
         cls._positional = tuple([field.name for field, _ in positional])
         cls._follows_init = hasattr(cls, "__post_init__")
+        cls._follows_rebuild = cls._follows_init and not cls._skip_post_init_on_rebuild
         cls._hides_arguments = not cls._fields.keys().isdisjoint(_ARGUMENTS)
         if cls._tensor_only:
             cls._check_tensors(own)
@@ -249,15 +292,40 @@ class TensorClass(TensorCollection):
     def _check_tensors(cls, names: Mapping[str, Any]) -> None:
         for name in names:
             for kind in _members(cls._types[name]):
-                if not (isinstance(kind, type) and issubclass(kind, (Tensor, types.NoneType))):
-                    raise TypeError(f"tensor_only: field {name!r} must be a tensor, got {kind}")
+                if not (isinstance(kind, type) and issubclass(kind, _TENSOR_KINDS)):
+                    raise TypeError(
+                        "tensor_only requires types to be Tensor, Tensor-subtypes, containers or "
+                        f"None, got {kind} for field {name!r}"
+                    )
+
+    @property
+    def _tensordict(self) -> Any:  # as programs for tensordict name what is wrapped
+        return self._td
 
     @classmethod
     def _wrap(cls, td: Any) -> Self:
-        """An instance over a container, unchecked."""
+        """An instance over a container that an operation gave, unchecked."""
+        self = _new_object(cls)
+        object.__setattr__(self, "_td", td)
+        if cls._follows_rebuild:
+            self._follow_rebuild()
+        return self
+
+    @classmethod
+    def _over(cls, td: Any) -> Self:
+        """An instance over a container; `__post_init__` is not called."""
         self = _new_object(cls)
         object.__setattr__(self, "_td", td)
         return self
+
+    def _follow_rebuild(self) -> None:
+        """Call `__post_init__` for the result of an operation: its fields may be set, once more."""
+        td = self._td
+        if td._locked:
+            object.__setattr__(self, "_td", td.copy())
+        self._finish({})
+        if td._locked:
+            self._td.lock_()
 
     @classmethod
     def _fitting(cls, td: Any) -> Any:
@@ -297,7 +365,7 @@ class TensorClass(TensorCollection):
         if non_tensordict:
             cls._check_keys(non_tensordict)
             tensordict = tensordict.copy()
-        self = cls._wrap(cls._typed(tensordict))
+        self = cls._over(cls._typed(tensordict))
         if non_tensordict:
             for name, value in non_tensordict.items():
                 self._set_str(name, value)
@@ -311,8 +379,8 @@ class TensorClass(TensorCollection):
         unknown = [name for name in names if name not in fields]
         if unknown:
             raise ValueError(
-                f"keys must be fields of {cls.__name__}, which are {list(fields)}; "
-                f"got {sorted(unknown)}"
+                f"Keys from the tensordict must correspond to the class attributes: {cls.__name__} "
+                f"has the fields {list(fields)}, not {sorted(unknown)}"
             )
 
     @classmethod
@@ -368,12 +436,20 @@ class TensorClass(TensorCollection):
         return None
 
     @classmethod
+    def _numbers(cls, name: str) -> tuple[type, ...]:
+        """The kinds of numbers that a field keeps beside batch dimensions, by its annotation."""
+        found = cls._kept_numbers.get(name)
+        if found is None:
+            kinds = set(_members(cls._annotation(name))) - {types.NoneType}
+            kind = kinds.pop() if len(kinds) == 1 else None
+            found = cls._kept_numbers[name] = _NUMBERS.get(kind, ())
+        return found
+
+    @classmethod
     def _entry(cls, name: str, value: Any, size: torch.Size, device: Any) -> Any:
         """What is stored for a value: None, a node, or what `TensorDict` makes a tensor of."""
         if value.__class__ is _Factory:
             value = value.make()
-        elif value is _REQUIRED:
-            raise cls._missing([name])
         if value is None:
             return None
         if cls._autocast:
@@ -382,10 +458,13 @@ class TensorClass(TensorCollection):
                 value = _cast(value, kind, name, size, device)
                 if not isinstance(value, (Tensor, Node)):
                     return NonTensorData(value, size, device)
+            elif isinstance(value, list):
+                return NonTensorData(value, size, device)
         if isinstance(value, (Tensor, Node, list)) or cls._tensor_only:
             return value
         if not cls._nocast and isinstance(value, (bool, int, float, np.ndarray)):
-            return value
+            if not (size and isinstance(value, cls._numbers(name))):
+                return value
         return NonTensorData(value, size, device)
 
     # -- attributes
@@ -399,7 +478,7 @@ class TensorClass(TensorCollection):
         try:  # what only some containers have, such as `stack_dim` and `append`
             value = getattr(self._td, name)
         except AttributeError:
-            raise self._no_field(name) from None
+            raise self._no_field(name, setting=False) from None
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -423,9 +502,12 @@ class TensorClass(TensorCollection):
         object.__delattr__(self, name)
 
     @classmethod
-    def _no_field(cls, name: str) -> AttributeError:
+    def _no_field(cls, name: str, setting: bool = True) -> AttributeError:
         return AttributeError(
-            f"{cls.__name__!r} has no attribute or field {name!r}; "
+            f"Cannot set the attribute {name!r}: {cls.__name__} has no such field; "
+            f"its fields are {list(cls._fields)}"
+            if setting
+            else f"{cls.__name__!r} object has no attribute or field {name!r}; "
             f"its fields are {list(cls._fields)}",
             name=name,
         )
@@ -539,8 +621,7 @@ class TensorClass(TensorCollection):
             mine, kind = self._get_str(name), self._class_of(name)
             if isinstance(mine, Node) and not mine._is_data():
                 return value
-            if kind is not None:
-                return kind.from_dict(value, batch_size=self._td._batch_size)
+            return (kind or TensorDict).from_dict(value, batch_size=self._td._batch_size)
         return self._entry(name, value, self._td._batch_size, self._td._device)
 
     def replace(self, input_dict_or_td: Any = None, **values: Any) -> Self:
@@ -555,12 +636,15 @@ class TensorClass(TensorCollection):
         source = entries.merged(input_dict_or_td, values)
         if not source.keys():
             return self
-        out = self._wrap(self._td.copy())
+        out = self._over(self._td.copy())
         if source is not values or any([_is_dict(value) for value in values.values()]):
-            return TensorClass.update(out, source)
-        self._check_keys(values)
-        for name, value in values.items():
-            out._set_str(name, value)
+            TensorClass.update(out, source)
+        else:
+            self._check_keys(values)
+            for name, value in values.items():
+                out._set_str(name, value)
+        if self._follows_rebuild:
+            out._follow_rebuild()
         return out
 
     def create_nested(self, key: NestedKey) -> Self:
@@ -648,7 +732,7 @@ class TensorClass(TensorCollection):
         if isinstance(value, TensorClass):
             if value._fields.keys() != self._fields.keys():
                 raise ValueError(
-                    "__setitem__ takes instances of the same-class or compatible ones: "
+                    "__setitem__ is only allowed for same-class or compatible class: "
                     f"{type(value).__name__} has the fields {list(value._fields)}, "
                     f"{type(self).__name__} has {list(self._fields)}"
                 )
@@ -657,16 +741,20 @@ class TensorClass(TensorCollection):
             self._check_keys(value.keys())
         elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
             raise ValueError(
-                "__setitem__ takes tensorclasses, containers, numbers and tensors, "
+                "__setitem__ only supports tensorclasses, containers, numbers and tensors, "
                 f"got {type(value).__name__}"
             )
         self._td[index] = value
 
     def __repr__(self) -> str:
         td = self._td
-        there = sorted(td.keys())
+        options = printing.shown()
+        if options is not None and options["compact"]:
+            return printing.compact(self, options)
+        shown = {field.name for field in dataclasses.fields(self) if field.repr}
+        there = sorted([name for name in td.keys() if name in shown])
         lines = [f"{name}={build._describe(td, name)}" for name in there]
-        lines += [f"{name}=None" for name in self._fields if name not in there]
+        lines += [f"{name}=None" for name in self._fields if name in shown - {*there}]
         lines += [
             f"batch_size={td.batch_size}",
             f"device={td.device}",
@@ -677,6 +765,9 @@ class TensorClass(TensorCollection):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         out = memo[id(self)] = self._wrap(copy.deepcopy(self._td, memo))
         return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return pickled.reduced_class(self)
 
     # -- the contract of Node
 
@@ -736,7 +827,13 @@ class TensorClass(TensorCollection):
         return [(self, other)] if len(pairs) == 1 and pairs[0][0] is self._td else pairs
 
 
-_ARGUMENTS = ("device", "names")
+_ARGUMENTS = ("batch_size", "device", "names")
+_TENSOR_KINDS = (Tensor, Node, types.NoneType)  # what fields may be with `tensor_only`
+_NUMBERS: dict[Any, tuple[type, ...]] = {  # annotation -> the values that fit it
+    bool: (bool,),
+    int: (bool, int),
+    float: (bool, int, float),
+}
 
 
 def _bare(args: Any) -> list[Any]:
@@ -817,6 +914,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+_BUILTIN = (bool, int, float, complex, str, list, tuple, set, frozenset, dict)
+
+
 def _is_class(annotation: Any) -> bool:
     return isinstance(annotation, type) and annotation is not Any and annotation is not object
 
@@ -827,7 +927,7 @@ def _is_dict(value: Any) -> bool:
 
 def _cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> Any:
     """The value as an instance of the class that its field is annotated with."""
-    if isinstance(value, kind):
+    if value.__class__ is kind or (isinstance(value, kind) and kind not in _BUILTIN):
         return value
     if issubclass(kind, TensorClass):
         if _is_dict(value):
@@ -835,6 +935,8 @@ def _cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> An
         return kind.from_tensordict(value) if isinstance(value, TensorDictBase) else kind(value)
     if issubclass(kind, TensorCollection):
         return TensorDict(value, batch_size=size, device=device)
+    if _is_dict(value):
+        return value
     try:
         if kind is Tensor:
             return torch.as_tensor(value, device=device)
@@ -859,7 +961,9 @@ def _flatten(self: TensorClass) -> tuple[list[Any], Any]:
 
 
 def _unflatten(cls: type[TensorClass], values: Any, spec: Any) -> Any:
-    return cls._wrap(pytrees.unflatten(values, spec))
+    values = list(values)
+    whole = all([isinstance(value, (Tensor, Node)) for value in values])  # torch puts others there
+    return (cls._wrap if whole else cls._over)(pytrees.unflatten(values, spec))
 
 
 # ---------------------------------------------------------------------------- methods of containers
@@ -872,10 +976,15 @@ _RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items n
 _GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
     from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_
     make_memmap make_memmap_from_tensor make_memmap_from_storage save dumps load_
-    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__ __reduce_ex__
+    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__
     __getstate__ __setstate__""".split()
+# methods that heed the class's `cast_filter`
+_CASTS = """to type float half double bfloat16 float16 float32 float64 complex32 complex64
+    complex128
+    int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
 # what the wrapped container knows
-_STATE = "_batch_size _device _names _locked _cache _parents _origin _skeleton".split()
+_STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
+    _buffer _spans""".split()
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -884,10 +993,20 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
         return self._again(getattr(self._td, name)(*args, **kwargs))
 
+    def cast(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
+        if self._cast_filter is not None:
+            kwargs.setdefault("cast_filter", type(self)._cast_filter)
+        return self._again(getattr(self._td, name)(*args, **kwargs))
+
     def raw(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._td, name)(*args, **kwargs)
 
-    method = raw if name in _RAW else call
+    def shell(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
+        return self._over(getattr(self._td, name)(*args, **kwargs))
+
+    method = {"empty": shell, **dict.fromkeys(_RAW, raw), **dict.fromkeys(_CASTS, cast)}.get(
+        name, call
+    )
     method = functools.wraps(original)(method)
     first, _, _ = (original.__doc__ or "").strip().partition("\n")
     method.__doc__ = f"{first}\n\n        See `TensorDict.{name}`." if first else None
@@ -947,11 +1066,16 @@ _RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith(
 # -------------------------------------------------------------------------------- making and asking
 
 
+Class = typing.TypeVar("Class")
+
+
 @typing.overload
-def tensorclass(cls: type, /, **options: bool) -> Any: ...
+@typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+def tensorclass(cls: type[Class], /, **options: Any) -> type[Class]: ...
 @typing.overload
-def tensorclass(cls: None = None, /, **options: bool) -> Callable[[type], Any]: ...
-def tensorclass(cls: type | None = None, /, **options: bool) -> Any:
+@typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+def tensorclass(cls: None = None, /, **options: Any) -> Callable[[type[Class]], type[Class]]: ...
+def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     """Make a class whose annotated fields are the entries of a container; see `TensorClass`.
 
     options: `autocast`, `nocast`, `frozen`, `tensor_only`, `shadow`, as for `TensorClass`.
@@ -1023,10 +1147,11 @@ def is_tensorclass(obj: Any) -> bool:
     return issubclass(obj if isinstance(obj, type) else type(obj), TensorClass)
 
 
-def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
+def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> Any:
     """The tensorclass that has the fields of a dataclass, or of an instance of one.
 
     dest_cls: the tensorclass to use instead.
+    options: those of `tensorclass`.
 
     >>> @dataclasses.dataclass
     ... class Point:
@@ -1036,9 +1161,10 @@ def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
     """
     if dest_cls is not None:
         return dest_cls
-    return _from_dataclass(dataclass if isinstance(dataclass, type) else type(dataclass))
+    cls = dataclass if isinstance(dataclass, type) else type(dataclass)
+    return _from_dataclass(cls, frozenset(options.items()))
 
 
 @functools.cache
-def _from_dataclass(cls: type) -> Any:
-    return cls if issubclass(cls, TensorClass) else _derived(cls, {})
+def _from_dataclass(cls: type, options: frozenset[tuple[str, bool]]) -> Any:
+    return cls if issubclass(cls, TensorClass) else _derived(cls, dict(options))

@@ -6,7 +6,8 @@ that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from raffia.tensordict import (
     lock,
     modes,
     modules,
+    pickled,
     pointwise,
     reductions,
     shape,
@@ -47,15 +49,22 @@ def _unlike(shape: torch.Size, batch_size: torch.Size) -> bool:
     return ndim > 1 and shape[:ndim] != batch_size
 
 
+_CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {  # faster than `to`
+    torch.float32: Tensor.float, torch.float64: Tensor.double, torch.float16: Tensor.half,
+    torch.bfloat16: Tensor.bfloat16, torch.bool: Tensor.bool, torch.uint8: Tensor.byte,
+    torch.int8: Tensor.char, torch.int16: Tensor.short, torch.int32: Tensor.int,
+    torch.int64: Tensor.long,
+}  # fmt: skip
 Parameter = nn.Parameter
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring of the function that it is a faster way of."""
+    """Give a method the docstring and signature of the function that it is a faster way of."""
 
     def documented(method: Method) -> Method:
         method.__doc__ = function.__doc__
+        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         return method
 
     return documented
@@ -73,6 +82,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _parents: list[Any] | None = None  # weak references to the locked containers around this one
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
+    _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
+    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -88,6 +99,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     from_list = classmethod(build.from_list)
     from_struct_array = classmethod(build.from_struct_array)
     fromkeys = classmethod(build.fromkeys)
+    from_schema = classmethod(build.from_schema)
     new_zeros = build.new_zeros
     new_ones = build.new_ones
     new_empty = build.new_empty
@@ -299,6 +311,47 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     load = classmethod(disk.load)
     load_ = disk.load_
 
+    def to_json(self, path: Any, *, separator: str | None = None, lines: Any = False) -> None:
+        """Write a JSON file with a record for each row; see `raffia.tensordict.rows.to_json`.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json", lines=True)
+        ...     Path(folder, "a.json").read_text().splitlines()
+        ['{"a": 1}', '{"a": 2}']
+        """
+        from raffia.tensordict import rows
+
+        rows.to_json(self, path, separator=separator, lines=lines)
+
+    @classmethod
+    def from_json(
+        cls,
+        path: Any,
+        *,
+        auto_batch_size: Any = False,
+        batch_dims: Any = None,
+        device: Any = None,
+        batch_size: Any = None,
+        separator: str | None = None,
+        dtype: Any = None,
+        lines: Any = False,
+    ) -> Any:
+        """A container from a JSON file of records; see `raffia.tensordict.rows.from_json`.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json")
+        ...     TensorDict.from_json(f"{folder}/a.json")["a"]
+        tensor([1, 2])
+        """
+        from raffia.tensordict import rows
+
+        how = dict(batch_dims=batch_dims, batch_size=batch_size, device=device, lines=lines)
+        how |= dict(auto_batch_size=auto_batch_size, separator=separator, dtype=dtype)
+        return rows.from_json(cls, path, **how)
+
     # stacking (stack.py, lazy.py)
     @classmethod
     def stack(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
@@ -473,16 +526,16 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.__dict__.get("_spans") is not None:
+        if self._spans is not None and convert.in_spans(self):
             return convert.reduce_consolidated(self)
         if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
-        return super().__reduce_ex__(protocol)
+        return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"):
+        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
             state.pop(name, None)
         return state
 
@@ -501,7 +554,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
-        return [child for child in self._children() if not child._is_data()]
+        return self._children()
 
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
@@ -565,7 +618,10 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
-        return TensorDict(entries, batch_size=batch_size, device=device)
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        if issubclass(cls, TensorDict):
+            td.__class__ = cls
+        return td
 
     def _set_names(self, new: list[str | None] | None) -> None:
         self._names = new
@@ -612,6 +668,16 @@ class TensorDict(TensorDictBase):
 
     _d: Entries
     _lasting = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Results of a subclass's methods are of that class; `TensorDict` itself pays nothing."""
+        super().__init_subclass__(**options)
+        for name in ("_new", "_shallow"):
+            if getattr(cls, name) is getattr(TensorDict, name):
+                setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
+        from raffia.tensordict import pytrees
+
+        pytrees.register_subclass(cls)
 
     def __init__(
         self,
@@ -675,7 +741,7 @@ class TensorDict(TensorDictBase):
                 child._fill(value)
                 d[key] = child
             else:
-                d[key] = self._accept(key, value)
+                d[key] = self._accept(key, value, True)
 
     @staticmethod
     def _make(
@@ -745,7 +811,11 @@ class TensorDict(TensorDictBase):
         return td
 
     def _replace_str(self, name: str, value: Any) -> None:
-        self._d[name] = value
+        if self._names is not None and isinstance(value, Node):
+            value = dim_names.adopt(value, self._names)
+        old, self._d[name] = self._d.get(name), value
+        if self._locked:
+            lock.relink(self, old, value)
 
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
@@ -857,8 +927,11 @@ class TensorDict(TensorDictBase):
             if isinstance(value, Node):
                 value._set_device(device)
 
-    def _accept(self, name: str, value: Any) -> Any:
-        """What is stored for `value`: a tensor or node with our leading dimensions and device."""
+    def _accept(self, name: str, value: Any, fresh: bool = False) -> Any:
+        """What is stored for `value`: a tensor or node with our leading dimensions and device.
+
+        fresh: this container is in the making, so that no other one holds it.
+        """
         if not isinstance(value, (Tensor, Node)):
             value = build.as_entry(value, self, name)
         batch_size = self._batch_size
@@ -867,7 +940,7 @@ class TensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)
             value = build.promoted(value, batch_size, name)
-        if isinstance(value, Node) and build.holds(value, self):
+        if not fresh and isinstance(value, Node) and build.holds(value, self):
             raise ValueError(
                 f"a container can't hold itself: the value for key {name!r} is this container "
                 "or has it nested in it"
@@ -875,7 +948,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node) and not value._is_data():
+        if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
 
@@ -956,6 +1029,11 @@ class TensorDict(TensorDictBase):
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
     ) -> TensorDict:
         if inplace:
+            if key.__class__ is str and item.__class__ is Tensor:
+                dest = self._d.get(key)
+                if dest.__class__ is Tensor:
+                    entries.write(dest, item, key, non_blocking)
+                    return self
             return entries.set(self, key, item, True, non_blocking=non_blocking)
         if key.__class__ is str:
             if not self._locked and item.__class__ is Tensor and self._device is None:
@@ -981,19 +1059,94 @@ class TensorDict(TensorDictBase):
 
     @_documented_as(entries.set_)
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> TensorDict:
-        if key.__class__ is str and item.__class__ is Tensor:
-            dest = self._d.get(key)
+        if item.__class__ is Tensor:
+            dest: Any = None
+            if key.__class__ is str:
+                dest = self._d.get(key)
+            elif key.__class__ is tuple and key:
+                try:
+                    dest = self
+                    for name in key:
+                        dest = dest._d[name]
+                except (KeyError, AttributeError, TypeError):
+                    dest = None
             if dest.__class__ is Tensor:
                 entries.write(dest, item, key, non_blocking)
                 return self
         return entries.set_(self, key, item, non_blocking=non_blocking)
 
     def _cast(self, dtype: torch.dtype) -> TensorDict:
+        cast = _CASTS.get(dtype)
         made = {
-            k: v.to(dtype) if v.__class__ is Tensor or not isinstance(v, Node) else v._cast(dtype)
+            k: (v if v.dtype is dtype else v.to(dtype) if cast is None else cast(v))
+            if v.__class__ is Tensor or not isinstance(v, Node)
+            else v._cast(dtype)
             for k, v in self._d.items()
         }
         return self._new(made, self._batch_size, self._names)
+
+    @_documented_as(convert.empty)
+    def empty(self, recurse: bool = False, **options: Any) -> TensorDict:
+        if recurse or options:
+            return convert.empty(self, recurse, **options)
+        names = self._names
+        return self._new({}, self._batch_size, None if names is None else list(names))
+
+    @_documented_as(entries.contains)
+    def __contains__(self, key: NestedKey) -> bool:
+        if key.__class__ is str:
+            return key in self._d
+        if key.__class__ is tuple and key:
+            try:
+                found: Any = self
+                for name in key:
+                    found = found._d[name]
+                return True
+            except (KeyError, AttributeError, TypeError):
+                pass
+        return entries.contains(self, key)
+
+    @_documented_as(entries.del_)
+    def del_(self, key: NestedKey) -> TensorDict:
+        if not self._locked:
+            node, name = entries.place(self, key)
+            if node is not None and name in node._d:
+                del node._d[name]
+                return self
+        return entries.del_(self, key)
+
+    @_documented_as(entries.pop)
+    def pop(self, key: NestedKey, default: Any = entries.NO_DEFAULT) -> Any:
+        if not self._locked:
+            node, name = entries.place(self, key)
+            if node is not None and name in node._d:
+                return node._d.pop(name)
+        return entries.pop(self, key, default)
+
+    @_documented_as(entries.popitem)
+    def popitem(self) -> tuple[str, Any]:
+        return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
+
+    @_documented_as(entries.is_empty)
+    def is_empty(self) -> bool:
+        for value in self._d.values():
+            if value.__class__ is Tensor or not isinstance(value, Node):
+                return False
+            if value._is_data() or not value.is_empty():
+                return False
+        return True
+
+    @_documented_as(entries.update_)
+    def update_(
+        self, input_dict_or_td: Any = None, clone: bool = False, **options: Any
+    ) -> TensorDict:
+        source = input_dict_or_td
+        if not options and (source.__class__ is TensorDict or source.__class__ is dict):
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if entries.writes(self, source, into, values) and entries.copied(into, values):
+                return self
+        return entries.update_(self, source, clone, **options)
 
     @_documented_as(entries.keys)
     def keys(
@@ -1043,43 +1196,74 @@ class TensorDict(TensorDictBase):
         **options: Any,
     ) -> TensorDict:
         source = input_dict_or_td
-        plain = source.__class__ is TensorDict and not (clone or inplace or options)
+        kind = source.__class__
+        plain = (kind is TensorDict or kind is dict) and not (clone or inplace or options)
         if plain and self._fits(source):
             self._take(source)
             return self
         return entries.update(self, source, clone, inplace, **options)
 
-    def _fits(self, source: TensorDict) -> bool:
-        """Whether the entries of `source` can be stored without further checks."""
-        if self._locked or self._device is not None or self._names is not None:
+    def _fits(self, source: Any) -> bool:
+        """Whether the entries of a `TensorDict` or dict can be stored without further checks."""
+        if self._locked or self._names is not None:
             return False
-        if source._batch_size != self._batch_size or source is self:
-            return False
-        for name, value in source._d.items():
-            if value.__class__ is Tensor or not isinstance(value, Node):
-                continue
-            mine = self._d.get(name)
-            if isinstance(mine, Node):
-                if mine.__class__ is not TensorDict or value.__class__ is not TensorDict:
+        batch_size, device, d = self._batch_size, self._device, self._d
+        checked = source.__class__ is not dict  # its tensors have its batch size and device
+        if checked:
+            if source._batch_size != batch_size or source is self:
+                return False
+            if device is not None and source._device != device:
+                return False
+            source = source._d
+        for name, value in source.items():
+            kind = value.__class__
+            if kind is Tensor or not checked and kind is Parameter:
+                if checked:
+                    continue
+                if name.__class__ is not str or batch_size and _unlike(value.shape, batch_size):
                     return False
-                if not TensorDict._fits(mine, value):
+                if device is not None and value.device != device:
                     return False
-            elif build.holds(value, self):
+            elif kind is TensorDict or kind is dict:
+                if not checked and name.__class__ is not str:
+                    return False
+                mine = d.get(name)
+                if mine.__class__ is TensorDict:
+                    if not TensorDict._fits(mine, value):
+                        return False
+                elif not checked or isinstance(mine, Node) or build.holds(value, self):
+                    return False
+            elif isinstance(value, Node) or not checked:
                 return False
         return True
 
-    def _take(self, source: TensorDict) -> None:
-        """Store the entries of a container that fits; nested ones are merged."""
+    def _take(self, source: Any) -> None:
+        """Store the entries of what fits; nested ones are merged."""
         mine = self._d
-        for name, value in source._d.items():
-            below = mine.get(name)
-            if below.__class__ is TensorDict and value.__class__ is TensorDict:
-                below._take(value)
-            else:
-                mine[name] = value
+        for name, value in (source if source.__class__ is dict else source._d).items():
+            if value.__class__ is TensorDict or value.__class__ is dict:
+                below = mine.get(name)
+                if below.__class__ is TensorDict:
+                    below._take(value)
+                    continue
+            mine[name] = value
+
+    @_documented_as(entries.rename_key_)
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> TensorDict:
+        if not self._locked:
+            node, name = entries.place(self, old_key)
+            into, new = entries.place(self, new_key)
+            if node is not None and node is into and name in node._d:
+                d = node._d
+                if not (safe and new in d):
+                    if name != new:
+                        d[new] = d.pop(name)
+                    return self
+        return entries.rename_key_(self, old_key, new_key, safe)
 
 
 TensorCollection._plain = TensorDict
+MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
 _NO_DIMS = torch.Size()
 
 
@@ -1089,6 +1273,18 @@ def _restored(
     """A container from what it was pickled as."""
     td = TensorDict._make(entries, torch.Size(size), device, names)
     return td.lock_() if locked else td
+
+
+torch.serialization.add_safe_globals([_restored])
+
+
+def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = make(self, *args, **kwargs)
+        td.__class__ = self.__class__
+        return td
+
+    return made
 
 
 def _same(leaf: Tensor) -> Tensor:

@@ -233,7 +233,7 @@ class _Apply:
             return result
         if isinstance(result, Node):
             return result
-        return td._plain._make({}, size, td._device)._accept(name, result)
+        return td._plain._make({}, size, td._device)._accept(name, result, True)
 
     def entry(self, other: Any, name: str) -> Any:
         if other is self.default:

@@ -30,11 +30,10 @@ from raffia.data.folder import (
     Folder,
     read_folder,
     read_signed,
-    sync,
     write_folder,
 )
+from raffia.files import DamagedFileError, make_folder, sync
 from raffia.tensordict.disk import dump, parse, save_file
-from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.checkpoint", 1
@@ -174,9 +173,7 @@ class Checkpoints:
             )
 
     def _make_folder(self) -> None:
-        if not os.path.isdir(self.folder):
-            os.makedirs(self.folder)
-            sync(os.path.dirname(self.folder))
+        make_folder(self.folder)
 
     def _remove_leftovers(self, path: str) -> None:
         """Remove what killed saves left, and what is damaged in the place of the new one."""
@@ -228,6 +225,14 @@ class Checkpoints:
         []
         """
         return sorted(self._passed_over)
+
+    def has_any(self) -> bool:
+        """Whether there are folders of checkpoints, whole or not.
+
+        >>> Checkpoints("nowhere").has_any()
+        False
+        """
+        return bool(self._paths())
 
     def kept(self) -> list[Checkpoint]:
         """All that are whole, the oldest first; each is checked once in the life of this object.

@@ -8,14 +8,16 @@ file. Files may leave settings out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raffia.files import DEEPEST, brief, is_deeper
 from raffia.train.flags import grouped, print_help, read_flag
 from raffia.train.settings import (
     ConfigError,
@@ -23,6 +25,7 @@ from raffia.train.settings import (
     nearest_name,
     setting_names,
     settings,
+    shown,
     type_hints,
     unknown_setting,
     value_from_json,
@@ -40,6 +43,8 @@ __all__ = [
 ]
 
 Config = TypeVar("Config", bound=Settings)
+LARGEST = 1_000_000  # bytes of a file
+MOST_VALUES = 10_000
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 
 
@@ -102,6 +107,8 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError(f"{path} must end with .json, .yaml or .yml")
     try:
+        if path.stat().st_size > LARGEST:
+            raise ConfigError(f"{path} is no config: it is larger than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
@@ -165,7 +172,7 @@ def _config_from_json(
     kind: type[Config], data: object, base: Config | None, place: str, names: Sequence[str]
 ) -> Config:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{place or 'a config'} must be a table of settings; seen {data!r}")
+        raise ConfigError(f"{place or 'a config'} must be a table of settings; seen {shown(data)}")
     known = {field.name for field in fields(kind)}
     values = {}
     for name, value in data.items():
@@ -206,23 +213,64 @@ def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
 
 def _parse_json(text: str, path: Path) -> object:
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+        found = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: also thousands of digits
+        raise ConfigError(f"{path} is no JSON: {brief(error)}") from None
+    if is_deeper(found, DEEPEST):
+        raise ConfigError(f"{path} is nested more than {DEEPEST} deep")
+    return found
 
 
 def _parse_yaml(text: str, path: Path) -> object:
     import yaml
 
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        _mend_yaml(node, path, set())
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from None
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):  # what follows is recursive, and slow
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ConfigError(f"{path} is nested more than {DEEPEST} deep")
+        with _loading(yaml.SafeLoader(text)) as loader:
+            node = loader.get_single_node()
+            _mend_yaml(node, path, set())
+            if node is None:
+                return None
+            _refuse_large(node, path)
+            return loader.construct_document(node)
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises all kinds, at numbers and dates that are none
+        raise ConfigError(f"{path} is no YAML: {brief(error)}") from None
+
+
+@contextlib.contextmanager
+def _loading(loader: Any) -> Iterator[Any]:
+    try:
+        yield loader
     finally:
         loader.dispose()
+
+
+def _refuse_large(top: Any, path: Path) -> None:
+    """Aliases make much of little: nine lines may stand for billions of values, or for a loop."""
+    sizes: dict[int, int] = {}  # of each node, with all that its aliases stand for; 0: begun
+
+    def size(node: Any) -> int:
+        if id(node) in sizes:
+            if not sizes[id(node)]:
+                raise ConfigError(f"{path} holds an alias of what it lies in itself")
+            return sizes[id(node)]
+        sizes[id(node)] = 0
+        parts = node.value if isinstance(node.value, list) else []
+        inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+        sizes[id(node)] = found = 1 + sum([size(one) for one in inner])
+        return found
+
+    if size(top) > MOST_VALUES:
+        raise ConfigError(f"{path} stands for more than {MOST_VALUES:,} values, by its aliases")
 
 
 def _mend_yaml(node: Any, path: Path, seen: set[int]) -> None:

@@ -86,17 +86,7 @@ class EventFile(AppendedFile):
 
     def _append(self, data: bytes) -> None:
         length = struct.pack("<Q", len(data))
-        record = length + masked_crc(length) + data + masked_crc(data)
-        before = self.position()
-        try:
-            written = self._file.write(record)
-            if written != len(record):
-                self._file.write(record[written:])  # raises, as a rule: the disk is full
-        except BaseException as error:
-            self._file.truncate(before)
-            if isinstance(error, OSError):
-                error.filename = self.path
-            raise
+        self.append(length + masked_crc(length) + data + masked_crc(data))
 
 
 def masked_crc(data: bytes) -> bytes:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+import shutil
 import sys
+import textwrap
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from raffia.train.settings import ConfigError, Settings, nearest_name
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_RULE = frozenset("-─")  # of which the lines below a group's description are made
 
 
 def grouped(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -97,17 +103,45 @@ def print_help(default: Settings, prog: str, description: str) -> None:
     """
     from tyro import cli
 
-    said = io.StringIO()
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    with contextlib.suppress(SystemExit):
-        with contextlib.nullcontext() if coloured else contextlib.redirect_stdout(said):
-            cli(
-                type(default),
-                default=default,
-                args=["--help"],
-                prog=prog,
-                description=description,
-                use_underscores=True,
-            )
-    for line in said.getvalue().splitlines():
-        print(line.rstrip())
+    said = _Screen(coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
+        cli(
+            type(default),
+            default=default,
+            args=["--help"],
+            prog=prog,
+            description=description,
+            use_underscores=True,
+        )
+    width = shutil.get_terminal_size().columns
+    for line in _without_examples(said.getvalue().splitlines()):
+        plain = _COLOURS.sub("", line).rstrip()
+        # tyro joins the lines of a paragraph, and leaves it to the terminal to break it
+        print(line.rstrip() if len(plain) <= width else textwrap.fill(plain, width))
+
+
+class _Screen(io.StringIO):
+    """Text that tyro writes as to a terminal, in colours, or as to a file."""
+
+    def __init__(self, coloured: bool) -> None:
+        super().__init__()
+        self._coloured = coloured
+
+    def isatty(self) -> bool:
+        return self._coloured
+
+
+def _without_examples(lines: Sequence[str]) -> list[str]:
+    """Without the examples in Python that end the docstrings of configs, up to the rule below."""
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        text = _COLOURS.sub("", line).strip()
+        if inside and text and set(text) <= _RULE:
+            inside = False
+            while kept and not _COLOURS.sub("", kept[-1]).strip():  # what parted the example
+                kept.pop()
+        inside = inside or text.startswith(">>>")
+        if not inside:
+            kept.append(line)
+    return kept

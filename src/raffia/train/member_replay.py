@@ -27,8 +27,10 @@ class SharedReplay:
     >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
     >>> replay = SharedReplay(buffer, size=3)
     >>> no = torch.zeros(4, 6, dtype=torch.bool)
-    >>> _ = replay.extend(TensorDict(obs=no.int(), terminated=no, truncated=no, batch_size=[4, 6]))
-    >>> replay.sample(5)["obs"].shape
+    >>> _ = replay.extend(TensorDict(
+    ...     observation=no.int(), terminated=no, truncated=no, batch_size=[4, 6]
+    ... ))
+    >>> replay.sample(5)["observation"].shape
     torch.Size([3, 5, 2])
     """
 
@@ -78,8 +80,10 @@ class OwnReplays:
     >>> buffers = [SegmentReplayBuffer(TensorStorage(100), unroll_steps=1) for _ in range(2)]
     >>> replay = OwnReplays(buffers)
     >>> no, row = torch.zeros(4, 6, dtype=torch.bool), torch.arange(6).expand(4, 6)
-    >>> _ = replay.extend(TensorDict(obs=row, terminated=no, truncated=no, batch_size=[4, 6]))
-    >>> replay.sample(50)["obs"].amin((1, 2))
+    >>> _ = replay.extend(TensorDict(
+    ...     observation=row, terminated=no, truncated=no, batch_size=[4, 6]
+    ... ))
+    >>> replay.sample(50)["observation"].amin((1, 2))
     tensor([0, 3])
     """
 

@@ -65,17 +65,7 @@ class MetricsFile(AppendedFile):
         ...
         TypeError: ... a row holds what JSON does, such as float(loss): ...
         """
-        line = f"{_json(row)}\n".encode()
-        before = self.position()
-        try:
-            written = self._file.write(line)
-            if written != len(line):
-                self._file.write(line[written:])  # raises, as a rule: the disk is full
-        except BaseException as error:
-            self._file.truncate(before)
-            if isinstance(error, OSError):
-                error.filename = self.path
-            raise
+        self.append(f"{_json(row)}\n".encode())
 
     def rewind(self, position: int) -> int:
         """Remove what was written after `position`; gives how many bytes that were.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raffia.envs.video import require_writer, save_video, shrunk
+from raffia.files import make_folder
 
 __all__ = ["EpisodeRecorder", "annotated", "require_picture"]
 
@@ -112,7 +113,7 @@ class EpisodeRecorder:
             raise ValueError(f"save({name!r}): no picture was taken; call frame(picture) each step")
         pictures, values = torch.stack(self._pictures), torch.tensor(self._values)
         frames = annotated(pictures, values, self._policies)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         path = save_video(frames, self._folder / f"{name}{self._suffix}", self._fps / self._every)
         self._begin()
         return path

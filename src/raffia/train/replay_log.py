@@ -23,9 +23,9 @@ from torch import Tensor
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage_state import Rows, to_state
 from raffia.data.structure import RowStructure
+from raffia.files import DamagedFileError
 from raffia.tensordict.disk import raw_bytes, save_file
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
-from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError
 
@@ -72,7 +72,7 @@ class ReplayLog:
     >>> def make_buffer():
     ...     return SegmentReplayBuffer(TensorStorage(100), unroll_steps=1, alpha=0.6, beta=0.4)
     >>> buffer, other, no = make_buffer(), make_buffer(), torch.zeros(5, dtype=torch.bool)
-    >>> steps = TensorDict(obs=torch.arange(5), terminated=no, truncated=no, batch_size=[5])
+    >>> steps = TensorDict(observation=torch.arange(5), terminated=no, truncated=no, batch_size=[5])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     log, checkpoints = ReplayLog(f"{folder}/replay"), Checkpoints(f"{folder}/checkpoints")
     ...     for update in range(2):
@@ -82,7 +82,7 @@ class ReplayLog:
     ...         log.prune(checkpoints.kept())
     ...     found = checkpoints.newest(check=log.check)
     ...     log.restore(found, other)
-    >>> len(other), other.read(torch.tensor([4]))["obs"]
+    >>> len(other), other.read(torch.tensor([4]))["observation"]
     (9, tensor([[4, 0]]))
     """
 
@@ -182,13 +182,16 @@ class ReplayLog:
             os.unlink(f"{self.folder}/{name}")
 
     def prune(self, kept: Iterable[Checkpoint]) -> None:
-        """Remove the chunks that none of these checkpoints needs, nor the next one to be saved.
+        """Remove the chunks that none of these checkpoints needs.
+
+        Called after a save, and after one that failed: what was written for that is removed, and
+        is written anew for the next one.
 
         kept: all that there are, `Checkpoints.kept()`.
         Raises CheckpointError where one can't be removed.
         """
         needed = {chunk.file for found in kept for chunk in self._chunks_of(found)}
-        needed |= {chunk.file for chunk in self._chunks}
+        self._chunks = [chunk for chunk in self._chunks if chunk.file in needed]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         try:
             self._remove([name for name in found if OURS.fullmatch(name) and name not in needed])

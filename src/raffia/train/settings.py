@@ -13,12 +13,15 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
+    TypeVar,
     Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+Config = TypeVar("Config")
+LONGEST = 200  # characters of a value that are told
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -59,9 +62,15 @@ def unknown_setting(name: str, names: Sequence[str]) -> ConfigError:
     >>> print(unknown_setting("num_simulations", ["seed", "search.num_simulations"]))
     there is no setting num_simulations; did you mean search.num_simulations?
     """
+    name = _printed(name if len(name) <= LONGEST else f"{name[:LONGEST]} ...")
     nearest = nearest_name(name, names)
     hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(names)}"
     return ConfigError(f"there is no setting {name}; {hint}")
+
+
+def _printed(text: str) -> str:
+    """A text that can be shown: half a surrogate pair is written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
@@ -76,6 +85,21 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     ends = {known.rpartition(".")[2]: known for known in reversed(names)}
     like_end = difflib.get_close_matches(last, ends, n=1)
     return next(iter([*same_end, *whole, *(ends[end] for end in like_end)]), None)
+
+
+class Presets(dict[str, Config]):
+    """Settings by name; a name that is not there gets the nearest one in its KeyError.
+
+    >>> Presets({"cartpole": 1})["cartpol"]
+    Traceback (most recent call last):
+        ...
+    KeyError: "there is no preset 'cartpol'; did you mean 'cartpole'?"
+    """
+
+    def __missing__(self, name: object) -> Config:
+        nearest = nearest_name(str(name), list(self))
+        hint = f"did you mean {nearest!r}?" if nearest else f"there are {', '.join(self)}"
+        raise KeyError(f"there is no preset {name!r}; {hint}")
 
 
 @cache
@@ -145,12 +169,26 @@ def wrong_value(place: str, hint: Any, value: object) -> ConfigError:
     >>> print(wrong_value("checkpoint.keep", int, 2.5))
     checkpoint.keep must be a whole number; seen 2.5
     """
-    text = json.dumps(value, default=str)
-    near = ""
+    text, near = shown(value), ""
     if get_origin(hint) is Literal and isinstance(value, str):
-        like = difflib.get_close_matches(value, [str(choice) for choice in get_args(hint)], n=1)
+        like = difflib.get_close_matches(
+            value[:LONGEST], [str(choice) for choice in get_args(hint)], n=1
+        )
         near = f"; did you mean {like[0]}?" if like else ""
     return ConfigError(f"{place} must be {_described(hint)}; seen {text}{near}")
+
+
+def shown(value: object) -> str:
+    """A value as JSON has it, cut where it is long.
+
+    >>> shown([1, "a"]), len(shown("a" * 1000))
+    ('[1, "a"]', 204)
+    """
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, TypeError, RecursionError):  # whole numbers of thousands of digits; loops
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _described(hint: Any) -> str:

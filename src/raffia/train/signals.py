@@ -45,7 +45,10 @@ class Stop:
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
         if self.tell is not None:  # by a thread: what was interrupted may be printing itself
-            says = f"{self.name}: saving after this step; once more leaves at once"
+            says = (
+                f"{self.name}: saves and leaves after this update; once more leaves at once, and "
+                "a resume goes on from what was saved before"
+            )
             threading.Thread(target=self.tell, args=(says,), daemon=True).start()
 
 

@@ -5,7 +5,8 @@ What an algorithm brings is `Parts`; what every run has in common is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from raffia._version import __version__
+from raffia.jit.compiling import compiling
 from raffia.learner import Learner, step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints, Part
@@ -28,6 +30,7 @@ from raffia.train.view import Status, View
 __all__ = ["Kept", "Parts", "Plan", "RunResult", "Sitting"]
 
 Stop = Callable[[], bool]
+LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,29 @@ class Sitting:
 
     def go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
         """Train until the end, the target, or `stop`; `begun` is called before the first update."""
+        with self._compiling_told():
+            return self._go(stop, begun)
+
+    @contextlib.contextmanager
+    def _compiling_told(self) -> Iterator[None]:
+        """Say that kernels are compiled, which takes a while in a machine's first run; and count
+        the time as a phase of its own, not as that of whoever calls them first."""
+        told, phases = False, contextlib.ExitStack()
+
+        def enter() -> None:
+            nonlocal told
+            if not told:
+                self.view.say(
+                    "compiling kernels for this machine: up to half a minute, once; later runs "
+                    "find them done"
+                )
+            told = True
+            phases.enter_context(self.parts.clock.phase("compile"))
+
+        with compiling(enter, phases.close):
+            yield
+
+    def _go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
         self._stop, parts = stop, self.parts
         state = self._begin()
         begun()
@@ -222,7 +248,28 @@ class Sitting:
                 reason = self._look_at_the_end(state)
         except Ended as ended:
             reason = ended.reason
+        except Exception as error:
+            self._note_failure(error)
+            raise
         return self._end(state, reason)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Write down that the run failed, and tell with the error what was saved.
+
+        The row goes when the run is resumed: what came after the checkpoint is done again.
+        """
+        update = self.log.status.update
+        text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+        values = {"error": text}
+        self.records.write("error", update=update, env_step=self._env_steps(), values=values)
+        saved = self.checkpoints.kept()
+        error.add_note(
+            f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
+            f"`raffia resume {self.folder}` goes on from there"
+            if saved
+            else f"The run failed after update {update:,}, before its first checkpoint: "
+            f"`raffia resume {self.folder}` begins it again"
+        )
 
     def _begin(self) -> TensorDict:
         found = self.checkpoints.newest(self.view.say, check=self.parts.check)
@@ -316,18 +363,24 @@ class Sitting:
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)
         self.parts.guard.check_state(state)
-        kept = self.parts.keep()
-        self.checkpoints.save(
-            update,
-            {"state": state, **kept.parts},
-            {
-                "evaluate": self.evaluate.state(),
-                "log": self.log.state(),
-                "records": self.records.state(),
-                **kept.extras,
-            },
-            score=self.evaluate.score_of(update),
-        )
+        try:
+            kept = self.parts.keep()
+            self.checkpoints.save(
+                update,
+                {"state": state, **kept.parts},
+                {
+                    "evaluate": self.evaluate.state(),
+                    "log": self.log.state(),
+                    "records": self.records.state(),
+                    **kept.extras,
+                },
+                score=self.evaluate.score_of(update),
+            )
+        except (CheckpointError, OSError):
+            # What was written for it may go at once, or a full disk is made fuller by each try.
+            with contextlib.suppress(CheckpointError, OSError):  # the error above tells
+                self.parts.saved(self.checkpoints.kept())
+            raise
         self.parts.saved(self.checkpoints.kept())
 
     def _restore(self, found: Checkpoint) -> TensorDict:

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+from raffia.envs.checked import (
+    check_above_zero,
+    check_choices,
+    check_least,
+    check_share,
+    check_types,
+)
 
 __all__ = [
     "EfficientZeroConfig",
@@ -53,11 +59,17 @@ class ModelConfig:
     pred_out: int = 1024
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "num_channels", "latent_state_dim")
         check_least(self, 0, "num_res_blocks")
         check_least(self, 1, "lstm_hidden_size", "proj_hid", "proj_out", "pred_hid", "pred_out")
         check_above_zero(self, "fixed_sigma")
+        if self.pred_out != self.proj_out:
+            raise ValueError(
+                f"pred_out={self.pred_out} and proj_out={self.proj_out}: consistency compares what "
+                "is predicted of a projection with it, so that both are as long: set them alike"
+            )
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
             check_heads(self.head_hidden_channels, self.max_head_layers, self.max_head_nodes)
@@ -103,6 +115,7 @@ class LossConfig:
     augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # of images, drawn per sample
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "unroll_steps", "lstm_horizon")
         check_least(self, 0, "policy_weight", "value_weight", "value_prefix_weight")
@@ -127,6 +140,7 @@ class TargetConfig:
     horizon_share: float = 0.3  # one step less for each such share of training that it is old
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_share(self, "discount", "reanalyse_ratio")
         check_above_zero(self, "discount")
@@ -148,6 +162,7 @@ class OptimizerConfig:
     decay_rate: float = 0.1
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 0, "learning_rate", "weight_decay", "decay_rate")
         check_least(self, 1, "decay_updates")
@@ -169,6 +184,7 @@ class SearchConfig:
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)  # ... from this share of training on
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "num_simulations", "max_considered", "num_sampled_actions")
         check_above_zero(self, "dirichlet_alpha")
@@ -209,6 +225,7 @@ class EfficientZeroConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.model.flatten and self.loss.augmentation:
             raise ValueError(
                 f"augmentation={self.loss.augmentation} is of images, and model.flatten makes "

@@ -134,7 +134,7 @@ def scalar_loss(
 
         log sum exp(logits) - (1 - p) logits_i - p logits_{i+1},  i + p = the place of h(target)
 
-    Without a support the squared error in h(target).
+    Without a support the squared error in h(target). A target that is infinite gives NaN.
 
     >>> scalar_loss(torch.zeros(1, 5), torch.tensor([1.0]), Support(-2, 3))
     tensor([1.6094])
@@ -148,7 +148,8 @@ def scalar_loss(
     index = low.long()
     both = output.gather(-1, torch.stack([index, index + 1], -1).clamp_max(support.size - 1))
     expected = torch.lerp(both[..., 0], both[..., 1], share)
-    return output.logsumexp(-1) - expected
+    # An infinite target has no place: NaN, which stops the run, where clamping would hide it.
+    return output.logsumexp(-1) - expected + (scaled - scaled)
 
 
 class Loss(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.data.folder import Folder, load_folder, write_folder
+from raffia.files import foreign_reader
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def load_agent(agent: ILQL, path: Path) -> None:
 def _content(
     folder: Folder,
 ) -> tuple[ILQLConfig, dict[str, Any], dict[str, Tensor], TensorDict | None]:
-    tensors = load_file(folder.path(WEIGHTS))
+    with foreign_reader(folder.path(WEIGHTS), "it is no safetensors file"):
+        tensors = load_file(folder.path(WEIGHTS))
     opt = TensorDict.load(folder.path(OPTIMISER)) if OPTIMISER in folder.files else None
     return _config(folder), folder.extras, tensors, opt
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, get_args
 
 from raffia.algorithms.ilql.decode_config import DecodeConfig as DecodeConfig
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+from raffia.envs.checked import (
+    check_above_zero,
+    check_choices,
+    check_least,
+    check_share,
+    check_types,
+)
 
 __all__ = [
     "DecodeConfig",
@@ -44,6 +50,7 @@ class TrunkConfig:
     gradient_checkpointing: bool = False  # activations are computed again: less memory, more time
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "vocab_size", "n_layer", "n_head", "n_embd", "block_size")
         check_above_zero(self, "layer_norm_eps")
@@ -87,6 +94,7 @@ class ILQLModelConfig:
     max_head_nodes: int | None = None  # ... in each layer; None: 4 n_embd
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "max_head_layers")
         if self.max_head_nodes is not None:
@@ -120,6 +128,7 @@ class ILQLLossConfig:
     mask: Literal["strict", "published"] = "strict"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_share(self, "gamma", "tau")
         check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
@@ -166,6 +175,7 @@ class TargetConfig:
     interval: int = 1  # updates from one move to the next
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_share(self, "alpha")
         check_least(self, 1, "interval")
 
@@ -185,6 +195,7 @@ class OptimizerConfig:
     final_share: float = 0.1  # of the rate, at the end of the run
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
         check_share(self, "final_share")
@@ -209,6 +220,7 @@ class ILQLConfig:
     keep_best: float = 1.0  # share of the dialogues, by return, that are trained on
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_share(self, "keep_best")
         check_above_zero(self, "keep_best")

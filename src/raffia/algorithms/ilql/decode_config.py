@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_share
+from raffia.envs.checked import (
+    check_above_zero,
+    check_choices,
+    check_least,
+    check_share,
+    check_types,
+)
 
 __all__ = ["DecodeConfig", "TokenPlanConfig"]
 
@@ -31,6 +37,7 @@ class TokenPlanConfig:
     noise: float = 0.0  # gumbel: scale of the noise; muzero: temperature of the visits; 0: the best
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_least(self, 1, "max_depth")
         check_least(self, 2, "num_candidates")
@@ -69,6 +76,7 @@ class DecodeConfig:
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.rerank not in (None, "log_prob", "advantage", "value"):
             raise ValueError(
                 f"rerank={self.rerank!r} is none of 'log_prob', 'advantage', 'value', None"

@@ -25,7 +25,7 @@ from raffia.data.readers.episode import (
     check_episode,
     layout_of,
 )
-from raffia.tensordict.disk import write_atomically
+from raffia.files import write_atomically
 from raffia.tensordict.entries import is_leaf_nontensor
 from raffia.tensordict.keys import dotted, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict

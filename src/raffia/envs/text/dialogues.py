@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from raffia.envs.text.contract import Language_Observation
+from raffia.files import write_atomically
 
 __all__ = ["dialogue_row", "write_dialogues"]
 
@@ -29,7 +30,7 @@ def dialogue_row(observation: Language_Observation) -> dict[str, Any]:
 
 
 def write_dialogues(path: str | Path, dialogues: Iterable[Language_Observation]) -> int:
-    """Write dialogues to a file, one on each line; gives their number.
+    """Write dialogues to a file, all at once, one on each line; gives their number.
 
     >>> import pathlib, tempfile
     >>> from raffia.envs.text.wordle.game import WordleObservation
@@ -40,9 +41,13 @@ def write_dialogues(path: str | Path, dialogues: Iterable[Language_Observation])
     1 {"sequence": [["crane", 0.0], ["<g><g><g><g>
     """
     num_dialogues = 0
-    with open(path, "w", encoding="utf-8") as file:
+
+    def write(file: BinaryIO) -> None:
+        nonlocal num_dialogues
         for dialogue in dialogues:
             row = json.dumps(dialogue_row(dialogue), allow_nan=False, ensure_ascii=False)
-            file.write(row + "\n")
+            file.write(f"{row}\n".encode())
             num_dialogues += 1
+
+    write_atomically(path, write)
     return num_dialogues

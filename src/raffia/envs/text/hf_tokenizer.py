@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raffia.envs.text.tokenizer import SPECIAL_TOKENS, SpecialTokens, write_description
+from raffia.files import foreign_reader, make_folder, write_atomically
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,8 +96,10 @@ class HFTokenizer(SpecialTokens):
 
     def save(self, folder: str | Path) -> None:
         """Write it into a folder, for `load_tokenizer`; the JSON file there is a complete one."""
+        make_folder(folder)
+        write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
+        # Last: where it stands, the other is whole.
         write_description(folder, {"kind": "huggingface", "special_tokens": self._names})
-        self._tokenizer.save(str(Path(folder, _FILE)))
 
     def _role(self, token: str) -> str:
         return next(role for role, name in self._names.items() if name == token)
@@ -110,10 +113,8 @@ def _read(path: Path) -> tokenizers.Tokenizer:
             f"has it as {_FILE}. `tokenizer.save_pretrained(folder)` of a fast one writes it"
         )
     library = _library()
-    try:
+    with foreign_reader(file, "it is no tokenizer that `tokenizers` can read"):
         found = library.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception for whatever is wrong
-        raise ValueError(f"{file} is no tokenizer that `tokenizers` can read: {error}") from error
     found.no_truncation()
     found.no_padding()
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from raffia.envs.text.tokenizer import (
     Tokenizer,
     WordTokenizer,
 )
+from raffia.files import foreign_reader, parse_json
 
 __all__ = ["load_tokenizer"]
 
@@ -33,15 +33,24 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"there is no {path}; tokenizer.save(folder) writes it. For a folder of Hugging Face: "
             "HFTokenizer(folder)"
         )
-    try:
-        description: Any = json.loads(path.read_text("utf-8"))
+    description: Any = parse_json(path, path.read_bytes())
+    with foreign_reader(path, "it is damaged, or was not written by save()"):
         kind = description["kind"]
         if kind == HF_KIND:
-            return HFTokenizer(folder, special_tokens=description["special_tokens"])
-        tokens, unknown = tuple(description["tokens"]), description["unknown"]
-        return OF_KIND[kind](tokens, unknown)
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged, or was not written by save(): {error!r}") from error
+            special = {
+                str(role): _text(name) for role, name in description["special_tokens"].items()
+            }
+            return HFTokenizer(folder, special_tokens=special)
+        unknown = description["unknown"]
+        tokens = tuple(map(_text, description["tokens"]))
+        return OF_KIND[kind](tokens, None if unknown is None else _text(unknown))
+
+
+def _text(token: object) -> str:
+    if not isinstance(token, str):
+        raise TypeError(f"a token is a text, not {token!r:.40}")
+    token.encode()  # half a surrogate pair is none
+    return token
 
 
 HF_KIND = "huggingface"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+from raffia.files import make_folder, write_json
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -293,9 +294,8 @@ def character_tokenizer(texts: Iterable[str], unknown: str | None = None) -> Pie
 
 def write_description(folder: str | Path, description: dict[str, Any]) -> None:
     """What `load_tokenizer` reads."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    text = json.dumps(description, ensure_ascii=False, indent=1)
-    Path(folder, TOKENIZER_FILE).write_text(text + "\n", "utf-8")
+    make_folder(folder)
+    write_json(Path(folder, TOKENIZER_FILE), description, indent=1)
 
 
 def _with_specials(content: Sequence[str], unknown: str | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from raffia.envs.text.hf_tokenizer import HFTokenizer
 from raffia.envs.text.tokenizer import SPECIAL_TOKENS, PieceTokenizer, Tokenizer, WordTokenizer
+from raffia.files import write_atomically, write_json
 
 __all__ = ["chat_template", "save_for_transformers", "special_tokens_of"]
 
@@ -66,10 +67,10 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
-    _write(folder / TOKENIZER, described)
-    _write(folder / CONFIG, config)
+    write_json(folder / TOKENIZER, described, indent=1)
+    write_json(folder / CONFIG, config, indent=1)
     if not _begins_otherwise(described):
-        (folder / TEMPLATE).write_text(chat_template(names), "utf-8")
+        write_atomically(folder / TEMPLATE, chat_template(names).encode())
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> dict[str, str]:
@@ -173,7 +174,3 @@ def _begins_otherwise(described: Mapping[str, Any]) -> bool:
     Then a prompt in one text is not what the rows were made of, one utterance after the other.
     """
     return '"prepend_scheme": "first"' in json.dumps(described)
-
-
-def _write(path: Path, described: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(described, ensure_ascii=False, indent=1) + "\n", "utf-8")

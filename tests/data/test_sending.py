@@ -1,0 +1,200 @@
+"""Buffers that are copied, pickled and sent to other processes: copies, which share nothing."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from raffia import TensorDict
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.replay import ReplayBuffer
+from raffia.data.samplers import SamplerWithoutReplacement
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+
+
+def rng():
+    return torch.Generator().manual_seed(0)
+
+
+def items(first, n):
+    obs = torch.arange(first, first + n)
+    no = torch.zeros(n, dtype=torch.bool)
+    half = (obs / 4).to(torch.bfloat16)
+    return TensorDict(obs=obs, half=half, terminated=no, truncated=no, batch_size=[n])
+
+
+MAKE = {
+    "uniform": lambda **kw: ReplayBuffer(storage=TensorStorage(10), **kw),
+    "without replacement": lambda **kw: ReplayBuffer(
+        storage=TensorStorage(10), sampler=SamplerWithoutReplacement(), **kw
+    ),
+    "by priority": lambda **kw: PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(10), **kw),
+    "segments": lambda **kw: SegmentReplayBuffer(
+        TensorStorage(10), unroll_steps=1, obs_keys=["obs"], **kw
+    ),
+    "segments by priority": lambda **kw: SegmentReplayBuffer(
+        TensorStorage(10), unroll_steps=1, obs_keys=["obs"], alpha=0.6, beta=0.4, **kw
+    ),
+}
+MADE = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+COPY = pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))],
+    ids=["copy", "pickle"],
+)
+
+
+def filled(make, **options):
+    buffer = make(generator=rng(), batch_size=4, **options)
+    for first in range(0, 14, 7):
+        buffer.extend(items(first, 7))
+    index = buffer.sample()["index"]
+    if hasattr(buffer, "beta") and buffer.beta is not None:
+        buffer.update_priority(index, torch.rand(4, generator=rng()))
+    return buffer
+
+
+def history(buffer):
+    """All that is drawn, while items come in."""
+    out = []
+    for i in range(5):
+        out += [x for x in buffer.sample().values(True, True)]
+        buffer.extend(items(100 + i, 1))
+    return out
+
+
+@MADE
+@COPY
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_copy_goes_on_alike_and_shares_nothing(make, copied, prefetch):
+    buffer, same = (filled(make, prefetch=prefetch) for _ in range(2))
+    other = copied(buffer)
+    assert type(other) is type(buffer) and len(other) == len(buffer)
+    expected = history(same)
+    for found in (history(other), history(buffer)):  # the first does not change the second
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@COPY
+def test_an_empty_buffer_is_copied(copied):
+    other = copied(ReplayBuffer(storage=TensorStorage(10)))
+    assert other.extend(items(0, 3)).tolist() == [0, 1, 2]
+
+
+def test_threads_of_a_copy_have_a_lock_of_their_own():
+    buffer = filled(MAKE["by priority"])
+    other = copy.deepcopy(buffer)
+    with buffer._lock:
+        thread = threading.Thread(target=other.sample)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert other.sampler.lock is other._lock and other.priorities is other.sampler
+
+
+WORKER = """
+import sys
+import torch
+import torch.multiprocessing as mp
+from raffia import TensorDict
+from raffia.data import (
+    MemmapStorage, PrioritizedReplayBuffer, SegmentReplayBuffer, TensorStorage
+)
+
+def items(first):
+    no = torch.zeros(10, dtype=torch.bool)
+    obs = torch.arange(first, first + 10)
+    return TensorDict(obs=obs, terminated=no, truncated=no, batch_size=[10])
+
+def seen(buffer):
+    return sorted(set(buffer.sample(200)["obs"].flatten().tolist()))
+
+def work(buffer, inbox, outbox):
+    outbox.put((buffer.sample(4)["index"].tolist(), seen(buffer)))
+    inbox.get()
+    outbox.put((0, seen(buffer)))
+
+if __name__ == "__main__":
+    kind, folder = sys.argv[1:]
+    options = {"alpha": 0.6, "beta": 0.4, "generator": torch.Generator().manual_seed(0)}
+    if kind == "segments":
+        buffer = SegmentReplayBuffer(
+            TensorStorage(10), unroll_steps=1, obs_keys=["obs"], **options
+        )
+    else:
+        storage = MemmapStorage(10, folder) if kind == "disk" else TensorStorage(10)
+        buffer = PrioritizedReplayBuffer(storage=storage, **options)
+    buffer.extend(items(0))
+    context = mp.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=work, args=(buffer, inbox, outbox), daemon=True)
+    process.start()
+    before = buffer.sample(4)["index"].tolist(), seen(buffer)
+    assert outbox.get(timeout=60) == before
+    buffer.extend(items(100))  # over all that was there
+    inbox.put("go on")
+    after = outbox.get(timeout=60)[1]
+    assert after == (seen(buffer) if kind == "disk" else before[1]), after
+    process.join(20)
+    assert process.exitcode == 0
+    print("right")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "segments", "disk"])
+def test_sent_to_a_spawned_worker_it_is_a_copy_and_on_disk_a_reader(kind, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WORKER)
+    command = [sys.executable, str(script), kind, str(tmp_path / "rows")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert found.stdout == "right\n", found.stderr
+
+
+def test_a_storage_on_disk_is_sent_as_a_reader(tmp_path):
+    storage = MemmapStorage(10, tmp_path / "rows")
+    with pytest.raises(RuntimeError, match="nothing was written.*storage.allocate"):
+        pickle.dumps(storage)
+    storage.extend(torch.arange(4))
+    reader = pickle.loads(pickle.dumps(storage))
+    assert reader.mode == "r" and reader.get(slice(None)).tolist() == [0, 1, 2, 3]
+    storage.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        pickle.dumps(storage)
+
+
+def test_a_segment_buffer_on_disk_is_not_sent(tmp_path):
+    with MemmapStorage(10, tmp_path / "rows") as storage:
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1, obs_keys=["obs"])
+        buffer.extend(items(0, 4))
+        with pytest.raises(TypeError, match="can't be sent to another process.*Send batches"):
+            pickle.dumps(buffer)
+
+
+# ---------------------------------------------------------------- a generator of their own
+
+
+@MADE
+def test_prefetch_without_a_generator_makes_its_own(make):
+    drawn = []
+    for disturbed in (False, True):
+        torch.manual_seed(5)
+        buffer = make(prefetch=2, batch_size=4)
+        buffer.extend(items(0, 9))
+        drawn.append([])
+        for _ in range(6):
+            if disturbed:
+                torch.rand(3)  # others' numbers do not change these
+            drawn[-1].append(buffer.sample()["index"].tolist())
+    assert drawn[0] == drawn[1]
+    torch.manual_seed(6)
+    other = make(prefetch=2, batch_size=4)
+    other.extend(items(0, 9))
+    assert [other.sample()["index"].tolist() for _ in range(6)] != drawn[0]
+    assert make().generator is None  # which draws from the global one

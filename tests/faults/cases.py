@@ -1,0 +1,245 @@
+"""What is done under faults: short runs and saves, and what must hold afterwards."""
+
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+
+import torch
+
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.files import DamagedFileError
+from raffia.recipes import efficientzero, ilql
+from raffia.recipes.ilql_config import ILQLEvaluateConfig
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.presets import PRESETS
+from raffia.recipes.run_folder import RunError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import CheckpointError, Checkpoints
+from raffia.train.view import PlainView
+
+CLEAN = (OSError, RunError, CheckpointError, DamagedFileError)  # what a user may get to see
+
+
+class Quiet(PlainView):
+    def __init__(self):
+        super().__init__(io.StringIO())
+
+
+class Training:
+    """A run; afterwards it goes on, or begins if nothing was begun, and ends with the same."""
+
+    whole_every = 8  # of the states that are looked at, which are gone on with
+
+    def __init__(self, recipe, config):
+        self.recipe, self.make = recipe, config
+        self.config = self.expected = None
+
+    def prepare(self, folder):
+        self.config = self.make(folder)
+
+    def run(self, root, mark):
+        save = Checkpoints.save
+
+        def told(self, update, *arguments, **options):
+            path = save(self, update, *arguments, **options)
+            mark(update)
+            return path
+
+        Checkpoints.save = told
+        try:
+            self.recipe.train(self.config, f"{root}/run", view=Quiet())
+        finally:
+            Checkpoints.save = save
+
+    def check(self, root, marks, whole):
+        run, failed = f"{root}/run", []
+        newest = Checkpoints(f"{run}/checkpoints").newest(failed.append)
+        if marks:
+            assert newest is not None, f"no checkpoint is left of {marks}: {failed}"
+            assert newest.update >= max(map(int, marks)), (newest.update, marks, failed)
+            assert self.recipe.load_agent(run, "newest") is not None
+        if not whole:
+            return
+        if os.path.exists(f"{run}/config.json"):
+            self.recipe.resume(run, view=Quiet())
+        else:
+            self.recipe.train(self.config, run, view=Quiet())
+        if self.expected is not None:
+            found, wanted = self.outcome(root), self.expected
+            assert found.keys() == wanted.keys(), (sorted(found), sorted(wanted))
+            for name in wanted:
+                assert bool((found[name] == wanted[name]).all()), name
+        left = [name for name in os.listdir(run) if name.endswith(".tmp")]
+        assert not left, left
+
+    def outcome(self, root):
+        """The tensors that the run ended with, and the number of its rows of each kind."""
+        run = f"{root}/run"
+        state = Checkpoints(f"{run}/checkpoints").newest().tensors("state")
+        found = {str(key): value for key, value in state.items(True, True)}
+        with open(f"{run}/metrics.jsonl") as lines:
+            rows = [json.loads(line) for line in lines]
+        for kind in ("train", "evaluate", "episode", "end", "generation"):
+            found[f"rows of {kind}"] = torch.tensor(sum(row["kind"] == kind for row in rows))
+        return found
+
+
+def _efficientzero(data):
+    smoke = PRESETS["smoke"]
+    return replace(
+        smoke,
+        env=replace(smoke.env, id="probe/value", num_envs=2),
+        search=replace(smoke.search, num_simulations=2),
+        replay=replace(smoke.replay, batch_size=4),
+        collect=replace(smoke.collect, num_env_steps=44, random_env_steps=8),
+        evaluate=replace(smoke.evaluate, every_env_steps=30, num_episodes=1, max_steps=5),
+        checkpoint=replace(smoke.checkpoint, every_updates=2),
+    )
+
+
+def _members(data):
+    config = _efficientzero(data)
+    return replace(config, population=PopulationConfig(size=2, replay="own"))
+
+
+def _ilql(data):
+    return replace(
+        ILQL_PRESETS["ilql-smoke"],
+        num_updates=4,
+        evaluate=ILQLEvaluateConfig(every_updates=2, num_episodes=1),
+        checkpoint=replace(ILQL_PRESETS["ilql-smoke"].checkpoint, every_updates=2),
+    )
+
+
+def _dialogues(data):
+    """Of files, with a tokenizer that is made of them."""
+    os.makedirs(data)
+    with open(f"{data}/chats.jsonl", "w") as file:
+        for n in range(12):
+            said = [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)]
+            file.write(json.dumps({"utterances": said, "rewards": [None, float(n % 3)]}) + "\n")
+    config = _ilql(data)
+    config = replace(
+        config,
+        task="data",
+        data=replace(config.data, files=(f"{data}/chats.jsonl",), tokenizer="characters"),
+    )
+    return ilql.fitted(config)
+
+
+class Rows:
+    """A MemmapStorage that is filled, flushed and written over."""
+
+    whole_every = 1
+    size = 6
+
+    def prepare(self, folder):
+        pass
+
+    def run(self, root, mark):
+        storage = MemmapStorage(self.size, f"{root}/rows")
+        try:
+            for turn in range(5):
+                numbers = torch.arange(4) + 4 * turn
+                rows = TensorDict(number=numbers, twice=torch.stack([numbers, 2 * numbers], 1))
+                storage.extend(rows.auto_batch_size_(1))
+                storage.flush()
+                mark(4 * (turn + 1))
+        finally:
+            storage.close()
+
+    def check(self, root, marks, whole):
+        if not marks and not os.path.exists(f"{root}/rows/storage.json"):
+            MemmapStorage(self.size, f"{root}/rows").close()  # nothing is in the way
+            return
+        storage = MemmapStorage.open(f"{root}/rows")
+        try:
+            total = max([*map(int, marks), 0])
+            numbers = []
+            for place in storage.rows().tolist():
+                row = storage.get(place)
+                number = int(row["number"])
+                assert row["twice"].tolist() == [number, 2 * number], row["twice"]
+                assert number % self.size == int(place), (number, place)
+                numbers.append(number)
+            # What was flushed last is there, unless it was being written over.
+            over = range(total - self.size, total - self.size + 4)
+            lacking = {*range(max(0, total - self.size), total)} - {*numbers}
+            assert lacking <= {*over}, (sorted(numbers), total)
+        finally:
+            storage.close()
+
+    def outcome(self, root):
+        return {}
+
+
+class Saved:
+    """A container saved over and over as one file; the old or the new one is there."""
+
+    whole_every = 1
+
+    def prepare(self, folder):
+        pass
+
+    def run(self, root, mark):
+        for turn in range(4):
+            made = TensorDict(a=torch.full((3 + turn,), turn), b={"c": torch.full((2,), turn)})
+            made.save(f"{root}/folder/td.safetensors")
+            mark(turn)
+
+    def check(self, root, marks, whole):
+        path = f"{root}/folder/td.safetensors"
+        if not marks and not os.path.exists(path):
+            return
+        found = TensorDict.load(path)
+        turn = int(found["a"][0])
+        assert turn >= max([int(mark) for mark in marks], default=0)
+        assert found["a"].tolist() == [turn] * (3 + turn)
+        assert found["b", "c"].tolist() == [turn] * 2
+
+    def outcome(self, root):
+        return {}
+
+
+class Mapped:
+    """A container mapped to a folder: it loads whole, or an error says that it is damaged.
+
+    It does not promise to be on disk at any time, so nothing is reported as done.
+    """
+
+    whole_every = 1
+
+    def prepare(self, folder):
+        pass
+
+    def run(self, root, mark):
+        for turn in range(3):
+            TensorDict(a=torch.full((3,), turn), b={"c": torch.full((2,), turn)}).memmap(
+                f"{root}/folder"
+            )
+
+    def check(self, root, marks, whole):
+        try:
+            found = TensorDict.load_memmap(f"{root}/folder")
+            assert found["a"].shape == (3,) and found["b", "c"].shape == (2,)
+        except (DamagedFileError, FileNotFoundError):
+            TensorDict(a=torch.ones(3)).memmap(f"{root}/folder")  # another save is not hindered
+            assert TensorDict.load_memmap(f"{root}/folder")["a"].tolist() == [1, 1, 1]
+
+    def outcome(self, root):
+        return {}
+
+
+CASES = {
+    "efficientzero": Training(efficientzero, _efficientzero),
+    "members": Training(efficientzero, _members),
+    "games": Training(ilql, _ilql),
+    "dialogues": Training(ilql, _dialogues),
+    "rows": Rows(),
+    "saved": Saved(),
+    "mapped": Mapped(),
+}
+sys.modules.setdefault("cases", sys.modules[__name__])

@@ -1,0 +1,197 @@
+"""When a run does what: its diary beside one that a plain loop writes."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raffia.algorithms.efficientzero.config import OptimizerConfig, SearchConfig, TargetConfig
+from raffia.recipes.config import (
+    CheckpointConfig,
+    CollectConfig,
+    EfficientZeroRun,
+    EvaluateConfig,
+    ReplayConfig,
+)
+from raffia.recipes.population_config import PopulationConfig
+from tests.recipes.diary import Diary, assert_same, expected, plain_weights
+from tests.recipes.test_variants import config_of, with_changes
+
+GRADIENT_DESCENT = OptimizerConfig(
+    learning_rate=0.2, momentum=0.0, weight_decay=0.0, max_grad_norm=1e9, warmup_share=0.0
+)
+
+
+def config_with(**changes) -> EfficientZeroRun:
+    """Plain gradient descent, whose rate shows in its steps, and everything early and often."""
+    return with_changes(
+        config_of(
+            optimizer=GRADIENT_DESCENT,
+            targets=TargetConfig(n_step=3, target_interval=3, reanalyse_ratio=0.25),
+            search=SearchConfig(num_simulations=2),
+            collect=CollectConfig(
+                num_env_steps=84, random_env_steps=40, updates_per_env_step=0.25, extra_updates=2
+            ),
+            replay=ReplayConfig(capacity=300, batch_size=9),
+            evaluate=EvaluateConfig(every_env_steps=20, num_episodes=2, max_steps=6),
+            checkpoint=CheckpointConfig(every_updates=4),
+        ),
+        changes,
+    )
+
+
+def write(config, folder):
+    diary = Diary(config, folder)
+    returns = [row["mean_return"] for row in diary.rows("evaluate")]
+    return diary, expected(config, returns)
+
+
+CASES = {
+    "as it is": {},
+    "temperatures and rates change": {
+        "search": {"temperatures": (1.0, 0.5, 0.0), "temperature_from": (0.0, 0.6, 0.8)},
+        "optimizer": {"warmup_share": 0.5, "decay_updates": 3, "decay_rate": 0.5},
+    },
+    "more updates than steps": {
+        "collect": {"updates_per_env_step": 1.5, "num_env_steps": 56, "extra_updates": 0},
+        "targets": {"target_interval": 5, "correct_horizon": False},
+        "replay": {"beta": 0.0},
+    },
+    "turns of three steps": {
+        "collect": {"steps_per_turn": 3, "extra_updates": 13, "random_env_steps": 30},
+        "evaluate": {"num_simulations": 5, "every_env_steps": 7},
+        "targets": {"target_interval": 1, "horizon_share": 0.1},
+    },
+    "no priorities, and nothing in between": {
+        "replay": {"alpha": 0.0},
+        "evaluate": {"every_env_steps": 10**6},
+        "checkpoint": {"every_updates": 10**6},
+        "targets": {"target_interval": 10**6},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_does_what_a_plain_loop_does(case, tmp_path):
+    diary, wanted = write(config_with(**CASES[case]), tmp_path / "run")
+    assert_same(diary.events, wanted)
+
+
+def test_weights_and_priorities_are_those_of_a_plain_dict(tmp_path):
+    """Each batch is weighed by what its own starts were given before, and by nothing else."""
+    config = config_with(collect={"extra_updates": 12}, replay={"alpha": 0.8, "beta": 0.5})
+    diary = Diary(config, tmp_path / "run")
+    wanted = torch.tensor(plain_weights(diary))
+    found = torch.stack([batch["weight"] for batch in diary.batches])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert bool((found.amax(1) == 1).all())  # of each batch, whatever else the replay holds
+    assert found.min() < 0.9  # they say something
+    drawn = torch.stack([batch["index"] for batch in diary.batches])
+    assert all(len(row.unique()) == len(row) for row in drawn)  # without replacement
+
+
+def test_priorities_are_the_distance_of_values_and_targets(tmp_path):
+    diary = Diary(config_with(), tmp_path / "run")
+    planner = diary.run._make_planner()
+    for state, batch, metrics in zip(diary.states, diary.batches, diary.metrics, strict=True):
+        planner.refresh(state)
+        model = planner._snapshot
+        value = model.root(batch["observation"], None, None, None).value
+        distance = (value - batch["target_value"][:, 0]).abs()
+        torch.testing.assert_close(metrics["priority"], distance, rtol=1e-3, atol=1e-3)
+
+
+def test_members_with_batches_of_their_own_length_weigh_them_by_their_own_largest(tmp_path):
+    members = {"size": 3, "ranges": ("batch_size=4..14",), "spread": 3.0, "hyper": 0.0}
+    config = config_with(env={"num_envs": 3}, population=PopulationConfig(**members))
+    diary = Diary(config, tmp_path / "run")
+    sizes = [state["hyper", "batch_size"].tolist() for state in diary.states]
+    assert len(set(sizes[0])) > 1
+    shorter = 0
+    for taken, batch in zip(sizes, diary.batches, strict=True):
+        for size, weight in zip(taken, batch["weight"], strict=True):
+            assert weight[:size].max() == 1
+            shorter += bool(weight.max() > 1)
+    assert shorter  # there were some whose largest is not the batch's
+
+
+@st.composite
+def plans(draw):
+    """Settings of when, none of which depends on another."""
+    num_envs, turn = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    first = draw(st.integers(30, 50))
+    starts = sorted(draw(st.lists(st.floats(0, 1), max_size=2)))
+    return {
+        "env": {"num_envs": num_envs},
+        "search": {
+            "temperature_from": (0.0, *starts),
+            "temperatures": tuple(draw(st.floats(0, 2)) for _ in range(len(starts) + 1)),
+        },
+        "collect": {
+            "random_env_steps": first,
+            "num_env_steps": first + draw(st.integers(10, 40)),
+            "updates_per_env_step": draw(st.floats(0.1, 0.6)),
+            "extra_updates": draw(st.integers(0, 12)),
+            "steps_per_turn": turn,
+        },
+        "replay": {"alpha": draw(st.sampled_from([0.0, 0.6])), "beta": draw(st.floats(0, 1))},
+        "optimizer": {
+            "warmup_share": draw(st.floats(0, 1)),
+            "decay_updates": draw(st.integers(1, 9)),
+            "decay_rate": draw(st.floats(0.5, 1)),
+        },
+        "targets": {
+            "target_interval": draw(st.integers(1, 7)),
+            "correct_horizon": draw(st.booleans()),
+            "horizon_share": draw(st.floats(0, 1)),
+        },
+        "evaluate": {
+            "every_env_steps": draw(st.integers(8, 60)),
+            "num_simulations": draw(st.integers(0, 3)),
+        },
+        "checkpoint": {"every_updates": draw(st.integers(1, 9))},
+    }
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(plans())
+def test_any_run_does_what_a_plain_loop_does(plan):
+    with tempfile.TemporaryDirectory() as folder:
+        diary, wanted = write(config_with(**plan), Path(folder) / "run")
+    assert_same(diary.events, wanted)
+
+
+@pytest.fixture(scope="module")
+def decaying(tmp_path_factory):
+    config = config_with(optimizer={"decay_updates": 11, "decay_rate": 0.5})
+    diary, wanted = write(config, tmp_path_factory.mktemp("runs") / "decaying")
+    assert_same(diary.events, wanted)
+    return config, diary, [row["mean_return"] for row in diary.rows("evaluate")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"collect": {"extra_updates": 3}},
+        {"collect": {"random_env_steps": 44}},
+        {"collect": {"updates_per_env_step": 0.3}},
+        {"collect": {"steps_per_turn": 2}},
+        {"replay": {"beta": 0.41}},
+        {"targets": {"target_interval": 4}},
+        {"targets": {"horizon_share": 0.4}},
+        {"optimizer": {"warmup_share": 0.2}},
+        {"optimizer": {"decay_updates": 12}},
+        {"search": {"temperatures": (1.0, 0.5, 0.3)}},
+        {"search": {"temperature_from": (0.0, 0.7, 0.75)}},
+        {"evaluate": {"every_env_steps": 19}},
+        {"checkpoint": {"every_updates": 5}},
+    ],
+)
+def test_the_plain_loop_tells_runs_apart(change, decaying):
+    config, diary, returns = decaying
+    with pytest.raises((AssertionError, RuntimeError, StopIteration)):
+        assert_same(diary.events, expected(with_changes(config, change), [*returns, 0.0, 0.0]))

@@ -1,0 +1,234 @@
+"""`torch.save` and `torch.load` with its default, which reads weights only."""
+
+import io
+import pickle
+import pickletools
+from collections import OrderedDict
+from collections.abc import Mapping, MutableMapping
+
+import pytest
+import torch
+from torch import nn
+
+from raffia import (
+    LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+    tensorclass,
+)
+
+CALLED = []
+
+
+@tensorclass
+class Plain:
+    x: torch.Tensor
+    name: str = "a"
+
+
+class Guarded(TensorClass):
+    x: torch.Tensor
+    below: Plain = None
+
+    def __post_init__(self):
+        CALLED.append(self.x)
+
+
+def through(value, **options):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+def tree():
+    nested = TensorDict(b=torch.ones(2, 3), batch_size=[2, 3])
+    return TensorDict(a=torch.arange(2), n=nested, s="word", batch_size=[2], names=["t"])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        tree,
+        lambda: TensorDict(a=torch.ones(2), batch_size=[2], device="cpu"),
+        lambda: lazy_stack([tree(), tree()], 1),
+        lambda: lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))]),
+        lambda: TensorDict(l=lazy_stack([tree(), tree()]), batch_size=[2]),
+        lambda: tree().exclude("s").consolidate(metadata=True),
+        lambda: Plain(x=torch.ones(2), batch_size=[2]),
+        lambda: lazy_stack([Plain(x=torch.ones(2)), Plain(x=torch.ones(3))]),
+        lambda: TensorDict(p=Plain(x=torch.ones(2), batch_size=[2]), batch_size=[2]),
+        lambda: TensorDict(w=["a", "b"], batch_size=[2]),
+    ],
+)
+def test_a_container_comes_back(make, locked):
+    td = make()
+    if locked:
+        td.lock_()
+    back = through(td)
+    assert type(back) is type(td) and back.batch_size == td.batch_size and back.device == td.device
+    assert back.names == td.names and back.is_locked == td.is_locked
+    assert list(back.keys(True, True)) == list(td.keys(True, True))
+    again = pickle.loads(pickle.dumps(td))
+    assert type(again) is type(td)
+    if any([isinstance(one, LazyStackedTensorDict) for one in [td, getattr(td, "_td", None)]]):
+        for one, other in zip(td.unbind(td.stack_dim), back.unbind(td.stack_dim), strict=True):
+            assert (one == other).all()
+    else:
+        assert (td == back).all()
+
+
+@pytest.mark.parametrize("node", [NonTensorData("a", [2]), NonTensorStack("a", "b")])
+def test_non_tensor_values_come_back(node):
+    back = through(node)
+    assert type(back) is type(node) and back.tolist() == node.tolist()
+
+
+def test_parameters_come_back_as_parameters():
+    params = TensorDictParams(TensorDict(w=torch.ones(2), n=dict(b=torch.ones(3))))
+    params.eval()
+    back = through(params)
+    assert [n for n, p in back.named_parameters() if p.requires_grad] == ["w", "n.b"]
+    assert not back.training
+    assert (back.data == params.data).all()
+    state = through({"net": nn.Linear(2, 3).state_dict(), "params": params.data})
+    assert (state["params"] == params.data).all()
+
+
+def test_a_tensorclass_is_not_initialised_again():
+    CALLED.clear()
+    value = Guarded(x=torch.ones(2), below=Plain(x=torch.zeros(2), name="b"))
+    assert len(CALLED) == 1
+    back = through(value)
+    assert len(CALLED) == 1
+    assert type(back.below) is Plain and back.below.name == "b"
+
+
+class Foreign:
+    def __init__(self):
+        CALLED.append("foreign")
+
+
+def test_other_classes_stay_out():
+    with pytest.raises(pickle.UnpicklingError, match="Foreign"):
+        through(TensorDict(x=NonTensorData(Foreign())))
+    with pytest.raises(pickle.UnpicklingError, match="Mine"):
+        through(Mine(a=torch.ones(2)))
+    assert through(Mine(a=torch.ones(2)), weights_only=False).__class__ is Mine
+
+
+class Mine(TensorDict):
+    pass
+
+
+class Calls:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (Guarded, torch.ones(2)),
+        (Guarded.__new__, Guarded),
+        (TensorDict, {"a": 1}),
+        (print, "a"),
+        (MemoryMappedTensor.from_filename, "/etc/hostname", torch.uint8, (1,)),
+    ],
+)
+def test_a_file_can_call_nothing_else(call):
+    CALLED.clear()
+    with pytest.raises(Exception) as error:  # noqa: PT011
+        through(Calls(*call))
+    assert isinstance(error.value, (pickle.UnpicklingError, TypeError)) and not CALLED
+
+
+def test_a_state_hides_no_method():
+    from raffia.tensordict import pickled
+
+    state = {"_d": {}, "_batch_size": torch.Size(), "memmap_": torch.Size}
+    with pytest.raises((TypeError, pickle.UnpicklingError), match="hides its method 'memmap_'"):
+        through(Calls(pickled.restored, "TensorDict", state))
+    with pytest.raises((TypeError, pickle.UnpicklingError), match="no instance of a tensorclass"):
+        through(Calls(pickled.restored_class, torch.Size, TensorDict(), {}))
+    with pytest.raises((ValueError, pickle.UnpicklingError), match="must correspond to the class"):
+        through(Calls(pickled.restored_class, Plain, TensorDict(z=1), {}))
+
+
+def test_what_is_read_of_a_mapped_file_is_not_written_to_it(tmp_path):
+    td = TensorDict(a=torch.arange(6.0).view(2, 3), b=torch.zeros(0, 2)).memmap(tmp_path / "td")
+    back = through(TensorDict(td.to_dict() | {"part": td["a"][1, 1:]}))
+    assert not isinstance(back["a"], MemoryMappedTensor)
+    back["a"].zero_()
+    assert td["a"].sum() == 15 and back["part"].tolist() == [4, 5]
+    assert through(td)["a"].sum() == 15 and through(td).is_locked
+    trusted = through(td, weights_only=False)
+    assert trusted.is_memmap()
+    trusted["a"].zero_()
+    assert td["a"].sum() == 0
+
+
+def test_a_mapped_file_that_is_none_is_refused(tmp_path):
+    td = TensorDict(a=torch.ones(3)).memmap(tmp_path / "td")
+    file = io.BytesIO()
+    torch.save(td, file)
+    names = [arg for _, arg, _ in pickletools.genops(_pickle_in(file)) if isinstance(arg, str)]
+    path = next(name for name in names if name.endswith(".memmap"))
+    with open(path, "wb") as cut:
+        cut.write(b"ab")
+    file.seek(0)
+    with pytest.raises(Exception, match="it holds 2 bytes, the tensor has 12"):
+        torch.load(file)
+
+
+def _pickle_in(file):
+    import zipfile
+
+    with zipfile.ZipFile(file) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        return archive.read(name)
+
+
+def test_a_container_is_a_mapping():
+    lazy = lazy_stack([tree(), tree()])
+    for td in (tree(), lazy, TensorDictParams(TensorDict(a=torch.ones(2)))):
+        assert isinstance(td, Mapping) and isinstance(td, MutableMapping)
+    assert list(dict(tree())) == ["a", "n", "s"] == list(OrderedDict(tree()))
+    assert not isinstance(Plain(x=torch.ones(2)), Mapping)
+    match tree():
+        case {"a": found}:
+            assert found.tolist() == [0, 1]
+
+
+def test_a_module_loads_a_container():
+    one, other = (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)) for _ in range(2))
+    params = TensorDict.from_module(one)
+    other.load_state_dict(params.flatten_keys("."))
+    assert (TensorDict.from_module(other) == params).all()
+    lazy = lazy_stack([params.data, params.data])
+    other.load_state_dict(lazy[0].flatten_keys("."))
+
+
+def test_dynamo_and_collate_take_a_container_for_what_it_is():
+    from torch.utils.data import DataLoader, default_collate
+
+    rows = [TensorDict(a=torch.full((3,), i)) for i in range(4)]
+    assert default_collate(rows).batch_size == (4,)
+    batches = list(DataLoader(rows, batch_size=None, collate_fn=nn.Identity()))
+    assert [type(batch) for batch in batches] == [TensorDict] * 4
+    long = [TensorDict(a=torch.zeros(3), batch_size=[3])]
+    with pytest.raises(IndexError, match=r"takes collate_fn=torch.nn.Identity\(\)"):
+        next(iter(DataLoader(long, batch_size=None)))
+    torch.testing.assert_close(rows[1], rows[1].clone())
+    torch.testing.assert_close(dict(rows[1]), rows[1])
