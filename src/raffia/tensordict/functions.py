@@ -228,6 +228,18 @@ def memmap(tensordict: Any, prefix: str | Path | None = None, **options: Any) ->
     return tensordict.memmap(prefix, **options)
 
 
+def from_consolidated(filename: str | Path) -> Any:
+    """`TensorDict.from_consolidated`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=[1, 2]).consolidate(f"{folder}/td")
+    ...     from_consolidated(f"{folder}/td")["a"].tolist()
+    [1, 2]
+    """
+    return TensorDict.from_consolidated(filename)
+
+
 def load_memmap(prefix: str | Path, **options: Any) -> Any:
     """`TensorDict.load_memmap`.
 

@@ -286,7 +286,7 @@ def map(
     max_tasks_per_child: pieces that a worker process takes before a fresh one takes its place.
     worker_threads: threads of torch in each worker process.
     index_with_generator: cut each piece when it is asked for, instead of all at first.
-    pbar: show how far it is, where `tqdm` is installed.
+    pbar: show on the terminal (stderr) how far it is.
     mp_start_method: how worker processes start: "fork", "spawn" or "forkserver".
 
     >>> from raffia import TensorDict
@@ -391,14 +391,17 @@ def _starts(rows: int, chunksize: int) -> range:
 
 
 def _counted(total: int, pbar: bool) -> Callable[[Any], Any]:
-    """What shows a progress bar over an iterator, where that is wanted and `tqdm` is there."""
-    if pbar:
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return iter
-        return lambda results: tqdm(results, total=total)
-    return iter
+    """What shows on the terminal how many results of an iterator are there, if that is wanted."""
+    if not pbar:
+        return iter
+
+    def counted(results: Any) -> Iterator[Any]:
+        for done, result in enumerate(results, 1):
+            end = "\n" if done == total else ""
+            print(f"\rmap: {done}/{total}", end=end, file=sys.stderr, flush=True)
+            yield result
+
+    return counted
 
 
 def _seeded(seed: Any, num_threads: int) -> None:
