@@ -217,6 +217,8 @@ def measure_all(
                 if re.search(pattern, row):
                     both = {side: Inputs(p, kind, size) for side, p in packages.items()}
                     yield measure(row, kind, both, rounds)
+                    for inputs in both.values():
+                        inputs.close()
 
 
 # ------------------------------------------------------------------------ the table

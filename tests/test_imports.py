@@ -27,6 +27,7 @@ TABLE = {
     "learner": LAYER_0,
     "nn": LAYER_0,
     "prototype": ["nn"],
+    **dict.fromkeys(["base", "memmap", "tensorclass", "utils"], ["tensordict"]),
     "data": [*LAYER_0, "nn"],
     "envs": LAYER_0,
     "search": [*LAYER_0, "nn", "data"],

@@ -16,6 +16,8 @@ The map of the package:
 - `raffia.cli`: the command line.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
@@ -31,25 +33,32 @@ if TYPE_CHECKING:
         KeyThroughLeafError,
         LazyStackedTensorDict,
         MemoryMappedTensor,
+        MetaData,
         MissingKeyError,
         NestedKey,
         NonTensorData,
+        NonTensorDataBase,
         NonTensorStack,
         TensorClass,
         TensorCollection,
         TensorDict,
         TensorDictBase,
         TensorDictParams,
+        TypedTensorDict,
         assert_allclose_td,
         assert_close,
         capture_non_tensor_stack,
         cat,
+        collate,
         default_is_leaf,
         dense_stack_tds,
+        expand_as_right,
+        expand_right,
         from_any,
         from_consolidated,
         from_dataclass,
         from_dict,
+        from_json,
         from_module,
         from_modules,
         from_namedtuple,
@@ -58,6 +67,12 @@ if TYPE_CHECKING:
         from_tuple,
         fromkeys,
         get_defaults_to_none,
+        get_printoptions,
+        group_by,
+        is_bool,
+        is_floating,
+        is_inexact,
+        is_integer,
         is_leaf_nontensor,
         is_non_tensor,
         is_tensor_collection,
@@ -78,8 +93,10 @@ if TYPE_CHECKING:
         set_get_defaults_to_none,
         set_lazy_legacy,
         set_list_to_stack,
+        set_printoptions,
         stack,
         tensorclass,
+        unpad_sequence,
         unravel_key,
         unravel_key_list,
         unravel_key_to_tuple,
@@ -90,9 +107,11 @@ __all__ = [
     "KeyThroughLeafError",
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
+    "MetaData",
     "MissingKeyError",
     "NestedKey",
     "NonTensorData",
+    "NonTensorDataBase",
     "NonTensorStack",
     "TensorClass",
     "TensorClassModuleBase",
@@ -101,18 +120,23 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TypedTensorDict",
     "__version__",
     "as_tensordict_module",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "default_is_leaf",
     "dense_stack_tds",
+    "expand_as_right",
+    "expand_right",
     "from_any",
     "from_consolidated",
     "from_dataclass",
     "from_dict",
+    "from_json",
     "from_module",
     "from_modules",
     "from_namedtuple",
@@ -121,6 +145,12 @@ __all__ = [
     "from_tuple",
     "fromkeys",
     "get_defaults_to_none",
+    "get_printoptions",
+    "group_by",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
@@ -141,8 +171,10 @@ __all__ = [
     "set_get_defaults_to_none",
     "set_lazy_legacy",
     "set_list_to_stack",
+    "set_printoptions",
     "stack",
     "tensorclass",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",
@@ -174,4 +206,18 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package: `raffia.tensorclass` and `raffia.memmap` are functions, and modules to import.
+
+    Importing a module puts it into the package under its name. Of these two the function stays.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in ("memmap", "tensorclass") and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ __all__ = [
     "check_manifest",
     "foreign_reader",
     "is_deeper",
+    "open_plain",
     "is_free",
     "is_unfinished",
     "make_folder",
@@ -170,10 +172,10 @@ def is_free(folder: Path) -> bool:
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> None:
     """Write JSON for people to read, as `write_atomically` does.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_json(f"{folder}/x.json", {"a": 1}, indent=0)
-    ...     open(f"{folder}/x.json").read()
+    ...     pathlib.Path(folder, "x.json").read_text()
     '{\\n"a": 1\\n}\\n'
     """
     text = json.dumps(content, ensure_ascii=False, indent=indent) + "\n"
@@ -261,6 +263,35 @@ def brief(error: BaseException) -> str:
     text = f"{name}: {said}" if said else name
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file of this very name, opened for reading; DamagedFileError for links, pipes, devices.
+
+    Of a folder that comes from elsewhere a link may lead to whatever the reader may read, a pipe
+    would block, and a device has no end.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/x", b"new")
+    ...     os.symlink(f"{folder}/x", f"{folder}/y")
+    ...     open_plain(f"{folder}/y")
+    Traceback (most recent call last):
+    ...
+    raffia.files.DamagedFileError: ...y: it is no plain file (links are not followed)
+    """
+    no = "it is no plain file (links are not followed)"
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise DamagedFileError(path, no) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DamagedFileError(path, no)
+    return open(fd, "rb")
 
 
 def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) -> Any:

@@ -14,6 +14,8 @@ from raffia.cli import main
 from raffia.cli.resume import MAY_CHANGE
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.presets import PRESETS
+from raffia.report.summary import summarise
+from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
 
 
@@ -309,11 +311,30 @@ def test_what_may_change_exists():
     ],
 )
 def test_of_a_run_that_ended_there_is_nothing_to_do(rows, call, here, recipe, capsys):
-    make_run("runs/a", rows=rows)
+    ended_with(make_run("runs/a", rows=rows))
     assert main(["resume", "runs/a"]) == 0
     assert recipe.calls == []
     said = capsys.readouterr().out
     assert "there is nothing left to do" in said and call in said
+
+
+def ended_with(run):
+    """The checkpoint that a run has saved before it said that it had ended."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(1, {"note": b"first"})
+    return checkpoints.save(summarise(run).update or 2, {"note": b"last"})
+
+
+def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
+    here, recipe, capsys
+):
+    last = ended_with(make_run("runs/a", rows=FINISHED))
+    [file] = last.glob("note*")
+    file.write_bytes(b"lost")
+    assert main(["resume", "runs/a"]) == 0
+    assert [name for name, *_ in recipe.calls] == ["resume"]
+    said = capsys.readouterr().out
+    assert f"checkpoint {last.resolve()} is passed over" in said and "nothing left" not in said
 
 
 # -- which run

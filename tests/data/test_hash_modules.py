@@ -168,8 +168,15 @@ def test_casting_a_model_keeps_its_hashes():
 def test_an_init_method():
     module = fitted(torch.zeros(N, F), init_method=nn.init.uniform_)
     assert 0 <= module.projection.min() and module.projection.max() <= 1
-    with pytest.raises(TypeError, match="init_method must take a generator"):
-        RandomProjectionHash(init_method=nn.init.zeros_)
+
+    def plain(matrix):  # takes no generator, as TorchRL calls it
+        matrix.copy_(torch.randn(matrix.shape))
+
+    before = torch.random.get_rng_state()
+    one, other = (fitted(torch.zeros(N, F), init_method=plain, seed=3) for _ in range(2))
+    assert torch.equal(one.projection, other.projection) and one.projection.count_nonzero() > 0
+    assert torch.equal(one.transform, one.projection)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_rows_of_other_shapes():

@@ -349,7 +349,7 @@ def test_other_mistakes_are_named():
     with pytest.raises(ValueError, match="prefetch is a number of batches, 0 or more, got -1"):
         uniform(prefetch=-1)
     with pytest.raises(TypeError):
-        uniform(writer=None)  # no argument is swallowed
+        uniform(wirter=None)  # no argument is swallowed
 
 
 @pytest.mark.parametrize(

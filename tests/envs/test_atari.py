@@ -142,7 +142,12 @@ def test_preprocessing_against_ale_py(game, grey):
     from ale_py.vector_env import AtariVectorEnv
 
     config = AtariConfig(
-        size=84, colour=not grey, noop_max=0, clip_reward=False, max_frames=100_000
+        size=84,
+        colour=not grey,
+        noop_max=0,
+        clip_reward=False,
+        max_frames=100_000,
+        press_fire=False,
     )
     ours = AtariEnv(game, config)
     theirs = AtariVectorEnv(
@@ -256,16 +261,16 @@ def test_reset_after_a_lost_life_begins_the_game_of_its_seed():
 
 def test_a_resume_in_a_later_life():
     env = AtariEnv("breakout", SMALL)
-    steps = play(env, 3, 120)
+    steps = play(env, 3, 60)
     assert sum(bool(said["continues"]) for said in steps[1:]) >= 2
     again = AtariEnv("breakout", SMALL)
     again.reset(3)
-    taken = actions(env, 120)
-    for action in taken[:80]:  # all that is known: the seed, and the actions since
+    taken = actions(env, 60)
+    for action in taken[:40]:  # all that is known: the seed, and the actions since
         again.step(action)
-    rest = [again.step(action) for action in taken[80:]]
+    rest = [again.step(action) for action in taken[40:]]
     keys = ("observation", "reward", "terminated", "continues")
-    same([steps[0], *steps[81:]], [steps[0], *rest], keys)
+    same([steps[0], *steps[41:]], [steps[0], *rest], keys)
 
 
 def test_rewards_are_clipped_in_training_only():
@@ -284,7 +289,7 @@ def test_the_limit_of_frames_truncates():
     assert steps[-1]["truncated"] and not steps[-1]["terminated"]
     with pytest.raises(RuntimeError, match=r"call reset\(seed\)"):
         env.step(torch.tensor(0))
-    assert AtariEnv("pong", SMALL, evaluation=True).max_frames == 108_000
+    assert AtariEnv("pong", SMALL, evaluation=True).max_frames == 12_000
 
 
 def test_a_life_lost_at_the_limit_does_not_go_on():
@@ -299,7 +304,7 @@ def test_a_life_lost_at_the_limit_does_not_go_on():
 
 
 def test_sticky_actions_are_drawn_for_each_frame():
-    env = AtariEnv("pong", AtariConfig(size=64, sticky=0.25, noop_max=0))
+    env = AtariEnv("pong", AtariConfig(size=64, sticky=0.25, noop_max=0, press_fire=False))
     env.reset(0)
     acted, act = [], env._ale.act
 
@@ -389,3 +394,76 @@ def test_with_a_broken_ale_py(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"pip install 'raffia\[atari\]'"):
         AtariEnv("pong")
+
+
+def idle(env, seed, num):
+    """A game in which NOOP is all that the agent does: its length, and whether it was over."""
+    env.reset(seed)
+    for time in range(1, num + 1):
+        after = env.step(torch.tensor(0))
+        if not game_goes_on(after):
+            return time, bool(after["terminated"])
+    return num, False
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_a_game_that_waits_for_fire_goes_on_without_the_agent_pressing_it(evaluation):
+    pressed = AtariEnv("breakout", SMALL, evaluation=evaluation)
+    assert idle(pressed, 0, 400)[1]  # all five balls are lost
+    waits = AtariConfig(size=64, colour=False, press_fire=False)
+    assert idle(AtariEnv("breakout", waits, evaluation=evaluation), 0, 400) == (400, False)
+
+
+def test_fire_is_pressed_where_the_game_has_it():
+    for game, has in (("breakout", True), ("pong", True), ("ms_pacman", False)):
+        frames = []
+        for press in (True, False):
+            env = AtariEnv(game, AtariConfig(size=64, noop_max=0, press_fire=press))
+            env.reset(0)
+            frames.append(env._ale.getEpisodeFrameNumber())
+        assert frames[0] - frames[1] == (4 if has else 0)
+
+
+def test_rewards_while_fire_is_pressed_are_not_lost():
+    """After a lost life the frames of FIRE belong to the step that lost it."""
+    config = AtariConfig(size=64, colour=False, noop_max=0)
+    env = AtariEnv("breakout", config, evaluation=True)
+    env.reset(0)
+    total, scores = 0.0, []
+    act = env._ale.act
+
+    def counted(action):
+        scores.append(act(action))
+        return scores[-1]
+
+    class Counts:
+        def __getattr__(self, name):
+            return counted if name == "act" else getattr(ale, name)
+
+    ale, env._ale = env._ale, Counts()
+    lengths = []
+    for action in actions(env, 300):
+        before = len(scores)
+        after = env.step(action)
+        lengths.append(len(scores) - before)
+        total += float(after["reward"])
+        if not game_goes_on(after):
+            break
+    assert total == sum(scores) > 0
+    assert lengths.count(8) == 4 and set(lengths) == {4, 8}  # the fifth life is the last
+
+
+def test_an_evaluation_ends_after_its_own_number_of_frames():
+    config = AtariConfig(size=64, max_frames=400, evaluation_frames=80, press_fire=False)
+    for evaluation, num in ((True, 20), (False, 100)):
+        env = AtariEnv("breakout", config, evaluation=evaluation)
+        env.reset(0)
+        said = [env.step(torch.tensor(0)) for _ in range(num)]
+        assert [bool(after["truncated"]) for after in said] == [False] * (num - 1) + [True]
+    assert AtariConfig().evaluation_frames == AtariConfig().max_frames == 12_000  # 3,000 searches
+
+
+def test_settings_of_games_in_evaluations_that_can_not_be():
+    for frames in (3, 108_001):
+        with pytest.raises(ValueError, match=f"evaluation_frames={frames} must lie in frame_skip="):
+            AtariEnv("pong", AtariConfig(evaluation_frames=frames))

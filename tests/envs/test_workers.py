@@ -279,3 +279,42 @@ def test_a_config_spreads_worlds_over_processes():
     batch = make_env(EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2))
     assert isinstance(batch, WorkerBatch) and len(processes(batch)) == 2
     batch.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_named_and_ends_the_call(workers):
+    batch = workers([CARTPOLE] * 3, 2, step_timeout_seconds=0.5)
+    batch.reset(torch.arange(3))
+    stopped = processes(batch)[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker 1 \(rows 1..2, process {stopped}\) .* hangs"):
+        batch.step(torch.tensor([0, 1, 0]))
+    assert time.monotonic() - begun < 10
+    with pytest.raises(RuntimeError, match="closed"):
+        batch.step(torch.tensor([0, 1, 0]))
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_while_it_plays_once_more_is_named(workers):
+    batch = workers([CARTPOLE] * 2, 1, step_timeout_seconds=0.5)
+    batch.reset(torch.arange(2))
+    batch.step(torch.tensor([0, 1]))
+    started, ready = batch._started, batch._wait_until_ready
+    batch._workers[0].process.kill()
+    batch._wait_until_ready = lambda worker: None  # the next line has waited
+    batch._started = lambda *rows: _stopped_when_ready(started, ready, *rows)
+    with pytest.raises(WorkerError, match="hangs"):
+        batch.step(torch.tensor([1, 0]))
+
+
+def _stopped_when_ready(started, ready, *rows):
+    worker = started(*rows)
+    ready(worker)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    return worker
+
+
+def test_a_limit_of_time_is_no_negative_number(workers):
+    with pytest.raises(ValueError, match="step_timeout_seconds=-1 must not be negative"):
+        workers([CARTPOLE], 1, step_timeout_seconds=-1)

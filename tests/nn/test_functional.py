@@ -6,9 +6,16 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from raffia import TensorDict, from_modules
-from raffia.nn import TensorDictModule, TensorDictParams, TensorDictSequential
+from raffia.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictParams,
+    TensorDictSequential,
+)
 from raffia.nn.functional_modules import (
     get_functional,
     is_functional,
@@ -725,3 +732,87 @@ def test_an_error_in_a_to_module_block_names_parameters_of_another_shape():
         with TensorDict.from_module(layer).clone().to_module(layer):
             raise KeyError("of the user's own")
     assert not hasattr(caught.value, "__notes__")
+
+
+# ------------------------------------------------------------------------ nets made functional
+
+
+def around(net, *keys):
+    return TensorDictModule(net, [keys[0]], [keys[1]])
+
+
+def test_a_keyed_module_around_a_functional_net_takes_its_parameters():
+    net = nn.Linear(3, 4)
+    params = TensorDict(module=make_functional(net))
+    module = around(net, "x", "y")
+    td = TensorDict(x=torch.rand(5, 3), batch_size=[5])
+    want = td["x"] @ params["module", "weight"].T + params["module", "bias"]
+    assert_close(module(td.copy(), params=params)["y"], want)
+    assert_close(module(td.copy(), params)["y"], want)
+    assert_close(module(x=td["x"], params=params), want)
+    several = torch.vmap(module, (None, 0))(td, params.expand(2))
+    assert several.batch_size == torch.Size([2, 5]) and several["y"].shape == (2, 5, 4)
+    with pytest.raises(TypeError, match="stateless"):
+        module(td, None)
+    repopulate_module(net, params["module"])
+    assert_close(module(td.copy())["y"], want)
+    assert (module(td.copy(), params=params.data.apply(torch.zeros_like))["y"] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [TensorDictSequential, ProbabilisticTensorDictSequential])
+def test_a_sequence_around_functional_nets_takes_their_parameters(kind):
+    nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
+    params = [make_functional(net) for net in nets]
+    modules = [around(nets[0], "x", "h"), around(nets[1], "h", "loc")]
+    if kind is ProbabilisticTensorDictSequential:
+        modules.append(ProbabilisticTensorDictModule({"param": "loc"}, ["a"]))
+    seq = kind(*modules)
+    tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
+    td = TensorDict(x=torch.rand(5, 3), batch_size=[5])
+    want = nets[1](nets[0](td["x"], params[0]), params[1])
+    assert_close(seq(td.copy(), params=tree)["loc"], want)
+    assert_close(seq(td.copy(), tree)["loc"], want)
+    assert torch.vmap(seq, (None, 0))(td, tree.expand(2))["loc"].shape == (2, 5, 2)
+
+
+def test_a_net_with_an_argument_of_that_name_gets_it():
+    class Takes(nn.Module):
+        def forward(self, x, params):
+            return x + params["shift"]
+
+    module = around(Takes(), "x", "y")
+    out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
+    assert out["y"].tolist() == [2, 2]
+
+
+class ReadsContainer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(2, 2)
+
+    def forward(self, td):
+        return self.l(td["x"])
+
+
+@pytest.mark.parametrize("by", ["position", "keyword"])
+def test_a_container_for_a_plain_module_warns(by):
+    module = get_functional(ReadsContainer())
+    td = TensorDict(x=torch.ones(2))
+    with pytest.warns(UserWarning, match="You are passing a tensordict"):
+        module(td) if by == "position" else module(td=td)
+
+
+def test_a_stateless_plain_module_that_gets_no_parameters_but_a_container():
+    module = ReadsContainer()
+    make_functional(module)
+    with (
+        pytest.warns(UserWarning, match="You are passing a tensordict"),
+        pytest.raises(TypeError, match="stateless"),
+    ):
+        module(TensorDict(x=torch.ones(2)))
+
+
+def test_a_stateless_module_without_parameters_needs_none():
+    module = nn.Sequential(nn.ReLU())
+    make_functional(module)
+    assert module(torch.ones(2)).tolist() == module(torch.ones(2), params={}).tolist() == [1, 1]

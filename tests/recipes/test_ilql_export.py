@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig, method
 from raffia.data.dialogue_rows import Dialogue
 from raffia.envs.text.wordle.game import WordleObservation
+from raffia.files import DamagedFileError
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql import fitted, load_agent, train
 from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, LoRAConfig
@@ -273,9 +274,9 @@ def test_a_damaged_export_is_said(tmp_path):
     run_of(tmp_path / "run")
     out = export(tmp_path / "run", tmp_path / "out").folder
     (out / "value_heads.safetensors").rename(tmp_path / "away")
-    with pytest.raises(FileNotFoundError, match="which holds the values: copy it there"):
+    with pytest.raises(DamagedFileError, match="value_heads.* is missing, and raffia_manifest"):
         load_exported(out)
     path = out / "raffia_ilql.json"
     path.write_text(path.read_text().replace('"temperature"', '"heat"'))
-    with pytest.raises(ValueError, match="raffia_ilql.json is damaged, or of another release"):
+    with pytest.raises(ValueError, match="raffia_ilql.json: it is damaged, or of another release"):
         load_exported(out)

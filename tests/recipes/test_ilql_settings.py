@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.cli import main
+from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.functional.clipping import global_norm
 from raffia.recipes.ilql import fitted, resume, train
 from raffia.recipes.ilql_data import make_lessons
-from raffia.recipes.run_folder import RunError
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql_sizes import with_threads
+from raffia.recipes.run_folder import RunError, read_run
 from tests.recipes.ilql_runs import (
     last,
     of_file,
@@ -141,6 +145,11 @@ BAD = {
     "long": [asked("1 " * 30, None, 1.0)] * 3,
     "rewards": [asked("1", 1.0)] * 3,
     "one": [asked("1", None, 1.0)],
+    "unpaid": [asked("1", None, 0.0)] * 3,
+    "silent": [{"messages": [{"role": "user", "content": "say"}]}] * 3,
+    "mute": [{"messages": []}] * 3,
+    "bots": [{"messages": [{"role": "bot", "content": "say"}]}] * 3,
+    "scored": [{"chat": [{"role": "agent", "content": "1"}], "score": 1}] * 3,
 }
 
 
@@ -181,6 +190,21 @@ BAD = {
         ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 goes on from", "--model FOLDER"]),
         ("--data gone.jsonl", ["there is no file gone.jsonl"]),
         ("--data one.jsonl", ["1 row can't be split", "give 2 or more"]),
+        (
+            "--data unpaid.jsonl",
+            ["none of the 3 dialogues has a reward other than 0", "--data.columns score=reward"],
+        ),
+        ("--data silent.jsonl", ["no message is the agent's", "--data.roles bot=agent"]),
+        ("--data mute.jsonl", ["line 1, 'messages': there is no message in it"]),
+        ("--data bots.jsonl", ["'bot', known are", "--data.roles bot=agent caller=environment"]),
+        ("--data scored.jsonl", ["it has ['chat', 'score']", "--data.columns chat=messages"]),
+        ("--data bots.jsonl --data.roles bot", ["roles: 'bot' is not NAME=MEANING"]),
+        ("--data bots.jsonl --data.roles bot=me", ["must end in =agent or =environment"]),
+        ("--data bots.jsonl --data.columns =x", ["columns: '=x' is not NAME=MEANING"]),
+        (
+            "--data chats.jsonl --preset wordle --evaluate.adv_weights 1",
+            ["adv_weights=(1.0,) are of games"],
+        ),
         ("--preset ilql-smoke --compile --model.trunk.dropout 0.1", ["compile=True with dropout"]),
     ],
 )
@@ -212,3 +236,86 @@ def break_models(here):
     write_tokenizer(here / "torn")
     more = json.loads(config) | {"n_layer": 3}
     (here / "torn" / "config.json").write_text(json.dumps(more))
+
+
+SMALL = f"{TRUNK} --num_updates 1 --batch_size 2 --evaluate.num_episodes 2 --run runs/a"
+
+
+def test_other_names_and_roles_need_no_python(here, capsys):
+    """The reward of the row, under another name, is the last answer's; `note` is left out."""
+    rows = [
+        {
+            "chat": [{"role": "caller", "content": f"say {n}"}, {"role": "bot", "content": str(n)}],
+            "score": float(n % 2),
+            "tokens": "many",
+        }
+        for n in range(8)
+    ]
+    write("calls.jsonl", *rows)
+    names = "--data.columns chat=messages score=reward tokens= --data.roles bot=agent caller="
+    assert main(f"train ilql --data calls.jsonl {names}environment {SMALL}".split()) == 0
+    lessons = make_lessons(read_run("runs/a"), None)
+    found = [*lessons.learnt, *lessons.held_out]
+    assert sorted(point.episode_return for point in found) == [0.0] * 4 + [1.0] * 4
+    assert {len(point.utterance_rewards) for point in found} == {1}
+
+
+def test_a_preset_of_games_takes_a_file_without_asking_for_what_nobody_wrote(here, capsys):
+    write_chats(here / "chats.jsonl")
+    assert main(f"train ilql --preset wordle --data chats.jsonl {SMALL}".split()) == 0
+    config = read_run("runs/a")
+    assert (config.task, config.evaluate.adv_weights) == ("data", ())
+
+
+def test_what_is_learnt_from_is_told_at_the_start(here, capsys):
+    write_chats(here / "chats.jsonl")
+    main(f"train ilql --data chats.jsonl {SMALL}".split())
+    said = " ".join(capsys.readouterr().out.split())
+    lessons = make_lessons(read_run("runs/a"), None)
+    statistics = lessons.learnt.statistics()
+    told = f"{len(lessons.learnt)} dialogues, {statistics.num_utterances} answers, "
+    assert f"learning from {told}{statistics.num_tokens:,} tokens" in said
+    assert f"return {statistics.mean_return:.4g} (0 to 2)" in said
+    assert f"{len(lessons.held_out)} more held out" in said
+
+
+def test_cloning_needs_no_rewards(here, capsys):
+    write("unpaid.jsonl", *[asked(str(n), None, 0.0) for n in range(6)])
+    alone = "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
+    assert main(f"train ilql --data unpaid.jsonl {alone} {SMALL}".split()) == 0
+
+
+@pytest.mark.parametrize(("size", "threads"), [({}, 1), ({"n_layer": 12, "n_embd": 512}, 3)])
+def test_large_networks_have_all_threads_and_small_ones_one(size, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    trunk = replace(ILQL_PRESETS["wordle"].model.trunk, **size)
+    config = replace(
+        ILQL_PRESETS["wordle"], model=replace(ILQL_PRESETS["wordle"].model, trunk=trunk)
+    )
+    assert config.num_threads == 0 and with_threads(config).num_threads == threads
+    assert with_threads(replace(config, num_threads=2)).num_threads == 2
+
+
+def test_the_number_of_threads_is_kept_with_the_run(here, capsys):
+    write_chats(here / "chats.jsonl")
+    main(f"train ilql --data chats.jsonl {SMALL}".split())
+    assert read_run("runs/a").num_threads == 1
+    assert main("resume runs/a --num_updates 2".split()) == 0
+
+
+def test_values_leave_the_model_that_speaks_alone_where_one_is_gone_on_with():
+    """Of the preset: the policy's weights move by the policy's loss only."""
+    preset = ILQL_PRESETS["language-model"]
+    assert preset.model.policy == "separate"
+    small = TrunkConfig(vocab_size=12, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    config = replace(preset, model=replace(preset.model, trunk=small))
+    learner = ILQLLearner(config, num_updates=3)
+    state = learner.init(0)
+    points = [DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])]
+    batch = DialogueDataset.of_points(points, Vocabulary(12)).collate(points)
+    both = []
+    for weight in (1.0, 100.0):
+        state["hyper", "q_weight"].fill_(weight)
+        both.append(learner.grads(state, batch)[0]["grads"])
+    assert same(both[0]["policy"], both[1]["policy"])
+    assert not same(both[0]["trunk"], both[1]["trunk"])

@@ -18,6 +18,7 @@ from raffia.search import (
     GaussianSampler,
     RecurrentOutput,
     RootOutput,
+    Samples,
     ValuePrefix,
     gumbel_policy,
     muzero_policy,
@@ -448,3 +449,45 @@ def test_sampled_efficientzero():
             seed=torch.arange(3),
         )
     assert plan.action.shape == (3, 2) and plan.root_value.isfinite().all()
+
+
+class FewChecks:
+    """Draws without a look at the numbers, of which "meta" has none."""
+
+    def sample(self, parameters, seed, mask=None):
+        actions = parameters[:, :1].unsqueeze(1) + 0 * seed.view(-1, 1, 1).float()
+        return Samples(actions.expand(-1, 3, 1).clone(), parameters.new_zeros(len(parameters), 3))
+
+    def log_density(self, parameters, actions):
+        return parameters.new_zeros(actions.shape[:2])
+
+
+@pytest.mark.parametrize("kind", ["tensor", "container", "dict", "nested"])
+def test_what_is_carried_beside_an_embedding_lies_where_that_does(kind):
+    """The trees on the CPU, the model elsewhere: rows of one memory can't lie in two places."""
+
+    def model(embedding, action):
+        rows = action.new_zeros(len(action))  # fails unless the action is where the model is
+        assert action.device.type == "meta"
+        parameters = torch.zeros(len(action), 2, device="meta")
+        return RecurrentOutput(rows[:, 0] if rows.ndim > 1 else rows, rows, parameters), embedding
+
+    state = torch.zeros(4, 5, device="meta")
+    embedding = {
+        "tensor": state,
+        "container": TensorDict({"state": state}, [4]),
+        "dict": {"state": state},
+        "nested": (state, {"more": [state]}),
+    }[kind]
+    root = RootOutput(torch.zeros(4, 2), torch.zeros(4), embedding)
+    few, few_fn = with_sampled_actions(root, model, FewChecks(), seed=torch.arange(4))
+    assert few.actions.device.type == few.prior_logits.device.type == "cpu"
+    for _ in range(2):
+        leaves = torch.utils._pytree.tree_leaves(
+            few.embedding.to_dict() if kind == "container" else few.embedding
+        )
+        assert len(leaves) == (4 if kind == "nested" else 3)
+        assert {leaf.device.type for leaf in leaves} == {"meta"}
+        output, after = few_fn(few.embedding, few.actions[:, 0].to("meta"))
+        assert output.actions.device.type == "meta"
+        few = few._replace(embedding=after)

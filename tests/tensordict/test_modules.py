@@ -19,6 +19,7 @@ from raffia import (
     from_modules,
     lazy_stack,
 )
+from raffia.nn import TensorDictModule
 
 
 def linears(n=2, i=3, o=4, **kw):
@@ -316,6 +317,58 @@ class TestFromModules:
         assert_close(torch.func.functional_call(reads, {"p.0.weight": each}, ()), each)
         assert_close(p["0", "weight"], before)
 
+    @pytest.mark.parametrize("randomness", ["error", "same", "different"])
+    @pytest.mark.parametrize("options", [{}, {"as_module": True}, {"use_state_dict": True}])
+    def test_lazy_layers(self, options, randomness):
+        """The first call initialises them, each as the layer alone would."""
+
+        def lazy():
+            return nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyBatchNorm1d(), nn.Linear(4, 2))
+
+        modules = [lazy() for _ in range(3)]
+        p = from_modules(*modules, **options)
+        assert p.batch_size == torch.Size([3]) and p.is_locked
+        optimizer = torch.optim.SGD([v for v in p.values(True, True) if v.requires_grad], 0.1)
+        x = torch.randn(5, 7)
+        torch.manual_seed(0)  # the bounds below hold for it
+        out = torch.vmap(call, (0, None, None), randomness=randomness)(p, lazy(), x)
+        assert out.shape == (3, 5, 2)
+        assert p["0", "weight"].shape == (3, 4, 7) and p["2", "running_mean"].shape == (3, 4)
+        assert type(p["0", "weight"]) is nn.Parameter
+        largest = p["0", "weight"].abs().amax((1, 2))
+        assert (largest <= 7**-0.5).all() and (largest > 0.8 * 7**-0.5).all()
+        assert largest.unique().numel() == 3
+        assert nn.parameter.is_lazy(modules[0][0].weight)
+        out.sum().backward()
+        before = p["0", "weight"].detach().clone()
+        optimizer.step()
+        assert not torch.equal(before, p["0", "weight"])
+        again = torch.vmap(call, (0, None, None), randomness="same")(p, lazy(), x)
+        assert again.shape == (3, 5, 2)
+
+    def test_lazy_layers_of_which_some_have_run(self):
+        ran = nn.LazyLinear(4)
+        ran(torch.ones(2, 3))
+        with pytest.raises(RuntimeError, match="initialised in some"):
+            from_modules(ran, nn.LazyLinear(4))
+        twin = copy.deepcopy(from_modules(nn.LazyLinear(4), nn.LazyLinear(4)))
+        empty = nn.LazyLinear(4, device="meta")
+        assert torch.vmap(call, (0, None, None))(twin, empty, torch.ones(3)).shape == (2, 4)
+
+    def test_a_call_that_fails_leaves_lazy_layers_as_they_were(self):
+        p = from_modules(nn.LazyLinear(4), nn.LazyLinear(4))
+        empty = nn.LazyLinear(4)
+        hooks = list(empty._forward_pre_hooks)
+
+        def fail(p):
+            with p.to_module(empty):
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            torch.vmap(fail)(p)
+        assert list(empty._forward_pre_hooks) == hooks
+        assert torch.vmap(call, (0, None, None))(p, empty, torch.ones(3)).shape == (2, 4)
+
     def test_use_state_dict(self):
         p = from_modules(*linears(), use_state_dict=True)
         assert type(p["weight"]) is torch.Tensor and not p["weight"].requires_grad
@@ -566,6 +619,54 @@ class TestToModule:
         assert not m.first["w"].any()
         swap.to_module(m)
         assert m.first["w"] is before and m.first["w"].all()
+
+    def test_a_parameter_in_the_place_of_a_buffer(self):
+        """It becomes one: over the same memory, but no parameter of the module."""
+        m = nn.BatchNorm1d(3)
+        td = values(m)
+        mean = td["running_mean"] = nn.Parameter(torch.ones(3))
+        with td.to_module(m):
+            assert not isinstance(m.running_mean, nn.Parameter)
+            assert m.running_mean.data_ptr() == mean.data_ptr()
+            assert "running_mean" in dict(m.named_buffers())
+            m.running_mean.sum().backward()
+        assert mean.grad.tolist() == [1, 1, 1]
+
+    def test_tensors_are_put_in_as_they_are(self):
+        """Without the module's state only parameters are parameters."""
+        m = nn.BatchNorm1d(3)
+        names = list(m.state_dict())
+        before = {**dict(m.named_parameters()), **dict(m.named_buffers())}
+        td = values(m)
+        td["bias"], td["running_mean"] = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+        x = torch.randn(2, 3)
+        for how in ("context", "call"):
+            swap = td.to_module(m, preserve_module_state=False)
+            assert [n for n, _ in m.named_parameters()] == ["bias", "running_mean"]
+            assert [n for n, _ in m.named_buffers()] == ["running_var", "num_batches_tracked"]
+            assert m.weight is td["weight"] and m.running_mean is td["running_mean"]
+            m.eval()
+            with torch.no_grad():
+                assert_close(m(x), (x - 1) / (1 + m.eps) ** 0.5)
+            if how == "context":
+                with swap:
+                    pass
+            else:
+                swap.to_module(m)
+            assert list(m.state_dict()) == names and "weight" not in m.__dict__
+            for name, value in before.items():
+                assert getattr(m, name) is value
+            assert [n for n, _ in m.named_parameters()] == ["weight", "bias"]
+
+    def test_tensors_as_they_are_in_layers_with_ways_of_their_own(self):
+        for m, x in ((nn.Linear(3, 4), torch.ones(3)), (nn.LSTM(3, 2), torch.ones(5, 3))):
+            want = torch.zeros_like(m(x)[0] if isinstance(m, nn.LSTM) else m(x))
+            with values(m).zero_().to_module(m, preserve_module_state=False):
+                assert not list(m.parameters())
+                out = m(x)
+                td = TensorDictModule(m, ["x"], ["y", "_"] if isinstance(m, nn.LSTM) else ["y"])
+                assert_close(td(TensorDict(x=x))["y"], want)
+            assert_close(out[0] if isinstance(m, nn.LSTM) else out, want)
 
     def test_inplace_context(self):
         m = nn.Linear(3, 4)

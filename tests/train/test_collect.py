@@ -106,7 +106,14 @@ def test_a_resumed_collector_goes_on_as_if_it_had_not_been_stopped(frame_stack, 
 
 
 class Lives(Count):
-    """Has lost a life after each third step; the game is over after the eighth."""
+    """Has lost a life after each third step; the game is over after the eighth.
+
+    flag: how a lost life is told.
+    """
+
+    def __init__(self, flag="terminated"):
+        super().__init__()
+        self.flag = flag
 
     spec = EnvSpec(observation_shape=(1,), action=Discrete(3), name="lives", continues=True)
 
@@ -119,24 +126,25 @@ class Lives(Count):
         lost = self.time % 3 == 0
         over = after["terminated"] | after["truncated"]
         after["continues"] = torch.tensor(lost) & ~over
-        after["terminated"] = after["terminated"] | lost
+        after[self.flag] = after[self.flag] | lost
         return after
 
 
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @pytest.mark.parametrize("num_before", [2, 3, 4, 7, 9])
-def test_a_game_goes_on_behind_a_lost_life(num_before):
+def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
     seen = []
 
     def look(states):
         seen.append(states["observation"].clone())
         return by_observation(states)
 
-    worlds = lambda: SerialBatch([Lives() for _ in range(2)])  # noqa: E731
+    worlds = lambda: SerialBatch([Lives(flag) for _ in range(2)])  # noqa: E731
     collector = Collector(worlds(), seed=1, frame_stack=3)
     steps = collector.collect(look, 9)
     first = steps["observation"][0, :, 0]
     assert (steps["observation"][:8, 0, 0] - first[0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert steps["terminated"][:8, 0].nonzero().flatten().tolist()[:2] == [2, 5]
+    assert steps[flag][:8, 0].nonzero().flatten().tolist()[:2] == [2, 5]
     assert (seen[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
     assert (seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
     assert [episode.length for episode in collector.take_ended()] == [8, 8]

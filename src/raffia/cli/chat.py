@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from raffia.cli.style import columns, paint
+from raffia.cli.style import columns, paint, printable
 from raffia.recipes.ilql import load_agent
 from raffia.recipes.ilql_chat import CannotSay, Chat, Guessing, Piece
 from raffia.recipes.ilql_config import ILQLRun
@@ -80,7 +80,7 @@ def values_table(said: Sequence[Piece], most: int = MOST_ROWS) -> str:
         text = piece.text if piece.text == piece.text.strip() else repr(piece.text)
         rows.append(
             [
-                (text or piece.name)[:WIDEST_TOKEN],
+                printable(text or piece.name)[:WIDEST_TOKEN],
                 f"{100 * piece.share:.0f} %",
                 f"{piece.v:.2f}",
                 f"{piece.advantage or 0.0:+.2f}",
@@ -171,7 +171,8 @@ class Session:
         for piece in answer:
             said.append(piece)
             colour = shade(piece.advantage, self._weight) if self._values else ""
-            text = paint(piece.text, colour, self._stdout) if colour else piece.text
+            text = printable(piece.text)
+            text = paint(text, colour, self._stdout) if colour else text
             print(text, end="", file=self._stdout, flush=True)
         return said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from raffia.cli.chat import Session
-from raffia.cli.style import filled, paint
+from raffia.cli.style import filled, paint, printable
 from raffia.recipes.ilql_chat import Guessing
 
 __all__ = ["Game"]
@@ -104,7 +104,7 @@ can be typed later, too.
             guess = game.guess or self._guess()
             row = game.row_of(guess)
             if row is None:
-                self.question = f"colours of {guess}: "
+                self.question = f"colours of {printable(guess)}: "
                 return
             game.answer(row)
         self._ended()
@@ -123,7 +123,8 @@ can be typed later, too.
     def _show_colours(self, before: str, guess: str) -> None:
         """End the line of a guess with its colours, where they are known."""
         row = self.game.row_of(guess)
-        self.say(f"{before}{guess if before else ''}" + (f"  {self._painted(row)}" if row else ""))
+        said = f"{before}{printable(guess)}" if before else ""
+        self.say(said + (f"  {self._painted(row)}" if row else ""))
 
     def _colours(self, row: str) -> None:
         """The person's answer to the guess that waits."""

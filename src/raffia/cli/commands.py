@@ -213,14 +213,14 @@ def _for_the_user(error: Exception) -> bool:
 
 
 def _tell(error: Exception, words: Sequence[str]) -> None:
-    from raffia.cli.style import paint
+    from raffia.cli.style import paint, printable
 
-    print(f"{paint('error:', 'red', sys.stderr)} {error}", file=sys.stderr)
+    print(f"{paint('error:', 'red', sys.stderr)} {printable(str(error))}", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
-        print(note, file=sys.stderr)
+        print(printable(note), file=sys.stderr)
     if isinstance(error, UsageError):
         for call in error.calls:
-            print(f"  {paint(call, 'cyan', sys.stderr)}", file=sys.stderr)
+            print(f"  {paint(printable(call), 'cyan', sys.stderr)}", file=sys.stderr)
     elif _is_usage(error):
         command = " ".join(["raffia", *[word for word in words[:2] if word.isidentifier()]])
         print(f"  {paint(f'{command} --help', 'cyan', sys.stderr)}", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
-from raffia.cli.style import call, columns, duration, number, paint, width_of
+from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
 from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.report.folder import find_runs
@@ -95,10 +95,10 @@ def runs(home: Path) -> str:
 
 def _row(run: RunSummary) -> list[str]:
     return [
-        str(run.folder),
-        run.env or "?",
-        run.seed or "?",
-        "running, or killed" if run.state == "running" else run.state,
+        printable(str(run.folder)),
+        printable(run.env or "?"),
+        printable(run.seed or "?"),
+        "running, or killed" if run.state == "running" else printable(run.state),
         number(run.env_step, 0),
         number(run.update, 0),
         duration(run.seconds),

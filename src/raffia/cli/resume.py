@@ -31,6 +31,7 @@ What says how long, how often and where may be changed; the run remembers it:
   --evaluate.* --checkpoint.*  how often, how much
   --device --num_threads --compile --env.num_workers
                                where it runs: then equal but for rounding
+  --env.step_timeout_seconds   how long a worker may take for a step
 
 Of runs of ILQL:
 
@@ -57,6 +58,7 @@ MAY_CHANGE = (
     "num_threads",
     "compile",
     "env.num_workers",
+    "env.step_timeout_seconds",
 )
 
 

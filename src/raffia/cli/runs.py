@@ -11,7 +11,7 @@ from pathlib import Path
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
-from raffia.cli.style import call, number
+from raffia.cli.style import call, number, printable
 from raffia.files import is_free
 from raffia.recipes.config import EfficientZeroRun
 from raffia.recipes.ilql_config import ILQLRun
@@ -90,7 +90,7 @@ def summary_line(run: RunSummary) -> str:
         "target": "reached its target return",
         "running": "running, or killed",
     }
-    return f"{states.get(run.state, run.state)}{steps}{best}"
+    return f"{states.get(run.state, printable(run.state))}{steps}{best}"
 
 
 def state_of(run: Path) -> RunSummary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 WIDEST = 100  # longer lines are hard to read
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 NARROWEST = 20  # a column in less is not wrapped
 CODES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -34,6 +38,18 @@ def paint(text: str, colour: str, stream: TextIO) -> str:
     'error'
     """
     return f"\033[{CODES[colour]}m{text}\033[0m" if coloured(stream) else text
+
+
+def printable(text: str) -> str:
+    """A text from a file or a model, without what a terminal would do by it.
+
+    Lines and tabs stay; other control characters, marks that turn the direction of writing, and
+    halves of surrogate pairs are written out.
+
+    >>> printable("a\\x1b[2Jb\\n")
+    'a\\\\x1b[2Jb\\n'
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def width_of(stream: TextIO) -> int | None:

@@ -110,7 +110,9 @@ def _begun_with(own: dict[str, str], preset: str, words: Sequence[str]) -> ILQLR
     config = preset_of(ILQL_PRESETS, preset, "ilql", words) if preset else ILQLRun()
     if "--data" in own:
         data = replace(config.data, files=(own["--data"],))
-        config = replace(config, task="data", data=data)
+        # What is of games is the preset's, where one of games is taken: no user has asked for it.
+        evaluate = replace(config.evaluate, adv_weights=(), target_return=None)
+        config = replace(config, task="data", data=data, evaluate=evaluate)
     if "--population" in own:
         config = replace(
             config, population=members_of(config.population, own["--population"], "ilql")

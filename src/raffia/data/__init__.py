@@ -18,7 +18,10 @@ from raffia.data.hash_to_int import HashToInt
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+from raffia.data.prioritized_replay import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+)
 from raffia.data.query import QueryModule
 from raffia.data.readers import (
     MalformedDataError,
@@ -30,10 +33,19 @@ from raffia.data.readers import (
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.slices import SliceSampler
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.sum_tree import SumTree
 from raffia.data.table import CapacityError
+from raffia.data.tensordict_replay import TensorDictReplayBuffer
+from raffia.data.torchrl_storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from raffia.data.tree import Tree
+from raffia.data.writers import (
+    ImmutableDatasetWriter,
+    RoundRobinWriter,
+    TensorDictRoundRobinWriter,
+    Writer,
+)
 
 __all__ = [
     "ConstantTokenReward",
@@ -48,6 +60,10 @@ __all__ = [
     "BinaryToDecimal",
     "CapacityError",
     "HashToInt",
+    "ImmutableDatasetWriter",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
     "MCTSForest",
     "MalformedDataError",
     "MemmapStorage",
@@ -57,16 +73,22 @@ __all__ = [
     "RandomProjectionHash",
     "RandomSampler",
     "ReplayBuffer",
+    "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",
     "SegmentReplayBuffer",
     "SipHash",
+    "SliceSampler",
     "Storage",
     "SumTree",
     "TensorDictMap",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+    "TensorDictRoundRobinWriter",
     "TensorStorage",
     "Tree",
     "UnknownRowError",
+    "Writer",
     "read_json_lines",
     "read_minari",
     "read_parquet",

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """What was made of one draw."""
 
     data: Any
-    info: dict[str, Tensor]  # "index", and what the sampler says of each item
+    info: dict[Any, Tensor]  # "index", and what the sampler says of each item
     ends_epoch: bool
 
 
@@ -81,14 +81,17 @@ class BatchMaker:
         info = {"index": draw.items, **draw.info}
         if isinstance(out, TensorDict):
             for name, value in info.items():
-                out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys())
+                out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys(True))
         return Batch(out, info, draw.ends_epoch)
 
     def _drawn(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
         """Items and copies of them, of the same moment even where another process writes."""
         for _ in range(RETRIES):
             draw = self._choose(batch_size)
-            into = out.exclude("index", *draw.info) if isinstance(out, TensorDict) else out
+            into = out
+            if isinstance(out, TensorDict):
+                paths = self.storage.structure.paths if self.storage.structure else ()
+                into = out.exclude("index", *[name for name in draw.info if name not in paths])
             data = self.storage.get(self.rows(draw.items), out=into)
             if self.storage.holds_items(draw.items):
                 return draw, data

@@ -49,6 +49,11 @@ class BinaryToDecimal(nn.Module):
         powers = torch.arange(num_bits - 1, -1, -1, device=device)
         self.register_buffer("weights", torch.ones_like(powers) << powers)
 
+    @property
+    def bases(self) -> Tensor:
+        """What each bit counts, most significant first, as TorchRL names it: [num_bits]."""
+        return self.weights.to(self.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """The integers of the rows of x."""
         width = x.shape[-1] if x.dim() else 0

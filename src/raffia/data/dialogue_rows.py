@@ -1,7 +1,9 @@
-"""What a row of a file says: an object with a dialogue in one of four forms becomes an observation.
+"""What a row of a file says: an object with a dialogue in one of these forms is an observation.
 
     {"messages": [{"role": "user", "content": "hi"},
                   {"role": "assistant", "content": "hello", "reward": 1.0}]}
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}
+    {"prompt": "hi", "response": "hello", "reward": 1.0}
     {"sequence": [["hi", null], ["hello", 1.0]]}
     {"utterances": ["hi", "hello"], "rewards": [null, 1.0]}
     {"tokens": [1, 7, 2, 9, 3, 4], "action_idxs": [2, 3], "rewards": [0.0, 1.0]}
@@ -28,7 +30,9 @@ ROLES: Mapping[str, bool] = MappingProxyType(
     {
         "assistant": True,
         "agent": True,
+        "gpt": True,
         "user": False,
+        "human": False,
         "system": False,
         "tool": False,
         "environment": False,
@@ -36,12 +40,15 @@ ROLES: Mapping[str, bool] = MappingProxyType(
 )
 FORMS = {  # what says the form -> the entries that it may have
     "messages": {"messages", "reward", "terminal"},
+    "conversations": {"conversations", "reward", "terminal"},
+    "prompt": {"prompt", "response", "reward", "terminal"},
     "sequence": {"sequence", "terminal"},
     "utterances": {"utterances", "rewards", "terminal"},
     "tokens": {"tokens", "action_idxs", "rewards", "terminal"},
 }
 KNOWN = sorted(set().union(*FORMS.values()))
 OF_MESSAGES = ("role", "content", "reward")
+OF_SHARED = {"from": "role", "value": "content"}  # what ShareGPT's files call them
 NEAR = 0.8  # of difflib: "rewrad" is near "reward" (.83), "score" is near nothing
 
 
@@ -101,8 +108,10 @@ def dialogue_of(row: Mapping[str, Any], place: Place, roles: Mapping[str, bool])
     if type(terminal) is not bool:
         place.fail(f"{_seen(terminal)} where true or false says if it was over", "terminal")
     form = forms[0]
-    if form == "messages":
-        return Dialogue(messages_of(row["messages"], place, roles, row.get("reward")), terminal)
+    if form in ("messages", "conversations"):
+        return Dialogue(messages_of(row[form], place, roles, row.get("reward")), terminal)
+    if form == "prompt":
+        return Dialogue(_answered(row, place), terminal)
     if form == "sequence":
         return Dialogue(_pairs(row["sequence"], place), terminal)
     if form == "utterances":
@@ -137,6 +146,8 @@ def messages_of(
     """
     if not isinstance(messages, list):
         place.fail(f"{_seen(messages)} where a list of messages stands", "messages")
+    if not messages:
+        place.fail("there is no message in it", "messages")
     found: list[tuple[str, float | None]] = []
     rewarded = False
     for number, message in enumerate(messages):
@@ -145,11 +156,14 @@ def messages_of(
                 f'message {number} is {_seen(message)}, not {{"role": ..., "content": ...}}',
                 "messages",
             )
+        for theirs, ours in OF_SHARED.items():
+            if ours not in message and theirs in message:
+                message = {(ours if name == theirs else name): v for name, v in message.items()}
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in roles:
             place.fail(
                 f"the role of message {number} is {_seen(role)}, known are {sorted(roles)}; "
-                'for others: roles={"gpt": True, "human": False}, True being the agent',
+                'for others: roles={"bot": True, "caller": False}, True being the agent',
                 "messages",
             )
         if not isinstance(content, str):
@@ -179,9 +193,20 @@ def messages_of(
     return found
 
 
+def _answered(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | None]]:
+    for name in ("prompt", "response"):
+        if not isinstance(row.get(name), str):
+            place.fail(f"{_seen(row.get(name))} where a text stands", name)
+    reward = row.get("reward")
+    earned = 0.0 if reward is None else _number(reward, "of the row", place, "reward")
+    return [(row["prompt"], None), (row["response"], earned)]
+
+
 def _pairs(sequence: Any, place: Place) -> list[tuple[str, float | None]]:
     if not isinstance(sequence, list):
         place.fail(f"{_seen(sequence)} where a list of pairs [text, reward] stands", "sequence")
+    if not sequence:
+        place.fail("there is no utterance in it", "sequence")
     found: list[tuple[str, float | None]] = []
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -198,6 +223,8 @@ def _parallel(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | N
     texts, rewards = row["utterances"], row.get("rewards")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         place.fail(f"{_seen(texts)} where a list of texts stands", "utterances")
+    if not texts:
+        place.fail("there is no utterance in it", "utterances")
     _check_length(rewards, len(texts), "utterances (null where the environment speaks)", place)
     return [
         (text, _reward_or_none(reward, number, place, "rewards"))

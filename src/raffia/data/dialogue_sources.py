@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from raffia.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
 from raffia.data.readers.arrow import pyarrow, read_batches
 from raffia.data.readers.episode import Path, Place, existing_file
-from raffia.data.readers.json_text import opened, parse
+from raffia.data.readers.json_text import DECODER, opened, parse
 from raffia.data.utterances import Observation
 
 __all__ = [
@@ -102,8 +102,8 @@ class TranscriptDialogues:
     def settings(self) -> dict[str, Any]:
         """Whose the roles are.
 
-        >>> TranscriptDialogues([], roles={"gpt": True}).settings()["roles"][:4]
-        [['agent', True], ['assistant', True], ['environment', False], ['gpt', True]]
+        >>> TranscriptDialogues([], roles={"bot": True}).settings()["roles"][:3]
+        [['agent', True], ['assistant', True], ['bot', True]]
         """
         return {"kind": "transcripts", "roles": _listed(self._roles)}
 
@@ -229,7 +229,7 @@ class FileDialogues:
 
 
 class JsonLineDialogues(FileDialogues):
-    """A file with an object on each line, which may be compressed with gzip.
+    """A file with an object on each line, or one list of them; it may be compressed with gzip.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -252,20 +252,46 @@ class JsonLineDialogues(FileDialogues):
         self._max_line_bytes = max_line_bytes
 
     def rows(self) -> Iterator[tuple[Place, Any]]:
-        """The lines, from 1; of one that is too long, the beginning."""
+        """The lines, from 1; of one that is too long, the beginning. Of a list the rows, from 0."""
         with opened(self.path) as file:
             for number in count(1):
                 place = Place(self.path, f"line {number}")
                 with place.foreign():
                     line = passed = file.readline(self._max_line_bytes + 1)
+                    if number == 1 and line.lstrip()[:1] == b"[":
+                        rest = file.read(self._max_line_bytes + 1 - len(line))
+                        break
                     while len(line) > self._max_line_bytes and passed[-1:] not in (b"\n", b""):
                         passed = file.readline(BLOCK)
                 if not line:
                     return
                 yield place, line
+        yield from self._of_list(line + rest)
+
+    def _of_list(self, text: bytes) -> Iterator[tuple[Place, Any]]:
+        whole = Place(self.path, "the file")
+        if len(text) > self._max_line_bytes:
+            whole.fail(
+                f"it is one list of more than {self._max_line_bytes} bytes, which would be read at "
+                "once: write its rows one on each line, or give max_line_bytes"
+            )
+        try:
+            found: list[Any] = DECODER.decode(text.decode())
+        except UnicodeDecodeError as error:
+            whole.fail(f"byte {error.start + 1}: it is not UTF-8")
+        except (ValueError, RecursionError) as error:
+            whole.fail(f"it begins like one list, and is no JSON: {error}")
+        for number, row in enumerate(found):
+            yield Place(self.path, f"row {number}"), row
 
     def read(self, raw: Any, place: Place) -> Any:
-        """What a line says."""
+        """What a line says, or a row of a list."""
+        if isinstance(raw, list):
+            return Dialogue(messages_of(raw, place, self._roles))
+        if not isinstance(raw, bytes):
+            if not isinstance(raw, dict):
+                place.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
+            return self._object(raw, place)
         if len(raw) > self._max_line_bytes:
             place.fail(
                 f"it is longer than {self._max_line_bytes} bytes; to read it give max_line_bytes, "
@@ -275,10 +301,7 @@ class JsonLineDialogues(FileDialogues):
             place.fail("it is blank")
         if not raw.lstrip().startswith(b"{"):
             seen = raw.strip()[:40].decode(errors="replace")
-            place.fail(
-                f'it begins with {seen!r}, not with an object: {{"messages": [...]}}. For a file '
-                "that is one list: TranscriptDialogues(json.load(file))"
-            )
+            place.fail(f'it begins with {seen!r}, not with an object: {{"messages": [...]}}')
         return self._object(parse(raw, place), place)
 
 
@@ -326,8 +349,8 @@ def read_dialogues(
     """The source in a file: `.parquet`, or JSON lines (`.jsonl`, `.json`, `.jsonl.gz`, ...).
 
     columns: name in the file -> name here: {"conversation": "messages"}; None leaves a column out.
-    roles: other roles than assistant, agent (the agent's), user, system, tool and environment:
-        {"gpt": True, "human": False}, True being the agent.
+    roles: other roles than assistant, agent, gpt (the agent's), user, human, system, tool and
+        environment: {"bot": True, "caller": False}, True being the agent.
 
     >>> read_dialogues("chats.csv")
     Traceback (most recent call last):

@@ -45,6 +45,7 @@ class MCTSForest:
 
     observation_keys, action_keys: which entries say where one is and what one does.
     excluded_keys: entries of a rollout, and of its "next", that are not stored.
+    reward_keys, done_keys: entries that every rollout must have under "next"; None: any.
     max_size: how many steps there may be.
 
     >>> from raffia.data.forest import MCTSForest
@@ -71,11 +72,15 @@ class MCTSForest:
         observation_keys: Sequence[NestedKey] = ("observation",),
         action_keys: Sequence[NestedKey] = ("action",),
         excluded_keys: Sequence[NestedKey] = (),
+        reward_keys: Sequence[NestedKey] | None = None,
+        done_keys: Sequence[NestedKey] | None = None,
         max_size: int | None = None,
     ) -> None:
-        self.observation_keys = unravel_key_list(observation_keys)
-        self.action_keys = unravel_key_list(action_keys)
-        self.excluded_keys = unravel_key_list(excluded_keys)
+        self.observation_keys = _keys(observation_keys)
+        self.action_keys = _keys(action_keys)
+        self.excluded_keys = _keys(excluded_keys)
+        self.reward_keys = None if reward_keys is None else _keys(reward_keys)
+        self.done_keys = None if done_keys is None else _keys(done_keys)
         next_keys = unravel_key_list([("next", key) for key in self.observation_keys])
         step_keys = [*self.observation_keys, *self.action_keys, *next_keys]
         for key in self.excluded_keys:
@@ -133,7 +138,9 @@ class MCTSForest:
         rollout = _container(rollout)
         _check_batch(rollout, return_node)
         steps = rollout.reshape(-1) if len(rollout.batch_size) > 1 else rollout
-        missing = [dotted(key) for key in self.steps.in_keys if steps.get(key, None) is None]
+        after_keys = [("next", key) for key in (*(self.reward_keys or ()), *(self.done_keys or ()))]
+        needed = [*self.steps.in_keys, *unravel_key_list(after_keys)]
+        missing = [dotted(key) for key in needed if steps.get(key, None) is None]
         if missing:
             raise MissingKeyError(
                 f"the rollout has no {missing}: a step is an observation, an action and, under "
@@ -362,6 +369,8 @@ class MCTSForest:
             "observation_keys": self.observation_keys,
             "action_keys": self.action_keys,
             "excluded_keys": self.excluded_keys,
+            "reward_keys": self.reward_keys,
+            "done_keys": self.done_keys,
             "max_size": self.steps.max_size,
         }
         write_folder(folder, KIND, VERSION, {"steps.safetensors": tensors.save}, extras=extras)
@@ -377,10 +386,13 @@ class MCTSForest:
 
     @classmethod
     def _of_folder(cls, found: Folder) -> MCTSForest:
-        keys = {
+        keys: dict[str, Any] = {
             name: [tuple(key) if isinstance(key, list) else key for key in found.extras[name]]
             for name in ("observation_keys", "action_keys", "excluded_keys")
         }
+        for name in ("reward_keys", "done_keys"):  # older files have none
+            names = found.extras.get(name)
+            keys[name] = names and [tuple(k) if isinstance(k, list) else k for k in names]
         forest = cls(**keys, max_size=found.extras["max_size"])
         tensors = TensorDict.load(found.path("steps.safetensors"))
         map_files.fill(forest.steps, dict(tensors.items()))
@@ -421,3 +433,7 @@ def _check_batch(rollout: Any, return_node: bool) -> None:
         )
     if return_node and not batch[0]:
         raise ValueError("return_node=True needs a first step, and the rollout has none")
+
+
+def _keys(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
+    return unravel_key_list([keys] if isinstance(keys, str) else list(keys))

@@ -83,7 +83,8 @@ class RandomProjectionHash(SipHash):
     bfloat16. Where each row should keep a hash of its own, use `SipHash`, which is also faster.
 
     The matrix is a buffer, `projection`, drawn by the first call (or by `fit`) from `seed`, so two
-    modules with the same arguments agree, in every process; it is saved with the module. Products
+    modules with the same arguments agree, in every process; it is saved with the module. An
+    `init_method` fills the matrix in place; it is given a `generator=` if it takes one. Products
     are summed in float64 and in one fixed order, so a row has the same hash alone and in a batch.
 
     >>> from raffia.data.hash import RandomProjectionHash
@@ -121,15 +122,15 @@ class RandomProjectionHash(SipHash):
             )
         self.dtype_cast = dtype_cast
         self.init_method = nn.init.normal_ if init_method is None else init_method
-        if "generator" not in inspect.signature(self.init_method).parameters:
-            raise TypeError(
-                "init_method must take a generator, as those of torch.nn.init do: it is called as "
-                "init_method(matrix, generator=generator)"
-            )
         if isinstance(seed, torch.Generator):
             seed = int(torch.randint(2**63 - 1, (), generator=seed, device=seed.device))
         self.seed = seed
         self.register_buffer("projection", torch.empty(0, self.n_components, dtype=torch.float64))
+
+    @property
+    def transform(self) -> Tensor:
+        """The matrix, as TorchRL names it: float64 [features, n_components]."""
+        return self.projection
 
     @property
     def fitted(self) -> bool:
@@ -149,7 +150,12 @@ class RandomProjectionHash(SipHash):
         if not features:
             raise ValueError(f"rows of shape {list(x.shape[1:])} have no features to project")
         matrix = torch.empty(features, self.n_components, dtype=torch.float64)
-        self.init_method(matrix, generator=torch.Generator().manual_seed(self.seed))
+        if "generator" in inspect.signature(self.init_method).parameters:
+            self.init_method(matrix, generator=torch.Generator().manual_seed(self.seed))
+        else:  # it draws from the global one, if at all, which stays as it was
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                self.init_method(matrix)
         self.projection = matrix.to(x.device)
 
     def forward(self, x: Tensor) -> Tensor | list[bytes]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raffia.data.nests import Row
 from raffia.data.structure import RowStructure
+from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.node import Node
 
 
@@ -125,7 +126,7 @@ def value_at(data: Any, path: Path) -> Any:
     >>> value_at({"next": {"td_error": 2.0}}, ("next", "td_error"))
     2.0
     """
-    if isinstance(data, Node):
+    if is_tensor_collection(data):
         return data.get(path if len(path) > 1 else path[0], None)
     if not isinstance(data, dict) or path[0] not in data:
         return None
@@ -167,7 +168,7 @@ def batch_of(data: Any, batch_dims: int) -> torch.Size:
     """
     if not batch_dims:
         return torch.Size()
-    if isinstance(data, Node):
+    if is_tensor_collection(data):
         return data.batch_size[:batch_dims]
     if isinstance(data, (Tensor, np.ndarray)):
         return torch.Size(data.shape[:batch_dims])

@@ -20,6 +20,7 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
+from raffia.data.torchrl_storages import ListStorage
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
@@ -57,7 +58,8 @@ class TensorDictMap(TensorDictModuleBase):
     storage: where the values rest, one storage for all entries or a dictionary of one for each of
         them; empty. Default: in memory, growing. One on disk holds the values only: which keys they
         have is in memory, so what persists is what `save` wrote.
-    collate_fn: what becomes of values that were read.
+    collate_fn: what becomes of values that were read; called with a container, or with a list of
+        one for each row if the storage is a `ListStorage`.
     out_keys: which entries of a written value are stored. Default: all.
     write_fn: `write_fn(new)` gives what is stored for keys without a value, and
         `write_fn(new, old)` for keys that have one; both batched. A key that is repeated in a
@@ -239,7 +241,7 @@ class TensorDictMap(TensorDictModuleBase):
             if len(unknown):
                 raise self._unknown(query, unknown, len(rows))
             values = self._read(rows, query.batch_size)
-        return values if self.collate_fn is None else self.collate_fn(values)
+        return self._collated(values)
 
     def get(self, query: Any, default: Any) -> Any:
         """The values of the queried rows, with `default` where a row is not in the map.
@@ -265,7 +267,16 @@ class TensorDictMap(TensorDictModuleBase):
                 values = self._read(rows, query.batch_size)
             else:
                 values = self._filled(rows, known, default, query.batch_size)
-        return values if self.collate_fn is None else self.collate_fn(values)
+        return self._collated(values)
+
+    def _collated(self, values: Any) -> Any:
+        if self.collate_fn is None:
+            return values
+        if not isinstance(self.storage, ListStorage):
+            return self.collate_fn(values)
+        batch = values.batch_size
+        collated = self.collate_fn(list(_flat(values, batch).unbind(0)))
+        return collated if len(batch) == 1 else collated.reshape(batch)
 
     def forward(self, tensordict: Any) -> Any:
         """Write the stored entries of each row into the container, as a keyed module does.

@@ -204,7 +204,7 @@ class MemmapStorage(Storage):
                 f"nothing was written to {self.folder} yet, so another process could not open it: "
                 "storage.allocate(rows) settles what a row looks like, without writing any"
             )
-        return _reader, (type(self), self.folder)
+        return _reader, (self.folder,)
 
     # -- flushing
 
@@ -389,6 +389,12 @@ class MemmapStorage(Storage):
         found = self._whole(as_rows(index, self._device))
         return [rows.view(batch + rows.shape[1:]) for rows in found]
 
+    def _read_entry(self, i: int, rows: Tensor) -> Tensor:
+        if self.mode == "r":  # what belongs together is known of whole rows
+            return self._whole(rows)[i]
+        self.ensure_whole(rows)
+        return super()._read_entry(i, rows)
+
     def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:
         if self.mode == "r+":
             self.ensure_whole(index)
@@ -414,8 +420,8 @@ class MemmapStorage(Storage):
         )
 
 
-def _reader(cls: type[MemmapStorage], folder: str) -> MemmapStorage:
-    return cls.open(folder, mode="r")
+def _reader(folder: str) -> MemmapStorage:
+    return MemmapStorage.open(folder, mode="r")
 
 
 def _ranges(blocks: bytearray, block: int, size: int) -> list[list[int]]:

@@ -4,25 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from raffia.data.buffer import check_is_storage
-from raffia.data.items import (
-    batch_of,
-    rows_of,
-    value_at,
-    with_value,
-    without_value,
-)
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import Storage
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
-from raffia.tensordict.node import Node
-from raffia.tensordict.tensordict import TensorDict
+from raffia.data.tensordict_replay import TensorDictReplayBuffer
+from raffia.data.torchrl_storages import ListStorage, refuse_others
+from raffia.data.writers import Writer
+from raffia.tensordict.keys import NestedKey
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
+class PrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A replay buffer whose items are drawn in proportion to their priority.
 
     alpha, beta, eps, reduction, max_priority_within_buffer, stratified, importance: see
@@ -58,6 +50,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         max_priority_within_buffer: bool = False,
         stratified: bool = False,
         importance: str = "buffer",
+        writer: Writer | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -71,7 +64,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(
                 "priorities need a storage of limited size: TensorStorage(max_size=1_000_000)"
             )
-        self.priorities = PrioritizedSampler(
+        sampler = PrioritizedSampler(
             storage.max_size,
             alpha,
             beta,
@@ -83,7 +76,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         )
         super().__init__(
             storage=storage,
-            sampler=self.priorities,
+            sampler=sampler,
+            writer=writer,
+            priority_key=priority_key,
             collate_fn=collate_fn,
             transform=transform,
             batch_size=batch_size,
@@ -92,7 +87,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             prefetch=prefetch,
             generator=generator,
         )
-        self.priority_key = priority_key
+
+    @property
+    def priorities(self) -> PrioritizedSampler:
+        """The sampler."""
+        assert isinstance(self.sampler, PrioritizedSampler)
+        return self.sampler
 
     @property
     def alpha(self) -> float:
@@ -114,73 +114,58 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         with self._changing():
             self.priorities.beta = beta
 
-    def extend(self, data: Any) -> Tensor:
-        """Add items, as in `ReplayBuffer`; those that come with a priority start with it.
 
-        Items with and without one can be mixed: where it is stored, those without one get the one
-        that they start with, the largest so far; where it is not, it is left out.
+class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
+    """`PrioritizedReplayBuffer` with the arguments that TorchRL's has.
 
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = PrioritizedReplayBuffer(1.0, 1.0, eps=0.0, storage=TensorStorage(9))
-        >>> errors = torch.tensor([0.0, 3.0])
-        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(2, 4), td_error=errors, batch_size=[2]))
-        >>> buffer.sample(3)["index"]  # the first is never drawn
-        tensor([1, 1, 1])
-        """
-        with self._changing():  # priorities are checked for the alpha that is there when they count
-            if type(data) is list and data and isinstance(data[0], (Node, dict)):
-                data = rows_of(data, self.storage.structure)
-            data, priority = self._with_priority(data, 1)
-            numbers = super().extend(data)
-            if priority is not None:
-                size = self.priorities.max_capacity  # of more than these the last ones are here
-                self.sampler.update_priority(numbers[-size:], priority[-size:])
-        return numbers
+    storage: `ListStorage(1000)` if None.
 
-    def add(self, item: Any) -> int:
-        with self._changing():
-            item, priority = self._with_priority(item, 0)
-            number = super().add(item)
-            if priority is not None:
-                self.sampler.update_priority(number, priority)
-        return number
+    >>> from raffia import TensorDict
+    >>> from raffia.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+    >>> buffer = TensorDictPrioritizedReplayBuffer(
+    ...     alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=4
+    ... )
+    >>> _ = buffer.extend(TensorDict(obs=torch.arange(6.0), batch_size=[6]))
+    >>> sorted(buffer.sample().keys())
+    ['index', 'obs', 'priority_weight']
+    """
 
-    def update_tensordict_priority(self, data: TensorDict) -> int:
-        """Change the priorities of items of a batch, to what it holds under `priority_key`.
-
-        Returns how many were left out, as their items had been overwritten.
-
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(9))
-        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(5), batch_size=[5]))
-        >>> batch = buffer.sample(3)
-        >>> buffer.update_tensordict_priority(batch.set("td_error", torch.rand(3)))
-        0
-        """
-        index, priority = data["index"], data[self.priority_key]
-        if index.ndim > 1 and len(index):
-            each = index.reshape(len(index), -1)[:, 0]
-            if torch.equal(each.view(-1, *[1] * (index.ndim - 1)).expand_as(index), index):
-                index = each  # of items with a batch size: one priority is made of each one's
-        return self.update_priority(index, priority)
-
-    def _with_priority(self, data: Any, batch_dims: int) -> tuple[Any, Tensor | None]:
-        """Items as they can be stored, and the priority that they come with, if any.
-
-        Raises ValueError if it is none.
-        """
-        if not isinstance(data, (Node, dict)):
-            return data, None
-        path, structure = unravel_key_to_tuple(self.priority_key), self.storage.structure
-        priority = value_at(data, path)
-        if priority is not None:
-            priority = torch.as_tensor(priority)
-            self.priorities.check_priority(batch_of(data, batch_dims), priority)
-        if structure is None or (path in structure.paths) == (priority is not None):
-            return data, priority
-        if priority is not None:
-            return without_value(data, path), priority
-        layout = structure.layouts[structure.paths.index(path)]
-        shape = (*batch_of(data, batch_dims), *layout.shape)
-        start = torch.full(shape, self.priorities.default_priority, dtype=layout.dtype)
-        return with_value(data, path, start), None
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: NestedKey = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | None = None,
+        writer: Writer | None = None,
+        sync: bool = True,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        reduction: str = "max",
+        batch_size: int | None = None,
+        dim_extend: int = 0,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool = False,
+        importance: str = "buffer",
+    ) -> None:
+        refuse_others(sync=sync, dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
+        super().__init__(
+            alpha,
+            beta,
+            storage=ListStorage(1000) if storage is None else storage,
+            eps=eps,
+            priority_key=priority_key,
+            reduction=reduction,
+            importance=importance,
+            writer=writer,
+            collate_fn=collate_fn,
+            transform=transform,
+            batch_size=batch_size,
+            pin_memory=pin_memory,
+            prefetch=prefetch or 0,
+            generator=generator,
+        )

@@ -1,9 +1,10 @@
 """`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
+from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
@@ -37,6 +39,7 @@ class ReplayBuffer(Buffer):
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
+    writer: says whether items may be added; any may if None.
     collate_fn: called on each batch as it comes out of the storage, stacked. With `prefetch` it is
         called ahead of time in the thread: it should depend on nothing but the batch.
     transform: called on each batch in the end, in the thread that asks for it.
@@ -72,6 +75,7 @@ class ReplayBuffer(Buffer):
         *,
         storage: Storage,
         sampler: Sampler | None = None,
+        writer: Writer | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -94,9 +98,13 @@ class ReplayBuffer(Buffer):
             )
         if sampler.lock is not Sampler.lock:
             raise ValueError("the sampler belongs to another buffer: make one for each")
-        self.transform = transform
+        self.transform: Callable[[Any], Any] | None = transform
         self.batch_size = batch_size
+        self.writer = RoundRobinWriter() if writer is None else writer
+        if not isinstance(self.writer, Writer):
+            raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
+        sampler.attach(storage)
         self._lock = sampler.lock = threading.RLock()
         survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
@@ -138,6 +146,7 @@ class ReplayBuffer(Buffer):
         >>> buffer.extend(torch.arange(5)), len(buffer)
         (tensor([0, 1, 2, 3, 4]), 3)
         """
+        self.writer.check()
         with self._changing():
             self._maker.follow()  # whatever can be wrong with the sampler is found before a write
             numbers = self.storage.extend(data)
@@ -153,6 +162,7 @@ class ReplayBuffer(Buffer):
         >>> buffer.add({"obs": torch.zeros(2)}), buffer.add({"obs": torch.ones(2)})
         (0, 1)
         """
+        self.writer.check()
         with self._changing():
             self._maker.follow()
             number = self.storage.add(item)
@@ -273,7 +283,40 @@ class ReplayBuffer(Buffer):
             return batch
         return batch._replace(data=self.transform(batch.data))
 
+    def append_transform(self, transform: Callable[[Any], Any]) -> Self:
+        """Call one more function on each batch, after those before; gives the buffer.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(9), batch_size=2)
+        >>> _ = buffer.append_transform(lambda x: x + 1).append_transform(lambda x: 10 * x)
+        >>> _ = buffer.extend(torch.zeros(5))
+        >>> buffer.sample()
+        tensor([10., 10.])
+        """
+        if self.transform is not None:
+            transform = Both(self.transform, transform)
+        self.transform = transform
+        return self
+
     # -- state
+
+    @property
+    def write_count(self) -> int:
+        """How many items were ever added.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> ReplayBuffer(storage=TensorStorage(3)).write_count
+        0
+        """
+        return self.storage.total
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """`save`, as TorchRL names it."""
+        self.save(path)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """`load`, as TorchRL names it."""
+        self.load(path)
 
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
         """All items, and where sampling stands: nested dicts of tensors and numbers.
@@ -388,6 +431,21 @@ class ReplayBuffer(Buffer):
                 f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
                 "torch.Generator(), or None, before"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Both:
+    """Two functions, one after the other.
+
+    >>> Both(abs, float)(-3)
+    3.0
+    """
+
+    first: Callable[[Any], Any]
+    second: Callable[[Any], Any]
+
+    def __call__(self, data: Any) -> Any:
+        return self.second(self.first(data))
 
 
 def _items_at(index: Any, live: range) -> Tensor:

@@ -18,7 +18,7 @@ class Draw(NamedTuple):
     """What goes into one batch."""
 
     items: Tensor  # int64 [n], the numbers of the items
-    info: dict[str, Tensor]  # name -> [n], more about each of them
+    info: dict[Any, Tensor]  # key of an entry -> [n, ...], more about each of them
     ends_epoch: bool = False  # whether the next batch begins a new round
 
 
@@ -48,6 +48,14 @@ class Sampler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(from_value(state))
+
+    def attach(self, storage: Any) -> None:
+        """Hear of the storage that holds the items, once, before all else.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> RandomSampler().attach(TensorStorage(5))
+        """
+        return None  # most need nothing of it
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         """Choose n of the live items, of which there is at least one.

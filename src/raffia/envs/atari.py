@@ -3,8 +3,10 @@
 A step repeats its action for `frame_skip` frames of the emulator and shows the newest of them: the
 maximum of the last two, since many games draw some objects in every other frame only (with a
 `frame_skip` of 1 the one frame as it is), made smaller by means of areas. Stacks of frames are left
-to who collects. FIRE is never pressed for the agent, also where a game waits for it: that is an
-action to be learnt. Games start as the emulator does, then up to `noop_max` idle frames follow.
+to who collects. Games start as the emulator does, then up to `noop_max` idle frames follow. Then,
+and after each lost life, FIRE is pressed for the agent for as long as a step is, where it is among
+the game's actions (`press_fire`): some games wait for it, and an agent that does what it thinks is
+best may never press it, so that an episode lasts as long as it may.
 
 Lives. In training a lost life is told as `terminated`, so that it counts as an end when values are
 learnt, and as `continues`, since the game goes on: the observation of this step is the first one of
@@ -49,7 +51,7 @@ class AtariEnv:
 
     game: "ms_pacman", "MsPacman" or "ALE/MsPacman-v5"; of the last one only the name is taken, not
         what Gymnasium means by v5.
-    evaluation: whole games with their true rewards, up to 108,000 frames.
+    evaluation: whole games with their true rewards, up to `evaluation_frames`.
     full_action_space: all 18 actions of the console, in place of those that do something here.
 
     >>> env = AtariEnv("breakout", AtariConfig(size=64, colour=False))
@@ -73,7 +75,7 @@ class AtariEnv:
     ) -> None:
         self.config = config = AtariConfig() if config is None else config
         _check(config)
-        self.max_frames = EVALUATION_FRAMES if evaluation else config.max_frames
+        self.max_frames = config.evaluation_frames if evaluation else config.max_frames
         self.episodic_life = config.episodic_life and not evaluation
         self.clip_reward = config.clip_reward and not evaluation
         name = game_name(game)
@@ -84,6 +86,9 @@ class AtariEnv:
         ale = self._ale
         self._actions = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
         self.action_names = tuple(action.name for action in self._actions)
+        self._fire: int | None = None
+        if config.press_fire and "FIRE" in self.action_names:
+            self._fire = self.action_names.index("FIRE")
         channels = 3 if config.colour else 1
         screen = (*ale.getScreenDims(), 3) if config.colour else ale.getScreenDims()
         self._frames = [np.zeros(screen, np.uint8) for _ in range(2)]  # the last two
@@ -105,11 +110,15 @@ class AtariEnv:
         for _ in range(derive_seed(seed, "noop") % most + 1 if most else 0):
             self._ale.act(self._previous)
         self._sticky = generator_for(seed, "sticky")
-        self._lives = self._ale.lives()
         self._num_frames = 0
-        self._runs = True
         self._see(self._frames[1])
-        return TensorDict(observation=self._shrunk(self._frames[1]))
+        if self._fire is not None:
+            self._play(self._fire)
+            self._num_frames = 0  # as idle frames, it comes before the first step
+        self._lives = self._ale.lives()
+        self._runs = True
+        both = self._fire is not None and self.config.frame_skip > 1
+        return TensorDict(observation=self._shrunk(self._seen(both)))
 
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
@@ -117,15 +126,16 @@ class AtariEnv:
             raise RuntimeError("no game runs, it has ended or was never begun; call reset(seed)")
         reward = self._play(int(action))
         over = self._ale.game_over()
-        late = self._num_frames >= self.max_frames and not over
-        lives = self._ale.lives()
         # Some games go on for a few frames with no life left; then they are over, once.
-        lost = self.episodic_life and 0 < lives < self._lives and not over
-        self._lives = lives
+        lost = 0 < self._ale.lives() < self._lives and not over
+        if lost and self._fire is not None and self._num_frames < self.max_frames:
+            reward += self._play(self._fire)  # the next life begins
+            over = self._ale.game_over()
+        late = self._num_frames >= self.max_frames and not over
+        lost = lost and self.episodic_life and not over
+        self._lives = self._ale.lives()
         self._runs = not (over or late)
-        seen = self._frames[1]
-        if self.config.frame_skip > 1:
-            seen = np.maximum(*self._frames)
+        seen = self._seen(self.config.frame_skip > 1)
         said = TensorDict(
             observation=self._shrunk(seen),
             reward=torch.tensor(float(np.sign(reward) if self.clip_reward else reward)),
@@ -160,6 +170,10 @@ class AtariEnv:
                 self._see(self._frames[frame - skip])
         self._num_frames += skip
         return total
+
+    def _seen(self, both: bool) -> np.ndarray:
+        """The last frame, or the maximum of the last two."""
+        return np.maximum(*self._frames) if both else self._frames[1]
 
     def _see(self, frame: np.ndarray) -> None:
         if self.config.colour:
@@ -246,4 +260,9 @@ def _check(config: AtariConfig) -> None:
     if config.max_frames < config.frame_skip:
         raise ValueError(
             f"max_frames={config.max_frames} must be at least frame_skip={config.frame_skip}"
+        )
+    if not config.frame_skip <= config.evaluation_frames <= EVALUATION_FRAMES:
+        raise ValueError(
+            f"evaluation_frames={config.evaluation_frames} must lie in frame_skip="
+            f"{config.frame_skip} .. {EVALUATION_FRAMES}"
         )

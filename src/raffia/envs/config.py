@@ -25,7 +25,10 @@ class AtariConfig:
     episodic_life: bool = True  # training: a lost life ends the episode
     clip_reward: bool = True  # training: to its sign
     sticky: float = 0.0  # probability that an action is repeated once more
+    # At the start and after each lost life FIRE is pressed where the game has it: some wait for it.
+    press_fire: bool = True
     max_frames: int = 12_000  # of the emulator, in an episode: 3000 steps with a frame_skip of 4
+    evaluation_frames: int = 12_000  # ... when evaluating; 108,000, half an hour, is the longest
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -43,6 +46,7 @@ class EnvConfig:
     id: str = "CartPole-v1"  # of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
     num_envs: int = 8  # stepped together; one search serves all of them
     num_workers: int = 0  # processes they are spread over; 0: this one
+    step_timeout_seconds: float = 300.0  # of one call of a worker; 0: waits for as long as it takes
     max_episode_steps: int = 0  # 0: what the world itself says
     frame_stack: int = 1  # the newest observations, seen together
     atari: AtariConfig = field(default_factory=AtariConfig)
@@ -50,4 +54,4 @@ class EnvConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "num_envs", "frame_stack")
-        check_least(self, 0, "num_workers", "max_episode_steps")
+        check_least(self, 0, "num_workers", "max_episode_steps", "step_timeout_seconds")

@@ -45,13 +45,14 @@ def make_env(
             )
         return limited(make_batch(num_envs), config.max_episode_steps)
     if (make := one_of_ours(config.id, config.atari, evaluation)) is not None:
-        return limited(spread(make, num_envs, num_workers), config.max_episode_steps)
+        batch = spread(make, num_envs, num_workers, config.step_timeout_seconds)
+        return limited(batch, config.max_episode_steps)
     from raffia.envs.gym import GymEnv, known_to_gymnasium
 
     if not known_to_gymnasium(config.id):
         raise unknown(config.id)
     make = partial(GymEnv, config.id, max_episode_steps=config.max_episode_steps, render=render)
-    return spread(make, num_envs, num_workers)
+    return spread(make, num_envs, num_workers, config.step_timeout_seconds)
 
 
 def _no_config(given: object) -> TypeError:
@@ -130,7 +131,8 @@ def worlds_of(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
         num = config.num_envs if num_envs is None else num_envs
         from raffia.envs.gym import as_env
 
-        batch = spread(partial(as_env, make), num, min(config.num_workers, num))
+        num_workers = min(config.num_workers, num)
+        batch = spread(partial(as_env, make), num, num_workers, config.step_timeout_seconds)
         return limited(batch, config.max_episode_steps)
 
     return worlds
@@ -154,7 +156,12 @@ def env_names() -> list[str]:
     ]
 
 
-def spread(make: Callable[[], Env], num_envs: int, num_workers: int) -> BatchEnv:
+def spread(
+    make: Callable[[], Env],
+    num_envs: int,
+    num_workers: int,
+    step_timeout_seconds: float = 0.0,  # of worker processes; 0: none
+) -> BatchEnv:
     """So many worlds, in this process or in others.
 
     >>> from raffia.envs.probe import ValueProbe
@@ -164,7 +171,9 @@ def spread(make: Callable[[], Env], num_envs: int, num_workers: int) -> BatchEnv
     if num_workers:
         from raffia.envs.workers import WorkerBatch
 
-        return WorkerBatch([make] * num_envs, num_workers)
+        return WorkerBatch(
+            [make] * num_envs, num_workers, step_timeout_seconds=step_timeout_seconds
+        )
     from raffia.envs.batch import SerialBatch
 
     return SerialBatch([make() for _ in range(num_envs)])

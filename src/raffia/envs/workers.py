@@ -23,6 +23,7 @@ from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse
 from raffia.envs.worker_loop import Shared, numbers, work
 from raffia.tensordict.tensordict import TensorDict
 
+_START_SECONDS = 120.0  # for a process to start and import, at least
 _PATIENCE_SECONDS = 5.0  # for a process that was told to leave
 
 
@@ -101,10 +102,14 @@ class WorkerBatch:
         num_workers: int,
         *,
         max_restarts: int = 3,
+        step_timeout_seconds: float = 0.0,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """makes: each gives one world. The first is called here too, once, to learn the spec.
         max_restarts: of one worker within one call; more is an error. 0: the first death is one
+        step_timeout_seconds: for one answer of a worker to a step, a reset or a picture; one that
+            takes longer hangs, and is an error. Starting, and playing episodes once more, may take
+            longer: so much for each action. 0: no limit
         say: hears of restarts
         """
         if not 1 <= num_workers <= len(makes):
@@ -118,7 +123,10 @@ class WorkerBatch:
         first.close()
         self.num_envs = len(makes)
         self.num_restarts = 0  # so far
+        if step_timeout_seconds < 0:
+            raise ValueError(f"step_timeout_seconds={step_timeout_seconds} must not be negative")
         self._max_restarts = max_restarts
+        self._timeout = step_timeout_seconds
         self._say = say
         self._makes = list(makes)
         self._shared = Shared.over(self.spec, self.num_envs, None)
@@ -230,7 +238,7 @@ class WorkerBatch:
                     self._wait_until_ready(worker)
                     self._replay(worker)
                     self._tell(number, letter, rows)
-                return worker.connection.recv_bytes()
+                return self._heard(number, worker, len(rows))
             except (EOFError, ConnectionError) as error:
                 deaths += 1
                 told = f"worker {number} (rows {worker.first}..{worker.stop - 1}) died"
@@ -245,6 +253,23 @@ class WorkerBatch:
                 self.num_restarts += 1
                 self._workers[number] = self._started(worker.first, worker.stop)
 
+    def _heard(self, number: int, worker: _Worker, num_calls: int) -> bytes:
+        """What a worker says; WorkerError if it says nothing for too long.
+
+        num_calls: of its worlds, that it was asked for: each may take the whole time.
+        """
+        limit = self._timeout * num_calls
+        if limit and not worker.connection.poll(limit):
+            pid = worker.process.pid
+            raise WorkerError(
+                f"worker {number} (rows {worker.first}..{worker.stop - 1}, process {pid}) has not "
+                f"answered for {limit:g} seconds: its environment hangs, or the process is stopped."
+                " The batch is closed. If a step may take that long: "
+                f"step_timeout_seconds={2 * self._timeout:g}, of a run "
+                "--env.step_timeout_seconds; 0 waits without end"
+            )
+        return worker.connection.recv_bytes()
+
     def _replay(self, worker: _Worker) -> None:
         """Bring the rows of a new worker to where those of the dead one were."""
         kind = self._shared.actions.dtype
@@ -254,7 +279,7 @@ class WorkerBatch:
                 continue
             actions = np.array(episode.actions, dtype=kind).tobytes()
             worker.send(b"p", row - worker.first, episode.seed, data=actions)
-            answer = worker.connection.recv_bytes()
+            answer = self._heard(self._number_of[row], worker, 1 + len(episode.actions))
             if answer[:1] == b"e":
                 raise self._failure(row, answer)
 
@@ -281,6 +306,13 @@ class WorkerBatch:
         return _Worker(first, stop, process, ours)
 
     def _wait_until_ready(self, worker: _Worker) -> None:
+        limit = max(self._timeout, _START_SECONDS) if self._timeout else None
+        if not worker.connection.poll(limit):
+            raise WorkerError(
+                f"the worker of rows {worker.first}..{worker.stop - 1}, process "
+                f"{worker.process.pid}, was not ready after {limit:g} seconds: making its "
+                "environments hangs, or the process is stopped. The batch is closed"
+            )
         answer = worker.connection.recv_bytes()
         if answer[:1] == b"e":
             raise self._failure(worker.first + numbers(answer[1:9])[0], answer)

@@ -2,6 +2,7 @@
 
 from raffia.nn import prototype as prototype
 from raffia.nn.base import OutKeyNotFoundError, TensorDictModuleBase
+from raffia.nn.cudagraphs import CudaGraphModule
 from raffia.nn.dispatch import dispatch, set_skip_existing, skip_existing
 from raffia.nn.distributions import (
     AddStateIndependentNormalScale,
@@ -56,6 +57,7 @@ __all__ = [
     "save_gpt2",
     "AddStateIndependentNormalScale",
     "CompositeDistribution",
+    "CudaGraphModule",
     "Delta",
     "EnsembleModule",
     "Graph",

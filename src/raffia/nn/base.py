@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -141,10 +142,21 @@ class TensorDictModuleBase(nn.Module):
             or _BACKWARD_HOOKS
             or _BACKWARD_PRE_HOOKS
         ):
+            if "params" in kwargs or args and isinstance(args[-1], Node):
+                self._become_functional()
             if tensordict is UNSET:
                 return CALL(self, **kwargs)
             return CALL(self, tensordict, *args, **kwargs)
         return self._run(tensordict)
+
+    def _become_functional(self) -> None:
+        """Take parameters, if a module within was made functional before it was put here."""
+        if "forward" in self.__dict__ or torch.compiler.is_compiling():
+            return
+        if any(["_is_stateless" in module.__dict__ for module in self.modules()]):
+            from raffia.nn.functional_modules import join_functional
+
+            join_functional(self)
 
     def _run(self, tensordict: TensorDict) -> Any:
         """What `forward(tensordict)` does for a plain container, where `_quick` is true."""

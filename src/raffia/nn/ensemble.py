@@ -96,7 +96,7 @@ class EnsembleModule(TensorDictModuleBase):
             nonlocal form
             mine = _closed(values[number:], rows[1]) if rows[0] else tensordict
             own = params._rebuild(iter(values[:number]))
-            with own.to_module(module, preserve_module_state=False):
+            with own.to_module(module):  # what vmap shows is put in as it is
                 outputs, form = _opened(module(mine.copy()))
             return tuple(outputs)
 

@@ -134,11 +134,38 @@ def repopulate_module(model: Module, tensordict: Any) -> Module:
     return model
 
 
+def join_functional(module: nn.Module) -> None:
+    """Let a module around functional ones take parameters too, in the structure of its layers.
+
+    It is stateless if one within it is.
+
+    >>> from torch import nn
+    >>> from raffia.nn import TensorDictModule
+    >>> from raffia.nn.functional_modules import make_functional
+    >>> net = nn.Linear(3, 2)
+    >>> params = TensorDict(module=make_functional(net))
+    >>> module = TensorDictModule(net, in_keys=["x"], out_keys=["y"])
+    >>> module(TensorDict(x=torch.ones(3)), params=params)["y"].shape
+    torch.Size([2])
+    """
+    for layer in module.modules():
+        if not isinstance(layer, Node) and "forward" not in layer.__dict__:
+            _decorate(layer, ["forward"])
+            if "forward" in layer.__dict__:
+                layer.__dict__["forward"].joined = True
+
+
+def _any_stateless(module: nn.Module) -> bool:
+    return any([layer.__dict__.get(_FLAG, False) for layer in module.modules()])
+
+
 # ------------------------------------------------------------------------ calls
 
 
 class Functional:
     """A method of a module that takes the module's parameters as one more argument."""
+
+    joined: bool = False  # whether the module is around functional ones, and not so itself
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
@@ -148,15 +175,15 @@ class Functional:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
         method = getattr(type(module), self.name).__get__(module) if self.own is None else self.own
-        stateless = module.__dict__[_FLAG]
+        stateless = module.__dict__[_FLAG] or self.joined and _any_stateless(module)
         params = kwargs.pop(self.keyword, None)
         if params is None:
             if stateless:
                 args, params = self._split(args, kwargs)
             elif [isinstance(arg, Node) for arg in args] == [True, True] and _is_keyed(module):
                 args, params = args[:1], args[1]
-        if args or "tensordict" in kwargs:
-            _warn_of_containers(module, args[0] if args else kwargs["tensordict"])
+        for value in (*args[:1], *kwargs.values()):
+            _warn_of_containers(module, value)
         if params is not None:
             return _called_with(module, params, method, args, kwargs)
         try:
@@ -173,7 +200,11 @@ class Functional:
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The positional arguments of a call of a stateless module: inputs, and parameters last."""
         module = self.module
-        inputs_only = len(args) == 1 and not kwargs and _is_keyed(module) and module.in_keys
+        if not any([layer.__dict__.get(_SHAPES) for layer in module.modules()]) and not (
+            args and _is_params(args[-1])
+        ):
+            return args, None  # there is nothing to give back
+        inputs_only = len(args) == 1 and not kwargs and _holds_inputs(module, args[0])
         if not args or not _is_params(args[-1]) or inputs_only:
             raise TypeError(
                 f"this {type(module).__name__} is stateless, since make_functional took its "
@@ -281,6 +312,19 @@ def _is_keyed(module: nn.Module) -> Any:
     return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
 
+def _holds_inputs(module: nn.Module, value: Any) -> bool:
+    """Whether the only argument of a stateless module is its input, and no parameters."""
+    if _is_keyed(module):
+        return bool(module.in_keys)
+    if not isinstance(value, Node):
+        return False
+    names = set(value.keys())
+    if not names or names & {*module._parameters, *module._buffers, *module._modules}:
+        return False
+    _warn_of_containers(module, value)
+    return True
+
+
 def _fits(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     try:
         inspect.signature(method).bind(*args, **kwargs)
@@ -296,6 +340,8 @@ def _decorate(layer: nn.Module, names: list[str]) -> None:
     state = layer.__dict__
     state.setdefault(_FLAG, False)
     for name in names:
+        if name in state and isinstance(state[name], Functional):
+            state[name].joined = False
         if name == "forward" and type(layer).forward is nn.Module.forward and name not in state:
             continue  # a list of layers: never called
         if not isinstance(state.get(name), Functional):

@@ -77,8 +77,9 @@ class set_interaction_type(Mode):
         *,
         thread_local: bool = False,
     ) -> None:
-        value = type if type is None else InteractionType(type)
-        super().__init__(value, thread_local=thread_local)
+        if type is not None and type.__class__ is not InteractionType:
+            type = InteractionType(type)
+        self.value, self.thread_local, self._undo = type, thread_local, []  # as `Mode`, faster
 
     @property
     def type(self) -> InteractionType | None:

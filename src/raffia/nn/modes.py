@@ -64,16 +64,27 @@ class Mode(_DecoratorContextManager):
 
     def __init__(self, value: Any, *, thread_local: bool = False) -> None:
         self.value, self.thread_local = value, thread_local
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[
+            Any
+        ] = []  # what was there, alone in a tuple; or the call that puts it back
 
     def set(self) -> None:
         """Keep the value from now on; `unset()` puts back what was there."""
-        self._undo.append(self.setting.put(self.value, self.thread_local))
+        setting = self.setting
+        if self.thread_local or setting.by_thread:
+            self._undo.append(setting.put(self.value, self.thread_local))
+        else:  # as `put`, but without making a function
+            self._undo.append((setting.everywhere,))
+            setting.everywhere = self.value
 
     def unset(self) -> None:
         """Put back what was there before the last `set()`; without one nothing happens."""
         if self._undo:
-            self._undo.pop()()
+            undo = self._undo.pop()
+            if undo.__class__ is tuple:
+                (self.setting.everywhere,) = undo
+            else:
+                undo()
 
     def clone(self) -> Self:
         """The same mode as a new object."""
@@ -85,5 +96,5 @@ class Mode(_DecoratorContextManager):
     def __enter__(self) -> None:
         self.set()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self.unset()

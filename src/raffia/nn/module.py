@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
@@ -247,6 +248,22 @@ class TensorDictModule(TensorDictModuleBase):
             if key != "_":
                 tensordict.set(key, as_entry(value))
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter, or the CPU; deprecated, parameters may be on several.
+
+        A module's own attribute of that name goes first.
+        """
+        own = getattr(self.module, "device", None)
+        if own is not None:
+            return own
+        warnings.warn(
+            "TensorDictModule.device is deprecated: ask the parameters for their devices",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     def _title(self) -> str:
         module = self.module
         name = getattr(module, "__qualname__", None) or type(module).__name__
@@ -277,8 +294,9 @@ def _linear(module: Linear, x: Any) -> Tensor:
     if (
         Linear.forward is not _LINEAR_FORWARD
         or "forward" in module.__dict__
-        or "weight" not in weights
-        or "bias" not in weights
+        or weights.get("weight") is None
+        or weights.get("bias", module) is module
+        or "bias" in module.__dict__
     ):
         return module.forward(x)
     return linear(x, weights["weight"], weights["bias"])

@@ -11,6 +11,7 @@ from raffia.nn.distributions.composite import (
 from raffia.nn.distributions.mappings import (
     add_custom_mapping,
     biased_softplus,
+    expln,
     inv_softplus,
     mappings,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "add_custom_mapping",
     "biased_softplus",
     "composite_lp_aggregate",
+    "expln",
     "inv_softplus",
     "mappings",
     "set_composite_lp_aggregate",

@@ -40,6 +40,10 @@ class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
+    # without a meaning, as in tokens=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
     # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
@@ -59,6 +63,13 @@ class DialogueDataConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
+        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
+            for pair in getattr(self, name):
+                if not pair.partition("=")[0] or "=" not in pair:
+                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
+        for pair in self.roles:
+            if pair.partition("=")[2] not in ("agent", "environment"):
+                raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
         if self.max_len is not None:
             check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
@@ -196,7 +207,9 @@ class ILQLRun(ILQLConfig):
 
     seed: int = 0
     device: str = "cpu"
-    num_threads: int = 1  # of torch; more pay for large networks on idle cores
+    # Of torch; 0: one for small networks, where more cost time, else as many as torch takes by
+    # itself, all cores. It is settled when the run begins: other numbers differ in the last bits.
+    num_threads: int = 0
     task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
     wordle: WordleConfig = field(default_factory=WordleConfig)
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
@@ -216,7 +229,8 @@ class ILQLRun(ILQLConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self)
-        check_least(self, 1, "num_threads", "num_updates", "batch_size", "num_micro_batches")
+        check_least(self, 0, "num_threads")
+        check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
             raise ValueError(
                 f"batch_size={self.batch_size} can't be cut into num_micro_batches="

@@ -51,7 +51,14 @@ from raffia.functional.seeds import derive_seed
 from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, WordleConfig
 from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
 
-__all__ = ["Lessons", "find_tokenizer", "make_lessons", "make_tokenizer", "make_wordle"]
+__all__ = [
+    "Lessons",
+    "find_tokenizer",
+    "make_lessons",
+    "make_tokenizer",
+    "make_wordle",
+    "told_lessons",
+]
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
 NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
@@ -113,12 +120,57 @@ def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
             buckets=data.buckets,
             sort_window=data.sort_window,
         )
+    _refuse_unrewarded(whole, config)
     learnt, held_out = split(whole, data.held_out, data.split_seed)
     return Lessons(tokenizer, _best(learnt, config), held_out)
 
 
 def _best(data: DialogueDataset, config: ILQLRun) -> DialogueDataset:
     return data if config.keep_best == 1 else data.best(config.keep_best)
+
+
+def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
+    summary = data.store.summary
+    if not summary.num_actions.any():
+        raise RunError(
+            "no message is the agent's, so that there is nothing to learn: the roles that are are "
+            "assistant, agent and gpt; for others --data.roles bot=agent"
+        )
+    needs = config.loss.needs_values or config.keep_best < 1
+    if needs and not any(point.rewards and any(point.rewards) for point in _rewarded(data)):
+        raise RunError(
+            f"none of the {len(data)} dialogues has a reward other than 0, so that nothing tells "
+            'good answers from bad ones: give rewards, "reward" beside a message or of the row '
+            "(--data.columns score=reward where it has another name). To imitate all of them: "
+            "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
+        )
+
+
+def _rewarded(data: DialogueDataset) -> Iterator[Any]:
+    """The rows that might have a reward, those that surely have one first."""
+    order = np.argsort(data.store.summary.episode_return == 0, kind="stable")
+    return (data[int(number)] for number in order)
+
+
+def told_lessons(lessons: Lessons) -> str:
+    """What is learnt from, in a line.
+
+    >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
+    >>> told_lessons(make_lessons(ILQL_PRESETS["ilql-smoke"], None))
+    '200 dialogues, 808 answers, 3,632 tokens (the longest 26); return -3.53 (-6 to 0), ...'
+    """
+    found = lessons.learnt.statistics()
+    returns = lessons.learnt.store.summary.episode_return[lessons.learnt.rows]
+    said = (
+        f"{found.num_rows:,} dialogues, {found.num_utterances:,} answers, {found.num_tokens:,} "
+        f"tokens (the longest {found.longest:,}); return {found.mean_return:.4g} "
+        f"({returns.min():.4g} to {returns.max():.4g}), deviation {returns.std():.3g}"
+    )
+    if found.num_skipped:
+        said += f"; {found.num_skipped:,} rows left out"
+    if lessons.held_out is not None:
+        said += f"; {len(lessons.held_out):,} more held out"
+    return said
 
 
 def split(
@@ -227,8 +279,15 @@ def source_of(config: DialogueDataConfig) -> DialogueSource:
     """
     if not config.files:
         raise RunError("no files to learn from: give --data.files chats.jsonl")
-    found = [read_dialogues(path) for path in config.files]
+    columns = dict(_pair(pair) for pair in config.columns)
+    roles = {name: meaning == "agent" for name, meaning in map(_pair, config.roles)}
+    found = [read_dialogues(path, columns=columns, roles=roles) for path in config.files]
     return found[0] if len(found) == 1 else JoinedDialogues(found)
+
+
+def _pair(text: str) -> tuple[str, str | None]:
+    name, _, meaning = text.partition("=")
+    return name, meaning or None
 
 
 def find_tokenizer(
@@ -318,6 +377,10 @@ def _named_as_settings() -> Iterator[None]:
         raise RowTooLongError(error.path, error.where, f"{error.why}. {mend}") from error
     except MalformedDataError as error:
         mend = "--data.malformed skip leaves such rows out"
+        if "columns={" in error.why:
+            mend = f"Of a run: --data.columns chat=messages score=reward tokens=. {mend}"
+        if "roles={" in error.why:
+            mend = f"Of a run: --data.roles bot=agent caller=environment. {mend}"
         raise MalformedDataError(error.path, error.where, f"{error.why}. {mend}") from error
 
 

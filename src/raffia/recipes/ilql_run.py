@@ -14,7 +14,7 @@ from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle
+from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle, told_lessons
 from raffia.recipes.ilql_dialogues import Record, seen_dialogues, write_dialogues
 from raffia.recipes.ilql_evaluation import (
     ILQLEvaluation,
@@ -88,6 +88,7 @@ class DialogueRun:
 
     def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
         """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
+        self.sitting.view.say(f"learning from {told_lessons(self.lessons)}")
         return self.sitting.go(stop, begun)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.report.episodes import natural
-from raffia.report.folder import Run, read_json
+from raffia.report.folder import Run, entries, read_json
 from raffia.report.rows import number
 
 _MOST_TOKENS = 2000  # of a dialogue: more makes no page
@@ -96,7 +96,7 @@ def files_of(run: Path) -> list[Path]:
     >>> files_of(Path("no such run"))
     []
     """
-    return sorted((run / "dialogues").glob("*.json"), key=natural)
+    return sorted(entries(run, "dialogues", "*.json"), key=natural)
 
 
 def best_file(run: Run) -> Path | None:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from raffia.report.evaluated import Evaluated
-from raffia.report.folder import Run, read_json
+from raffia.report.folder import Run, content, entries, read_json
 from raffia.report.markup import Html, el
 from raffia.report.rows import number, numbers
 from raffia.report.wording import count, figure, size
@@ -70,7 +70,7 @@ def read_evaluations(run: Path) -> tuple[list[EvaluationFile], list[str]]:
     """
     found: list[EvaluationFile] = []
     notes: list[str] = []
-    for path in sorted((run / "evaluations").glob("*.json"), key=natural):
+    for path in sorted(entries(run, "evaluations", "*.json"), key=natural):
         try:
             data = read_json(path)
         except ValueError as error:
@@ -95,8 +95,8 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> Recording | N
     """
     there = {
         path.name: path
-        for path in sorted((run.folder / "episodes").glob("*"), key=natural)
-        if path.suffix.lower() in _KINDS and path.is_file()
+        for path in sorted(entries(run.folder, "episodes"), key=natural)
+        if path.suffix.lower() in _KINDS and path.is_file() and not path.is_symlink()
     }
     for evaluation in reversed(evaluations):
         files, returns = evaluation.data.get("files"), evaluation.data.get("returns")
@@ -127,7 +127,7 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> Recording | N
 def shown(recording: Recording, page: Path) -> Html:
     """The episode inside the page, or where it is too large a link beside it."""
     path = recording.path
-    num_bytes = path.stat().st_size
+    num_bytes = path.lstat().st_size
     about = "an episode" if math.isnan(recording.score) else f"return {figure(recording.score)}"
     if recording.at is not None:
         step, mean = count(recording.at.env_step), figure(recording.at.mean)
@@ -138,7 +138,7 @@ def shown(recording: Recording, page: Path) -> Html:
         text = f"Not in the page, for it is large ({size(num_bytes)}): "
         return el("p.missing", text, link)
     kind = _KINDS[path.suffix.lower()]
-    data = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    data = f"data:{kind};base64,{base64.b64encode(content(path, LARGEST)).decode()}"
     if kind.startswith("video"):
         on = {name: "" for name in ("controls", "loop", "muted", "playsinline")}
         picture = el("video.episode", src=data, **on)

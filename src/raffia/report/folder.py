@@ -6,16 +6,18 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from raffia.files import DEEPEST, DamagedFileError, is_deeper, open_plain
 from raffia.report.evaluated import Evaluated as Evaluated
 from raffia.report.evaluated import evaluations_of
-from raffia.report.rows import Row, key_rows, number, read_rows
+from raffia.report.rows import Row, counted_rows, key_rows, number
 
+LARGEST = 50_000_000  # bytes of a file of JSON
 ABOUT = ("run", "preset", "versions")  # of config.json: what is no setting
 _FEW = 6  # names in an error
 
@@ -34,6 +36,7 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)  # preset, versions ...
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()  # what is missing or damaged
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows of each kind, where not all are
 
     @property
     def name(self) -> str:
@@ -51,6 +54,10 @@ class Run:
     def of(self, kind: str) -> list[Row]:
         """The rows of a kind."""
         return self.by_kind.get(kind, [])
+
+    def num_of(self, kind: str) -> int:
+        """How many rows of a kind its files have."""
+        return self.counts.get(kind, len(self.of(kind)))
 
     @property
     def state(self) -> str:
@@ -189,7 +196,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     ...
     FileNotFoundError: no such folder is no run: it does not exist...
     """
-    return _read(path, read_rows)
+    return _read(path, counted_rows)
 
 
 def read_key_rows(path: str | os.PathLike[str]) -> Run:
@@ -200,25 +207,59 @@ def read_key_rows(path: str | os.PathLike[str]) -> Run:
     ...
     FileNotFoundError: no such folder is no run: it does not exist...
     """
-    return _read(path, key_rows)
+    return _read(path, lambda file: (*key_rows(file), {}))
 
 
 def _read(
-    path: str | os.PathLike[str], rows_of: Callable[[Path], tuple[list[Row], list[str]]]
+    path: str | os.PathLike[str],
+    rows_of: Callable[[Path], tuple[list[Row], list[str], dict[str, int]]],
 ) -> Run:
     folder = Path(path)
     if not is_run(folder):
         raise FileNotFoundError(_no_run(folder))
     config, about, notes = _read_config(folder / "config.json")
     rows: list[Row] = []
+    counts: dict[str, int] = {}
     try:
-        rows, faults = rows_of(folder / "metrics.jsonl")
+        rows, faults, counts = rows_of(folder / "metrics.jsonl")
         notes += faults
         if not rows:
             notes.append("metrics.jsonl has no rows yet")
     except OSError as error:
         notes.append(f"metrics.jsonl could not be read: {error.strerror}")
-    return Run(folder, config, about, tuple(rows), tuple(notes))
+    except DamagedFileError as error:
+        notes.append(f"metrics.jsonl could not be read: {error.why}")
+    return Run(folder, config, about, tuple(rows), tuple(notes), counts)
+
+
+def entries(run: Path, name: str, pattern: str = "*") -> list[Path]:
+    """What lies in a folder of a run; nothing in one that is a link, which may lead anywhere.
+
+    >>> entries(Path("no such run"), "episodes")
+    []
+    """
+    folder = run / name
+    return [] if folder.is_symlink() else list(folder.glob(pattern))
+
+
+def content(path: Path, largest: int = LARGEST) -> bytes:
+    """The bytes of a file of a run; ValueError that says why if it is not shown.
+
+    >>> content(Path("no such file"))
+    Traceback (most recent call last):
+    ...
+    ValueError: No such file or directory
+    """
+    try:
+        with open_plain(path) as file:
+            data = file.read(largest + 1)
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from None
+    except DamagedFileError as error:
+        raise ValueError(error.why) from None
+    if len(data) > largest:
+        raise ValueError(f"it is larger than {largest:,} bytes")
+    return data
 
 
 def read_json(path: Path) -> Any:
@@ -230,13 +271,14 @@ def read_json(path: Path) -> Any:
     ValueError: No such file or directory
     """
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(str(error.strerror)) from None
+        found = json.loads(content(path))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
+    if is_deeper(found, DEEPEST):
+        raise ValueError("it is nested too deeply")
+    return found
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

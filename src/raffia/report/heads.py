@@ -104,7 +104,7 @@ def _of_episodes(run: Run) -> list[Html]:
         _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
         _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
-        _card("training episodes", count(float(len(episodes))), lately),
+        _card("training episodes", count(float(run.num_of("episode"))), lately),
     ]
 
 

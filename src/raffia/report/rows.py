@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from raffia.files import open_plain
 
 Row = dict[str, Any]
 
 _KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"', b'"error"')
 _BOUNDLESS = 1e60  # far above what float32 holds; sums and squares of such numbers stay finite
+_MOST_ROWS = 4000  # of a kind: a page shows fewer points
+_TAIL = 20  # rows of each kind, the last ones, that are there whatever is left out before
+_MOST_KINDS = 40
+_MOST_KEYS = 400  # of a row
+_LONGEST = 4_000_000  # bytes of a line
 _MOST_FAULTS = 5  # named one by one
 
 
@@ -42,7 +51,9 @@ def numbers(value: object) -> list[float]:
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """All rows of a file, and what is wrong with it, line by line.
+    """The rows of a file, and what is wrong with it, line by line.
+
+    Of a kind with very many rows they are every second, every fourth ... and the last ones.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,8 +62,105 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     ...     read_rows(path)
     ([{'kind': 'train', 'loss': 2}], ['metrics.jsonl: the last line, 2, is cut off'])
     """
-    lines = path.read_bytes().split(b"\n")
-    return _parsed(path.name, enumerate(lines, start=1), last=len(lines))
+    return counted_rows(path)[:2]
+
+
+def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
+    """The same, and how many rows of each kind there are in all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "metrics.jsonl")
+    ...     _ = path.write_text('{"kind": "train"}\\n' * 9000)
+    ...     rows, _, counts = counted_rows(path)
+    >>> len(rows) < 5000, counts
+    (True, {'train': 9000})
+    """
+    found = _Thinned()
+    with open_plain(path) as file:
+        faults = _parse(path.name, _lines(file), found.add)
+    for kind, (step, total) in found.steps().items():
+        faults.append(f"{path.name}: of {total:,} rows of {kind} every {step}th was read")
+    return found.rows(), faults, found.counts
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
+    """Number, text, and whether it was written to its end; of a long line only its beginning."""
+    number, is_whole = 0, True
+    while line := file.readline(_LONGEST + 1):
+        if is_whole:
+            number += 1
+            yield number, line, line.endswith(b"\n")
+        is_whole = line.endswith(b"\n")
+
+
+class _Thinned:
+    """Rows of each kind, of which every second is left out whenever there are too many.
+
+    What a row tells of the time since the row before it, "seconds_learn" and the like, goes to the
+    next one that is kept, so that sums stay.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._kept: dict[str, list[tuple[int, Row]]] = {}  # of each kind: line, row
+        self._left: dict[str, list[tuple[int, Row]]] = {}  # out, since the last that was kept
+        self._tails: dict[str, deque[tuple[int, Row]]] = {}
+        self._step: dict[str, int] = {}
+
+    def add(self, line: int, row: Row) -> str:
+        """Take a row; gives what is wrong with it, or nothing."""
+        kind = row["kind"]
+        if kind not in self.counts and len(self.counts) == _MOST_KINDS:
+            return "is of one kind too many and was left out"
+        number = self.counts[kind] = self.counts.get(kind, 0) + 1
+        kept, left = self._kept.setdefault(kind, []), self._left.setdefault(kind, [])
+        wide = len(row) > _MOST_KEYS
+        row = {**dict(islice(row.items(), _MOST_KEYS)), "kind": kind} if wide else row
+        step = self._step.setdefault(kind, 1)
+        left.append((line, row))
+        if not any(key.startswith("seconds_") for key in row):  # else their times count twice
+            self._tails.setdefault(kind, deque(maxlen=_TAIL)).append((line, row))
+        if (number - 1) % step == 0:
+            kept.append((line, _with_times(row, [before for _, before in left[:-1]])))
+            left.clear()
+            if len(kept) > _MOST_ROWS:
+                self._halve(kept, left)
+                self._step[kind] = 2 * step
+        return f"has more than {_MOST_KEYS} entries; the others were left out" if wide else ""
+
+    def _halve(self, kept: list[tuple[int, Row]], left: list[tuple[int, Row]]) -> None:
+        if len(kept) % 2 == 0:
+            left.append(kept.pop())
+        pairs = zip(kept[1::2], kept[2::2], strict=True)
+        kept[1:] = [(line, _with_times(row, [before])) for (_, before), (line, row) in pairs]
+
+    def steps(self) -> dict[str, tuple[int, int]]:
+        """Of kinds that were thinned: which share was kept, and of how many."""
+        return {kind: (step, self.counts[kind]) for kind, step in self._step.items() if step > 1}
+
+    def rows(self) -> list[Row]:
+        """In the order of their lines; the last ones of each kind are all there."""
+        found: dict[int, Row] = {}
+        for kind, kept in self._kept.items():
+            left = self._left[kind]
+            found |= dict(kept)
+            if left:
+                line, last = left[-1]
+                found[line] = _with_times(last, [row for _, row in left[:-1]])
+        for tail in self._tails.values():
+            found |= dict(tail)
+        return [found[line] for line in sorted(found)]
+
+
+def _with_times(row: Row, before: list[Row]) -> Row:
+    """A row that tells also the times of rows before it, which were left out."""
+    times: dict[str, float] = {}
+    for one in [row, *before] if before else []:
+        for key in one:
+            if key.startswith("seconds_") and not math.isnan(value := number(one[key])):
+                times[key] = times.get(key, 0.0) + value
+    return {**row, **times} if times else row
 
 
 def key_rows(path: Path) -> tuple[list[Row], list[str]]:
@@ -65,44 +173,48 @@ def key_rows(path: Path) -> tuple[list[Row], list[str]]:
     ...     key_rows(path)[0]
     [{'kind': 'start'}, {'kind': 'episode'}]
     """
-    data = path.read_bytes()
+    with open_plain(path) as file:
+        data = file.read()
     starts = {_line_start(data, at) for word in _KEY_KINDS for at in _places(data, word)}
     whole = data.rfind(b"\n")  # the end of the last line that was written to its end
     if whole > 0:
         starts.add(_line_start(data, whole))
+    found = _Thinned()
     lines = [data[start : _line_end(data, start)] for start in sorted(starts)]
-    rows, _ = _parsed(path.name, enumerate(lines), last=-1)
-    tail = data[whole + 1 :]
-    faults = _parsed(path.name, [(data.count(b"\n") + 1, tail)], last=data.count(b"\n") + 1)[1]
-    return rows, faults
+    _parse(path.name, [(at, line, True) for at, line in enumerate(lines)], found.add)
+    tail = [(data.count(b"\n") + 1, data[whole + 1 :], False)]
+    return found.rows(), _parse(path.name, tail, lambda line, row: "")
 
 
-def _parsed(
-    name: str, lines: Iterable[tuple[int, bytes]], last: int
-) -> tuple[list[Row], list[str]]:
-    rows: list[Row] = []
+def _parse(
+    name: str, lines: Iterable[tuple[int, bytes, bool]], take: Callable[[int, Row], str]
+) -> list[str]:
+    """Give each row away; gives what is wrong with the lines."""
     faults: list[str] = []
-    for line, text in lines:
+    for line, text, ends in lines:
+        if len(text) > _LONGEST:
+            faults.append(f"{name}: line {line:,} is longer than {_LONGEST:,} bytes: left out")
+            continue
         if not text.strip():
             continue
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):  # RecursionError: brackets thousands deep
-            cut = line == last
             faults.append(
-                f"{name}: the last line, {line:,}, is cut off"
-                if cut
-                else f"{name}: line {line:,} is no JSON and was left out"
+                f"{name}: line {line:,} is no JSON and was left out"
+                if ends
+                else f"{name}: the last line, {line:,}, is cut off"
             )
             continue
         if isinstance(row, dict) and isinstance(row.get("kind"), str):
-            rows.append(row)
+            if fault := take(line, row):
+                faults.append(f"{name}: line {line:,} {fault}")
         else:
             faults.append(f'{name}: line {line:,} is no row with a "kind" and was left out')
     if len(faults) > _MOST_FAULTS:
         more = len(faults) - _MOST_FAULTS
         faults = [*faults[:_MOST_FAULTS], f"{name}: {more:,} more such lines"]
-    return rows, faults
+    return faults
 
 
 def _places(data: bytes, word: bytes) -> Iterable[int]:

@@ -194,8 +194,8 @@ def _curve_text(groups: Sequence[Group]) -> str:
         if all(run.by_updates for group in groups for run in group.runs):
             return (
                 "Learnt from logged dialogues alone. Evaluations are of games that are played for "
-                "them, or of rows that were held out: nothing is learnt from either. Losses of such "
-                "rows do not say how well the agent speaks; the estimated return is of logged "
+                "them, or of rows that were held out: nothing is learnt from either. Losses of "
+                "such rows do not say how well the agent speaks; the estimated return is of logged "
                 "dialogues, weighed by how likely it would say their answers." + best
             )
         return "Evaluations act without noise; training episodes explore." + best

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.report import episodes, trees
-from raffia.report.folder import Run, read_json
+from raffia.report.folder import Run, entries, read_json
 from raffia.report.groups import Group, leading
 from raffia.report.markup import Html, el, join, table
 from raffia.report.rows import number, numbers
@@ -116,14 +116,13 @@ def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
 
 
 def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
-    folder = run.folder / "checkpoints"
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = sorted(entries(run.folder, "checkpoints"))
     at = {  # manifests need not say it
         f"{number(row.get('update')):09.0f}": number(row.get("env_step")) for row in run.rows
     }
     rows = []
     for path in found:
-        if not path.is_dir():
+        if not path.is_dir() or path.is_symlink():
             continue
         extras, num_bytes, state = _checkpoint(path)
         score = number(extras.get("score"))

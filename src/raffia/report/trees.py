@@ -8,7 +8,7 @@ from typing import Any
 
 from raffia.report.clean_svg import clean_svg
 from raffia.report.episodes import natural
-from raffia.report.folder import read_json
+from raffia.report.folder import content, entries, read_json
 from raffia.report.markup import Html, el, table
 from raffia.report.rows import number
 from raffia.report.wording import count, figure, plural
@@ -37,7 +37,7 @@ def tree_files(run: Path) -> list[TreeFiles]:
     []
     """
     found: dict[str, dict[str, Path]] = {}
-    for path in sorted((run / "trees").glob("*"), key=natural):
+    for path in sorted(entries(run, "trees"), key=natural):
         if path.suffix in (".svg", ".json"):
             found.setdefault(path.stem, {})[path.suffix] = path
     return [TreeFiles(name, some.get(".svg"), some.get(".json")) for name, some in found.items()]
@@ -49,9 +49,8 @@ def shown(tree: TreeFiles) -> tuple[Html, list[str]]:
     notes: list[str] = []
     if tree.svg is not None:
         try:
-            if tree.svg.stat().st_size > _LARGEST:
-                raise ValueError(f"it is larger than {_LARGEST:,} bytes")
-            parts.append(el("div.wide.tree", clean_svg(tree.svg.read_text(encoding="utf-8"))))
+            drawing = content(tree.svg, _LARGEST).decode()
+            parts.append(el("div.wide.tree", clean_svg(drawing)))
         except ValueError as error:  # UnicodeDecodeError is one
             notes.append(f"trees/{tree.svg.name} is not shown: {error}")
     if tree.json is not None:

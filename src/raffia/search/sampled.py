@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from raffia.search.draws import child_seed
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
@@ -81,7 +82,7 @@ def with_sampled_actions(
         probability to be among them (all of pi where all actions are).
         "uniform": 1/K. "density": pi, rescaled to the K.
     Embeddings get two further entries, "sampling_seed" [M] and "sampled_actions" [M, K, ...], which
-    the model does not see.
+    lie where the embedding does and which the model does not see.
 
     >>> from raffia.search import CategoricalSampler, RecurrentOutput, RootOutput
     >>> from raffia.search import with_sampled_actions
@@ -110,24 +111,24 @@ def with_sampled_actions(
             f"seed is {seed.dtype} {list(seed.shape)}; it must be int64 [{batch}], one for each "
             f"root: for example torch.arange({batch})"
         )
-    seed = seed.to(root.prior_logits.device)
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
     put, take = _carriers(root.embedding)
+    place = _device_of(root.embedding, root.prior_logits.device)
 
     def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
         own, seed, known = take(embedding)
         output, child = recurrent_fn(own, action)
         _check_dtype(root.prior_logits, output.prior_logits)
-        seed = child_seed(seed, _which(known, action))
+        seed = child_seed(seed, _which(known, action.to(place)))
         actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
         output = output._replace(prior_logits=logits, mask=mask, actions=actions)
-        return output, put(child, seed, actions)
+        return output, put(child, seed, actions.to(place))
 
     # What is said of the model holds for it over samples: its rewards are prefixes, or not.
     vars(recurrent_over_samples).update(
         predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
     )
-    embedding = put(root.embedding, seed, actions)
+    embedding = put(root.embedding, seed.to(place), actions.to(place))
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
@@ -147,7 +148,7 @@ def _draw(
     sampler: Sampler, parameters: Tensor, seed: Tensor, mask: Tensor | None, prior: Prior
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """K actions of each row, their prior logits, and which of them are legal."""
-    samples = sampler.sample(parameters, seed, mask)
+    samples = sampler.sample(parameters, seed.to(parameters.device), mask)
     if prior == "density":
         logits = sampler.log_density(parameters, samples.actions)
     elif prior == "sampling":
@@ -167,6 +168,13 @@ def _which(
     """
     same = known == action.unsqueeze(1)
     return same.flatten(2).all(-1).int().argmax(-1) if same.ndim > 2 else same.int().argmax(-1)
+
+
+def _device_of(embedding: Any, default: torch.device) -> torch.device:
+    """Where the embedding lies, which may be elsewhere than the trees; what is carried beside it
+    goes along, since a search moves the rows of all of it together."""
+    leaves = embedding.values(True, True) if isinstance(embedding, Node) else tree_leaves(embedding)
+    return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
 
 
 def _carriers(embedding: Any) -> tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]:

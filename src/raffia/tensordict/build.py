@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
@@ -122,11 +123,20 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    if value is td:
-        return True
-    for child in value._children():
-        if holds(child, td):
+    nodes = [value]
+    while nodes:
+        node = nodes.pop()
+        if node is td:
             return True
+        if node.__class__ is node._plain:
+            if node._locked and not td._locked:  # what is nested in it is locked as well
+                continue
+            below = [value for value in node._d.values() if value.__class__ is not Tensor]
+            nodes += [value for value in below if isinstance(value, Node)]
+        elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
+            nodes.append(node._td)
+        else:
+            nodes += node._children()
     return False
 
 
@@ -145,43 +155,62 @@ def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
     return copy
 
 
-def common_size(td: Any, batch_dims: int | None) -> torch.Size | None:
+def common_size(
+    td: Any, batch_dims: int | None, known: dict[int, Any] | None = None
+) -> torch.Size | None:
     """The longest leading dimensions that all entries share, at most `batch_dims` of them.
 
     None if there are no entries to ask.
+    known: takes in what is found for each container, by its id: itself, and the size.
     """
     size: Any = None
     for value in td._entries().values():
-        if hasattr(value, "stack_dim"):
-            shape: Any = value._batch_size  # that of a stack stays
+        if value.__class__ is Tensor:
+            shape: Any = value.shape
+        elif hasattr(value, "stack_dim"):
+            shape = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
             shape = (
-                value._batch_size or None if value._is_data() else common_size(value, batch_dims)
+                value._batch_size or None
+                if value._is_data()
+                else common_size(value, batch_dims, known)
             )
         else:
             shape = value.shape
-        if shape is None:
+        if shape is None or shape is size:
             continue
-        if batch_dims is not None:
-            shape = shape[:batch_dims]
         if size is None:
-            size = shape
-        else:
+            size = shape if batch_dims is None else shape[:batch_dims]
+        elif shape[: len(size)] != size:
             same = 0
             while same < min(len(size), len(shape)) and size[same] == shape[same]:
                 same += 1
             size = size[:same]
-    return None if size is None else torch.Size(size)
+    if size is not None:
+        size = torch.Size(size)
+    if known is not None:
+        known[id(td)] = td, size
+    return size
 
 
-def auto_batch_size(td: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
-    size = common_size(td, batch_dims)
+def auto_batch_size(
+    td: Any,
+    batch_dims: int | None,
+    keep_compliant_size: bool,
+    known: dict[int, Any] | None = None,
+) -> None:
+    if known is None:
+        known = {}
+        common_size(td, batch_dims, known)
+    size = known[id(td)][1] if id(td) in known else common_size(td, batch_dims, known)
     if size is None:
         size = td._batch_size[:batch_dims]
     for value in td._entries().values():
+        if value.__class__ is Tensor:
+            continue
         if isinstance(value, Node) and not value._is_data() and not hasattr(value, "stack_dim"):
             if not (keep_compliant_size and value._batch_size[: len(size)] == size):
-                auto_batch_size(value, batch_dims, keep_compliant_size)
+                auto_batch_size(value, batch_dims, keep_compliant_size, known)
     td._set_batch_size(size)
 
 
@@ -215,7 +244,9 @@ def _numbers_kept(source: Any, size: torch.Size) -> Any:
         return source
     out = {}
     for name, value in source.items():
-        if isinstance(value, _NUMBERS):
+        if value.__class__ is Tensor:
+            pass
+        elif isinstance(value, _NUMBERS):
             value = NonTensorData(value, batch_size=size)
         elif isinstance(value, Mapping):
             value = _numbers_kept(value, size)
@@ -300,6 +331,8 @@ def from_any(
 
 def any_entries(obj: Any, cls: Any) -> Any:
     """Entries of a structure, with structures inside taken apart too; None if it has no entries."""
+    if obj.__class__ is Tensor:
+        return None
     if isinstance(obj, Node):
         return obj
     if isinstance(obj, Mapping):
@@ -639,21 +672,69 @@ def new_tensor(
     return td._new(entries, data._batch_size)
 
 
+def from_schema(
+    cls: Any,
+    /,
+    schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
+    *,
+    batch_size: Any = None,
+    storage: str | None = None,
+    device: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A container of zeros with these entries.
+
+    schema: for each key the shape of an element and its dtype; an entry has the batch size before.
+    storage: "memmap" for files, whose folder is `prefix` and other arguments those of
+        `memmap_like`; "shared" for shared memory; None for neither.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict.from_schema({"obs": ([4], torch.uint8)}, batch_size=[2])["obs"].shape
+    torch.Size([2, 4])
+    """
+    if storage not in (None, "memmap", "shared"):
+        raise ValueError(f'from_schema: storage is None, "memmap" or "shared", got {storage!r}')
+    if kwargs and storage != "memmap":
+        raise TypeError(f"from_schema: {sorted(kwargs)} go with storage='memmap' only")
+    size = as_size(batch_size)
+    mapped = storage == "memmap"
+    td = cls._from_entries({}, size, None if mapped else device)
+    for key, (shape, dtype) in schema.items():
+        if mapped:  # no memory for what is made on disk below
+            td.set(key, torch.zeros((), dtype=dtype).expand((*size, *shape)))
+        else:
+            td.set(key, torch.zeros((*size, *shape), dtype=dtype, device=td._device))
+    if mapped:
+        return td.memmap_like(**kwargs)
+    return td.share_memory_() if storage == "shared" else td
+
+
 # ------------------------------------------------------------------------ showing
 
 
 def show(td: Any) -> str:
     """The text of a container: entries in alphabetical order, nested ones indented."""
-    lines = [f"{name}: {_describe(td, name)}" for name in sorted(td.keys())]
-    fields = ",\n".join(textwrap.indent(line, "    ") for line in lines)
+    options = printing.shown() or printing.DEFAULTS
+    if options["compact"]:
+        return printing.compact(td, options)
+    names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else td.keys()
+    lines = [f"{name}: {_describe(td, name)}" for name in names]
+    fields = ",\n".join([indented(line) for line in lines])
     body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
-    body[len(body) :] = [
-        f"batch_size={td.batch_size}",
-        f"device={td.device}",
-        f"is_shared={td.is_shared()}",
-        *td._last_lines(),
-    ]
-    return f"{type(td).__name__}(\n" + textwrap.indent(",\n".join(body), "    ") + ")"
+    said = {
+        "show_batch_size": f"batch_size={td.batch_size}",
+        "show_device": f"device={td.device}",
+        "show_is_shared": f"is_shared={td.is_shared()}",
+    }
+    body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
+    return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
+
+
+def indented(text: str) -> str:
+    """`text` four columns to the right, but for blank lines."""
+    if "\n\n" in text:
+        return textwrap.indent(text, "    ")
+    return "    " + text.replace("\n", "\n    ")
 
 
 def _describe(td: Any, name: str) -> str:
@@ -670,10 +751,13 @@ def describe_tensor(value: Any) -> str:
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
     shared = (
-        value.is_shared()
+        value.untyped_storage().is_shared()
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
+    options = printing.shown()
+    if options is not None:
+        return f"{kind}({', '.join(printing.tensor_parts(value, shared, options))})"
     return (
         f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, "
         f"is_shared={shared})"

@@ -57,8 +57,8 @@ def write_block(td: Any, filename: Path) -> list[int]:
 
     def write(file: BinaryIO) -> None:
         for leaf in leaves:
-            flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            file.write(memoryview(flat.numpy()))
+            flat: Any = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            file.write(memoryview(flat))
             file.write(bytes(padded(len(flat)) - len(flat)))
         file.write(record + len(record).to_bytes(8, "little") + MARK)
 

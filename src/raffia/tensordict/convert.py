@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, converted, get, holder
+from raffia.tensordict.entries import NO_DEFAULT, converted, every, get, holder, some
 from raffia.tensordict.keys import NestedKey, dotted
 from raffia.tensordict.node import Node
 
@@ -61,7 +61,7 @@ def to(
                     "to(batch_size=...): the batch size of a lazy stack is that of its members; "
                     "td.to_tensordict() gives a container of which it can be changed"
                 )
-            pin = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
+            pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
             out = out.copy() if out is td else out
             out.batch_size = batch_size
@@ -99,6 +99,8 @@ def to(
         out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
+    elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
+        out = source._shallow()
     elif dtype is None:
         out = source._map(
             lambda leaf: (
@@ -170,7 +172,7 @@ def type_(td: Any, dst_type: torch.dtype, *, cast_filter: CastFilter | None = No
     """
     if cast_filter is not None:
         return to(td, dst_type, cast_filter=cast_filter)
-    out = td._map(lambda leaf: leaf.to(dst_type))
+    out = td._cast(dst_type)
     return out.lock_() if td._locked else out
 
 
@@ -295,7 +297,60 @@ def copy(td: Any) -> Any:
 def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     import copy as copier
 
+    if not memo:  # a copy of this alone
+        places: list[int] = []
+        plain = td.__class__ is td._plain
+        if plain and _own_memory(td, places) and len({*places}) == len(places):
+            alive: list[Any] = [td]
+            out = _cloned(td, memo, alive)
+            memo[id(memo)] = alive
+            return out
     entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
+    out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
+    return out
+
+
+def cloned_members(td: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a lazy stack by clones; None where that is not all that it takes."""
+    places: list[int] = []
+    members = td.tensordicts
+    if memo or not all([part.__class__ is td._plain for part in members]):
+        return None
+    if not all([_own_memory(part, places) for part in members]) or len({*places}) < len(places):
+        return None
+    alive: list[Any] = [td]
+    out = memo[id(td)] = td._of_members([_cloned(part, memo, alive) for part in members])
+    memo[id(memo)] = alive
+    return out
+
+
+def _own_memory(td: Any, places: list[int]) -> bool:
+    """Append where each leaf's memory is; False unless clones are all that a deep copy makes.
+
+    They are where all nodes are plain and no tensor has gradients, gaps or attributes.
+    """
+    for value in td._d.values():
+        if value.__class__ is Tensor:
+            if value.requires_grad or value.layout is not torch.strided:
+                return False
+            if not value.is_contiguous() or value.__dict__:
+                return False
+            places.append(value.untyped_storage()._cdata)
+        elif value.__class__ is not td._plain or not _own_memory(value, places):
+            return False
+    return True
+
+
+def _cloned(td: Any, memo: dict[int, Any], alive: list[Any]) -> Any:
+    """Clones of all tensors; `alive` keeps what has its id in `memo`."""
+    entries: dict[str, Any] = {}
+    for name, value in td._d.items():
+        if value.__class__ is Tensor:
+            copy = value.clone()
+        else:
+            copy = _cloned(value, memo, alive)
+        entries[name] = memo[id(value)] = copy
+        alive.append(value)
     out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
 
@@ -342,7 +397,7 @@ def is_contiguous(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
     False
     """
-    return all([leaf.is_contiguous() for leaf in td._leaves([])])
+    return every(td, Tensor.is_contiguous)
 
 
 def empty(
@@ -530,7 +585,11 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return any([leaf.requires_grad for leaf in td._leaves([])])
+    return some(td, _requires_grad)
+
+
+def _requires_grad(leaf: Tensor) -> bool:
+    return leaf.requires_grad
 
 
 def requires_grad_(td: Any, requires_grad: bool = True) -> Any:
@@ -682,8 +741,7 @@ def is_shared(td: Any) -> bool:
     """
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
-    leaves = td._leaves([])
-    return bool(leaves) and all([_shared(leaf) for leaf in leaves]) and not td.is_memmap()
+    return every(td, _shared) and bool(td._leaves([])) and not td.is_memmap()
 
 
 def _shared(leaf: Tensor) -> bool:
@@ -692,7 +750,7 @@ def _shared(leaf: Tensor) -> bool:
     return (
         leaf.device.type == "cpu"
         and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-        and leaf.is_shared()
+        and leaf.untyped_storage().is_shared()
     )
 
 
@@ -748,10 +806,9 @@ def consolidate(
     options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
     if _is_block(td, filename, device, share_memory, pin_memory, metadata):
         return td
+    kept = metadata or filename is not None
     if not early:
-        return _finished(
-            td, *_block(td, *options), device, inplace, metadata or filename is not None
-        )
+        return _finished(td, _block(td, *options), device, inplace, kept)
     from concurrent.futures import ThreadPoolExecutor
 
     from raffia.tensordict.disk import TensorDictFuture
@@ -759,8 +816,7 @@ def consolidate(
     background = ThreadPoolExecutor(1)
     made: Any = background.submit(_block, td, *options)
     background.shutdown(wait=False)
-    kept = metadata or filename is not None
-    return TensorDictFuture(made, lambda: _finished(td, *made.result(), device, inplace, kept))
+    return TensorDictFuture(made, lambda: _finished(td, made.result(), device, inplace, kept))
 
 
 def _is_block(
@@ -844,14 +900,13 @@ def _block(
 
 def _finished(
     td: Any,
-    buffer: Tensor,
-    spans: list[int],
-    parts: list[Tensor],
+    block: tuple[Tensor, list[int], list[Tensor]],
     device: Any,
     inplace: bool,
     metadata: bool,
 ) -> Any:
     """The container over the parts of a buffer."""
+    buffer, spans, parts = block
     out = td._rebuild(iter(parts))
     if device is not None:
         out._set_device(buffer.device)

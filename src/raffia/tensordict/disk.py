@@ -49,7 +49,7 @@ from raffia.tensordict.node import Node
 VERSION = 1
 META = "meta.json"
 CPU = torch.device("cpu")
-VALUE_CLASSES = ("NonTensorData", "NonTensorStack")
+VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
 Record = dict[str, Any]
 
 # -------------------------------------------------------------------------------- non-tensor values
@@ -237,10 +237,11 @@ def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool) -> None:
 
 def value_record(node: Any, key: tuple[str, ...]) -> Record:
     """The record of a non-tensor entry, which holds its value, or a value for each row."""
-    from raffia.tensordict.nontensor import NonTensorData
+    from raffia.tensordict.nontensor import MetaData, NonTensorData
 
     if isinstance(node, NonTensorData):
-        record: Record = {"class": "NonTensorData", "batch_size": list(node._batch_size)}
+        name = "MetaData" if isinstance(node, MetaData) else "NonTensorData"
+        record: Record = {"class": name, "batch_size": list(node._batch_size)}
         record["value"] = encode(node._data, key)
     else:
         members = node.tensordicts
@@ -410,14 +411,15 @@ def decoded(reader: Reader, value: Any) -> Any:
 
 def value_node(reader: Reader, record: Any) -> Any:
     """The non-tensor entry that a record describes."""
-    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+    from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 
     device = reader.on(record.get("device"))
-    if record["class"] == "NonTensorData":
+    if record["class"] in ("NonTensorData", "MetaData"):
         if "value" not in record:
             reader.fail("a value is missing")
         size = torch.Size(reader.size(record.get("batch_size")))
-        return NonTensorData(decoded(reader, record["value"]), size, device)
+        kind = MetaData if record["class"] == "MetaData" else NonTensorData
+        return kind(decoded(reader, record["value"]), size, device)
     rows = record.get("values", record.get("members"))
     if type(rows) is not list:
         reader.fail("the values of a stack are missing")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,15 +88,58 @@ def keys_list(
 ) -> list[Any]:
     """The keys alone, for which the members of a lazy stack need not be stacked."""
     out: list[Any] = []
+    if include_nested:
+        collect_keys(td, (), leaves_only, is_leaf, out)
+        return out
     leaf = is_leaf or default_is_leaf
     for name, value in td._peek().items():
-        below = value.__class__ is not Tensor and isinstance(value, Node)
-        if include_nested and below and not leaf(type(value)):
-            for key in keys_list(value, True, leaves_only, is_leaf):
-                out.append((name, key) if key.__class__ is str else (name, *key))
-        if not leaves_only or not below or leaf(type(value)):
+        if not leaves_only or not isinstance(value, Node) or leaf(type(value)):
             out.append(name)
     return out
+
+
+def collect_keys(
+    node: Any, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
+) -> None:
+    """Append the nested keys of what lies below `node`; content comes before its node."""
+    append = out.append
+    for name, value in (node._d if node.__class__ is node._plain else node._peek()).items():
+        if value.__class__ is not Tensor and isinstance(value, Node):
+            if is_leaf is None or not is_leaf(type(value)):
+                collect_keys(value, (*prefix, name), leaves_only, is_leaf, out)
+                if leaves_only:
+                    continue
+        append((*prefix, name) if prefix else name)
+
+
+def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
+    """Whether `test` is true of all leaves; the first that it is false of is the last it sees."""
+    if node.__class__ is not node._plain:
+        members = getattr(node, "tensordicts", None)
+        parts = node._leaves([]) if members is None else members
+        return all(test(x) if members is None else every(x, test) for x in parts)
+    for value in node._d.values():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            if not test(value):
+                return False
+        elif not every(value, test):
+            return False
+    return True
+
+
+def some(node: Any, test: Callable[[Tensor], Any]) -> bool:
+    """Whether `test` is true of any leaf; the first that it is true of is the last it sees."""
+    if node.__class__ is not node._plain:
+        members = getattr(node, "tensordicts", None)
+        parts = node._leaves([]) if members is None else members
+        return any(test(x) if members is None else some(x, test) for x in parts)
+    for value in node._d.values():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            if test(value):
+                return True
+        elif some(value, test):
+            return True
+    return False
 
 
 def entries_list(
@@ -373,7 +415,10 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
             if node._locked:
                 raise locked_error(node, path[i])
             set_path(fresh, path[i + 1 :], item)
-            node._set_str(path[i], fresh)
+            if node.__class__ is node._plain:  # of its batch size, device and names
+                node._d[path[i]] = fresh
+            else:
+                node._set_str(path[i], fresh)
             return
         if not isinstance(child, Node) or child._is_data():
             raise KeyError(
@@ -539,7 +584,7 @@ def popitem(td: Any) -> tuple[str, Any]:
     >>> TensorDict(a=1, b=2).popitem()
     ('b', tensor(2))
     """
-    names = list(td.keys())
+    names = list(td.keys()) if td.__class__ is not td._plain else list(td._d)[-1:]
     if not names:
         raise KeyError("popitem: the container has no entries")
     return names[-1], pop(td, names[-1])
@@ -662,6 +707,12 @@ def update(
             )
     if td._locked and not inplace:
         raise locked_error(td)
+    if inplace and is_leaf is None:
+        into: list[Tensor] = []
+        given: list[Tensor] = []
+        if not update_batch_size and writes(td, source, into, given):
+            if copied(into, given, non_blocking):
+                return td
     if like is None:
         with all_or_nothing(td, source):
             merge(td, source, clone, inplace, non_blocking, is_leaf)
@@ -733,7 +784,8 @@ Saved = list[tuple[dict[str, Any], dict[str, Any]]]  # the dict of a node, and w
 def save(node: Any, out: Saved) -> None:
     """Append shallow copies of the dicts in which a node keeps its entries."""
     for store in node._stores():
-        out.append((store, store.copy()))
+        if not out or out[-1][0] is not store:  # as it often is for one key after the other
+            out.append((store, store.copy()))
 
 
 def save_tree(td: Any, out: Saved) -> None:
@@ -767,30 +819,35 @@ def save_targets(td: Any, source: Any, out: Saved) -> None:
                 save_targets(mine, value, out)
 
 
-@contextlib.contextmanager
-def all_or_nothing(
-    td: Any, source: Any = None, paths: Iterable[tuple[str, ...]] | None = None
-) -> Iterator[None]:
-    """If the block raises, put the entries back as they were.
+class all_or_nothing:
+    """A block that puts the entries back as they were if it raises.
 
-    source: the block stores no entries but these, so that the rest of `td` need not be saved.
+    source: it stores no entries but these, so that the rest of `td` need not be saved.
     paths: it stores or removes only these entries.
     """
-    saved: Saved = []
-    if source is not None:
-        save_targets(td, source, saved)
-    elif paths is not None:
-        for path in paths:
-            save_path(td, path, saved)
-    else:
-        save_tree(td, saved)
-    try:
-        yield
-    except BaseException:
-        for store, content in saved:
-            store.clear()
-            store.update(content)
-        raise
+
+    __slots__ = ("saved",)
+
+    def __init__(
+        self, td: Any, source: Any = None, paths: Iterable[tuple[str, ...]] | None = None
+    ) -> None:
+        self.saved: Saved = []
+        if source is not None:
+            save_targets(td, source, self.saved)
+        elif paths is not None:
+            for path in paths:
+                save_path(td, path, self.saved)
+        else:
+            save_tree(td, self.saved)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            for store, content in self.saved:
+                store.clear()
+                store.update(content)
 
 
 def merge(
@@ -846,11 +903,92 @@ def update_(
     source = merged(input_dict_or_td, entries)
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    if writes(td, source, into, values):
+        if copied(into, values, non_blocking):
+            return td
     pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
     check_writes(td, pairs)
     for key, value in pairs:
         td.set_(key, value, non_blocking=non_blocking)
     return td
+
+
+def writes(
+    td: Any, source: Any, into: list[Tensor], values: list[Tensor], lazily: bool = True
+) -> bool:
+    """Append the pairs of tensors that writing `source` into `td` copies, where that is all of it.
+
+    False if a key is not there, or one of a pair is no plain tensor.
+    """
+    plain = td._plain
+    if td.__class__ is not plain:
+        return lazily and writes_lazily(td, source, into, values)
+    if source.__class__ is plain:
+        source = source._d
+    elif source.__class__ is not dict:
+        return False
+    d = td._d
+    for name, value in source.items():
+        mine = d.get(name) if name.__class__ is str else None
+        if value.__class__ is Tensor:
+            if mine.__class__ is not Tensor:
+                return False
+            into.append(mine)
+            values.append(value)
+        elif not isinstance(mine, Node) or not writes(mine, value, into, values, lazily):
+            return False
+    return True
+
+
+def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
+    """`writes` for a lazy stack: each part of a tensor goes into one member's."""
+    if not getattr(td, "_lazy", False) or td._is_data() or td.hook_in is not None:
+        return False
+    members = td.tensordicts
+    if isinstance(source, Node):
+        parts = td._split(source) if source.__class__ in (td.__class__, td._plain) else None
+        if parts is None:
+            return False
+        pairs = zip(members, parts, strict=True)
+        return all([writes(member, part, into, values) for member, part in pairs])
+    if source.__class__ is not dict:
+        return False
+    dim = td.stack_dim
+    for name, value in source.items():
+        if value.__class__ is Tensor:
+            if value.dim() <= dim or value.shape[dim] != len(members) or value.is_nested:
+                return False
+            for member, part in zip(members, value.unbind(dim), strict=True):
+                if not writes(member, {name: part}, into, values):
+                    return False
+        else:
+            mine = td._peek_str(name) if name.__class__ is str else None
+            if not isinstance(mine, Node) or not writes(mine, value, into, values):
+                return False
+    return True
+
+
+def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Write tensors into others, all or none; False where they are not alike, or torch refuses.
+
+    The general way then writes them one by one, and its error names the key.
+    """
+    try:
+        if [leaf.shape for leaf in into] != [value.shape for value in values]:
+            return False
+        if any([leaf.requires_grad for leaf in into]):
+            return False
+        alone = len(into) < 2 or any([value.requires_grad for value in values])
+        if not alone and torch._C._functorch.peek_interpreter_stack() is None:
+            torch._foreach_copy_(into, values, non_blocking=non_blocking)
+        else:
+            for leaf, value in zip(into, values, strict=True):
+                leaf.copy_(value, non_blocking=non_blocking)
+    except RuntimeError:  # a nested tensor has no shape; memory that is shown twice takes no write
+        return False
+    return True
 
 
 def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -860,8 +998,12 @@ def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
             raise_missing(key, td)
         node, name = holder(td, key)
         mine = node._peek_str(name)
-        if type(mine) is td._plain and type(value) is td._plain:
-            check_writes(mine, value._d.items())
+        if isinstance(mine, Node) and type(value) in (td._plain, dict):
+            if not mine._is_data():
+                check_writes(mine, (value if type(value) is dict else value._d).items())
+        elif getattr(node, "_lazy", False) and type(value) is Tensor and value.dim():
+            for member, part in zip(node.tensordicts, node._parts(name, value), strict=True):
+                check_writes(member, [(name, part)])
         elif isinstance(mine, Tensor) and isinstance(value, Tensor) and type(node) is td._plain:
             sizes = zip(reversed(value.shape), reversed(mine.shape), strict=False)
             if value.dim() > mine.dim() or any([n not in (1, size) for n, size in sizes]):
@@ -887,10 +1029,18 @@ def update_at_(
     source = merged(input_dict_or_td, {})
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
+    into: list[Tensor] = []
+    given: list[Tensor] = []
+    if td.__class__ is td._plain and writes(td, source, into, given, lazily=False):
+        if fit_rows(td, into, given, idx):
+            for leaf, value in zip(into, given, strict=True):
+                leaf[idx] = value
+            return td
     pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
     for key, _ in pairs:
         if not contains(td, key):
             raise_missing(key, td)
+    check_rows(td, pairs, idx)
     for key, value in pairs:
         mine: Any = td
         for name in unravel_key_to_tuple(key):
@@ -901,6 +1051,43 @@ def update_at_(
         else:
             td.set_at_(key, value, idx, non_blocking=non_blocking)
     return td
+
+
+def fit_rows(td: Any, into: list[Tensor], values: list[Tensor], idx: Any) -> bool:
+    """Whether each tensor can be written into the rows `idx` of another as it is."""
+    for leaf, value in zip(into, values, strict=True):
+        if leaf.dtype is not value.dtype or leaf.requires_grad or leaf.device != value.device:
+            return False
+    size = td._batch_size
+    if idx.__class__ is int and size:
+        ndim = len(size)
+        row, pairs = size[1:], zip(into, values, strict=True)
+        if all([value.shape == row + leaf.shape[ndim:] for leaf, value in pairs]):
+            return -size[0] <= idx < size[0]
+    return all([fits_rows(*pair, idx) for pair in zip(into, values, strict=True)])
+
+
+def fits_rows(leaf: Tensor, value: Tensor, idx: Any) -> bool:
+    """Whether `leaf[idx] = value` is possible."""
+    shape, rows = value.shape, leaf[idx].shape
+    if shape == rows:
+        return True
+    sizes = zip(reversed(shape), reversed(rows), strict=False)
+    return all([n in (1, size) for n, size in sizes]) and all(
+        [n == 1 for n in shape[: max(0, len(shape) - len(rows))]]
+    )
+
+
+def check_rows(td: Any, pairs: Iterable[tuple[Any, Any]], idx: Any) -> None:
+    """Raise what a later write into rows would raise, so that none is done if one can't be."""
+    for key, value in pairs:
+        node, name = holder(td, key)
+        mine = node._peek_str(name)
+        if type(mine) is td._plain and type(value) in (td._plain, dict):
+            check_rows(mine, (value if type(value) is dict else value._d).items(), idx)
+        elif type(mine) is Tensor and type(value) is Tensor and type(node) is td._plain:
+            if not fits_rows(mine, value, idx):
+                node.set_at_(name, value, idx)  # which refuses
 
 
 def select(
@@ -942,9 +1129,13 @@ def select(
         entries[name] = value
     if not inplace:
         return td._new(entries, td._batch_size, td._names)
+    store = td._d if td.__class__ is td._plain else None
     for name in list(td.keys()):
         if name not in entries:
-            td._del_str(name)
+            if store is None:
+                td._del_str(name)
+            else:
+                del store[name]
         elif name in parts and name not in whole:
             td._get_str(name).select(*parts[name], inplace=True, strict=strict)
     return td
@@ -975,6 +1166,25 @@ def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
     return td._new(entries, td._batch_size, td._names)
 
 
+def place(td: Any, key: NestedKey) -> tuple[Any, Any]:
+    """The container right around an entry and the entry's name; None for it unless all is plain.
+
+    That is: `key` is well-formed, and each container on the way is an unlocked `TensorDict`.
+    """
+    if key.__class__ is str:
+        return td, key
+    if key.__class__ is not tuple or not key or key[-1].__class__ is not str:
+        return None, key
+    node, plain = td, td._plain
+    for name in key[:-1]:
+        if name.__class__ is not str:
+            return None, key
+        node = node._d.get(name)
+        if node.__class__ is not plain or node._locked:
+            return None, key
+    return node, key[-1]
+
+
 def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
     """A container without these entries (same tensors); keys that are not there are passed over.
 
@@ -984,6 +1194,12 @@ def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
     """
     if inplace and td._locked:
         raise locked_error(td)
+    if inplace and td.__class__ is td._plain:
+        places = [place(td, key) for key in keys]
+        if all([node is not None for node, _ in places]):
+            for node, name in places:
+                node._d.pop(name, None)
+            return td
     whole, parts = grouped(keys)
     if inplace:
         for name in list(td.keys()):
@@ -1234,7 +1450,9 @@ def is_empty(td: Any) -> bool:
     (True, False)
     """
     for value in td._entries().values():
-        if not isinstance(value, Node) or value._is_data() or not value.is_empty():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            return False
+        if value._is_data() or not value.is_empty():
             return False
     return True
 
@@ -1260,6 +1478,9 @@ def create_nested(td: Any, key: NestedKey) -> Any:
     >>> TensorDict(batch_size=[3]).create_nested("a")["a"].batch_size
     torch.Size([3])
     """
+    if td.__class__ is td._plain and key.__class__ is str and not td._locked:
+        td._d[key] = td.empty()
+        return td
     return set(td, key, td.empty())
 
 
@@ -1328,6 +1549,8 @@ def entry_class(td: Any, key: NestedKey) -> type:
     >>> TensorDict(a=torch.zeros(2)).entry_class("a")
     <class 'torch.Tensor'>
     """
+    if td.__class__ is td._plain:
+        return type(td.get(key, NO_DEFAULT))
     node, name = holder(td, key)
     value = node._peek_str(name)
     if value is None:
@@ -1396,7 +1619,9 @@ def is_non_tensor(td: Any, key: NestedKey) -> bool:
     >>> TensorDict(a="text").is_non_tensor("a")
     True
     """
-    value = get(td, key, NO_DEFAULT)
+    value = td._peek_str(key) if key.__class__ is str else None
+    if value is None:
+        value = get(td, key, NO_DEFAULT)
     return isinstance(value, Node) and value._is_data()
 
 

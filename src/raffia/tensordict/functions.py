@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict import build, disk
 from raffia.tensordict.entries import entries_list
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.pointwise import unlike
+from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def is_tensor_collection(obj: Any) -> bool:
+
+def _with_options_of(method: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Show in a function's signature the options that it hands to a method."""
+    _, *parameters = inspect.signature(method).parameters.values()
+
+    def signed(function: Function) -> Function:
+        first = next(iter(inspect.signature(function).parameters.values()))
+        rest = parameters if first.name == "data" else parameters[1:]
+        function.__signature__ = inspect.Signature([first, *rest])  # type: ignore[attr-defined]
+        return function
+
+    return signed
+
+
+def is_tensor_collection(datatype: Any) -> bool:
     """Whether an object or class is a container.
 
     >>> is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(2))
     (True, False)
     """
-    return issubclass(obj, Node) if isinstance(obj, type) else isinstance(obj, Node)
+    return issubclass(datatype, Node) if isinstance(datatype, type) else isinstance(datatype, Node)
 
 
-def is_non_tensor(obj: Any) -> bool:
+def is_non_tensor(data: Any) -> bool:
     """Whether an object is the node of a non-tensor entry.
 
     >>> from raffia import NonTensorData
     >>> is_non_tensor(NonTensorData("text")), is_non_tensor(TensorDict())
     (True, False)
     """
-    return isinstance(obj, Node) and obj._is_data()
+    return isinstance(data, Node) and data._is_data()
 
 
 def from_module(
@@ -80,15 +98,17 @@ def from_modules(
     )
 
 
-def from_dict(input_dict: Mapping[Any, Any], **options: Any) -> Any:
+@_with_options_of(build.from_dict)
+def from_dict(d: Mapping[Any, Any], **options: Any) -> Any:
     """`TensorDict.from_dict`.
 
     >>> from_dict({"a": torch.zeros(2, 3)}, batch_size=[2]).batch_size
     torch.Size([2])
     """
-    return TensorDict.from_dict(input_dict, **options)
+    return TensorDict.from_dict(d, **options)
 
 
+@_with_options_of(build.from_any)
 def from_any(obj: Any, **options: Any) -> Any:
     """`TensorDict.from_any`.
 
@@ -98,6 +118,7 @@ def from_any(obj: Any, **options: Any) -> Any:
     return TensorDict.from_any(obj, **options)
 
 
+@_with_options_of(build.from_pytree)
 def from_pytree(pytree: Any, **options: Any) -> Any:
     """`TensorDict.from_pytree`.
 
@@ -107,6 +128,7 @@ def from_pytree(pytree: Any, **options: Any) -> Any:
     return TensorDict.from_pytree(pytree, **options)
 
 
+@_with_options_of(build.from_namedtuple)
 def from_namedtuple(named_tuple: Any, **options: Any) -> Any:
     """`TensorDict.from_namedtuple`.
 
@@ -117,6 +139,7 @@ def from_namedtuple(named_tuple: Any, **options: Any) -> Any:
     return TensorDict.from_namedtuple(named_tuple, **options)
 
 
+@_with_options_of(build.from_tuple)
 def from_tuple(obj: tuple[Any, ...], **options: Any) -> Any:
     """`TensorDict.from_tuple`.
 
@@ -126,6 +149,7 @@ def from_tuple(obj: tuple[Any, ...], **options: Any) -> Any:
     return TensorDict.from_tuple(obj, **options)
 
 
+@_with_options_of(build.from_struct_array)
 def from_struct_array(struct_array: Any, **options: Any) -> Any:
     """`TensorDict.from_struct_array`.
 
@@ -136,8 +160,24 @@ def from_struct_array(struct_array: Any, **options: Any) -> Any:
     return TensorDict.from_struct_array(struct_array, **options)
 
 
-def from_dataclass(obj: Any, **options: Any) -> Any:
+def from_dataclass(
+    obj: Any,
+    *,
+    dest_cls: Any = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: Any = None,
+    frozen: bool = False,
+    autocast: bool = False,
+    nocast: bool = False,
+    shadow: bool = False,
+    tensor_only: bool = False,
+    device: Any = None,
+) -> Any:
     """A tensorclass from a dataclass, or a tensorclass instance from an instance of one.
+
+    dest_cls: the tensorclass to use.
+    frozen, autocast, nocast, shadow, tensor_only: the options of the tensorclass that is made.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass
@@ -146,7 +186,23 @@ def from_dataclass(obj: Any, **options: Any) -> Any:
     >>> from_dataclass(Point(torch.zeros(2))).x
     tensor([0., 0.])
     """
-    return TensorDict.from_dataclass(obj, as_tensorclass=True, **options)
+    flags = dict(
+        frozen=frozen, autocast=autocast, nocast=nocast, shadow=shadow, tensor_only=tensor_only
+    )
+    chosen = {name: True for name, on in flags.items() if on}
+    if chosen and dest_cls is not None:
+        raise ValueError(f"from_dataclass: dest_cls has its own options, got {sorted(chosen)} too")
+    if dest_cls is None and chosen:
+        dest_cls = to_class(obj, **chosen)
+    return TensorDict.from_dataclass(
+        obj,
+        as_tensorclass=True,
+        dest_cls=dest_cls,
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        batch_size=batch_size,
+        device=device,
+    )
 
 
 def fromkeys(keys: Sequence[NestedKey], value: Any = 0) -> Any:
@@ -219,13 +275,14 @@ def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0, inplace: b
     return tensordict.pad(pad_size, value, inplace)
 
 
-def memmap(tensordict: Any, prefix: str | Path | None = None, **options: Any) -> Any:
+@_with_options_of(disk.memmap)
+def memmap(data: Any, *args: Any, **options: Any) -> Any:
     """`TensorDict.memmap` of a container.
 
     >>> memmap(TensorDict(a=torch.zeros(2))).is_memmap()
     True
     """
-    return tensordict.memmap(prefix, **options)
+    return data.memmap(*args, **options)
 
 
 def from_consolidated(filename: str | Path) -> Any:
@@ -240,7 +297,8 @@ def from_consolidated(filename: str | Path) -> Any:
     return TensorDict.from_consolidated(filename)
 
 
-def load_memmap(prefix: str | Path, **options: Any) -> Any:
+@_with_options_of(disk.load_memmap)
+def load_memmap(prefix: str | Path, *args: Any, **options: Any) -> Any:
     """`TensorDict.load_memmap`.
 
     >>> import tempfile
@@ -249,10 +307,11 @@ def load_memmap(prefix: str | Path, **options: Any) -> Any:
     ...     load_memmap(folder)["a"].tolist()
     [1.0, 1.0]
     """
-    return TensorDict.load_memmap(prefix, **options)
+    return TensorDict.load_memmap(prefix, *args, **options)
 
 
-def save(tensordict: Any, prefix: str | Path, **options: Any) -> Any:
+@_with_options_of(disk.save)
+def save(data: Any, *args: Any, **options: Any) -> Any:
     """`TensorDict.save` of a container.
 
     >>> import tempfile
@@ -261,10 +320,11 @@ def save(tensordict: Any, prefix: str | Path, **options: Any) -> Any:
     ...     load(folder + "/td.safetensors")["a"]
     tensor([1., 1.])
     """
-    return tensordict.save(prefix, **options)
+    return data.save(*args, **options)
 
 
-def load(prefix: str | Path, **options: Any) -> Any:
+@_with_options_of(disk.load)
+def load(prefix: str | Path, *args: Any, **options: Any) -> Any:
     """`TensorDict.load`.
 
     >>> import tempfile
@@ -273,7 +333,115 @@ def load(prefix: str | Path, **options: Any) -> Any:
     ...     load(folder)["a"].tolist()
     [1.0, 1.0]
     """
-    return TensorDict.load(prefix, **options)
+    return TensorDict.load(prefix, *args, **options)
+
+
+def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A view of a tensor with this shape: dimensions are added at its end, and expanded.
+
+    Raises RuntimeError if the leading dimensions differ and are not 1.
+
+    >>> expand_right(torch.arange(2), (2, 3)).tolist()
+    [[0, 0, 0], [1, 1, 1]]
+    """
+    extra = len(shape) - tensor.dim()
+    if extra < 0:
+        raise RuntimeError(
+            f"expand_right: the tensor has {tensor.dim()} dimensions, more than the shape "
+            f"{tuple(shape)}"
+        )
+    return tensor.reshape(tensor.shape + (1,) * extra).expand(tuple(shape))
+
+
+def expand_as_right(tensor: Any, dest: Any) -> Any:
+    """A view of a tensor or container with the shape of `dest`: dimensions are added at its end.
+
+    dest: a tensor or a container, of which the batch size counts.
+    Raises RuntimeError if the leading dimensions differ and are not 1.
+
+    >>> expand_as_right(torch.ones(2), torch.zeros(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    shape = dest.shape
+    if isinstance(tensor, Tensor):
+        return expand_right(tensor, shape)
+    extra = len(shape) - tensor.batch_dims
+    if extra < 0:
+        raise RuntimeError(
+            f"expand_as_right: the container has the batch size {tuple(tensor.batch_size)}, "
+            f"which is longer than the shape {tuple(shape)}"
+        )
+    for _ in range(extra):
+        tensor = tensor.unsqueeze(-1)
+    return tensor.expand(shape)
+
+
+def is_bool(*args: Any) -> bool:
+    """Whether the last argument is a tensor of truth values; goes as `cast_filter` too.
+
+    >>> is_bool(torch.zeros(2)), is_bool(("key",), torch.tensor([True]))
+    (False, True)
+    """
+    return _dtype(args) is torch.bool
+
+
+def is_floating(*args: Any) -> bool:
+    """Whether the last argument is a real floating point tensor; goes as `cast_filter` too.
+
+    >>> is_floating(torch.zeros(2)), is_floating(("key",), torch.tensor([1]))
+    (True, False)
+    """
+    dtype = _dtype(args)
+    return dtype is not None and dtype.is_floating_point
+
+
+def is_inexact(*args: Any) -> bool:
+    """Whether the last argument is a floating point or complex tensor; goes as `cast_filter` too.
+
+    >>> TensorDict(x=torch.ones(1), i=torch.tensor([1])).half(cast_filter=is_inexact)["i"].dtype
+    torch.int64
+    """
+    dtype = _dtype(args)
+    return dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_integer(*args: Any) -> bool:
+    """Whether the last argument is a tensor of whole numbers; goes as `cast_filter` too.
+
+    >>> is_integer(torch.tensor([1])), is_integer(torch.tensor([True]))
+    (True, False)
+    """
+    dtype = _dtype(args)
+    exact = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return exact and dtype is not torch.bool
+
+
+def _dtype(args: tuple[Any, ...]) -> torch.dtype | None:
+    return args[-1].dtype if isinstance(args[-1], Tensor) else None
+
+
+def from_json(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    lines: bool = False,
+) -> Any:
+    """`TensorDict.from_json`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/rows.json")
+    ...     from_json(f"{folder}/rows.json").batch_size
+    torch.Size([2])
+    """
+    options: dict[str, Any] = dict(batch_dims=batch_dims, batch_size=batch_size, lines=lines)
+    options |= dict(auto_batch_size=auto_batch_size, device=device)
+    return TensorDict.from_json(path, separator=separator, dtype=dtype, **options)
 
 
 def assert_close(
@@ -335,10 +503,18 @@ def _tensor_or_stack(cls: type) -> bool:
     return issubclass(cls, Tensor) or cls is LazyStackedTensorDict
 
 
-def assert_allclose_td(actual: Any, expected: Any, **options: Any) -> bool:
+def assert_allclose_td(
+    actual: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = True,
+    intersection: bool = False,
+    msg: str = "",
+) -> bool:
     """Another name of `assert_close`.
 
     >>> assert_allclose_td(TensorDict(a=1.0), TensorDict(a=1.0))
     True
     """
-    return assert_close(actual, expected, **options)
+    return assert_close(actual, expected, rtol, atol, equal_nan, intersection, msg)

@@ -502,11 +502,11 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     return result if out is None else out.update_(result)
 
 
-def copy_at_(td: Any, source: Any, idx: Any, non_blocking: bool = False) -> Any:
+def copy_at_(td: Any, tensordict: Any, idx: Any, non_blocking: bool = False) -> Any:
     """Write a container into the rows `idx`, in place; all keys must be there.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).copy_at_(TensorDict(a=1.0), 0)["a"]
     tensor([1., 0.])
     """
-    return td.update_at_(source, idx, non_blocking=non_blocking)
+    return td.update_at_(tensordict, idx, non_blocking=non_blocking)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, dim_names, entries, index, lock, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -172,8 +172,10 @@ class LazyStackedTensorDict(TensorDictBase):
     def _locked(self) -> bool:
         if self._own_lock:
             return True
-        members = self.tensordicts
-        return bool(members) and all([td._locked for td in members])
+        for td in self.tensordicts:
+            if not td._locked:
+                return False
+        return bool(self.tensordicts)
 
     @_locked.setter
     def _locked(self, value: bool) -> None:
@@ -240,6 +242,16 @@ class LazyStackedTensorDict(TensorDictBase):
         return values[0]
 
     def _peek(self) -> Entries:
+        members = self.tensordicts
+        if members and all([td.__class__ is TensorDict for td in members]):
+            first = members[0]._d
+            if all([td._d.keys() == first.keys() for td in members]):  # no member has more
+                return {
+                    name: value
+                    if value.__class__ is Tensor or not isinstance(value, Node)
+                    else self._peek_str(name)
+                    for name, value in first.items()
+                }
         return {name: self._peek_str(name) for name in self._shared()}
 
     def _entries(self) -> Entries:
@@ -328,7 +340,13 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> lazy_stack([TensorDict(), TensorDict()]).is_empty()
         True
         """
-        return not any([not isinstance(v, Node) or not v.is_empty() for v in self._peek().values()])
+        for name in self._shared():
+            value = self.tensordicts[0]._peek_str(name)
+            if isinstance(value, Node):
+                value = self._peek_str(name)
+            if not isinstance(value, Node) or not value.is_empty():
+                return False
+        return True
 
     def to_dict(self, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; RuntimeError if a member has an entry that others lack.
@@ -488,8 +506,9 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor(0)
         """
         key = unravel_key(key)
-        if not entries.contains(self, key):
-            raise_missing(key, self)
+        for td in self.tensordicts:
+            if not entries.contains(td, key):
+                raise_missing(key, self)
         if isinstance(item, (int, float, complex, str)) or (
             isinstance(item, Tensor) and not item.dim()
         ):
@@ -571,14 +590,26 @@ class LazyStackedTensorDict(TensorDictBase):
         source = entries.merged(input_dict_or_td, options)
         if source is self:
             return self
+        resized = update_batch_size and isinstance(source, Node)
+        if inplace and keys_to_update is None and not (resized or known.get("is_leaf")):
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if entries.writes_lazily(self, source, into, values):
+                if entries.copied(into, values, known.get("non_blocking", False)):
+                    return self
         if self._locked and not inplace:
             raise locked_error(self)
-        if update_batch_size and isinstance(source, Node):
+        if resized:
             return self._resized_by(source, clone, inplace, keys_to_update, known)
+        parts = self._split(source) if isinstance(source, Node) else None
+        if parts is not None and keys_to_update is None and not (clone or inplace or known):
+            pairs = list(zip(self.tensordicts, parts, strict=True))
+            if all([td.__class__ is TensorDict is part.__class__ for td, part in pairs]):
+                if all([td._fits(part) for td, part in pairs]):
+                    for td, part in pairs:
+                        td._take(part)
+                    return self
         with entries.all_or_nothing(self, source):
-            parts = None
-            if isinstance(source, Node):
-                parts = self._split(source)
             if parts is not None:
                 for td, part in zip(self.tensordicts, parts, strict=True):
                     td.update(part, clone, inplace, keys_to_update=keys_to_update, **known)
@@ -655,6 +686,11 @@ class LazyStackedTensorDict(TensorDictBase):
         tensor([3, 4])
         """
         source = entries.merged(input_dict_or_td, entries_)
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if keys_to_update is None and entries.writes_lazily(self, source, into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
         parts = self._split(source) if isinstance(source, Node) and keys_to_update is None else None
         if parts is None:
             return entries.update_(
@@ -737,6 +773,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = convert.cloned_members(self, memo)
+        if out is not None:
+            return out
         out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
         memo[id(self)] = out
         return out
@@ -991,9 +1030,10 @@ class LazyStackedTensorDict(TensorDictBase):
             start, stop = cut
             if first == last:  # the stack dimension on its own, maybe split into several
                 size = torch.Size((*new[:start], *new[stop:]))
-                members = self._on_members(
-                    _reshaper(name, size, ndim - 1), ndim, size, (name, size)
-                )
+                members = list(self.tensordicts)  # shown in another order of rows
+                if size != self._member_size()[: ndim - 1]:
+                    how = _reshaper(name, size, ndim - 1)
+                    members = self._on_members(how, ndim, size, (name, size))
                 return self._grid(members, new[start:stop], start, size + rest)
             if stop - start != 1:
                 return None
@@ -1342,6 +1382,12 @@ class LazyStackedTensorDict(TensorDictBase):
     def _pieces(
         self, cut: Any, ndim: int, sizes: list[torch.Size], rows: list[Any], names: Any
     ) -> list[Any]:
+        dim = self.stack_dim
+        if all([row.__class__ is tuple and len(row) == dim + 1 for row in rows]):
+            if all([row[-1].__class__ is slice and not any(map(_cuts, row[:-1])) for row in rows]):
+                members = [self.tensordicts[row[-1]] for row in rows]
+                if all(members) and names is None:
+                    return [self._of(part, dim) for part in members]
         parts = [self._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
         for part in parts:
             if names is not None:
@@ -1518,6 +1564,11 @@ class _Plan:
         """The batch size of a row of the result, where there are no members."""
         size = index.indexed_size(td._batch_size[:ndim], self.emptied) + td._batch_size[ndim:]
         return torch.Size((*size[: self.dim], *size[self.dim + 1 :]))
+
+
+def _cuts(part: Any) -> bool:
+    """Whether a part of an index is more than a whole dimension."""
+    return part.__class__ is not slice or part != _ALL
 
 
 def _plain_part(part: Any) -> Any:
@@ -1723,7 +1774,7 @@ def _contents(td: Any, cls: type) -> Any:
 
 
 def maybe_dense_stack(
-    items: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+    input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
     """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
 
@@ -1738,7 +1789,7 @@ def maybe_dense_stack(
 
     if strict:
         options["strict_shape"] = True
-    items = list(items)
+    items = list(input)
     if not items or options or not all([isinstance(td, Node) for td in items]):
         return lazy_stack(items, dim, out=out, **options)
     result = stack_alike(items, dim)

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.entries import flatten_keys, is_leaf_nontensor
 from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.uninitialised import is_uninitialised_row, uninitialised_rows, wait_for_input
 
 _SCALAR = torch.Size()
 Parameter = nn.Parameter
+is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 in_transform = torch._C._functorch.peek_interpreter_stack  # None outside torch.func
 
 # ------------------------------------------------------------------------ out of modules
@@ -92,6 +96,7 @@ def from_modules(
         optimise.
     expand_identical: a parameter that all modules share is expanded, not copied; gradients reach
         the original.
+    Lazy layers may be uninitialised: the first call by `torch.vmap` initialises all of them.
     Raises RuntimeError if the structures or shapes differ.
 
     >>> from raffia import TensorDict
@@ -122,7 +127,7 @@ def from_modules(
                 "drop as_module=True or lazy_stack=True"
             )
         td = _lazily(cls, modules, use_state_dict)
-    elif use_state_dict:
+    elif use_state_dict and not any([_is_lazy(module) for module in modules]):
         from raffia.tensordict.stack import stack
 
         td = stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
@@ -137,10 +142,14 @@ def from_modules(
     return td.lock_() if lock else td
 
 
+def _is_lazy(module: Any) -> bool:
+    return any([torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())])
+
+
 def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any:
     from raffia.tensordict.lazy import lazy_stack
 
-    if any([torch.nn.parameter.is_lazy(p) for module in modules for p in module.parameters()]):
+    if any([_is_lazy(module) for module in modules]):
         raise RuntimeError(
             "lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False"
         )
@@ -214,12 +223,16 @@ def _unlike(where: str, expand: bool) -> Exception:
 
 def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
     first = values[0]
+    lazy = [torch.nn.parameter.is_lazy(value) for value in values]
+    if all(lazy):
+        return uninitialised_rows(first, len(values))
+    if any(lazy):
+        raise RuntimeError(
+            f"parameter {name} is initialised in some of the modules and not in the others; run "
+            "all of them once before stacking them, or none"
+        )
     if expand and all([value is first for value in values]):
         return first.expand(len(values), *first.shape)
-    if torch.nn.parameter.is_lazy(first):
-        raise RuntimeError(
-            f"parameter {name} is not initialised yet; run the modules once before stacking them"
-        )
     try:
         stacked = torch.stack([value.detach() for value in values] if expand else values)
     except RuntimeError as error:
@@ -236,7 +249,8 @@ def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
 
 # ------------------------------------------------------------------------ into a module
 
-Undo = list[tuple[dict[str, Any], str, Any]]  # (where, name, what stood there)
+_ABSENT = object()  # where nothing stood
+Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, what stood there)
 
 
 def to_module(
@@ -260,7 +274,8 @@ def to_module(
     use_state_dict: go through `module.load_state_dict()` and its hooks.
     non_blocking: for `inplace`.
     preserve_module_state: a parameter of the module stays a parameter that requires a gradient or
-        not as it did; False puts the tensors in as they are.
+        not as it did, a buffer a buffer; False puts the tensors in as they are: what is a parameter
+        is one of the module's, another tensor in a parameter's place an attribute.
     Raises KeyError, before anything is changed, if the module has no place for an entry.
 
     >>> from raffia import TensorDict
@@ -280,6 +295,8 @@ def to_module(
         preserve = preserve_module_state and not torch.compiler.is_compiling()
         try:
             swap = td._plain._make(swap_in(td, module, undo, preserve, {}), td._batch_size)
+            if not (preserve_module_state or torch.compiler.is_compiling()):
+                _register_by_kind(module, undo)
         except BaseException:
             put_back(undo)
             raise
@@ -297,7 +314,9 @@ def explain_swap(error: BaseException, undo: Undo) -> None:
     unlike: dict[str, tuple[Any, Any]] = {}
     for store, name, was in undo:
         value = store.get(name)
-        if isinstance(value, Tensor) and isinstance(was, Tensor) and value.shape != was.shape:
+        if not (isinstance(value, Tensor) and isinstance(was, Tensor)) or is_lazy(was):
+            continue
+        if value.shape != was.shape:
             unlike[name] = value.shape, was.shape
     note = misfit(unlike)
     if note:
@@ -321,7 +340,10 @@ def put_back(undo: Undo) -> None:
     So a layer under two names is whole again.
     """
     for store, name, value in reversed(undo):
-        store[name] = value
+        if value is _ABSENT:
+            store.pop(name, None)
+        else:
+            store[name] = value
 
 
 def swap_in(
@@ -354,24 +376,71 @@ def swap_in(
             old[name] = node._plain._make(
                 swap_in(value, child, undo, preserve, done), value._batch_size
             )
-        elif name in parameters:
+        elif name in parameters and not (buffers and name in buffers):
             was = parameters[name]
-            if preserve and was is not None:
-                value = _fitted(value, was)
             undo.append((parameters, name, was))
+            if was is None:
+                was = _taken(module.__dict__, name, undo)
+            elif preserve:
+                value = _fitted(value, was)
             parameters[name] = value
             old[name] = was
         elif name in buffers:
             was = buffers[name]
             undo.append((buffers, name, was))
+            if was is None:
+                was = _taken(parameters, name, undo)
+            if preserve and isinstance(value, Parameter):
+                value = value.as_subclass(Tensor)  # over the same memory, and with its gradient
             buffers[name] = value
             old[name] = was
         else:
             raise _no_place(name, module)
+    if isinstance(module, LazyModuleMixin) and in_transform():
+        _await_lazy(module, old, undo)
     if "_flat_weights" in module.__dict__:  # recurrent layers keep a second list of their weights
         undo.append((module.__dict__, "_flat_weights", module._flat_weights))
         module.__dict__["_flat_weights"] = [parameters.get(n) for n in module._flat_weights_names]
     return old
+
+
+def _await_lazy(module: Any, names: Entries, undo: Undo) -> None:
+    """Let a lazy layer initialise the parameters of several modules when it is called."""
+    rows = {}
+    for name in names:
+        value = module._parameters.get(name, module._buffers.get(name))
+        if isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+            rows[name] = value
+    if any([is_uninitialised_row(row) for row in rows.values()]):
+        handle = wait_for_input(module, rows).handle
+        undo.append((module._forward_pre_hooks, handle.id, _ABSENT))
+
+
+def _taken(store: dict[str, Any], name: str, undo: Undo) -> Any:
+    """Take what `_register_by_kind` has put elsewhere away from there, if it has."""
+    if name not in store:
+        return None
+    undo.append((store, name, store[name]))
+    return store.pop(name)
+
+
+def _register_by_kind(module: nn.Module, undo: Undo) -> None:
+    """Of what was put in, register parameters as such, and keep other tensors as attributes."""
+
+    def move(value: Any, source: dict[str, Any], dest: dict[str, Any], name: str) -> None:
+        undo.append((source, name, value))
+        undo.append((dest, name, _ABSENT))
+        source[name], dest[name] = None, value
+
+    for layer in module.modules():
+        if isinstance(layer, Node):
+            continue
+        for name, value in list(layer._parameters.items()):
+            if value is not None and not isinstance(value, Parameter):
+                move(value, layer._parameters, layer.__dict__, name)
+        for name, buffer in list(layer._buffers.items()):
+            if isinstance(buffer, Parameter):
+                move(buffer, layer._buffers, layer._parameters, name)
 
 
 def _fitted(value: Tensor, was: Tensor) -> Tensor:
@@ -379,7 +448,7 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
 
     Only where that loses nothing.
     """
-    if in_transform() and torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if in_transform() and is_functorch_wrapped_tensor(value):
         return value
     kind = value.__class__
     if kind is Parameter or kind is not Tensor and isinstance(value, Parameter):

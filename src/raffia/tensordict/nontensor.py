@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
@@ -189,7 +190,7 @@ class NonTensorData(TensorCollection):
         """What a new entry holds in the rows that are not written."""
         return self._like(shape)
 
-    def where(  # type: ignore[override]
+    def where(
         self,
         condition: Tensor,
         other: Any,
@@ -342,6 +343,67 @@ class NonTensorData(TensorCollection):
     def __repr__(self) -> str:
         name, size, device = type(self).__name__, self._batch_size, self._device
         return f"{name}(data={self._data}, batch_size={size}, device={device})"
+
+
+class MetaData(NonTensorData):
+    """One Python object that stands for a whole batch, such as its configuration.
+
+    Stacking entries that hold the same object (the same by `is`) gives one again, others a value
+    per row. `MetaData[cls]` is a class of those that hold an instance of `cls`.
+    Raises TypeError for a value of another class.
+
+    >>> config = {"lr": 0.1}
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(config=MetaData(config), a=torch.zeros(2))
+    >>> torch.stack([td, td])["config"] is config
+    True
+    >>> MetaData[str](1)
+    Traceback (most recent call last):
+    ...
+    TypeError: Expected data of type str, got int
+    """
+
+    _of: Any = object
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+    ) -> None:
+        super().__init__(data, batch_size, device, names)
+        self._put(self._data)
+
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return _meta_data_of(kind)
+
+    def _put(self, data: Any) -> None:
+        data = data._unwrapped() if isinstance(data, NonTensorData) else data
+        if not isinstance(data, self._of) and not isinstance(data, Node):
+            raise TypeError(f"Expected data of type {self._of.__name__}, got {type(data).__name__}")
+        super()._put(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if type(self) is MetaData or self._of is object:
+            return super().__reduce_ex__(protocol)
+        return _meta_data, (self._of, self.__getstate__())
+
+
+@functools.cache
+def _meta_data_of(kind: type) -> type[MetaData]:
+    """The class of `MetaData` that hold an instance of `kind`."""
+    return type(f"MetaData[{kind.__name__}]", (MetaData,), {"_of": kind, "__module__": __name__})
+
+
+def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
+    """What a `MetaData[kind]` was pickled as."""
+    out = object.__new__(_meta_data_of(kind))
+    out.__setstate__(state)
+    return out
+
+
+NonTensorDataBase = NonTensorData  # as older programs name it
 
 
 class NonTensorStack(LazyStackedTensorDict):
@@ -825,7 +887,22 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
 
 
 def stack_data(nodes: Sequence[Any], dim: int) -> Any:
-    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal."""
+    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal.
+
+    Or if all are `MetaData` of one object.
+    """
+    first = nodes[0]
+    if isinstance(first, MetaData) and all(
+        [
+            type(node) is type(first)
+            and node._data is first._data
+            and node._batch_size == first._batch_size
+            for node in nodes
+        ]
+    ):
+        size = list(first._batch_size)
+        size.insert(dim % (len(size) + 1), len(nodes))
+        return first._like(torch.Size(size))
     if capture_non_tensor_stack() and all([isinstance(node, NonTensorData) for node in nodes]):
         first = nodes[0]
         if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):

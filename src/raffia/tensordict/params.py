@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import entries
 from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
@@ -72,7 +73,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         if parameters is None:
             parameters = entries
         elif entries:
-            raise ValueError(
+            raise TypeError(
                 "TensorDictParams takes a container or dict, or keyword entries, not both"
             )
         if isinstance(parameters, TensorDictParams):
@@ -671,7 +672,7 @@ def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
         if isinstance(value, Node):
             if type(value) is TensorDict:
                 _convert(value, memo, parameters)
-        elif not isinstance(value, (nn.Parameter, nn.Buffer)):
+        elif not (isinstance(value, (nn.Parameter, nn.Buffer)) or is_lazy(value)):
             if not parameters and shared_by_rows(value) is not None:
                 continue
             if id(value) not in memo:

@@ -25,7 +25,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
 from raffia.tensordict.node import Node
-from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
+from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
 
@@ -379,7 +379,11 @@ register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
 _register_data(NonTensorData)
 _register_data(NonTensorStack)
-for kind in (TensorDict, TensorDictParams, LazyStackedTensorDict, NonTensorData, NonTensorStack):
+_register_data(MetaData)
+for kind in (
+    *(TensorDict, TensorDictParams, LazyStackedTensorDict),
+    *(NonTensorData, NonTensorStack, MetaData),
+):
     pickled.KINDS[kind.__name__] = kind
 
 

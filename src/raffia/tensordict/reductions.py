@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict.entries import NO_DEFAULT
+from raffia.tensordict.entries import NO_DEFAULT, every, some
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
 
@@ -354,20 +354,21 @@ class Reductions:
         def at(x: Tensor, **options: Any) -> Tensor:
             return _quantile(x, q, **options)
 
-        several = isinstance(q, Tensor) and q.dim() > 0 and not reduce
+        num = len(q) if isinstance(q, Tensor) and q.dim() else 0
+        several = num > 0 and not reduce
         if several and not isinstance(dim, str) and _dims(self, dim) is not None:
             dims, keep = _dims(self, dim), keepdim is not NO_DEFAULT and bool(keepdim)
             over: Any = dims[0] if len(dims) == 1 else dims  # type: ignore[arg-type,index]
             options: Any = dict(dim=over, keepdim=keep, interpolation=interpolation)
 
             def sized(size: torch.Size) -> torch.Size:
-                return torch.Size((len(q), *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
+                return torch.Size((num, *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
 
             return renamed(mapped(self, lambda leaf: at(leaf, **options), sized), key_transform)
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
         out = renamed(out, key_transform)
         if several:
-            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((len(q), *size)))
+            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((num, *size)))
         return out
 
     def amax(
@@ -454,7 +455,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).any()
         True
         """
-        return truth(self, _any, any, dim)
+        return truth(self, _any, dim)
 
     def all(self, dim: int | None = None) -> Any:
         """Whether all values are true: a bool, or a container along `dim`.
@@ -463,7 +464,7 @@ class Reductions:
         >>> TensorDict(a=torch.tensor([False, True])).all()
         False
         """
-        return truth(self, _all, all, dim)
+        return truth(self, _all, dim)
 
     def norm(self, *, out: Any = None, dtype: Any = None) -> Any:
         """The 2-norm of each entry.
@@ -499,9 +500,11 @@ class Reductions:
         return mapped(self, lambda leaf: torch.softmax(leaf, at, dtype=dtype))
 
 
-def truth(td: Any, fn: Callable[..., Tensor], over: Callable[..., bool], dim: Any) -> Any:
+def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
-        return over(bool(fn(leaf)) for leaf in td._leaves([]))  # until the answer is known
+        if fn is _all:
+            return every(td, Tensor.all)
+        return some(td, Tensor.any)
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

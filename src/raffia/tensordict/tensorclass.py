@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, pickled, pytrees
+from raffia.tensordict import build, entries, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
@@ -59,7 +59,20 @@ _REQUIRED = _Required()
 _Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 
 
-class TensorClass(TensorCollection):
+if typing.TYPE_CHECKING:
+
+    @typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+    class _Typed(TensorCollection):
+        """What makes a type checker know the fields of subclasses as arguments of theirs."""
+
+        _td: Any  # the container that holds the entries
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+else:
+    _Typed = TensorCollection
+
+
+class TensorClass(_Typed):
     """Base of classes whose annotated fields are the entries of a container.
 
     Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for
@@ -90,8 +103,12 @@ class TensorClass(TensorCollection):
     (torch.Size([4]), torch.Size([2, 3]), None, 'reach')
     """
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-    _td: Any  # the container that holds the entries
+    if typing.TYPE_CHECKING:  # arguments of each subclass, after its fields
+        batch_size: Any = dataclasses.field(default=None, kw_only=True)
+        device: Any = dataclasses.field(default=None, kw_only=True)
+        names: Any = dataclasses.field(default=None, kw_only=True)
+        lock: bool = dataclasses.field(default=False, kw_only=True)
+
     _autocast = _nocast = _frozen = _tensor_only = _shadow = _skip_post_init_on_rebuild = False
     _cast_filter: ClassVar[Any] = None
     _fields: ClassVar[dict[str, Any]] = {}  # name -> default
@@ -247,14 +264,14 @@ class TensorClass(TensorCollection):
         positional: list[_Argument] = []
         by_name: list[_Argument] = []
         for field in cls.__dataclass_fields__.values():
-            kind = field._field_type.name  # type: ignore[attr-defined]
+            kind = field._field_type.name
             if kind == "_FIELD_CLASSVAR":
                 continue
             default: Any = field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = _Factory(field.default_factory)
             elif default is dataclasses.MISSING:
-                default = _REQUIRED
+                default = _REQUIRED if field.init else None  # which __post_init__ may set
             (cls._init_only if kind == "_FIELD_INITVAR" else cls._fields)[field.name] = default
             if kind == "_FIELD":
                 setattr(cls, field.name, _attribute(field.name))
@@ -731,6 +748,9 @@ class TensorClass(TensorCollection):
 
     def __repr__(self) -> str:
         td = self._td
+        options = printing.shown()
+        if options is not None and options["compact"]:
+            return printing.compact(self, options)
         shown = {field.name for field in dataclasses.fields(self) if field.repr}
         there = sorted([name for name in td.keys() if name in shown])
         lines = [f"{name}={build._describe(td, name)}" for name in there]
@@ -1046,11 +1066,16 @@ _RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith(
 # -------------------------------------------------------------------------------- making and asking
 
 
+Class = typing.TypeVar("Class")
+
+
 @typing.overload
-def tensorclass(cls: type, /, **options: bool) -> Any: ...
+@typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+def tensorclass(cls: type[Class], /, **options: Any) -> type[Class]: ...
 @typing.overload
-def tensorclass(cls: None = None, /, **options: bool) -> Callable[[type], Any]: ...
-def tensorclass(cls: type | None = None, /, **options: bool) -> Any:
+@typing.dataclass_transform(field_specifiers=(dataclasses.field,))
+def tensorclass(cls: None = None, /, **options: Any) -> Callable[[type[Class]], type[Class]]: ...
+def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     """Make a class whose annotated fields are the entries of a container; see `TensorClass`.
 
     options: `autocast`, `nocast`, `frozen`, `tensor_only`, `shadow`, as for `TensorClass`.
@@ -1122,10 +1147,11 @@ def is_tensorclass(obj: Any) -> bool:
     return issubclass(obj if isinstance(obj, type) else type(obj), TensorClass)
 
 
-def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
+def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> Any:
     """The tensorclass that has the fields of a dataclass, or of an instance of one.
 
     dest_cls: the tensorclass to use instead.
+    options: those of `tensorclass`.
 
     >>> @dataclasses.dataclass
     ... class Point:
@@ -1135,9 +1161,10 @@ def from_dataclass(dataclass: Any, dest_cls: Any = None) -> Any:
     """
     if dest_cls is not None:
         return dest_cls
-    return _from_dataclass(dataclass if isinstance(dataclass, type) else type(dataclass))
+    cls = dataclass if isinstance(dataclass, type) else type(dataclass)
+    return _from_dataclass(cls, frozenset(options.items()))
 
 
 @functools.cache
-def _from_dataclass(cls: type) -> Any:
-    return cls if issubclass(cls, TensorClass) else _derived(cls, {})
+def _from_dataclass(cls: type, options: frozenset[tuple[str, bool]]) -> Any:
+    return cls if issubclass(cls, TensorClass) else _derived(cls, dict(options))

@@ -365,15 +365,14 @@ def map_iter(
         if num_chunks < 1:
             raise RuntimeError(f"map: num_chunks must be at least 1, got {num_chunks}")
         chunksize = max(1, -(-rows // num_chunks))
+    step: int = chunksize  # type: ignore[assignment]
     if index_with_generator:
         lead = [slice(None)] * dim
-        cuts = (
-            at if chunksize == 0 else slice(at, at + chunksize) for at in _starts(rows, chunksize)
-        )
+        cuts = (at if step == 0 else slice(at, at + step) for at in _starts(rows, step))
         parts: Any = (td[(*lead, cut)] for cut in cuts)
     else:
-        parts = td.unbind(dim) if chunksize == 0 else td.split(chunksize, dim)
-    shown = _counted(len(_starts(rows, chunksize)), pbar)
+        parts = td.unbind(dim) if step == 0 else td.split(step, dim)
+    shown = _counted(len(_starts(rows, step)), pbar)
     if pool is not None:
         yield from shown(pool.imap(fn, parts))
     elif num_workers == 0:

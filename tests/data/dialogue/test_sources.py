@@ -99,7 +99,13 @@ def test_parquet(tmp_path, tokenizer):
 
 USER, AGENT = MESSAGES[1], MESSAGES[2]
 BAD = [
-    ("[1]", r"it begins with '\[1\]', not with an object: .*TranscriptDialogues\(json.load"),
+    ("[1]", r"it begins with '\[1\]', not with an object"),
+    ({"messages": []}, "'messages': there is no message in it"),
+    ({"sequence": []}, "'sequence': there is no utterance in it"),
+    ({"utterances": [], "rewards": []}, "'utterances': there is no utterance in it"),
+    ({"prompt": "a"}, "'response': nothing where a text stands"),
+    ({"prompt": "a", "response": "b", "reward": "1"}, "the reward of the row is '1', not a number"),
+    ({"conversations": [{"from": "robot", "value": ""}]}, "message 0 is 'robot', known are"),
     ("", "it is blank"),
     ('{"messages": [}', "character 15: it is not JSON"),
     ({"conversation": []}, r"it has \['conversation'\]; a row has one of"),
@@ -143,6 +149,42 @@ def test_malformed_rows_are_refused_with_their_line_or_left_out(tmp_path, tokeni
     assert [point.tokens for point in data] == [TOKENS, TOKENS]
     assert data.statistics().num_skipped == 1
     assert data.store.report.reasons[0] == str(found.value)
+
+
+SHARED = [{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]),
+           "value": m["content"], **({"reward": m["reward"]} if "reward" in m else {})}
+          for m in MESSAGES]  # fmt: skip
+
+
+def test_rows_as_others_share_them_need_no_names(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "a.jsonl", {"conversations": SHARED})
+    assert DialogueDataset.build(read_dialogues(path), tokenizer)[0].tokens == TOKENS
+    row = {"prompt": USER["content"], "response": AGENT["content"], "reward": 2.0}
+    point = DialogueDataset.build(TranscriptDialogues([row]), tokenizer)[0]
+    pair = Dialogue([(USER["content"], None), (AGENT["content"], 2.0)])
+    assert point == DialogueDataset.build(ObservationDialogues([pair]), tokenizer)[0]
+
+
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_a_file_that_is_one_list(tmp_path, tokenizer, ending):
+    path = tmp_path / f"a{ending}"
+    text = json.dumps([FORMS["messages"], MESSAGES, {"conversations": SHARED}], indent=2).encode()
+    path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    data = DialogueDataset.build(read_dialogues(path), tokenizer)
+    assert [point.tokens for point in data] == [TOKENS] * 3
+    path.write_text(json.dumps([FORMS["messages"], 7]))
+    with pytest.raises(MalformedDataError, match="row 1: 7 is not an object"):
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    assert len(DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")) == 1
+    path.write_text('[{"messages": ')
+    with pytest.raises(MalformedDataError, match="begins like one list, and is no JSON"):
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    path.write_bytes(b'["\xff"]')
+    with pytest.raises(MalformedDataError, match="byte 3: it is not UTF-8"):
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    with pytest.raises(MalformedDataError, match="one list of more than 8 bytes"):
+        path.write_text("[1, 2, 3, 4]")
+        list(JsonLineDialogues(path, max_line_bytes=8).rows())
 
 
 def test_a_line_that_is_too_long_is_passed_over_whole(tmp_path, tokenizer):

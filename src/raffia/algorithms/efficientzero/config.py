@@ -65,6 +65,11 @@ class ModelConfig:
         check_least(self, 0, "num_res_blocks")
         check_least(self, 1, "lstm_hidden_size", "proj_hid", "proj_out", "pred_hid", "pred_out")
         check_above_zero(self, "fixed_sigma")
+        if self.pred_out != self.proj_out:
+            raise ValueError(
+                f"pred_out={self.pred_out} and proj_out={self.proj_out}: consistency compares what "
+                "is predicted of a projection with it, so that both are as long: set them alike"
+            )
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
             check_heads(self.head_hidden_channels, self.max_head_layers, self.max_head_nodes)

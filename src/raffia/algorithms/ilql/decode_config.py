@@ -57,8 +57,8 @@ class DecodeConfig:
 
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
     top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
-    # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where values
-    # choose beside the logits, else all. What values say of tokens that the data lack is noise.
+    # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where
+    # values choose beside the logits, else all. Values of tokens that the data lack are noise.
     top_p: float | None = None
     include_logits: bool = True
     include_adv: bool = True

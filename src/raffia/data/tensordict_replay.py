@@ -1,0 +1,152 @@
+"""`TensorDictReplayBuffer`: a replay buffer that reads priorities in the items, as in TorchRL."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.data.items import batch_of, rows_of, value_at, with_value, without_value
+from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.replay import ReplayBuffer
+from raffia.data.samplers import Sampler
+from raffia.data.storage import Storage
+from raffia.data.torchrl_storages import ListStorage, refuse_others
+from raffia.data.writers import Writer
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A replay buffer of TensorDicts, with the arguments that TorchRL's has.
+
+    priority_key: the entry that holds the priority of an item, such as the size of the error of its
+        last update, where the sampler is a `PrioritizedSampler`. Items that come with one start
+        with it; `update_tensordict_priority` reads it from a batch.
+    storage: `ListStorage(1000)` if None.
+
+    The others are those of `ReplayBuffer`.
+
+    >>> from raffia.data import LazyTensorStorage, TensorDictReplayBuffer
+    >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    >>> _ = buffer.extend(TensorDict(obs=torch.arange(6.0), batch_size=[6]))
+    >>> sorted(buffer.sample().keys())
+    ['index', 'obs']
+    """
+
+    def __init__(
+        self,
+        *,
+        priority_key: NestedKey = "td_error",
+        storage: Storage | None = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        prefetch: int | None = None,
+        generator: torch.Generator | None = None,
+        dim_extend: int = 0,
+        shared: bool = False,
+        compilable: bool = False,
+    ) -> None:
+        refuse_others(dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
+        super().__init__(
+            storage=ListStorage(1000) if storage is None else storage,
+            sampler=sampler,
+            writer=writer,
+            collate_fn=collate_fn,
+            transform=transform,
+            batch_size=batch_size,
+            pin_memory=pin_memory,
+            device=device,
+            prefetch=prefetch or 0,
+            generator=generator,
+        )
+        self.priority_key = priority_key
+
+    @property
+    def priorities(self) -> PrioritizedSampler | None:
+        """The sampler, where it draws by priority."""
+        return self.sampler if isinstance(self.sampler, PrioritizedSampler) else None
+
+    def extend(self, data: Any) -> Tensor:
+        """Add items, as in `ReplayBuffer`; those that come with a priority start with it.
+
+        Items with and without one can be mixed: where it is stored, those without one get the one
+        that they start with, the largest so far; where it is not, it is left out.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> sampler = PrioritizedSampler(9, alpha=1.0, beta=1.0, eps=0.0)
+        >>> buffer = TensorDictReplayBuffer(storage=TensorStorage(9), sampler=sampler)
+        >>> errors = torch.tensor([0.0, 3.0])
+        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(2, 4), td_error=errors, batch_size=[2]))
+        >>> buffer.sample(3)["index"]  # the first is never drawn
+        tensor([1, 1, 1])
+        """
+        if self.priorities is None:
+            return super().extend(data)
+        with self._changing():  # priorities are checked for the alpha that is there when they count
+            if type(data) is list and data and isinstance(data[0], (Node, dict)):
+                data = rows_of(data, self.storage.structure)
+            data, priority = self._with_priority(data, 1)
+            numbers = super().extend(data)
+            if priority is not None:
+                size = self.storage.max_size or 0  # of more than these the last ones are here
+                self.sampler.update_priority(numbers[-size:], priority[-size:])
+        return numbers
+
+    def add(self, item: Any) -> int:
+        if self.priorities is None:
+            return super().add(item)
+        with self._changing():
+            item, priority = self._with_priority(item, 0)
+            number = super().add(item)
+            if priority is not None:
+                self.sampler.update_priority(number, priority)
+        return number
+
+    def update_tensordict_priority(self, data: TensorDict) -> int:
+        """Change the priorities of items of a batch, to what it holds under `priority_key`.
+
+        Returns how many were left out, as their items had been overwritten.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> sampler = PrioritizedSampler(9, alpha=0.6, beta=0.4)
+        >>> buffer = TensorDictReplayBuffer(storage=TensorStorage(9), sampler=sampler)
+        >>> _ = buffer.extend(TensorDict(obs=torch.zeros(5), batch_size=[5]))
+        >>> batch = buffer.sample(3)
+        >>> buffer.update_tensordict_priority(batch.set("td_error", torch.rand(3)))
+        0
+        """
+        index, priority = data["index"], data[self.priority_key]
+        if index.ndim > 1 and len(index):
+            each = index.reshape(len(index), -1)[:, 0]
+            if torch.equal(each.view(-1, *[1] * (index.ndim - 1)).expand_as(index), index):
+                index = each  # of items with a batch size: one priority is made of each one's
+        return self.update_priority(index, priority)
+
+    def _with_priority(self, data: Any, batch_dims: int) -> tuple[Any, Tensor | None]:
+        """Items as they can be stored, and the priority that they come with, if any.
+
+        Raises ValueError if it is none.
+        """
+        priorities = self.priorities
+        if priorities is None or not isinstance(data, (Node, dict)):
+            return data, None
+        path, structure = unravel_key_to_tuple(self.priority_key), self.storage.structure
+        priority = value_at(data, path)
+        if priority is not None:
+            priority = torch.as_tensor(priority)
+            priorities.check_priority(batch_of(data, batch_dims), priority)
+        if structure is None or (path in structure.paths) == (priority is not None):
+            return data, priority
+        if priority is not None:
+            return without_value(data, path), priority
+        layout = structure.layouts[structure.paths.index(path)]
+        shape = (*batch_of(data, batch_dims), *layout.shape)
+        start = torch.full(shape, priorities.default_priority, dtype=layout.dtype)
+        return with_value(data, path, start), None

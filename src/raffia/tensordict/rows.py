@@ -1,0 +1,305 @@
+"""Rows by value, by length and as JSON records; batches of samples for a DataLoader."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.files import write_atomically
+from raffia.tensordict import build, entries
+from raffia.tensordict.entries import entries_list
+from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.lazy import lazy_stack, maybe_dense_stack
+from raffia.tensordict.node import Node
+from raffia.tensordict.nontensor import flat
+from raffia.tensordict.stack import pad_sequence
+from raffia.tensordict.tensordict import TensorDict
+
+
+def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
+    """The sorted values of an entry, and for each of them the rows that have it, in their order.
+
+    key: a tensor, or a non-tensor entry with values that can be hashed and sorted. The values come
+        as a tensor or a list.
+    Raises ValueError without batch dimensions, KeyError without such an entry, TypeError for a
+    nested container or values that can't be sorted.
+
+    >>> steps = TensorDict(agent=[2, 0, 2], reward=[1.0, 2.0, 3.0], batch_size=[3])
+    >>> agents, groups = group_by(steps, "agent")
+    >>> agents, [group["reward"].tolist() for group in groups]
+    (tensor([0, 2]), [[2.0], [1.0, 3.0]])
+    """
+    size = tensordict.batch_size
+    if not size:
+        raise ValueError("group_by takes rows along the first batch dimension, and there is none")
+    value = tensordict.get(key, None)
+    if value is None:
+        value = entries.getitem_key(getattr(tensordict, "_td", tensordict), key)
+    values: Any
+    if isinstance(value, Tensor):
+        values, row_group = torch.unique(value, dim=0, return_inverse=True)
+    elif isinstance(value, Node) and not value._is_data():
+        raise TypeError(f"group_by: the entry {key!r} is a container; name one of its entries")
+    else:
+        rows = value.tolist() if isinstance(value, Node) else value
+        rows = rows if isinstance(rows, list) and len(rows) == size[0] else [rows] * size[0]
+        rows = [tuple(flat(row, len(size) - 1)) if len(size) > 1 else row for row in rows]
+        try:
+            values = sorted(set(rows))
+        except TypeError as error:
+            raise TypeError(
+                f"group_by: the values of {key!r} can't be hashed and sorted: {error}"
+            ) from None
+        place = {value: i for i, value in enumerate(values)}
+        row_group = torch.tensor([place[row] for row in rows], dtype=torch.int64)
+    row_group = row_group.to(tensordict.device or "cpu")
+    counts = torch.bincount(row_group, minlength=len(values)).tolist()
+    gathered = tensordict[torch.argsort(row_group, stable=True)]
+    return values, tuple(gathered.split(counts, 0)) if counts else ()
+
+
+def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+    """The samples that `pad_sequence` has padded, as a lazy stack; their entries are views.
+
+    mask: where the samples are: a container with a mask for each entry, or a boolean tensor
+        `[samples, length]` for all; the entry "masks" if not given.
+    pad_dim: the dimension that was padded, counted from the first of each sample's entries.
+    Raises ValueError for masks that are missing, of another shape or with gaps, KeyError for an
+    entry without mask.
+
+    >>> rows = [TensorDict(a=torch.arange(n), batch_size=[n]) for n in (2, 3)]
+    >>> samples = unpad_sequence(pad_sequence(rows, return_mask=True))
+    >>> [sample["a"].tolist() for sample in samples.tensordicts]
+    [[0, 1], [0, 1, 2]]
+    """
+    size = padded.batch_size
+    if not size:
+        raise ValueError("unpad_sequence takes samples along the first batch dimension: none here")
+    if mask is None:
+        mask = padded.get("masks", None)
+        if mask is None:
+            raise ValueError(
+                "unpad_sequence: there is no entry 'masks': pad with return_mask=True, or give mask"
+            )
+        padded = padded.exclude("masks")
+    ndim = len(size) - 1
+    samples = []
+    spans = {key: _spans(mask, key, leaf, size[0], pad_dim, ndim) for key, leaf in _leaves(padded)}
+    for i in range(size[0]):
+        batch = list(size[1:])
+        parts: dict[Any, Any] = {}
+        for key, leaf in _leaves(padded):
+            start, length = spans[key][i]
+            parts[key] = leaf[i].narrow(pad_dim, start, length)
+            if pad_dim < ndim:
+                batch[pad_dim] = length
+        sample = padded[i]
+        if pad_dim < ndim:
+            start = next(iter(spans.values()))[i][0] if spans else 0
+            sample = sample[(slice(None),) * pad_dim + (slice(start, start + batch[pad_dim]),)]
+        samples.append(_with(sample, parts))
+    return lazy_stack(samples, 0)
+
+
+def _leaves(td: Any) -> list[tuple[Any, Tensor]]:
+    return [(k, v) for k, v in entries_list(td, True, True, None, False) if isinstance(v, Tensor)]
+
+
+def _with(td: Any, parts: Mapping[Any, Tensor]) -> Any:
+    out = td.copy()
+    for key, part in parts.items():
+        node = out
+        *path, name = unravel_key_to_tuple(key)
+        for step in path:
+            node = node._get_str(step)
+        node._replace_str(name, part) if node.__class__ is TensorDict else node.set(name, part)
+    return out
+
+
+def _spans(
+    mask: Any, key: NestedKey, leaf: Tensor, count: int, pad_dim: int, ndim: int
+) -> list[tuple[int, int]]:
+    """Where each sample begins in an entry, and how long it is."""
+    if isinstance(mask, Node):
+        one: Any = entries.get(mask, key, None)
+        if one is None:
+            raise KeyError(f"unpad_sequence: the masks have none for the entry {key!r}")
+        one = one.movedim(min(pad_dim, ndim) + 1, 1).flatten(2)[..., 0] if one.dim() > 2 else one
+    else:
+        one = mask
+        if one.shape != (count, leaf.shape[pad_dim + 1]):
+            raise ValueError(
+                f"unpad_sequence: the mask has shape {tuple(one.shape)}, the entry {key!r} needs "
+                f"{(count, leaf.shape[pad_dim + 1])}: [samples, length]"
+            )
+    lengths = one.sum(1)
+    starts = one.int().argmax(1)
+    for i, (row, start, length) in enumerate(
+        zip(one, starts.tolist(), lengths.tolist(), strict=True)
+    ):
+        if not bool(row[start : start + length].all()):
+            raise ValueError(f"unpad_sequence: the mask of {key!r} has a gap in sample {i}")
+    return list(zip(starts.tolist(), lengths.tolist(), strict=True))
+
+
+def collate(
+    batch: Any,
+    *,
+    pad_keys: Mapping[NestedKey, float] | None = None,
+    nested_keys: Sequence[NestedKey] | None = None,
+    mask_key: NestedKey | None = None,
+) -> Any:
+    """Samples as one batch, as the `collate_fn` of a `torch.utils.data.DataLoader`.
+
+    Containers are stacked, lazily where their keys or shapes differ; tuples and dicts part by part;
+    what is no list, such as rows that were read at once, stays.
+
+    pad_keys: entries that are padded along their first dimension, each with what to pad it with.
+    nested_keys: entries that become nested tensors (`torch.jagged`).
+    mask_key: where the masks of the padded entries go.
+    Raises KeyError for keys that a sample lacks, ValueError for options that don't go together.
+
+    >>> rows = [TensorDict(a=torch.ones(n)) for n in (1, 2)]
+    >>> collate(rows, pad_keys={"a": 0.0}, mask_key="m")["a"].tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
+    if mask_key is not None and not pad_keys:
+        raise ValueError("collate: mask_key holds the masks of pad_keys, which are not given")
+    if not isinstance(batch, list) or not batch:
+        return batch
+    first = batch[0]
+    options: dict[str, Any] = dict(pad_keys=pad_keys, nested_keys=nested_keys, mask_key=mask_key)
+    if isinstance(first, Node):
+        pads = {unravel_key(key): fill for key, fill in (pad_keys or {}).items()}
+        nests = [unravel_key(key) for key in nested_keys or ()]
+        return _collated(batch, pads, nests, mask_key)
+    if isinstance(first, Tensor):
+        return torch.stack(batch)
+    if isinstance(first, Mapping):
+        return {key: collate([sample[key] for sample in batch], **options) for key in first}
+    if isinstance(first, tuple):
+        parts = [collate(list(part), **options) for part in zip(*batch, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return torch.utils.data.default_collate(batch)
+
+
+def _collated(rows: list[Any], pads: dict[Any, float], nests: list[Any], mask_key: Any) -> Any:
+    if twice := [key for key in nests if key in pads]:
+        raise ValueError(f"collate: {twice} stand in pad_keys and in nested_keys")
+    if pads and rows[0].batch_size:
+        raise ValueError(
+            "collate: pad_keys takes samples without batch dimensions, got "
+            f"{tuple(rows[0].batch_size)}"
+        )
+    for key in [*pads, *nests]:
+        for i, row in enumerate(rows):
+            if row.get(key, None) is None:
+                raise KeyError(f"collate: sample {i} has no entry {key!r}")
+    if mask_key is not None and rows[0].get(mask_key, None) is not None:
+        raise ValueError(f"collate: mask_key={mask_key!r} is an entry of the samples")
+    if not pads and not nests:
+        return maybe_dense_stack(rows)
+    named = {key: [row.get(key) for row in rows] for key in [*pads, *nests]}
+    bare = [row.exclude(*named) for row in rows]
+    out: Any = torch.stack(bare) if nests else maybe_dense_stack(bare)
+    masks = TensorDict(batch_size=out.batch_size)
+    for key, fill in pads.items():
+        cut = [TensorDict(x=leaf) for leaf in named[key]]
+        padded = pad_sequence(cut, padding_value=fill, return_mask=True)
+        out.set(key, padded["x"])
+        masks.set(key, padded["masks", "x"])
+    for key in nests:
+        out.set(key, torch.nested.nested_tensor(named[key], layout=torch.jagged))
+    if mask_key is not None:
+        out.set(mask_key, masks)
+    return out
+
+
+def to_json(
+    td: Any, path: str | os.PathLike[str], *, separator: str | None = None, lines: bool = False
+) -> None:
+    """Write a JSON file with a record for each row: a field for each entry, `from_json` reads it.
+
+    path: the file, which is replaced once all is written.
+    separator: joins the keys of nested entries to the names of fields.
+    lines: one record on each line (JSON Lines), instead of a list of records.
+    Raises ValueError for nested containers without separator, TypeError for values that JSON lacks.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/rows.json")
+    ...     Path(folder, "rows.json").read_text(), TensorDict.from_json(f"{folder}/rows.json")["a"]
+    ('[{"a": 1}, {"a": 2}]', tensor([1, 2]))
+    """
+    columns = {}
+    for key, value in entries_list(td, True, True, entries.is_leaf_nontensor, False):
+        parts = unravel_key_to_tuple(key)
+        if len(parts) > 1 and separator is None:
+            raise ValueError(
+                f"to_json: the entry {key!r} is nested: separator='.' joins its keys to one name"
+            )
+        columns[(separator or "").join(parts)] = value.tolist()
+    size = td.batch_size
+    count = size[0] if size else 1
+    columns = {name: rows if size else [rows] for name, rows in columns.items()}
+    records = [{name: rows[i] for name, rows in columns.items()} for i in range(count)]
+    if lines:
+        text = "".join([json.dumps(record) + "\n" for record in records])
+    else:
+        text = json.dumps(records)
+    write_atomically(path, text.encode())
+
+
+def from_json(
+    cls: Any,
+    path: str | os.PathLike[str],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    lines: bool = False,
+) -> Any:
+    """A container from a JSON file of records: an entry for each field, a row for each record.
+
+    batch_size: the number of rows if not given.
+    separator: splits the names of fields into nested keys.
+    dtype: that of all entries of numbers and truth values.
+    lines: one record on each line (JSON Lines).
+    Raises ValueError if the file does not hold records, or the records have unlike fields.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.json").write_text('[{"x.y": 1}, {"x.y": 2}]')
+    ...     TensorDict.from_json(f"{folder}/a.json", separator=".")["x", "y"]
+    tensor([1, 2])
+    """
+    with open(path, encoding="utf-8") as file:
+        records = [json.loads(line) for line in file if line.strip()] if lines else json.load(file)
+    if not isinstance(records, list) or not all([isinstance(one, dict) for one in records]):
+        raise ValueError(f"from_json: {os.fspath(path)} does not hold a list of records")
+    for i, one in enumerate(records):
+        if one.keys() != records[0].keys():
+            raise ValueError(
+                f"from_json: record {i} has the fields {sorted(one)}, record 0 {sorted(records[0])}"
+            )
+    size = torch.Size((len(records),))
+    td = TensorDict(batch_size=size, device=device)
+    for name in records[0] if records else ():
+        key = tuple(name.split(separator)) if separator else name
+        value = build.as_entry([one[name] for one in records], td, name)
+        if dtype is not None and isinstance(value, Tensor):
+            value = value.to(dtype)
+        td.set(key, value)
+    if batch_size is None and not auto_batch_size and batch_dims is None:
+        batch_size = size
+    return build.finished(cls, td, auto_batch_size, batch_size, device, batch_dims)

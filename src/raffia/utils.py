@@ -1,0 +1,121 @@
+"""Where programs written for tensordict look for keys, kinds and shapes; they stand in `raffia`."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import Buffer as Buffer
+
+from raffia.tensordict import (
+    NestedKey as NestedKey,
+)
+from raffia.tensordict import (
+    assert_allclose_td as assert_allclose_td,
+)
+from raffia.tensordict import (
+    assert_close as assert_close,
+)
+from raffia.tensordict import (
+    capture_non_tensor_stack as capture_non_tensor_stack,
+)
+from raffia.tensordict import (
+    expand_as_right as expand_as_right,
+)
+from raffia.tensordict import (
+    expand_right as expand_right,
+)
+from raffia.tensordict import (
+    get_printoptions as get_printoptions,
+)
+from raffia.tensordict import (
+    is_bool as is_bool,
+)
+from raffia.tensordict import (
+    is_floating as is_floating,
+)
+from raffia.tensordict import (
+    is_inexact as is_inexact,
+)
+from raffia.tensordict import (
+    is_integer as is_integer,
+)
+from raffia.tensordict import (
+    is_non_tensor as is_non_tensor,
+)
+from raffia.tensordict import (
+    is_tensorclass as is_tensorclass,
+)
+from raffia.tensordict import (
+    lazy_legacy as lazy_legacy,
+)
+from raffia.tensordict import (
+    list_to_stack as list_to_stack,
+)
+from raffia.tensordict import (
+    set_capture_non_tensor_stack as set_capture_non_tensor_stack,
+)
+from raffia.tensordict import (
+    set_lazy_legacy as set_lazy_legacy,
+)
+from raffia.tensordict import (
+    set_list_to_stack as set_list_to_stack,
+)
+from raffia.tensordict import (
+    set_printoptions as set_printoptions,
+)
+from raffia.tensordict import (
+    unravel_key as unravel_key,
+)
+from raffia.tensordict import (
+    unravel_key_list as unravel_key_list,
+)
+from raffia.tensordict import (
+    unravel_key_to_tuple as unravel_key_to_tuple,
+)
+from raffia.tensordict.index import indexed_size
+from raffia.tensordict.keys import is_key
+from raffia.tensordict.nontensor import LinkedList as LinkedList
+
+logger = logging.getLogger("raffia")
+
+_is_non_tensor = is_non_tensor
+_is_tensorclass = is_tensorclass
+_unravel_key_to_tuple = unravel_key_to_tuple
+_zip_strict = functools.partial(zip, strict=True)
+
+
+def is_seq_of_nested_key(seq: Any) -> bool:
+    """Whether something is a sequence of keys, each of them a string or a nested tuple of strings.
+
+    >>> is_seq_of_nested_key(["a", ("b", "c")]), is_seq_of_nested_key([0])
+    (True, False)
+    """
+    return isinstance(seq, Sequence) and all([is_key(key) for key in seq])
+
+
+def _getitem_batch_size(batch_size: Sequence[int], index: Any) -> torch.Size:
+    """The batch size of what `td[index]` gives for a container of this batch size.
+
+    >>> _getitem_batch_size([4, 3, 2], (None, ..., 0))
+    torch.Size([1, 4, 3])
+    """
+    return indexed_size(torch.Size(batch_size), index)
+
+
+def _maybe_correct_neg_dim(dim: int, shape: torch.Size | None, ndim: int | None = None) -> int:
+    """A dimension counted from the front; `ndim` stands for the length of `shape`.
+
+    >>> _maybe_correct_neg_dim(-1, torch.Size([2, 3]))
+    1
+    """
+    count = len(shape) if shape is not None else ndim
+    if count is None:
+        raise TypeError("give the shape, or its number of dimensions as ndim")
+    if not -count <= dim < count:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], "
+            f"but got {dim})"
+        )
+    return dim % count

@@ -1,0 +1,158 @@
+"""Runs whose folders lack something, or hold something torn: what goes on, and what is said."""
+
+import errno
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from raffia.cli.errors import UsageError
+from raffia.cli.runs import refuse_taken
+from raffia.envs.text.saved_tokenizer import load_tokenizer
+from raffia.recipes import efficientzero, ilql
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.run_folder import RunError, create_run, find_checkpoint, read_run
+from raffia.tensordict import disk
+
+from .ilql_runs import write_chats
+from .runs import Quiet, short
+
+SMOKE = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+LONGER = replace(SMOKE, num_updates=3)
+
+
+def damages(text):
+    """As a loss of power leaves a file, or a disk that errs."""
+    return {
+        "empty": b"",
+        "zeros": bytes(len(text)),
+        "half": text[: len(text) // 2],
+        "one letter": text.replace(b"a", b"b", 1),
+    }
+
+
+@pytest.mark.parametrize("how", ["empty", "zeros", "half", "one letter", "missing"])
+def test_a_tokenizer_that_the_config_determines_is_made_anew(tmp_path, how):
+    run = tmp_path / "run"
+    ilql.train(SMOKE, run, view=Quiet())
+    path = run / "tokenizer" / "raffia_tokenizer.json"
+    whole = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(damages(whole)[how])
+    assert ilql.load_agent(run) is not None
+    assert path.read_bytes() == whole
+    assert ilql.resume(run, config=LONGER, view=Quiet()).update == 3
+    assert load_tokenizer(run / "tokenizer").num_tokens
+
+
+def test_a_tokenizer_that_was_made_of_data_is_made_anew_by_a_resume_alone(tmp_path):
+    config = replace(
+        SMOKE, task="data", data=replace(SMOKE.data, files=(write_chats(tmp_path / "chats.jsonl"),))
+    )
+    config = ilql.fitted(replace(config, data=replace(config.data, tokenizer="characters")))
+    run = tmp_path / "run"
+    ilql.train(config, run, view=Quiet())
+    path = run / "tokenizer" / "raffia_tokenizer.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40])
+    with pytest.raises(RunError, match="raffia resume .* makes the tokenizer anew of the data"):
+        ilql.load_agent(run)
+    assert ilql.resume(run, config=replace(config, num_updates=3), view=Quiet()).update == 3
+    assert path.read_bytes() == whole
+    write_chats(tmp_path / "chats.jsonl", range(3, 30))
+    path.write_bytes(whole[:40])
+    with pytest.raises(RunError, match="has learnt from other rows"):
+        ilql.resume(run, config=replace(config, num_updates=4), view=Quiet())
+
+
+def test_a_folder_in_which_a_config_was_half_written_can_be_used(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".0123456789ab.tmp").write_text('{"seed":')
+    refuse_taken(run, "train")
+    create_run(run, SMOKE)
+    assert read_run(run) == SMOKE and os.listdir(run) == ["config.json"]
+    with pytest.raises(UsageError, match="holds a run already"):
+        refuse_taken(run, "train")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.tmp").touch()
+    with pytest.raises(UsageError, match="is no run"):
+        refuse_taken(other, "train")
+    with pytest.raises(RunError, match="is no run"):
+        create_run(other, SMOKE)
+
+
+@pytest.mark.parametrize("text", ["[" * 300 + "]" * 300, '{"seed": ' + "9" * 5000 + "}", "\ud800"])
+def test_a_config_that_is_junk_is_said(tmp_path, text):
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(RunError, match="config.json can't be read: ") as seen:
+        read_run(tmp_path)
+    assert len(str(seen.value)) < 1000
+
+
+def test_a_run_that_ended_and_whose_checkpoints_are_gone_says_one_thing(tmp_path):
+    run = tmp_path / "run"
+    ilql.train(SMOKE, run, view=Quiet())
+    rows = (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    words = (
+        "the checkpoints of .* are gone: bring them back, or train anew, as by `raffia train ilql"
+    )
+    with pytest.raises(RunError, match=words):
+        ilql.resume(run, view=Quiet())
+    for which in ("best", "newest"):
+        with pytest.raises(RunError, match=words):
+            find_checkpoint(run, which)
+    assert (run / "metrics.jsonl").read_bytes() == rows  # nothing was begun anew
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+    run = tmp_path / "run"
+    create_run(run, SMOKE)
+    (run / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n')
+    with pytest.raises(RunError, match="raffia resume .* goes on with it"):
+        find_checkpoint(run, "best")
+    assert ilql.resume(run, view=Quiet()).update == 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.slow
+def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
+    """Of a disk that is full for states, and has room for rows."""
+    from raffia.recipes.population_config import PopulationConfig
+
+    config = short(
+        120, population=PopulationConfig(size=size, replay="own" if size > 1 else "shared")
+    )
+    config = replace(config, checkpoint=replace(config.checkpoint, every_updates=3))
+    run, counts, write = tmp_path / "run", [], disk.write_atomically
+
+    def files():
+        return sorted(str(path.relative_to(run)) for path in run.rglob("rows-*") if path.is_file())
+
+    def full(path, content, **options):
+        if "checkpoints" in str(path) and len(counts) < 4 and files():
+            counts.append(len(files()))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content, **options)
+
+    monkeypatch.setattr(disk, "write_atomically", full)
+    view = Quiet()
+    efficientzero.train(config, run, view=view)
+    failed = [line for line in view.said if "was not saved" in line]
+    assert len(failed) == 4 and max(counts) <= size  # before the mend one more with each of them
+    found = find_checkpoint(run, "newest")
+    named = [
+        chunk["file"]
+        for name, log in found.extras.items()
+        if "replay" in name
+        for chunk in log["chunks"]
+    ]
+    assert named and {os.path.basename(name) for name in files()} >= {*named}
+    monkeypatch.undo()
+    longer = replace(config, collect=replace(config.collect, num_env_steps=140))
+    assert efficientzero.resume(run, config=longer, view=Quiet()).reason == "finished"

@@ -1,0 +1,117 @@
+"""Networks on another device than the trees: a GPU, or one of Python's that refuses the same."""
+
+import copy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.build import make_model
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.make import make_env
+from raffia.recipes.run import Run
+from raffia.tensordict.tensordict import TensorDict
+from tests import elsewhere
+from tests.recipes.runs import Quiet
+from tests.recipes.test_settings import BASES, VECTOR, changed, with_all
+
+ACTIONS = {"discrete": Discrete(3), "continuous": Box((-2.0, -1.0), (2.0, 1.0))}
+CASES = [
+    (kind, policy, size) for kind in ACTIONS for policy in ("muzero", "gumbel") for size in (1, 2)
+]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def plans_alike(kind, policy, size, device):
+    """Whether a search with the networks there is that with the networks here."""
+    spec = EnvSpec(observation_shape=(4,), action=ACTIONS[kind])
+    sizes = {"latent_state_dim": 8, "lstm_hidden_size": 6, "proj_hid": 8, "proj_out": 8}
+    config = EfficientZeroConfig(
+        model=ModelConfig(norm_type="LN", pred_hid=8, pred_out=8, **sizes),
+        search=SearchConfig(
+            policy=policy, num_simulations=12, num_sampled_actions=4, max_considered=4
+        ),
+    )
+    torch.manual_seed(0)
+    model = make_model(spec, config.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    state = TensorDict(observation=torch.arange(24.0).view(6, 4) / 20, batch_size=[6])
+    found = []
+    for place in ("cpu", device):
+        there = copy.deepcopy(model).to(place)
+        make = Planner if size == 1 else lambda *parts: StackedPlanner(*parts, size=2)
+        draws = torch.Generator().manual_seed(1)
+        plan = make(there, spec, config).plan(state, temperature=1.0, generator=draws)
+        found.append(plan)
+    one, other = found
+    torch.testing.assert_close(one.action, other.action, rtol=1e-4, atol=1e-4)
+    assert torch.equal(one.tree.visits_of_root(), other.tree.visits_of_root())
+    torch.testing.assert_close(one.action_weights, other.action_weights, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one.root_value, other.root_value, rtol=1e-3, atol=1e-3)
+
+
+@GPU
+@pytest.mark.parametrize(("kind", "policy", "size"), CASES)
+def test_networks_on_a_gpu_plan_as_those_on_the_cpu(kind, policy, size):
+    plans_alike(kind, policy, size, "cuda")
+
+
+@pytest.mark.slow
+def test_networks_on_a_device_of_python_plan_as_those_on_the_cpu():
+    """In a process of its own, which the device changes as a whole."""
+    if not elsewhere.can_begin():
+        pytest.skip("this torch has no devices of Python's")
+    place = Path(__file__).resolve()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(place)],
+        cwd=place.parents[2],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["alike"] * 4
+
+
+@GPU
+@pytest.mark.parametrize("base", ["vector", "box", "gumbel", "members"])
+def test_a_run_on_a_gpu_ends(base, tmp_path):
+    config = changed(with_all(BASES[base]), "device", "cuda")
+    (tmp_path / "run").mkdir()
+    run = Run(config, tmp_path / "run", Quiet(), make_env, None)
+    assert run.go(lambda: False, lambda: None).reason == "finished"
+    state = run.checkpoints.newest().tensors("state")
+    assert bool(
+        torch.cat([value.flatten() for value in state["params"].values(True, True)])
+        .isfinite()
+        .all()
+    )
+    run.close()
+
+
+def test_networks_and_states_lie_on_the_device(tmp_path):
+    """The rest is as it is elsewhere: worlds and replay on the CPU."""
+    (tmp_path / "run").mkdir()
+    run = Run(replace(VECTOR, device="meta"), tmp_path / "run", Quiet(), make_env, None)
+    state = run.sitting._begin()
+    assert {value.device.type for value in state.values(True, True)} == {"meta"}
+    assert run.actor._device.type == run.analyst._device.type == "meta"
+    assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
+    run.close()
+
+
+if __name__ == "__main__":
+    kept = elsewhere.begin()
+    for case in CASES:
+        if case[-1] == 1:  # it has no batched products, by which members are computed at once
+            plans_alike(*case, elsewhere.NAME)
+            print("alike")

@@ -1,0 +1,351 @@
+"""Each setting of a run acts, and acts there: what two runs do differs first where it should."""
+
+import ast
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.config import (
+    LossConfig,
+    OptimizerConfig,
+    SearchConfig,
+    TargetConfig,
+)
+from raffia.envs.config import AtariConfig, EnvConfig
+from raffia.recipes.config import (
+    CheckpointConfig,
+    CollectConfig,
+    EfficientZeroRun,
+    EvaluateConfig,
+    ReplayConfig,
+)
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.presets import PRESETS
+from raffia.train.config import setting_names
+from tests.recipes.test_variants import TINY
+from tests.recipes.timeline import first_difference, timeline
+
+VECTOR = EfficientZeroRun(
+    env=EnvConfig(id="CartPole-v1", num_envs=3),
+    model=replace(
+        PRESETS["smoke"].model,
+        **TINY,
+        head_hidden_channels=(8,),
+        reward_support_range=(-3.0, 4.0, 1.0),
+        value_support_range=(-9.0, 10.0, 1.0),
+    ),
+    loss=LossConfig(unroll_steps=3, lstm_horizon=2),
+    targets=TargetConfig(n_step=3, target_interval=3, reanalyse_ratio=0.25),
+    optimizer=OptimizerConfig(
+        learning_rate=0.05, max_grad_norm=0.5, decay_updates=5, weight_decay=0.01, warmup_share=0.2
+    ),
+    search=SearchConfig(
+        num_simulations=4, temperatures=(1.0, 0.5), temperature_from=(0.0, 0.8), max_considered=2
+    ),
+    replay=ReplayConfig(capacity=50, batch_size=6),
+    collect=CollectConfig(
+        num_env_steps=90, random_env_steps=45, updates_per_env_step=0.2, extra_updates=1
+    ),
+    evaluate=EvaluateConfig(every_env_steps=24, num_episodes=2, max_steps=12),
+    checkpoint=CheckpointConfig(every_updates=3),
+)
+
+
+def changed(config, name, value):
+    """The config with another value of one setting, such as "search.num_simulations"."""
+    outer, _, inner = name.rpartition(".")
+    if not outer:
+        return replace(config, **{inner: value})
+    part = reduce(getattr, outer.split("."), config)
+    return changed(
+        config, outer, replace(part, **(value if isinstance(value, dict) else {inner: value}))
+    )
+
+
+def with_all(config, **settings):
+    for name, value in settings.items():
+        config = changed(config, name.replace("__", "."), value)
+    return config
+
+
+IMAGE = with_all(
+    VECTOR,
+    env=EnvConfig(id="minatar/breakout", num_envs=2),
+    model__flatten=False,
+    model__downsample=False,
+    model__num_channels=4,
+    collect__num_env_steps=60,
+)
+BASES = {
+    "vector": VECTOR,
+    "adamw": with_all(VECTOR, optimizer__name="adamw"),
+    "image": IMAGE,
+    "stack": with_all(IMAGE, env__frame_stack=2),
+    "gumbel": with_all(VECTOR, search__policy="gumbel"),
+    "forms": with_all(VECTOR, model__evolvable_heads=True, model__max_head_nodes=16),
+    "box": with_all(
+        VECTOR,
+        env__id="Pendulum-v1",
+        search__num_sampled_actions=3,
+        model__reward_support_range=(-20.0, 21.0, 1.0),
+        collect__num_env_steps=66,
+    ),
+    "fixed": with_all(
+        VECTOR,
+        env__id="Pendulum-v1",
+        model__sigma_type="fixed",
+        model__reward_support_range=(-20.0, 21.0, 1.0),
+        search__num_sampled_actions=3,
+        collect__num_env_steps=66,
+    ),
+    "board": with_all(VECTOR, env__id="tictactoe", model__flatten=True, evaluate__num_episodes=6),
+    "atari": with_all(
+        IMAGE,
+        env=EnvConfig(
+            id="atari/breakout",
+            num_envs=1,
+            atari=AtariConfig(size=64, colour=False, max_frames=200, noop_max=5),
+        ),
+        model__downsample=True,
+        collect__num_env_steps=60,
+        collect__random_env_steps=50,
+        collect__extra_updates=0,
+        evaluate__num_episodes=1,
+        evaluate__max_steps=5,
+    ),
+    "points": with_all(
+        IMAGE,
+        env=EnvConfig(
+            id="atari/alien", num_envs=2, atari=AtariConfig(size=64, colour=False, noop_max=0)
+        ),
+        model__downsample=True,
+        collect__num_env_steps=60,
+        collect__random_env_steps=56,
+        collect__extra_updates=0,
+        evaluate__num_episodes=1,
+        evaluate__max_steps=5,
+    ),
+    "members": with_all(
+        VECTOR,
+        population=PopulationConfig(size=3, parameters=0.3, ranges=("learning_rate=1e-3..1",)),
+        collect__random_env_steps=60,
+        evaluate__every_env_steps=12,
+    ),
+    "halves": with_all(
+        VECTOR,
+        env__num_envs=4,
+        population=PopulationConfig(size=4, method="truncation"),
+        collect__random_env_steps=60,
+        evaluate__every_env_steps=12,
+    ),
+    "noisy": with_all(
+        VECTOR,
+        population=PopulationConfig(size=3, parameters=1.0, hyper=0.0, no_mutation=0.0),
+        collect__random_env_steps=60,
+        evaluate__every_env_steps=12,
+    ),
+    "growing": with_all(
+        VECTOR,
+        model__evolvable_heads=True,
+        model__max_head_nodes=16,
+        population=PopulationConfig(
+            size=3, architecture=1.0, hyper=0.0, no_mutation=0.0, nodes=(2,), activation=0.5
+        ),
+        collect__random_env_steps=60,
+        evaluate__every_env_steps=12,
+    ),
+}
+
+# Of each setting: of which run it is changed, to what, and what `timeline` finds unlike first. In
+# place of that the test that sees it act, where no run can be compared.
+SETTINGS = {
+    "model.num_channels": ("image", 6, "shapes"),
+    "model.num_res_blocks": ("image", 2, "shapes"),
+    "model.downsample": ("image", True, "shapes"),
+    "model.flatten": ("image", True, "shapes"),
+    "model.latent_state_dim": ("vector", 24, "shapes"),
+    "model.res_connection": ("vector", False, "shapes"),
+    "model.lstm_hidden_size": ("vector", 12, "shapes"),
+    "model.head_hidden_channels": ("vector", (8, 8), "shapes"),
+    "model.evolvable_heads": ("vector", True, "shapes"),
+    "model.max_head_layers": ("forms", 2, "shapes"),
+    "model.max_head_nodes": ("forms", 24, "shapes"),
+    "model.reward_support_range": ("vector", (-4.0, 5.0, 1.0), "shapes"),
+    "model.value_support_range": ("vector", (-9.0, 11.0, 1.0), "shapes"),
+    "model.norm_type": ("vector", "BN", "shapes"),
+    "model.projection_norm_type": ("vector", "LN", "shapes"),
+    "model.state_norm": ("vector", True, "gradient"),
+    "model.action_encoding": ("vector", "not_one_hot", "shapes"),
+    "model.sigma_type": ("box", "fixed", "shapes"),
+    "model.fixed_sigma": ("fixed", 0.4, "act"),
+    "model.proj_hid": ("vector", 9, "shapes"),
+    "model.proj_out": ("vector", {"proj_out": 9, "pred_out": 9}, "shapes"),
+    "model.pred_hid": ("vector", 9, "shapes"),
+    "model.pred_out": ("vector", {"proj_out": 9, "pred_out": 9}, "shapes"),
+    "loss.unroll_steps": ("vector", 2, "drawn"),
+    "loss.lstm_horizon": ("vector", 3, "targets"),
+    "loss.policy_weight": ("vector", 0.5, "gradient"),
+    "loss.value_weight": ("vector", 0.5, "gradient"),
+    "loss.value_prefix_weight": ("vector", 0.5, "gradient"),
+    "loss.consistency_weight": ("vector", 1.0, "gradient"),
+    "loss.entropy_weight": ("vector", 0.1, "gradient"),
+    "loss.gradient_scale": ("vector", 1.0, "gradient"),
+    "loss.absorb": ("vector", (), "targets"),
+    "loss.augmentation": ("image", ("shift",), "targets"),
+    "targets.discount": ("vector", 0.9, "targets"),
+    "targets.n_step": ("vector", 2, "drawn"),
+    "targets.bootstrap": ("vector", "search", "targets"),
+    "targets.target_interval": ("vector", 2, "step"),
+    "targets.reanalyse_ratio": ("vector", 0.5, "targets"),
+    "targets.reanalyse_noise": ("vector", False, "targets"),
+    "targets.correct_horizon": ("vector", False, "targets"),
+    "targets.horizon_share": ("vector", 0.1, "targets"),
+    "optimizer.name": ("vector", "adamw", "shapes"),
+    "optimizer.learning_rate": ("vector", 0.04, "step"),
+    "optimizer.momentum": ("vector", 0.5, "step"),
+    "optimizer.weight_decay": ("vector", 0.1, "step"),
+    "optimizer.max_grad_norm": ("vector", 0.25, "step"),
+    "optimizer.warmup_share": ("vector", 0.3, "step"),
+    "optimizer.decay_updates": ("vector", 4, "step"),
+    "optimizer.decay_rate": ("vector", 0.5, "step"),
+    "search.policy": ("vector", "gumbel", "act"),
+    "search.num_simulations": ("vector", 5, "act"),
+    "search.dirichlet_alpha": ("vector", 3.0, "act"),
+    "search.dirichlet_fraction": ("vector", 0.5, "act"),
+    "search.max_considered": ("gumbel", 1, "evaluate"),
+    "search.num_sampled_actions": ("box", 4, "random"),
+    "search.temperatures": ("vector", (1.0, 0.01), "act"),
+    "search.temperature_from": ("vector", (0.0, 0.6), "act"),
+    "seed": ("vector", 1, "weights"),
+    "device": "tests/recipes/test_other_device.py::test_networks_and_states_lie_on_the_device",
+    "num_threads": ("vector", 2, "made"),
+    "env.id": ("vector", "Acrobot-v1", "shapes"),
+    "env.num_envs": ("vector", 5, "made"),
+    "env.num_workers": ("vector", 2, "made"),
+    "env.max_episode_steps": ("vector", 5, "stepped"),
+    "env.frame_stack": ("vector", 2, "shapes"),
+    "env.atari.frame_skip": ("atari", 3, "stepped"),
+    "env.atari.noop_max": ("atari", 9, "stepped"),
+    "env.atari.size": ("atari", 84, "shapes"),
+    "env.atari.colour": ("atari", True, "shapes"),
+    "env.atari.episodic_life": ("atari", False, "stepped"),
+    "env.atari.clip_reward": ("points", False, "stepped"),
+    "env.atari.sticky": ("atari", 0.5, "stepped"),
+    "env.atari.press_fire": ("atari", False, "stepped"),
+    "env.atari.max_frames": ("atari", 100, "stepped"),
+    "env.atari.evaluation_frames": ("atari", 8, "evaluate"),
+    "replay.capacity": ("vector", 48, "drawn"),
+    "replay.batch_size": ("vector", 7, "drawn"),
+    "replay.alpha": ("vector", 0.0, "drawn"),
+    "replay.beta": ("vector", 0.9, "drawn"),
+    "replay.on_disk": ("vector", True, "made"),
+    "collect.num_env_steps": ("vector", 96, "step"),
+    "collect.random_env_steps": ("vector", 48, "random"),
+    "collect.updates_per_env_step": ("vector", 0.5, "drawn"),
+    "collect.extra_updates": ("vector", 2, "step"),
+    "collect.steps_per_turn": ("vector", 2, "random"),
+    "evaluate.every_env_steps": ("vector", 40, "act"),
+    "evaluate.num_episodes": ("vector", 3, "evaluate"),
+    "evaluate.num_simulations": ("vector", 5, "evaluate"),
+    "evaluate.max_steps": ("vector", 6, "evaluate"),
+    "evaluate.target_return": ("vector", 1.0, "end"),
+    "evaluate.opponent": ("board", "random", "evaluate"),
+    "evaluate.record": ("vector", "gif", "end"),
+    "population.size": ("members", 1, "made"),
+    "population.method": ("members", "truncation", "generation"),
+    "population.tournament_size": ("members", 3, "generation"),
+    "population.elitism": ("members", False, "generation"),
+    "population.replay": ("members", "own", "made"),
+    "population.share": ("halves", 0.5, "generation"),
+    "population.eval_loop": ("members", 2, "generation"),
+    "population.no_mutation": ("members", 0.0, "generation"),
+    "population.hyper": ("members", 0.1, "generation"),
+    "population.parameters": ("members", 0.0, "generation"),
+    "population.activation": ("growing", 0.0, "generation"),
+    "population.architecture": ("growing", 0.0, "generation"),
+    "population.new_layer_prob": ("growing", 1.0, "generation"),
+    "population.nodes": ("growing", (3,), "generation"),
+    "population.mutation_sd": ("noisy", 1.0, "act"),
+    "population.ranges": ("members", ("learning_rate=1e-3..0.06",), "generation"),
+    "population.grow": ("members", 3.0, "generation"),
+    "population.shrink": ("members", 0.4, "generation"),
+    "population.resample": ("members", 1.0, "generation"),
+    "population.spread": ("members", 5.0, "step"),
+    "checkpoint.every_updates": ("vector", 2, "save"),
+    "checkpoint.keep": ("vector", 1, "save"),
+    "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The timelines of the runs that others are compared with, each played once."""
+    made = {}
+
+    def find(name):
+        if name not in made:
+            made[name] = timeline(BASES[name], tmp_path_factory.mktemp("plain") / name)
+        return made[name]
+
+    return find
+
+
+def compared():
+    """The settings of which two runs are compared; slow are those of large networks or programs."""
+    slow = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack")
+    for name, entry in SETTINGS.items():
+        if isinstance(entry, tuple):
+            is_slow = entry[0] in slow or name == "env.num_workers"
+            yield pytest.param(name, id=name, marks=pytest.mark.slow if is_slow else ())
+
+
+@pytest.mark.parametrize("name", [*compared()])
+def test_a_setting_acts_where_it_should_and_nowhere_before(name, plain, tmp_path):
+    base, value, kind = SETTINGS[name]
+    if base in ("atari", "points"):
+        pytest.importorskip("ale_py")
+    run = timeline(changed(BASES[base], name, value), tmp_path / "run")
+    assert first_difference(plain(base), run) == kind
+
+
+@pytest.mark.parametrize("base", ["vector", pytest.param("members", marks=pytest.mark.slow)])
+def test_equal_settings_are_the_same_run(base, plain, tmp_path):
+    """Or differences would say nothing."""
+    assert first_difference(plain(base), timeline(BASES[base], tmp_path / "run")) is None
+
+
+def test_a_setting_that_does_nothing_would_be_noticed(plain, tmp_path):
+    idle = changed(VECTOR, "env.atari.sticky", 0.5)  # CartPole is no Atari game
+    assert first_difference(plain("vector"), timeline(idle, tmp_path / "run")) is None
+
+
+def test_all_settings_of_a_run_are_here():
+    assert sorted(SETTINGS) == sorted(setting_names(EfficientZeroRun))
+
+
+@pytest.mark.parametrize("name", [n for n, e in SETTINGS.items() if isinstance(e, str)])
+def test_the_tests_that_are_named_are_there(name):
+    path, _, function = SETTINGS[name].partition("::")
+    tree = ast.parse((Path(__file__).parents[2] / path).read_text())
+    assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_compile_compiles_the_gradients(tmp_path, monkeypatch, plain):
+    compiled, called = [], []
+
+    def compiles(function):
+        compiled.append(function.__name__)
+
+        def call(*args):
+            called.append(args)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiles)
+    run = timeline(changed(VECTOR, "compile", True), tmp_path / "run")
+    assert compiled == ["grads"] and len(called) == VECTOR.num_updates
+    assert run[0][0] == "made" and run[1:] == plain("vector")[1:]

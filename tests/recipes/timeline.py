@@ -1,0 +1,162 @@
+"""All that a run does as one list of events, of which two runs share the first ones."""
+
+import hashlib
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from raffia.recipes import efficientzero, evaluation
+from raffia.recipes import run as run_module
+from raffia.recipes.run import Run
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoints
+from tests.recipes.runs import Quiet
+
+
+def digest(thing):
+    """Of tensors, containers and plain things: equal for what is equal bit for bit."""
+    found = hashlib.sha256()
+    _feed(found, thing)
+    return found.hexdigest()[:12]
+
+
+def _feed(found, thing):
+    if isinstance(thing, torch.Tensor):
+        found.update(f"{thing.dtype}{list(thing.shape)}".encode())
+        found.update(thing.detach().cpu().contiguous().numpy().tobytes())
+    elif isinstance(thing, TensorDict):
+        for key in sorted(thing.keys(True, True), key=str):
+            found.update(str(key).encode())
+            _feed(found, thing[key])
+    elif isinstance(thing, (list, tuple)):
+        for part in thing:
+            _feed(found, part)
+    else:
+        found.update(repr(thing).encode())
+
+
+def first_difference(one, other):
+    """What is unlike first in two timelines: its kind, in the second where it is in both."""
+    for (kind, *seen), (others, *also) in zip(one, other, strict=False):
+        if (kind, seen) != (others, also):
+            return others
+    longer = max(one, other, key=len)
+    shorter = min(len(one), len(other))
+    return longer[shorter][0] if len(one) != len(other) else None
+
+
+def timeline(config, folder):
+    """Train, and write down:
+
+    made: what does not show in numbers: where rows lie, how many workers and threads there are
+    shapes, weights: of the first state
+    random, act: what was chosen, and what of the search is kept; stepped: what the worlds said
+    drawn: which windows, and their weights; targets: the batch
+    gradient, step: of the update
+    evaluate: returns and lengths; save: which checkpoints there are then; generation; end
+    """
+    events = []
+
+    def note(kind, *things):
+        events.append((kind, *(digest(thing) for thing in things)))
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack():
+
+        class Noted(Run):
+            def go(self, stop, begun):
+                note("made", *_made(self))
+                self.learner = _learner(self.learner, note)
+                return super().go(stop, begun)
+
+            def init(self):
+                state = super().init()
+                note("shapes", [(str(k), list(v.shape)) for k, v in state.items(True, True)])
+                note("weights", state.select("params", "buffers"))
+                _watch_worlds(self, note)
+                return state
+
+            def evolve(self, state):
+                changed = super().evolve(state)
+                if changed is not None:
+                    note("generation", {k: v for k, v in changed[1].items() if k != "seconds"})
+                return changed
+
+        def noted(kind, function):
+            def call(*args, **options):
+                done = function(*args, **options)
+                note(kind, done)
+                return done
+
+            return call
+
+        act = run_module.act
+        make_batch = run_module.make_batch
+        play, play_members = evaluation.play_episodes, evaluation.play_members
+        save = Checkpoints.save
+
+        def makes_batch(windows, planner, **options):
+            note("drawn", windows["index"], windows["priority_weight"])
+            batch, fresh = make_batch(windows, planner, **options)
+            note("targets", batch, fresh if fresh is not None else None)
+            return batch, fresh
+
+        def saves(checkpoints, update, *args, **options):
+            path = save(checkpoints, update, *args, **options)
+            note("save", sorted(p.name for p in path.parent.iterdir()))
+            return path
+
+        patch.setattr(efficientzero, "Run", Noted)
+        patch.setattr(run_module, "act", noted("act", act))
+        patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
+        patch.setattr(run_module, "make_batch", makes_batch)
+        patch.setattr(evaluation, "play_episodes", noted("evaluate", play))
+        patch.setattr(evaluation, "play_members", noted("evaluate", play_members))
+        patch.setattr(Checkpoints, "save", saves)
+        result = efficientzero.train(config, folder, view=Quiet())
+    films = sorted(path.name for path in folder.glob("episodes/*"))
+    note("end", result.reason, films)
+    return events
+
+
+def _made(run):
+    """What of a run does not show in what it learns."""
+    env, storage = run.env, run.replays.buffers[0].storage
+    return (
+        torch.get_num_threads(),
+        run.config.device,
+        type(run.learner).__name__,
+        type(env).__name__,
+        len(getattr(env, "_workers", [])),
+        env.num_envs,
+        type(storage).__name__,
+        len(run.replays.buffers),
+    )
+
+
+def _watch_worlds(run, note):
+    env, step = run.env, run.env.step
+
+    def steps(action, rows=None):
+        after = step(action) if rows is None else step(action, rows)
+        note("stepped", after)
+        return after
+
+    env.step = steps
+
+
+def _learner(learner, note):
+    class Noted:
+        init = learner.init
+
+        def grads(self, state, batch):
+            update, metrics = learner.grads(state, batch)
+            note("gradient", update["grads"])
+            return update, metrics
+
+        def apply(self, state, update):
+            after = learner.apply(state, update)
+            note("step", after.select("params", "target"))
+            return after
+
+    return Noted()

@@ -1,0 +1,63 @@
+"""What `inspect.signature`, `help` and editors show of the functions that hand options on."""
+
+import inspect
+
+import pytest
+import torch
+
+import raffia
+from raffia import TensorDict
+
+
+@pytest.mark.parametrize(
+    "name,method",
+    [
+        *[(name, name) for name in "from_any from_pytree from_namedtuple from_tuple".split()],
+        *[(name, name) for name in "from_dict from_struct_array load load_memmap".split()],
+        *[(name, name) for name in ("memmap", "save")],
+    ],
+)
+def test_functions_show_the_options_of_their_methods(name, method):
+    shown = list(inspect.signature(getattr(raffia, name)).parameters.values())
+    static = inspect.getattr_static(TensorDict, method)
+    _, *theirs = inspect.signature(getattr(static, "__func__", static)).parameters.values()
+    if name in ("memmap", "save"):
+        assert shown[0].name == "data" and shown[1:] == theirs
+    else:
+        assert shown[1:] == theirs[1:]
+    assert not [p for p in shown if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+def test_quick_ways_show_all_options():
+    for name in ("update", "set", "get", "keys"):
+        quick = inspect.signature(getattr(TensorDict, name)).parameters
+        whole = inspect.signature(getattr(raffia.TensorCollection, name)).parameters
+        assert list(quick) == list(whole)
+    assert "keys_to_update" in inspect.signature(TensorDict.update).parameters
+
+
+def test_arguments_by_position_and_by_name(tmp_path):
+    td = TensorDict(a=torch.ones(2))
+    raffia.save(td, tmp_path / "a", False)
+    assert raffia.load(tmp_path / "a", "cpu")["a"].sum() == 2
+    assert raffia.memmap(data=td, prefix=tmp_path / "b").is_memmap()
+    assert raffia.load_memmap(tmp_path / "b", "cpu", False)["a"].sum() == 2
+    assert raffia.from_dict(d={"a": 1}, batch_size=[]).batch_size == ()
+    assert td.copy_at_(tensordict=TensorDict(a=torch.zeros(2)), idx=())["a"].sum() == 0
+    assert raffia.maybe_dense_stack(input=[td, td]).batch_size == (2,)
+
+
+def test_from_dataclass_takes_the_options_of_a_class():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Point:
+        x: torch.Tensor
+        n: int = 3
+
+    assert raffia.from_dataclass(Point, frozen=True)(x=torch.ones(1)).is_locked
+    assert raffia.from_dataclass(Point, autocast=True)(x=1, n=torch.tensor(2)).n == 2
+    assert raffia.from_dataclass(Point(torch.ones(1)), nocast=True).n == 3
+    assert raffia.from_dataclass(Point) is raffia.from_dataclass(Point)
+    with pytest.raises(ValueError, match=r"dest_cls has its own options, got \['frozen'\]"):
+        raffia.from_dataclass(Point, dest_cls=raffia.from_dataclass(Point), frozen=True)

@@ -1,0 +1,96 @@
+"""The table of all methods: none of the containers' public names is missing from it unsaid."""
+
+import importlib.util
+import re
+import sys
+
+import pytest
+import torch
+
+import raffia
+from benchmarks import methods
+from benchmarks.method_rules import FRESH, KINDS, LEFT_OUT, NOT_COMPARED, NOT_FOR, RULES, Inputs
+
+
+def unsaid(container: type, kind: str, rows: list[str]) -> set[str]:
+    """Public names that have neither a row nor a reason."""
+    timed = {methods.base(row) for row in rows}
+    return {*methods.public_names(container)} - timed - {*LEFT_OUT} - {*NOT_FOR[KINDS[kind]]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_public_name_has_a_row_or_a_reason(kind):
+    container = getattr(raffia, kind)
+    assert not unsaid(container, kind, methods.row_names(kind, [container]))
+    assert all(reason for reason in [*LEFT_OUT.values(), *NOT_FOR[KINDS[kind]].values()])
+
+
+def test_a_method_without_a_row_is_noticed():
+    """The test above can fail: a method that is new has a row at once, and without it is missed."""
+
+    class More(raffia.TensorDict):
+        def more(self) -> None: ...
+
+    rows = methods.row_names("TensorDict", [More])
+    assert "more" in rows
+    assert unsaid(More, "TensorDict", [row for row in rows if row != "more"]) == {"more"}
+
+
+def test_what_is_said_of_names_is_said_of_names_there_are():
+    names = {*methods.public_names(raffia.TensorDict)}
+    names |= {*methods.public_names(raffia.LazyStackedTensorDict)}
+    unknown = {row for row in RULES if methods.base(row) not in names and row[:2] != "__"}
+    assert not unknown
+    assert {*LEFT_OUT} <= names
+    rows = {row for kind in KINDS for row in methods.row_names(kind, [getattr(raffia, kind)])}
+    rows |= {row for unfit in NOT_FOR.values() for row in unfit}
+    assert rows >= FRESH
+    assert rows >= NOT_COMPARED
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_runs(kind):
+    failed = {}
+    for row in methods.row_names(kind, [getattr(raffia, kind)]):
+        inputs = Inputs(raffia, kind, 12)
+        (td,) = methods.containers(row, inputs, 1)
+        try:
+            methods.rule_of(row)(td, inputs)
+        except Exception as error:
+            failed[row] = f"{type(error).__name__}: {error}"
+        inputs.close()
+    assert not failed
+
+
+def test_a_row_whose_results_differ_is_not_timed():
+    both = {side: Inputs(raffia, "TensorDict", 12) for side in ("ours", "peer")}
+    assert isinstance(methods.measure("neg", "TensorDict", both, 1), methods.Timed)
+    both["peer"].td["l0"].add_(1)
+    failed = methods.measure("neg", "TensorDict", both, 1)
+    assert isinstance(failed, methods.Failed)
+    assert re.search("results differ: at 'result l0'", failed.reason)
+
+
+@pytest.mark.parametrize("row", sorted(FRESH - {"batch_size(set)"}))
+def test_each_call_of_a_row_that_changes_entries_has_a_container_of_its_own(row):
+    inputs = Inputs(raffia, "LazyStackedTensorDict", 12)
+    first, second = methods.containers(row, inputs, 2)
+    assert first is not second
+    assert methods.containers("neg", inputs, 2)[0] is methods.containers("neg", inputs, 2)[1]
+    pairs = zip(first._leaves([]), second._leaves([]), strict=True)
+    assert all(a is not b and torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("tensordict"), reason="needs the peer")
+def test_the_command_prints_rows_means_and_what_is_left_out():
+    import subprocess
+
+    command = [sys.executable, "-m", "benchmarks.methods", "--sizes", "12", "--rounds", "1"]
+    result = subprocess.run([*command, "--ops", "^(neg|any)$"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^neg +dense +12 ", result.stdout, re.MULTILINE)
+    assert "lazy, 12 leaves: 2 rows, geometric mean" in result.stdout
+    assert "left out: cuda: needs an accelerator" in result.stdout
