@@ -381,6 +381,7 @@ class TensorDictSequential(TensorDictModule):
 
 
 _FORWARD = TensorDictSequential.forward
+TensorDictSequential._has_own_keys = False  # its keys are kept, and follow the modules
 
 
 def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:
