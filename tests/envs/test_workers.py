@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from raffia.envs.batch import SerialBatch
+from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv
 from raffia.envs.gym import GymEnv
 from raffia.envs.make import make_env
