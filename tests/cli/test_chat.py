@@ -215,9 +215,10 @@ def decoding(words, config=SMOKE):
 
 
 def test_how_it_speaks():
-    config, notices = decoding("--temperature 0.5 --top_k 3 --adv_weight 2 --values")
+    config, notices = decoding("--temperature 0.5 --top_k 3 --top-p 0.9 --adv_weight 2 --values")
     decode = config.decode
     assert (decode.temperature, decode.top_k, decode.adv_weight) == (0.5, 3, 2.0)
+    assert decode.share == 0.9
     assert decode.report_all and notices == []
     assert decoding("--temperature 0")[0].decode.num_beams == 1
     alone = decoding("--adv-weight 0", method("cql", SMOKE))[0].decode
@@ -234,7 +235,7 @@ def test_how_it_speaks():
     assert config.decode.plans and notices == []
     config, notices = decoding("--temperature 0", plans)
     assert not config.decode.plans and "says the best token" in notices[0]
-    for words in ("--temperature -1", "--top_k 0", "--adv_weight -1"):
+    for words in ("--temperature -1", "--top_k 0", "--top_p 2", "--adv_weight -1"):
         with pytest.raises(UsageError):
             decoding(words)
 

@@ -42,7 +42,12 @@ def change_tensors(folder, change):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"n_inner": 20, "activation_function": "gelu_pytorch_tanh"}]
+    "options",
+    [
+        {},
+        {"n_inner": 20, "activation_function": "gelu_pytorch_tanh"},
+        *({"activation_function": name} for name in ("relu", "silu", "leaky_relu", "tanh")),
+    ],
 )
 def test_logits_are_those_of_transformers(tmp_path, options):
     """Peers' defect: with GPT-2's weights, other logits than GPT-2's."""
@@ -106,6 +111,7 @@ def test_settings_that_are_read(folder):
         **{"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 20},
         **{"dim_feedfwd": 48, "dropout": 0.25, "layer_norm_eps": 1e-6, "bias": True},
         "positions": "learned",
+        "activation": "GELU",
     }
 
 
@@ -172,8 +178,8 @@ def test_tensors_that_are_missing_wrong_or_too_many(folder):
 
 
 def test_models_that_are_no_plain_gpt2(folder):
-    change_config(folder, activation_function="relu")
-    with pytest.raises(ValueError, match=r"{'activation_function': 'relu'}. Take HFTrunk"):
+    change_config(folder, activation_function="mish")
+    with pytest.raises(ValueError, match=r"{'activation_function': 'mish'}. Take HFTrunk"):
         load_gpt2(folder)
     change_config(folder, activation_function="gelu_new", scale_attn_by_inverse_layer_idx=True)
     with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx': True}"):

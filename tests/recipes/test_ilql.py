@@ -45,6 +45,7 @@ def brief(**changes) -> ILQLRun:
     return replace(
         smoke,
         **{
+            "num_threads": 1,
             "model": replace(smoke.model, trunk=trunk, target="trunk"),
             "num_updates": 12,
             "batch_size": 8,

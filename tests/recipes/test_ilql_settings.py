@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.cli import main
+from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.functional.clipping import global_norm
 from raffia.recipes.ilql import fitted, resume, train
 from raffia.recipes.ilql_data import make_lessons
+from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql_sizes import with_threads
 from raffia.recipes.run_folder import RunError, read_run
 from tests.recipes.ilql_runs import (
     last,
@@ -279,3 +283,39 @@ def test_cloning_needs_no_rewards(here, capsys):
     write("unpaid.jsonl", *[asked(str(n), None, 0.0) for n in range(6)])
     alone = "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
     assert main(f"train ilql --data unpaid.jsonl {alone} {SMALL}".split()) == 0
+
+
+@pytest.mark.parametrize(("size", "threads"), [({}, 1), ({"n_layer": 12, "n_embd": 512}, 3)])
+def test_large_networks_have_all_threads_and_small_ones_one(size, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    trunk = replace(ILQL_PRESETS["wordle"].model.trunk, **size)
+    config = replace(
+        ILQL_PRESETS["wordle"], model=replace(ILQL_PRESETS["wordle"].model, trunk=trunk)
+    )
+    assert config.num_threads == 0 and with_threads(config).num_threads == threads
+    assert with_threads(replace(config, num_threads=2)).num_threads == 2
+
+
+def test_the_number_of_threads_is_kept_with_the_run(here, capsys):
+    write_chats(here / "chats.jsonl")
+    main(f"train ilql --data chats.jsonl {SMALL}".split())
+    assert read_run("runs/a").num_threads == 1
+    assert main("resume runs/a --num_updates 2".split()) == 0
+
+
+def test_values_leave_the_model_that_speaks_alone_where_one_is_gone_on_with():
+    """Of the preset: the policy's weights move by the policy's loss only."""
+    preset = ILQL_PRESETS["language-model"]
+    assert preset.model.policy == "separate"
+    small = TrunkConfig(vocab_size=12, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    config = replace(preset, model=replace(preset.model, trunk=small))
+    learner = ILQLLearner(config, num_updates=3)
+    state = learner.init(0)
+    points = [DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])]
+    batch = DialogueDataset.of_points(points, Vocabulary(12)).collate(points)
+    both = []
+    for weight in (1.0, 100.0):
+        state["hyper", "q_weight"].fill_(weight)
+        both.append(learner.grads(state, batch)[0]["grads"])
+    assert same(both[0]["policy"], both[1]["policy"])
+    assert not same(both[0]["trunk"], both[1]["trunk"])

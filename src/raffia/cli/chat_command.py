@@ -91,6 +91,7 @@ def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQ
             temperature=temperature,
             num_beams=1 if cold else one.num_beams,
             top_k=one.top_k if args.top_k is None else args.top_k,
+            top_p=one.top_p if args.top_p is None else args.top_p,
             adv_weight=weight,
             include_adv=shifts and learns,
             include_logits=one.include_logits or not (shifts and learns),
@@ -119,6 +120,12 @@ def _parser() -> Parser:
         help="how much the advantage of a token counts; 0: the policy alone",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="only the likeliest tokens that reach this share; 0.95 where values speak",
+    )
     parser.add_argument(
         "--values",
         action="store_true",

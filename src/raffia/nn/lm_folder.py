@@ -45,8 +45,16 @@ FIXED = {
     "scale_attn_by_inverse_layer_idx": False,
     "tie_word_embeddings": True,
 }
+# What theirs calls each of `ACTIVATIONS`; of two names of one function the first is written.
+THEIR_NAMES = {
+    "GELU": ("gelu_new", "gelu_pytorch_tanh"),
+    "ReLU": ("relu",),
+    "SiLU": ("silu", "swish"),
+    "LeakyReLU": ("leaky_relu",),
+    "Tanh": ("tanh",),
+}
+OURS = {theirs: ours for ours, names in THEIR_NAMES.items() for theirs in names}
 LARGEST = 1 << 31  # of any size in config.json
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # two names of one function
 
 
 def gpt2(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> CausalLM:
@@ -250,6 +258,7 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
             "layer_norm_eps": theirs.get("layer_norm_epsilon", 1e-5),
             "bias": True,
             "positions": "learned",
+            "activation": OURS[theirs.get("activation_function", "gelu_new")],
         }
         return _check_sizes(path, found)
     except KeyError as error:
@@ -278,7 +287,7 @@ def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _check_kind(path: Path, theirs: Mapping[str, Any]) -> None:
     odd = {name: theirs[name] for name in FIXED if theirs.get(name, FIXED[name]) != FIXED[name]}
     activation = theirs.get("activation_function", "gelu_new")
-    if activation not in TANH_GELU:
+    if not isinstance(activation, str) or activation not in OURS:
         odd["activation_function"] = activation
     if odd:
         raise ValueError(
@@ -329,7 +338,7 @@ def _their_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "n_positions": config["block_size"],
         "n_ctx": config["block_size"],
         "n_inner": config["dim_feedfwd"],
-        "activation_function": "gelu_new",
+        "activation_function": THEIR_NAMES[config.get("activation", "GELU")][0],
         "layer_norm_epsilon": config["layer_norm_eps"],
         "tie_word_embeddings": True,
         # GPT-2's own numbers, 50256, lie beyond a small vocabulary.

@@ -21,7 +21,7 @@ from raffia.nn.lm_checks import check_call, unknown_token
 from raffia.nn.lm_columns import Columns, right_padded, seen_columns
 from raffia.nn.packing import Packing
 from raffia.nn.rotary import Rotation, rotation
-from raffia.nn.transformer_block import Block, recomputed
+from raffia.nn.transformer_block import ACTIVATIONS, Block, recomputed
 
 __all__ = ["CausalLM", "PackedHidden", "hidden_at"]
 
@@ -62,6 +62,7 @@ class CausalLM(nn.Module):
     0.02, smaller by sqrt(2 n_layer) where layers write into the residual stream.
 
     dim_feedfwd: inner width of the dense layers; None for 4 n_embd.
+    activation: of the dense layers: one of `raffia.nn.transformer_block.ACTIVATIONS`.
     dropout: of embeddings, attention weights and what layers add; drawn from torch's generator.
     gradient_checkpointing: keeps one hidden state a layer for the backward pass and computes the
         rest again there: less memory, a third more time. Transforms of `torch.func` go without.
@@ -86,12 +87,15 @@ class CausalLM(nn.Module):
         layer_norm_eps: float = 1e-5,
         bias: bool = True,
         positions: Literal["learned", "rotary"] = "learned",
+        activation: str = "GELU",
         gradient_checkpointing: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_shape(n_embd, n_head, positions)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}")
         self.vocab_size, self.n_layer, self.n_head, self.n_embd = (
             vocab_size,
             n_layer,
@@ -101,9 +105,14 @@ class CausalLM(nn.Module):
         self.block_size, self.dim_feedfwd = block_size, dim_feedfwd or 4 * n_embd
         self.dropout, self.layer_norm_eps, self.bias = dropout, layer_norm_eps, bias
         self.positions: Literal["learned", "rotary"] = positions
-        self.gradient_checkpointing = gradient_checkpointing
+        self.activation, self.gradient_checkpointing = activation, gradient_checkpointing
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        alike: dict[str, Any] = {"layer_norm_eps": layer_norm_eps, "bias": bias, **where}
+        alike: dict[str, Any] = {
+            "layer_norm_eps": layer_norm_eps,
+            "bias": bias,
+            "activation": activation,
+            **where,
+        }
         self.wte = nn.Embedding(vocab_size, n_embd, **where)
         if positions == "learned":
             self.wpe = nn.Embedding(block_size, n_embd, **where)
@@ -136,7 +145,7 @@ class CausalLM(nn.Module):
         names = (
             "vocab_size n_layer n_head n_embd block_size dim_feedfwd dropout layer_norm_eps bias"
         )
-        return {name: getattr(self, name) for name in (*names.split(), "positions")}
+        return {name: getattr(self, name) for name in (*names.split(), "positions", "activation")}
 
     def forward(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +15,17 @@ from torch.utils.checkpoint import checkpoint
 from raffia.nn.attention import View, attend
 from raffia.nn.gelu import gelu
 
-__all__ = ["Block", "recomputed"]
+__all__ = ["ACTIVATIONS", "Block", "recomputed"]
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "GELU": gelu,  # GPT-2's, by tanh
+        "ReLU": torch.relu,
+        "SiLU": nn.functional.silu,
+        "LeakyReLU": nn.functional.leaky_relu,
+        "Tanh": torch.tanh,
+    }
+)
 
 
 class Block(nn.Module):
@@ -36,10 +48,12 @@ class Block(nn.Module):
         dropout: float = 0.0,
         layer_norm_eps: float = 1e-5,
         bias: bool = True,
+        activation: str = "GELU",  # one of `ACTIVATIONS`
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.activation = activation
         where: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.n_head, self.layer, self.dropout = n_head, layer, dropout
         self.ln1 = nn.LayerNorm(n_embd, layer_norm_eps, **where)
@@ -57,7 +71,8 @@ class Block(nn.Module):
         if view.chosen is not None:
             x, gathered = x.index_select(0, view.chosen), gathered.index_select(0, view.chosen)
         x = x + self._dropped(self.proj(gathered))
-        return x + self._dropped(self.out(gelu(self.fc(self.ln2(x)))))
+        inner = ACTIVATIONS[self.activation](self.fc(self.ln2(x)))
+        return x + self._dropped(self.out(inner))
 
     def _dropped(self, x: Tensor) -> Tensor:
         # A call for nothing would be felt where one token is read at a time.

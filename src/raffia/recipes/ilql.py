@@ -17,7 +17,7 @@ from raffia.recipes.ilql_evaluation import ILQLEvaluation, for_games, spoken
 from raffia.recipes.ilql_language_model import making_of
 from raffia.recipes.ilql_networks import Networks
 from raffia.recipes.ilql_run import DialogueRun, evaluate_networks
-from raffia.recipes.ilql_sizes import fitted
+from raffia.recipes.ilql_sizes import fitted, with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
     RunError,
@@ -67,7 +67,7 @@ def train(
     ('finished', 3, None)
     """
     require_config(config, "ilql")
-    folder = Path(folder)
+    folder, config = Path(folder), with_threads(config)
     create_run(folder, config, preset)
     with given_back(folder):
         make = functools.partial(DialogueRun, config, folder)
@@ -97,7 +97,7 @@ def resume(
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
     refuse_without_checkpoints(folder)
-    after, begun = config or before, nothing
+    after, begun = with_threads(config or before), nothing
     if after != before:
         changed = changed_settings(before, after)
         fixed = [name for name in changed if not name.startswith(MAY_CHANGE)]
@@ -194,7 +194,7 @@ def evaluate(
     saved = find_checkpoint(folder, checkpoint)
     state = best_of(saved, torch.device("cpu"))
     decode = decode or spoken(config, state["hyper"]).decode
-    config = replace(config, evaluate=own, decode=decode)
+    config = with_threads(replace(config, evaluate=own, decode=decode))
     networks = Networks(config, making=making_of(config, folder))
     networks.refresh(state)
     with threads(config.num_threads):

@@ -207,7 +207,9 @@ class ILQLRun(ILQLConfig):
 
     seed: int = 0
     device: str = "cpu"
-    num_threads: int = 1  # of torch; more pay for large networks on idle cores
+    # Of torch; 0: one for small networks, where more cost time, else as many as torch takes by
+    # itself, all cores. It is settled when the run begins: other numbers differ in the last bits.
+    num_threads: int = 0
     task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
     wordle: WordleConfig = field(default_factory=WordleConfig)
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
@@ -227,7 +229,8 @@ class ILQLRun(ILQLConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self)
-        check_least(self, 1, "num_threads", "num_updates", "batch_size", "num_micro_batches")
+        check_least(self, 0, "num_threads")
+        check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
             raise ValueError(
                 f"batch_size={self.batch_size} can't be cut into num_micro_batches="

@@ -113,10 +113,12 @@ DIALOGUE = ILQLRun(
     evaluate=ILQLEvaluateConfig(every_updates=500, num_episodes=1_000, batch_size=32),
 )
 
-LANGUAGE_MODEL = (
-    replace(  # `fitted` sets the sizes; the heads are new, the trunk knows its language
-        DIALOGUE, optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0)
-    )
+# `fitted` sets the sizes. As in the paper the policy is a model of its own, which learns to speak
+# as the data do and nothing else; the heads are new, and their gradients go into the other trunk.
+LANGUAGE_MODEL = replace(
+    DIALOGUE,
+    model=replace(DIALOGUE.model, policy="separate"),
+    optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0),
 )
 
 ILQL_PRESETS: Presets[ILQLRun] = Presets(

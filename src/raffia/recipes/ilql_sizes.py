@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from raffia.envs.text.tokenizer import Tokenizer
 from raffia.nn.lm_folder import weight_files
 from raffia.recipes.ilql_config import ILQLRun
@@ -14,7 +16,9 @@ from raffia.recipes.ilql_evaluation import longest_game
 from raffia.recipes.ilql_language_model import shape_of
 from raffia.recipes.run_folder import RunError
 
-__all__ = ["fitted", "refuse_unfit"]
+__all__ = ["fitted", "refuse_unfit", "with_threads"]
+
+LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
 
 
 def fitted(config: ILQLRun) -> ILQLRun:
@@ -35,6 +39,20 @@ def fitted(config: ILQLRun) -> ILQLRun:
         lora = replace(lora, learn_embeddings=num_tokens > least)
     trunk = replace(trunk, vocab_size=max(least, num_tokens))
     return replace(config, model=replace(config.model, trunk=trunk), lora=lora)
+
+
+def with_threads(config: ILQLRun) -> ILQLRun:
+    """The config with a number of threads, where it leaves that open.
+
+    >>> from raffia.recipes.ilql_presets import ILQL_PRESETS
+    >>> with_threads(ILQL_PRESETS["wordle"]).num_threads
+    1
+    """
+    if config.num_threads:
+        return config
+    trunk = config.model.trunk
+    large = 12 * trunk.n_layer * trunk.n_embd**2 >= LARGE
+    return replace(config, num_threads=torch.get_num_threads() if large else 1)
 
 
 def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:

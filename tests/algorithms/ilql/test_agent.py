@@ -10,8 +10,12 @@ from torch import nn
 
 from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig
+from raffia.algorithms.ilql.decode_config import DecodeConfig
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.net_config import GPT2
+from raffia.algorithms.ilql.stream import stream
 from raffia.data.dialogue import DialogueDataset, Vocabulary
+from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.nn.lm_folder import save_gpt2
 from raffia.nn.module import TensorDictModule
 from raffia.nn.sequence import TensorDictSequential
@@ -355,12 +359,44 @@ def test_one_language_model_and_only_as_many_parameters():
 
 def test_the_published_description_is_gpt2s():
     assert inspect.signature(ILQL).parameters["net_config"].default is GPT2
-    assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.0 and GPT2["max_layers"] == 16
+    assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.1 and GPT2["max_layers"] == 16
     small = ILQL(None, {**GPT2, "vocab_size": 9, "n_layer": 1, "n_embd": 24, "dim_feedfwd": 40})
-    assert small.model.trunk.dropout == 0.0 and small.model.trunk.dim_feedfwd == 40
+    assert small.model.trunk.dropout == 0.1 and small.model.trunk.dim_feedfwd == 40
     assert small.net_config["min_layers"] == 8
     again = ILQL(None, small.net_config)
     assert again.config.model == small.config.model and again.layer_bounds == small.layer_bounds
+
+
+def test_dropout_is_none_where_a_description_does_not_say_it():
+    assert ILQL(None, SMALL).model.trunk.dropout == 0.0
+    assert ILQL(None, {**SMALL, "dropout": 0.3}).model.trunk.dropout == 0.3
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "SiLU", "LeakyReLU", "Tanh"])
+def test_other_activations_are_computed_alike_when_learning_and_when_speaking(activation):
+    torch.manual_seed(0)
+    agent = ILQL(None, {**SMALL, "activation": activation})
+    plain = ILQL(None, SMALL)
+    for block in agent.model.trunk.h:
+        nn.init.normal_(block.fc.weight)
+        nn.init.normal_(block.out.weight)
+    plain.load_state_dict(agent.state_dict())
+    assert agent.config.model.trunk.activation == agent.net_config["activation"] == activation
+    tokens = torch.tensor([[1, 5, 6, 2]])
+    with torch.no_grad():
+        ours, other = (one.model.trunk(tokens) for one in (agent, plain))
+    assert not torch.allclose(ours, other, atol=1e-3)
+    config = DecodeConfig(num_beams=1, max_new_tokens=4)
+    (said,) = generate(agent.model, agent.target, [[1, 5]], config).best()
+    text = [1, 5]
+    for token in said:  # read anew for each token
+        (best,) = generate(
+            agent.model, agent.target, [text], DecodeConfig(num_beams=1, max_new_tokens=1)
+        ).best()
+        assert best == [token]
+        text.append(token)
+    again = ILQL(None, agent.net_config)
+    assert again.config.model == agent.config.model
 
 
 @pytest.mark.parametrize(
@@ -368,7 +404,7 @@ def test_the_published_description_is_gpt2s():
     [
         ({"n_layers": 2}, "unknown entry 'n_layers'.*n_layer"),
         ({"arch": "mlp"}, "only 'gpt'"),
-        ({"activation": "ReLU"}, "only 'GELU'"),
+        ({"activation": "Relu"}, "activation='Relu' is none of 'GELU', 'ReLU'"),
         ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
         ({"n_head": 3}, "n_head may be one of"),
     ],
@@ -447,3 +483,66 @@ def test_a_batch_may_be_a_dict_and_the_device_is_the_networks():
     assert batch.device == agent.device == torch.device("cpu")
     assert isinstance(agent, nn.Module)
     assert ILQLConfig(loss=ILQLLossConfig()).loss.cql_weight == agent.cql_weight
+
+
+class Plain(torch.utils.data.Dataset):
+    """As torch has them, of whatever is put in."""
+
+    def __init__(self, points):
+        self.points = points
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, index):
+        return self.points[index]
+
+
+@pytest.mark.parametrize("kind", [Plain, list])
+def test_a_plain_dataset_of_points_is_learnt_from(kind):
+    points = rows()
+    torch.manual_seed(0)
+    plain = ILQL(kind(points), SMALL, batch_size=2, lr=1e-2)
+    torch.manual_seed(0)
+    own = ILQL(
+        DialogueDataset.of_points(points, Vocabulary(SMALL["vocab_size"])), SMALL, 0, 2, lr=1e-2
+    )
+    for _ in range(5):
+        assert plain.learn()["loss"] == own.learn()["loss"]
+    assert torch.isfinite(plain.get_loss(points)[0])
+
+
+def test_what_is_no_dataset_is_refused():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(TypeError, match="has no __len__ and no __getitem__: .*Iterable_RL_Dataset"):
+        ILQL(Stream(), SMALL)
+    with pytest.raises(TypeError, match="row 0 of the dataset is a str, not a DataPoint"):
+        ILQL(Plain(["hi", "ho"]), SMALL)
+    with pytest.raises(ValueError, match="the dataset has no rows"):
+        ILQL(Plain([]), SMALL)
+
+
+def test_a_text_ends_where_the_tokenizer_says():
+    """The end of an utterance is drawn sooner or later; behind it nothing is said."""
+    tokenizer = character_tokenizer(["abc"])
+    torch.manual_seed(0)
+    agent = ILQL(None, {**SMALL, "vocab_size": tokenizer.num_tokens})
+    end, pad = tokenizer.eoa_token_id, tokenizer.pad_token_id
+    config = DecodeConfig(max_new_tokens=25, include_adv=False)
+    draws = torch.Generator().manual_seed(0)
+    texts = generate(
+        *(agent.model, agent.target, [[1]] * 20, config), tokenizer=tokenizer, generator=draws
+    )
+    said = [tokens for (tokens,) in texts.tokens]
+    assert all(end not in tokens[:-1] and pad not in tokens for tokens in said)
+    assert sum(tokens[-1] == end for tokens in said) > 10
+    draws = torch.Generator().manual_seed(0)
+    assert agent.generate([[1]] * 20, tokenizer, config, generator=draws).tokens == texts.tokens
+    draws = torch.Generator().manual_seed(0)
+    (text,) = agent.generate([[1]], tokenizer, config, generator=draws).tokens
+    draws = torch.Generator().manual_seed(0)
+    steps = stream(agent.model, None, [1], config, tokenizer=tokenizer, generator=draws)
+    assert [step.token for step in steps] == text[0]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.agent_files import load_agent, save_agent, saved_config
-from raffia.algorithms.ilql.agent_inputs import Items, Stream, check_dataset
+from raffia.algorithms.ilql.agent_inputs import Items, Stream, as_dataset, check_dataset
 from raffia.algorithms.ilql.agent_networks import AgentNetworks
 from raffia.algorithms.ilql.agent_shape import reshaped, why_fixed
 from raffia.algorithms.ilql.agent_state import become, shared_state, take_over
@@ -31,6 +31,8 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.evaluator import ILQL_Evaluator, MakeEnv
+from raffia.algorithms.ilql.generate import generate
+from raffia.algorithms.ilql.generations import Generations
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.net_config import (
@@ -51,7 +53,8 @@ __all__ = ["ILQL"]
 class ILQL(AgentNetworks):
     """Implicit Language Q-Learning: learns from logged dialogues, and speaks better than they do.
 
-    dataset: the dialogues; None where nothing is learnt from them any more.
+    dataset: the dialogues, a `DialogueDataset` or any `torch.utils.data.Dataset` of `DataPoint`s;
+        None where nothing is learnt from them any more.
     net_config: entries of a GPT as `GPT2` has them; a folder with a language model; or one itself.
     index: number of this agent, among others.
     batch_size: rows of an update.
@@ -99,7 +102,7 @@ class ILQL(AgentNetworks):
 
     def __init__(
         self,
-        dataset: RL_Dataset | None,
+        dataset: Any,
         net_config: NetConfig = GPT2,
         index: int = 0,
         batch_size: int = 64,
@@ -199,6 +202,7 @@ class ILQL(AgentNetworks):
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: an update has at least one row")
+        dataset = as_dataset(dataset, config.model.trunk.vocab_size)
         check_dataset(dataset, config.model)
         self.dataset, self.index, self.batch_size = dataset, index, batch_size
         self.mutation, self.layer_bounds = mutation, layer_bounds
@@ -249,6 +253,21 @@ class ILQL(AgentNetworks):
         """Who says this agent's part in a dialogue; it speaks with the weights as they then are."""
         decode = self.config.decode if decode is None else decode
         return ILQL_Policy(self, tokenizer, decode, generator=generator)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],  # tokens; of unlike length
+        tokenizer: Tokenizer,  # whose end of the agent's utterance ends a text
+        decode: DecodeConfig | None = None,  # None: the config's
+        *,
+        generator: torch.Generator | None = None,  # of sampling; None: torch's own
+    ) -> Generations:
+        """What the agent says after the prompts, up to the end of its utterance."""
+        return generate(
+            *(self.model, self.target, prompts, self.config.decode if decode is None else decode),
+            generator=generator,
+            tokenizer=tokenizer,
+        )
 
     def test(
         self,

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.data.data_point import DataPoint
-from raffia.data.rl_dataset import RL_Dataset
+from raffia.data.rl_dataset import List_RL_Dataset, RL_Dataset, Vocabulary
 from raffia.functional.trees import is_traced
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Items", "Stream", "batch_of", "check_dataset"]
+__all__ = ["Items", "PlainDataset", "Stream", "as_dataset", "batch_of", "check_dataset"]
 
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
 ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
@@ -136,6 +136,53 @@ class Stream:
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         """A fresh one, which finds the place again."""
         return Stream()
+
+
+class PlainDataset(List_RL_Dataset):
+    """A `torch.utils.data.Dataset`, or a list, of DataPoints.
+
+    >>> points = [DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6)]
+    >>> len(PlainDataset(points, num_tokens=9))
+    2
+    """
+
+    def __init__(self, dataset: Any, num_tokens: int) -> None:
+        name = type(dataset).__name__
+        # torch's own classes have a __getitem__ that raises, and no __len__.
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise TypeError(
+                f"the dataset, a {name}, has no __len__ and no __getitem__: give rows by their "
+                "number, DialogueDataset.build(...), or draw them: Iterable_RL_Dataset"
+            )
+        if not len(dataset):
+            raise ValueError(f"the dataset has no rows: len({name}) is 0")
+        if not isinstance(dataset[0], DataPoint):
+            raise TypeError(
+                f"row 0 of the dataset is a {type(dataset[0]).__name__}, not a DataPoint: make it "
+                "with DataPoint.from_obs(observation, tokenizer) or DataPoint.from_tokens(...)"
+            )
+        super().__init__(Vocabulary(num_tokens))  # what fills rows up is never looked at
+        self.rows = dataset
+
+    def size(self) -> int:
+        """As many as there are."""
+        return len(self.rows)
+
+    def get_item(self, index: int) -> DataPoint:
+        """The row of a number."""
+        point: DataPoint = self.rows[index]
+        return point
+
+
+def as_dataset(dataset: Any, num_tokens: int) -> RL_Dataset | None:
+    """What an agent learns from, whichever way its rows are kept.
+
+    >>> as_dataset(None, 9) is None
+    True
+    """
+    if dataset is None or isinstance(dataset, RL_Dataset):
+        return dataset
+    return PlainDataset(dataset, num_tokens)
 
 
 def check_dataset(dataset: RL_Dataset | None, config: ILQLModelConfig) -> None:

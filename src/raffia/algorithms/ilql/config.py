@@ -46,6 +46,7 @@ class TrunkConfig:
     layer_norm_eps: float = 1e-5
     bias: bool = True
     positions: Literal["learned", "rotary"] = "learned"
+    activation: Literal["GELU", "ReLU", "SiLU", "LeakyReLU", "Tanh"] = "GELU"
     gradient_checkpointing: bool = False  # activations are computed again: less memory, more time
 
     def __post_init__(self) -> None:

@@ -17,8 +17,9 @@ from raffia.algorithms.ilql.sampling import best_token, drawing, new_seeds
 from raffia.algorithms.ilql.scorer import Needs, Scorer, check_prompts
 from raffia.algorithms.ilql.steps import Choose, gathered, limits_of, token_steps
 from raffia.algorithms.ilql.token_planning import planned
+from raffia.envs.text.tokenizer import Tokenizer
 
-__all__ = ["chooser", "decode", "forbid", "generate"]
+__all__ = ["chooser", "decode", "forbid", "generate", "marks_of"]
 
 
 def generate(
@@ -29,8 +30,9 @@ def generate(
     *,
     generator: torch.Generator | None = None,  # of sampling; None: torch's own
     num_generations: int | None = None,  # None: the config's
-    stop: Stop | None = None,  # None: the limits only
-    pad_token: int | None = None,  # never said
+    tokenizer: Tokenizer | None = None,  # says what ends an utterance, and what is padding
+    stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
+    pad_token: int | None = None,  # never said; None: the tokenizer's
 ) -> Generations:
     """The agent's texts after the prompts; the model is not changed, and its mode is as before.
 
@@ -48,6 +50,7 @@ def generate(
     >>> texts.log_prob.shape, len(texts.best())
     (torch.Size([2, 2]), 2)
     """
+    stop, pad_token = marks_of(tokenizer, stop, pad_token)
     with evaluating(model, target), torch.no_grad():
         return decode(
             ModelScorer(model, target),
@@ -58,6 +61,24 @@ def generate(
             stop=stop,
             pad_token=pad_token,
         )
+
+
+def marks_of(
+    tokenizer: Tokenizer | None, stop: Stop | None, pad_token: int | None
+) -> tuple[Stop | None, int | None]:
+    """What ends a text and what is never said: as given, else as the tokenizer has it.
+
+    >>> from raffia.envs.text.tokenizer import character_tokenizer
+    >>> tokenizer = character_tokenizer(["abc"])
+    >>> stop, pad_token = marks_of(tokenizer, None, 0)
+    >>> stop.tokens == (tokenizer.eoa_token_id,), pad_token
+    (True, 0)
+    """
+    if tokenizer is None:
+        return stop, pad_token
+    if stop is None:
+        stop = Stop(tokens=(tokenizer.eoa_token_id,))
+    return stop, tokenizer.pad_token_id if pad_token is None else pad_token
 
 
 def decode(

@@ -257,6 +257,7 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
         layer_norm_eps=config.layer_norm_eps,
         bias=config.bias,
         positions=config.positions,
+        activation=config.activation,
         gradient_checkpointing=config.gradient_checkpointing,
     )
 

@@ -23,11 +23,11 @@ NetConfig: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 # Entry of a description -> whether it says something of the trunk, or else of the arrangement.
 TRUNK = (
     "vocab_size n_layer n_embd n_head dim_feedfwd block_size dropout layer_norm_eps bias positions"
-    " gradient_checkpointing"
+    " activation gradient_checkpointing"
 ).split()
 ARRANGEMENT = "policy target".split()
 BOUNDS = "min_layers max_layers".split()
-FIXED = {"arch": "gpt", "activation": "GELU"}
+FIXED = {"arch": "gpt"}
 
 GPT2: Mapping[str, Any] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ GPT2: Mapping[str, Any] = MappingProxyType(
         "dim_feedfwd": 3072,
         "block_size": 1024,
         "activation": "GELU",
-        "dropout": 0.0,
+        "dropout": 0.1,
         "layer_norm_eps": 1e-5,
         "min_layers": 8,
         "max_layers": 16,
@@ -65,9 +65,10 @@ def networks_of(net_config: NetConfig) -> Networks:
     """Read a description of a GPT, a folder of weights, or a language model that is there.
 
     A description has the entries of `GPT2`, all but `vocab_size` with GPT-2's number where left
-    out, and may have "positions", "gradient_checkpointing", "policy" and "target", see
-    `TrunkConfig` and `ILQLModelConfig`. `min_layers` and `max_layers` bound what is made of the
-    network later.
+    out; but dropout is 0 there, as values take its noise for chances. It may have "positions",
+    "gradient_checkpointing", "policy" and "target", see `TrunkConfig` and `ILQLModelConfig`; an
+    "activation" is one of `raffia.nn.transformer_block.ACTIVATIONS`. `min_layers` and `max_layers`
+    bound what is made of the network later.
     A folder is that of a GPT-2, or, with the extra `hf`, any causal model of `transformers`.
 
     >>> networks_of({"vocab_size": 35, "n_layer": 4, "n_embd": 128, "n_head": 4}).trunk_config.bias
@@ -145,6 +146,7 @@ def _described(net_config: Mapping[str, Any]) -> Networks:
         )
     _check_bounds(net_config)
     shape = {name: net_config.get(name, GPT2.get(name)) for name in TRUNK if name in GPT2}
+    shape["dropout"] = 0.0
     if "n_embd" in net_config and "dim_feedfwd" not in net_config:
         shape["dim_feedfwd"] = None  # four times as wide
     shape |= {name: net_config[name] for name in TRUNK if name in net_config}

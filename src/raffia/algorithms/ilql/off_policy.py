@@ -133,12 +133,10 @@ def off_policy_return(
     top = weights.amax(0).nan_to_num(neginf=0.0)
     weights = (weights - top).exp()  # [N, A], each column by its largest
 
-    at_most = (whole.sum() / num).clamp_min(1.0)  # so that the share is at most 1
-
     def value(moved: Tensor, total: Tensor, mass: Tensor, rows: int) -> Tensor:
         """Of sums over dialogues: [*, A], [*, A], [*] -> [*]."""
         within = torch.where(total > 0, moved / total, 0.0).sum(-1)
-        share = mass / (rows * at_most)
+        share = (mass / rows).clamp_max(1.0)
         return share * within + (1 - share) * worst
 
     earned = weights * rewards
@@ -146,9 +144,7 @@ def off_policy_return(
     gain = mean - returns.mean()
     of_mean = of_gain = math.inf
     if num > 1:
-        # Without each of the dialogues in turn; the share may be above 1 then, and so is as
-        # uncertain as it is.
-        left = num - 1
+        left = num - 1  # without each of the dialogues in turn
         without = value(
             earned.sum(0) - earned, (weights.sum(0) - weights).clamp_min(0.0),
             (whole.sum() - whole).clamp_min(0.0), left,

@@ -30,7 +30,7 @@ def steps_by_one(trunk: object) -> TypeGuard[CausalLM]:
     >>> steps_by_one(CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6))
     True
     """
-    return type(trunk) is CausalLM and trunk.positions == "learned"
+    return type(trunk) is CausalLM and trunk.positions == "learned" and trunk.activation == "GELU"
 
 
 def read_token(

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.decode_config import DecodeConfig
-from raffia.algorithms.ilql.generate import chooser, forbid
+from raffia.algorithms.ilql.generate import chooser, forbid, marks_of
 from raffia.algorithms.ilql.generations import Stop
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.algorithms.ilql.scorer import Needs, check_prompts
 from raffia.algorithms.ilql.steps import token_steps
+from raffia.envs.text.tokenizer import Tokenizer
 
 __all__ = ["StreamedToken", "stream"]
 
@@ -40,8 +41,9 @@ def stream(
     config: DecodeConfig,
     *,
     generator: torch.Generator | None = None,  # of sampling; None: torch's own
-    stop: Stop | None = None,  # None: the limits only
-    pad_token: int | None = None,  # never said
+    tokenizer: Tokenizer | None = None,  # says what ends an utterance, and what is padding
+    stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
+    pad_token: int | None = None,  # never said; None: the tokenizer's
 ) -> Iterator[StreamedToken]:
     """The same tokens as `generate` gives at once; leave the loop to stop early.
 
@@ -63,6 +65,7 @@ def stream(
             f"num_generations={config.num_generations} and rerank={config.rerank!r} are of several "
             "texts, and a stream is one: use generate, or num_generations=1 and rerank=None"
         )
+    stop, pad_token = marks_of(tokenizer, stop, pad_token)
     scorer = ModelScorer(model, target)
     check_prompts([prompt], scorer)
     return _stream(scorer, prompt, config, generator, stop or Stop(), pad_token)
