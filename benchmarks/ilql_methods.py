@@ -10,9 +10,9 @@ words      the preset `wordle`: 24 words, each a token
 branching  the preset `wordle-branching`: games where one step of improvement misleads
 
 Runs lie in --folder, each with what it reached in `decodings.json`; what is there is not made
-again, so that a run that was interrupted goes on. All play the same games by the last checkpoint, without
-any choice among checkpoints. Intervals are of 95 %: over seeds (Student's t) where there are two
-or more, else over games.
+again, so that a run that was interrupted goes on. All play the same games by the last checkpoint,
+without any choice among checkpoints. Intervals are of 95 %: over seeds (Student's t) where there
+are two or more, else over games.
 
 greedy     the best token each time; with values: the policy's logits, and 16 times the advantage
            where that is negative (adv_weight 16, adv_clip 0), as in the paper
