@@ -114,6 +114,7 @@ MADE: dict[str, Callable[[Inputs], Any]] = {
     "pytree": lambda x: [tree(x.num_leaves, (ROWS,)), (torch.ones(ROWS),)],
     "from_pytree": lambda x: x.package.TensorDict.from_pytree(x.pytree),
     "columns": columns,
+    "schema": lambda x: {f"c{i}": ([WIDTH], torch.float32) for i in range(x.num_leaves)},
     "table": lambda x: columns(x).to_struct_array(),
     "temporary": lambda x: tempfile.TemporaryDirectory(prefix="raffia-methods-"),
     "folder": lambda x: Path(x.temporary.name),
@@ -208,6 +209,7 @@ RULES: dict[str, Rule] = {
     "from_modules": lambda td, x: x.package.TensorDict.from_modules(*x.modules),
     "from_namedtuple": lambda td, x: x.package.TensorDict.from_namedtuple(Point(x.leaf, x.leaf)),
     "from_pytree": lambda td, x: x.package.TensorDict.from_pytree(x.pytree),
+    "from_schema": lambda td, x: x.package.TensorDict.from_schema(x.schema, batch_size=[ROWS]),
     "from_struct_array": lambda td, x: x.package.TensorDict.from_struct_array(x.table),
     "from_tuple": lambda td, x: x.package.TensorDict.from_tuple((x.leaf, x.leaf)),
     "fromkeys": lambda td, x: x.package.TensorDict.fromkeys([*x.names, x.deep], 1),
@@ -411,6 +413,8 @@ LEFT_OUT = {
     "make_memmap_from_storage": "makes one file: the file system's time",
     "map": "starts processes: the system's time",
     "map_iter": "starts processes: the system's time",
+    "from_json": "reads a text file: the parser's time",
+    "to_json": "writes a text file: the file system's time",
     "from_dataclass": "makes a class at each call, in which neither has a hot path",
 }
 

@@ -48,6 +48,7 @@ def test_what_is_said_of_names_is_said_of_names_there_are():
     assert rows >= NOT_COMPARED
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_runs(kind):

@@ -37,6 +37,7 @@ WRITERS = {
     "data/token_store.py": "... files of such a folder, written in turn as rows come",
     "data/memmap_files.py": "files that stay mapped: made with their room, never replaced",
     "data/row_files.py": "... removed with their storage",
+    "data/torchrl_storages.py": "... in a temporary folder, removed with their storage",
     "tensordict/memmap.py": "... of a container",
     "tensordict/disk.py": "... the record goes first, so that no half of it loads",
     "train/appended.py": "files that only grow",

@@ -145,3 +145,21 @@ def test_lines_in_colour():
     plain = re.sub(r"\033\[[0-9;]*m", "", stream.getvalue())
     assert plain == "ok     a: fine\nnote   b: less\n       do this\n"
     assert "live view" in module.terminal(stream).seen
+
+
+def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
+    """Kernels are kept as pickles, which run code when they are read."""
+    place = tmp_path / "shared"
+    place.mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(place))
+    place.chmod(0o700)
+    assert module.kernel_cache(tmp_path).verdict == "ok"
+    for mode in (0o777, 0o1777):
+        place.chmod(mode)
+        check = module.kernel_cache(tmp_path)
+        assert check.verdict == "note" and "everybody may write" in check.seen
+        assert "can run code in your processes" in check.mend
+    if module.os.getuid() == 0:
+        place.chmod(0o700)
+        module.os.chown(place, 12345, -1)
+        assert "another user may write" in module.kernel_cache(tmp_path).seen

@@ -559,7 +559,7 @@ def with_entry(key, value):
     [
         (without("terminated"), KeyError, '"terminated" not found'),
         (without("truncated"), KeyError, 'key "truncated" not found.*Did you mean "t'),
-        (without("obs"), KeyError, '"obs" not found'),
+        (without("obs"), KeyError, "no entry 'obs', which obs_keys names"),
         (without("next"), KeyError, "there is no entry .'next', 'obs'. of what was seen"),
         (without("reward"), ValueError, "entry 'reward' is missing"),
         (with_entry("extra", torch.zeros(3)), ValueError, "entry 'extra' is not stored here"),

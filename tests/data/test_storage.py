@@ -480,3 +480,24 @@ def test_tensorclass_that_this_process_does_not_know():
     del REGISTRY[f"{Gone.__module__}.{Gone.__qualname__}"]
     with pytest.raises(ValueError, match="Gone, which is not defined here.*import"):
         other.load_state_dict(storage.state_dict())
+
+
+def test_one_entry_of_rows_is_written_and_read(make):
+    storage = make(5)
+    storage.extend(step([1, 2, 3, 4]))
+    before = storage.get(slice(None))
+    rows = torch.tensor([3, 0, 3])
+    values = before["next", "obs"][[0, 1, 2]] + 10
+    storage.set_entry(("next", "obs"), rows, values)
+    assert torch.equal(storage.entry(("next", "obs"), rows), values[[2, 1, 2]])  # the last one wins
+    after = storage.get(slice(None))
+    assert torch.equal(after["next", "obs"][1:3], before["next", "obs"][1:3])
+    assert torch.equal(after["obs"], before["obs"]) and storage.total == 4
+    for wrong in (values[:2], values.double(), values[..., None]):
+        with pytest.raises(ValueError, match="has rows float32.*for 3 rows"):
+            storage.set_entry(("next", "obs"), rows, wrong)
+    with pytest.raises(IndexError, match="hold nothing"):
+        storage.set_entry(("next", "obs"), torch.tensor([4]), values[:1])
+    with pytest.raises(IndexError, match="nothing is stored yet"):
+        make(5).set_entry(("obs",), rows, values)
+    assert torch.equal(storage.get(slice(None))["next", "obs"], after["next", "obs"])

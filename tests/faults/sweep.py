@@ -1,6 +1,6 @@
 """Runs a case over and over, with faults at its calls or after losses of power; prints JSON.
 
-    LD_PRELOAD=shim.so python sweep.py CASE faults|power SEED SECONDS
+    LD_PRELOAD=shim.so python sweep.py CASE SEED SECONDS_OF_FAULTS SECONDS_OF_LOSSES
 
 One process has all modules and compiled kernels; each trial is a fork of it.
 """
@@ -83,7 +83,7 @@ def checked(root, marks, whole):
     return 0
 
 
-def main(name, kind, seed, seconds):
+def main(name, seed, of_faults, of_losses):
     global CASE
     CASE = cases.CASES[name]
     draw = random.Random(int(seed))
@@ -97,8 +97,10 @@ def main(name, kind, seed, seconds):
         status, text = forked(told, f"{home}/traced", f"{home}/marks", -1, 0, f"{home}/trace")
         assert status == 0, text
         num_calls = int(text.split()[-1])
-        sweep = faults if kind == "faults" else losses
-        found = sweep(home, draw, num_calls, float(seconds))
+        found = {
+            "faults": faults(home, draw, num_calls, float(of_faults)),
+            "losses": losses(home, draw, num_calls, float(of_losses)),
+        }
     print(json.dumps({"num_calls": num_calls, **found}))
 
 

@@ -2143,3 +2143,13 @@ def test_key_lists_of_a_class_are_not_shared_by_its_instances_ours():
     one, other = Mine(), Mine()
     one.in_keys.append("more")
     assert one.in_keys == ["x", "more"] and other.in_keys == ["x"] == Mine().in_keys
+
+
+def test_the_device_of_a_module():
+    for module in (nn.Linear(3, 4, device="meta"), nn.ReLU()):
+        with pytest.warns(DeprecationWarning, match="device is deprecated"):
+            device = TensorDictModule(module, ["x"], ["y"]).device
+        assert device.type == ("cpu" if isinstance(module, nn.ReLU) else "meta")
+    placed = nn.Linear(3, 4)
+    placed.device = torch.device("meta")
+    assert TensorDictModule(placed, ["x"], ["y"]).device.type == "meta"

@@ -9,7 +9,6 @@ from raffia.envs.text.wordle.branching import branching_games
 from raffia.envs.text.wordle.env import WordleEnv
 from raffia.envs.text.wordle.game import Wordle
 from raffia.envs.text.wordle.games import game_seeds, simulate
-from raffia.envs.text.wordle.play import Player, evaluate
 from raffia.envs.text.wordle.policies import Fitting
 from raffia.envs.text.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import evaluate as evaluate_run

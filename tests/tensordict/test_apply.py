@@ -615,8 +615,8 @@ class TestMapOptions:
         class Context:
             Value = staticmethod(torch.multiprocessing.Value)
 
-            def Pool(self, num_workers, first_act, arguments):
-                asked.extend([num_workers, first_act, *arguments])
+            def Pool(self, num_workers, first_act, arguments, max_tasks):
+                asked.extend([num_workers, max_tasks, first_act, *arguments])
                 return ThreadPool(num_workers)
 
         def context(method):
@@ -625,10 +625,10 @@ class TestMapOptions:
 
         monkeypatch.setattr(torch.multiprocessing, "get_context", context)
         td = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3])
-        options = {"worker_threads": 7, "mp_start_method": "spawn"}
+        options = {"worker_threads": 7, "mp_start_method": "spawn", "max_tasks_per_child": 5}
         assert (td.map(lambda x: x + 1, num_workers=2, **options) == td + 1).all()
-        method, num_workers, first_act, seed, threads = asked
-        assert (method, num_workers, threads) == ("spawn", 2, 7)
+        method, num_workers, max_tasks, first_act, seed, threads = asked
+        assert (method, num_workers, max_tasks, threads) == ("spawn", 2, 5, 7)
         drawn, state, used = [], torch.get_rng_state(), torch.get_num_threads()
         for _ in range(2):
             first_act(seed, used)

@@ -1,5 +1,6 @@
 """A change that is refused leaves the container as it was: entries, their order, their values."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -217,3 +218,40 @@ def test_a_change_does_not_save_what_it_does_not_touch():
         Counted.copies = 0
         change()
         assert Counted.copies <= 7 < len(stores)
+
+
+def test_a_write_with_gradients_keeps_the_graph():
+    td = TensorDict(a=torch.zeros(2), b=torch.zeros(2))
+    x = torch.ones(2, requires_grad=True)
+    td.update_({"a": x * 3, "b": torch.ones(2)})
+    td["a"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_a_deep_copy_shares_within_itself_what_was_shared():
+    x = torch.arange(4.0)
+    td = TensorDict(a=x, n=dict(b=x), view=x[1:], whole=x.view(2, 2), other=torch.ones(2))
+    out = copy.deepcopy(td)
+    assert out["a"] is out["n", "b"]
+    out["a"][1] = 9
+    assert out["view"][0] == out["whole"][0, 1] == 9
+    assert x.tolist() == [0, 1, 2, 3]
+    one = TensorDict(a=torch.zeros(2), n=dict(b=torch.zeros(3)))
+    pair = copy.deepcopy([one, one["a"], one["n"]])
+    assert pair[0]["a"] is pair[1]
+    assert pair[0]["n"] is pair[2]
+    assert pair[1] is not one["a"]
+
+
+def test_a_deep_copy_of_a_lazy_stack_has_memory_of_its_own():
+    x = torch.ones(2)
+    for td in (
+        lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.zeros(2))]),
+        lazy_stack([TensorDict(a=x), TensorDict(a=x, b="text")]),
+    ):
+        out = copy.deepcopy(td)
+        assert (out == td).all()
+        out[0]["a"].fill_(7)
+        assert td[0]["a"].tolist() == [1, 1]
+        assert (out[0]["a"] is out[1]["a"]) == (td[0]["a"] is td[1]["a"])

@@ -6,11 +6,13 @@ import torch
 
 from raffia import (
     LazyStackedTensorDict,
+    MemoryMappedTensor,
     NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictParams,
     lazy_stack,
-    tensorclass,
+    set_capture_non_tensor_stack,
 )
 from tests.tensordict.invariants import sound
 
@@ -165,3 +167,188 @@ class TestToWithABatchSize:
             assert out.names == names and out["a"].dtype == torch.float64
         assert params.batch_size == (3,)
         assert params.to(batch_size=[]).batch_size == ()
+
+
+class TestCompiledStacks:
+    def make(self, i):
+        inner = TensorDict(t="y", b=torch.zeros(3), batch_size=[3])
+        return TensorDict(
+            a=torch.full((3,), float(i)), s="x", w=["a", "b", "c"], n=inner, batch_size=[3]
+        )
+
+    def test_of_containers_that_hold_strings(self):
+        torch._dynamo.reset()
+        program = torch.compile(
+            lambda x, y: torch.stack([x, y]).set("q", [["u"] * 3, ["v"] * 3]),
+            fullgraph=True,
+            backend="eager",
+        )
+        out = program(self.make(0), self.make(1))
+        assert sound(out) and out["s"] == [["x"] * 3] * 2 and out["w"] == [["a", "b", "c"]] * 2
+        assert out["n", "t"] == [["y"] * 3] * 2 and out["q"] == [["u"] * 3, ["v"] * 3]
+
+    def test_the_setting_is_seen(self):
+        torch._dynamo.reset()
+        program = torch.compile(lambda x, y: torch.stack([x, y]), fullgraph=True, backend="eager")
+        kinds = []
+        for mode in (False, True, False):
+            with set_capture_non_tensor_stack(mode):
+                kinds.append(type(program(self.make(0), self.make(1)).get("s")))
+        assert kinds == [NonTensorStack, NonTensorData, NonTensorStack]
+
+
+class TestInPlace:
+    def make(self):
+        inner = TensorDict(b=torch.zeros(3, 4, 2), batch_size=[3, 4, 2])
+        return TensorDict(a=torch.arange(12).view(3, 4), s="x", n=inner, batch_size=[3, 4])
+
+    @pytest.mark.parametrize(
+        ("method", "args"),
+        [
+            ("reshape", (12,)),
+            ("reshape", (-1, 2)),
+            ("gather", (1, torch.tensor([[0, 3], [1, 2], [3, 3]]))),
+            ("pad", ([0, 1],)),
+        ],
+    )
+    def test_is_the_other_way_round(self, method, args):
+        td = self.make()
+        inner, want = td["n"], getattr(td, method)(*args)
+        assert getattr(td, method)(*args, inplace=True) is td
+        assert td["n"] is inner and td.batch_size == want.batch_size and sound(td)
+        assert (td == want).all()
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            getattr(self.make().lock_(), method)(*args, inplace=True)
+        with pytest.raises(NotImplementedError, match="makes a new container"):
+            getattr(self.make().to_lazystack(0), method)(*args, inplace=True)
+
+    def test_gather_has_one_place_for_the_result(self):
+        td, index = self.make(), torch.zeros(3, 1, dtype=torch.int64)
+        with pytest.raises(ValueError, match="not both"):
+            td.gather(1, index, out=td, inplace=True)
+
+    def test_pad_unsafe(self):
+        assert self.make().pad([0, 1], safe=False).batch_size == (4, 4)
+
+
+class TestMap:
+    @pytest.mark.parametrize("lazily", [False, True])
+    @pytest.mark.parametrize("options", [{"chunksize": 2}, {"num_chunks": 3}, {"chunksize": 0}])
+    def test_pieces_cut_at_once_or_one_by_one(self, lazily, options):
+        td = TensorDict(a=torch.arange(10).view(2, 5), batch_size=[2, 5])
+        options = {"dim": 1, "num_workers": 0, "index_with_generator": lazily, **options}
+        seen = []
+        out = td.map(lambda part: seen.append(part.batch_size) or part + 1, **options)
+        assert torch.equal(out["a"], td["a"] + 1)
+        assert len(seen) == {2: 3, 0: 5}.get(options.get("chunksize"), 3)
+
+    def test_progress(self, capsys):
+        td = TensorDict(a=torch.arange(4), batch_size=[4])
+        td.map(lambda part: part, num_workers=0, chunksize=1, pbar=True)
+        pytest.importorskip("tqdm")
+        assert "4/4" in capsys.readouterr().err
+
+
+class TestMappedFiles:
+    def test_modes(self, tmp_path):
+        td = TensorDict(a=torch.zeros(3), n=dict(b=torch.zeros(2))).memmap(tmp_path)
+        read = TensorDict.load_memmap(tmp_path, mode="r")
+        read["a"].fill_(1)
+        read["n", "b"].fill_(1)
+        assert not td["a"].any() and not td["n", "b"].any()
+        TensorDict.load_memmap(tmp_path, mode="r+")["a"].fill_(2)
+        assert td["a"].tolist() == [2, 2, 2]
+        args = (td["a"].filename, torch.float32, (3,))
+        MemoryMappedTensor.from_filename(*args, mode="r").fill_(3)
+        assert td["a"].tolist() == [2, 2, 2]
+        MemoryMappedTensor.from_filename(*args, mode="r+").fill_(3)
+        assert td["a"].tolist() == [3, 3, 3]
+        for call in (
+            lambda: MemoryMappedTensor.from_filename(*args, mode="w"),
+            lambda: TensorDict.load_memmap(tmp_path, mode="w"),
+        ):
+            with pytest.raises(ValueError, match="mode is"):
+                call()
+
+    def test_a_file_that_may_not_be_written(self, tmp_path, monkeypatch):
+        TensorDict(a=torch.zeros(3)).memmap(tmp_path)
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        with pytest.raises(PermissionError):
+            TensorDict.load_memmap(tmp_path, mode="r+")
+
+    def test_a_part(self, tmp_path):
+        td = TensorDict(m={"0": dict(w=torch.ones(2)), "x": 1}, a=torch.zeros(3))
+        td.memmap(tmp_path)
+        for subpath in (("m", "0"), "m/0", ["m", "0"]):
+            got = TensorDict.load_memmap(tmp_path, subpath=subpath)
+            assert list(got.keys()) == ["w"] and sound(got)
+        assert set(TensorDict.load_memmap(tmp_path, subpath="m").keys()) == {"0", "x"}
+        for subpath in ("nothing", "a", ("m", "x")):
+            with pytest.raises(ValueError, match="no container was saved under"):
+                TensorDict.load_memmap(tmp_path, subpath=subpath)
+
+
+class TestUpdateWithTheBatchSize:
+    def make(self, rows):
+        inner = TensorDict(b=torch.ones(rows, 3), batch_size=[rows, 3])
+        return TensorDict(a=torch.zeros(rows), n=inner, batch_size=[rows])
+
+    def test_nested(self):
+        td = self.make(2)
+        inner = td["n"]
+        td.update(self.make(4), update_batch_size=True)
+        assert td.batch_size == (4,) and td["n"] is inner and inner.batch_size == (4, 3)
+        assert sound(td)
+
+    def test_some_keys(self):
+        td = self.make(2)
+        td.update(self.make(2)[:, None][:, [0]], keys_to_update=["a", "n"], update_batch_size=True)
+        assert td.batch_size == (2, 1) and sound(td)
+
+    def test_refused_leaves_it_as_it_was(self):
+        td = self.make(2).set("other", torch.zeros(2))
+        with pytest.raises(RuntimeError, match="other"):
+            td.update(self.make(4), update_batch_size=True)
+        assert td.batch_size == (2,) and td["a"].shape == (2,) and sound(td)
+
+    def test_a_stack(self):
+        td = lazy_stack([self.make(2), self.make(2)], 0)
+        td.update(lazy_stack([self.make(4), self.make(4)], 0), update_batch_size=True)
+        assert td.batch_size == (2, 4) and td["n"].batch_size == (2, 4, 3) and sound(td)
+        with pytest.raises(RuntimeError, match="can't have the batch size"):
+            td.update(self.make(4), update_batch_size=True)
+
+    def test_some_keys_of_members_of_unlike_shapes(self):
+        td = lazy_stack([TensorDict(a=torch.zeros(i + 1), b=1) for i in range(2)])
+        td.update((td + 1).clone(), keys_to_update=["a"])
+        assert [a.tolist() for a in td.get("a", as_list=True)] == [[1.0], [1.0, 1.0]]
+        assert td["b"].tolist() == [1, 1]
+        assert td.entry_class("a") is torch.Tensor
+
+
+class TestErrorsOfTheRightKind:
+    def test_keys(self):
+        td = TensorDict(a=1)
+        for call in (
+            lambda: td.rename_key_("a", 1),
+            lambda: td.rename_key_(1, "a"),
+            lambda: td.select(1),
+            lambda: td.exclude(["a"]),
+            lambda: td.set(1, 1),
+        ):
+            for kind in (KeyError, TypeError, RuntimeError):
+                with pytest.raises(kind, match="Only NestedKeys are supported"):
+                    call()
+
+    def test_sizes(self):
+        for kind in (TypeError, ValueError):
+            with pytest.raises(kind, match="a batch_size is"):
+                TensorDict({}, "a")
+        for kind in (IndexError, RuntimeError):
+            with pytest.raises(kind, match="out of range"):
+                LazyStackedTensorDict(TensorDict(), stack_dim=3)
+        with pytest.raises(ValueError, match="need 2 names"):
+            TensorDict(batch_size=[2, 3]).refine_names("x")
+
+    def test_no_gradients(self):
+        assert TensorDict().grad is None and TensorDict(a=dict()).grad is None

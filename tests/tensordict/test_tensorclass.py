@@ -1046,3 +1046,16 @@ def test_a_subclass_keeps_its_class(operation):
     assert type(out) is Mine and type(mine["n"]) is TensorDict
     out.total()
     assert type(torch.stack([mine, mine.to_tensordict()])) is TensorDict
+
+
+def test_post_init_sets_a_field_that_is_no_argument():
+    @tensorclass
+    class Doubled:
+        x: torch.Tensor
+        y: torch.Tensor = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            self.y = 2 * self.x
+
+    assert Doubled(torch.ones(2), batch_size=[2]).y.tolist() == [2, 2]
+    assert Doubled(x=torch.ones(2), batch_size=[2])[0].y == 2

@@ -132,3 +132,37 @@ def test_other_numbers_of_bits():
         bad = torch.tensor([1.0, NAN]).to(dtype)
         assert not all_finite(TensorDict(a=torch.ones(2), b=bad))
         assert [finding.rows for finding in non_finite("batch", TensorDict(b=bad))] == [(1,)]
+
+
+# -- in little memory
+
+
+def test_looking_at_a_state_takes_little_memory():
+    import resource
+
+    state = TensorDict(a=torch.ones(3000, 5000), b=torch.ones(2000, 5000).t(), c=torch.ones(3))
+    assert all_finite(state)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    half = torch.empty(12_500_000).fill_(1)  # so that the peak from before is the present use
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    del half
+    assert all_finite(state)
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - max(before, used)
+    assert more < 30_000  # kilobytes; the state has 100 MB, and joined it took 250 MB more
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("shape", [(), (3,), (200, 101), (3, 1 << 20), (2, 3, 1 << 19)])
+def test_one_number_is_found_in_entries_of_any_size(shape, value):
+    whole = {"i": torch.arange(3), "small": torch.ones(2), "none": torch.ones(0)}
+    for turned in (False, True):
+        leaf = torch.ones(shape)
+        leaf = leaf.transpose(0, -1) if turned and leaf.dim() > 1 else leaf
+        assert all_finite(TensorDict(**whole, leaf=leaf))
+        for place in (0, -1):
+            bad = leaf.clone()
+            index = tuple([place] * bad.dim())
+            bad[index] = value
+            assert not all_finite(TensorDict(**whole, leaf=bad))
+            assert not all_finite(TensorDict(leaf=bad.to(torch.complex64)))
+    assert all_finite(TensorDict()) and all_finite(TensorDict(i=torch.arange(3)))

@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -235,10 +236,34 @@ def kernel_cache(package: pathlib.Path) -> Check:
     places = [pathlib.Path(own)] if own else [package, user]
     for place in places:
         if os.access(_existing(place) if place != package else place, os.W_OK):
+            if others := _others_may_write(place):
+                seen = f"compiled ones are kept below {place}, where {others}"
+                mend = (
+                    "whoever writes there can run code in your processes: export "
+                    "NUMBA_CACHE_DIR=/a/folder/of/yours, and chmod 700 it"
+                )
+                return Check("kernels", "note", seen, mend)
             return Check("kernels", "ok", f"compiled ones are kept below {place}")
     seen = f"no place to keep them: {' and '.join(map(str, places))} cannot be written"
-    mend = "each start compiles anew, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours"
+    mend = (
+        "each start compiles anew, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours, which "
+        "nobody else may write to: whoever does can run code in your processes"
+    )
     return Check("kernels", "note", seen, mend)
+
+
+def _others_may_write(place: pathlib.Path) -> str:
+    """Who else may, of the folder or of the one that it would be made in; nothing if nobody."""
+    there = _existing(place)
+    try:
+        found = there.stat()
+    except OSError:
+        return ""
+    if found.st_mode & stat.S_IWOTH and not (there != place and found.st_mode & stat.S_ISVTX):
+        return "everybody may write"
+    if hasattr(os, "getuid") and found.st_uid not in (os.getuid(), 0):
+        return "another user may write"
+    return ""
 
 
 def disk(runs: pathlib.Path) -> Check:

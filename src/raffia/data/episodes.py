@@ -165,6 +165,8 @@ class Episodes:
         num_ends = int(ends.sum())
         num_items = num_steps + num_ends
         lost = self._make_room(num_items)
+        if num_times == 1 and not num_ends and self._all_go_on(env):
+            return self._go_on(lost)
         env = self._places(env)
         items = torch.arange(self.total, self.total + num_items)
         rows = items % self.num_rows
@@ -201,6 +203,39 @@ class Episodes:
             self._last[env], self._name[env] = item[-1], names[-1]
             self._length[env] += num_times
         return Change(item, items[num_steps:], lost, won)
+
+    def _all_go_on(self, env: Tensor) -> bool:
+        """Whether one step more of all environments comes next, in rows that stand together."""
+        return (
+            self.look_ahead > 0
+            and self.total % self.num_rows + len(env) <= self.num_rows
+            and torch.equal(env, self._env)
+            and NONE not in self._last.tolist()
+        )
+
+    def _go_on(self, lost: Tensor) -> Change:
+        """`append` of one step of all environments, which are in an episode and stay in it.
+
+        The most frequent case by far where environments step together; nothing in it is special.
+        """
+        num_envs = len(self._env)
+        first = self.total % self.num_rows
+        rows = slice(first, first + num_envs)
+        item = torch.arange(self.total, self.total + num_envs)
+        row, row_of_last = torch.arange(first, first + num_envs), self.row(self._last)
+        self.total += num_envs
+        self.preceding[rows], self.following[rows] = row_of_last, row
+        self.episode[rows], self.kind[rows] = self._name, STEP
+        self.following[row_of_last] = row
+        oldest = self._waiting[0]
+        ready = oldest != NONE
+        if self._dropped.any():
+            ready &= self._starts_whole(slice(None), torch.tensor(-self.look_ahead))
+        won = self._admit(oldest[ready])
+        self._waiting = torch.cat([self._waiting[1:], item.unsqueeze(0)])
+        self._last = item.clone()
+        self._length += 1
+        return Change(item.unsqueeze(0), item[:0], lost, won)
 
     def _close(self, closing: Tensor, before: Tensor, names: Tensor, kind: Tensor) -> None:
         """Write closing rows; closing: items, before: rows."""
@@ -270,7 +305,7 @@ class Episodes:
         ready = (items != NONE) & ((end < never) | (time < num_times - ahead))
         return self._admit(items[ready & (whole | (time > first))])
 
-    def _starts_whole(self, env: Tensor, time: Tensor) -> Tensor:
+    def _starts_whole(self, env: Tensor | slice, time: Tensor) -> Tensor:
         """Of the steps of an episode that goes on, which find all they read, from back to start.
 
         time: [.., 1], counted from the next step that is to come.
@@ -330,6 +365,8 @@ class Episodes:
             return torch.empty(0, dtype=torch.int64)
         gone = self.row(torch.arange(first, min(oldest, self.total)))
         names = self.episode[gone]
+        if bool((names == NONE).all()):  # of episodes that were lost before
+            return gone[:0]
         found = [name for name in names.unique().tolist() if name != NONE]
         ended = [name for name in found if name in self.closing]
         incomplete = gone[:0]

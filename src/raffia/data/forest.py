@@ -386,7 +386,7 @@ class MCTSForest:
 
     @classmethod
     def _of_folder(cls, found: Folder) -> MCTSForest:
-        keys = {
+        keys: dict[str, Any] = {
             name: [tuple(key) if isinstance(key, list) else key for key in found.extras[name]]
             for name in ("observation_keys", "action_keys", "excluded_keys")
         }

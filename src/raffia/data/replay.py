@@ -1,9 +1,10 @@
 """`ReplayBuffer`: a storage, a sampler and what is done with the batches in between."""
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -292,7 +293,9 @@ class ReplayBuffer(Buffer):
         >>> buffer.sample()
         tensor([10., 10.])
         """
-        self.transform = transform if self.transform is None else Both(self.transform, transform)
+        if self.transform is not None:
+            transform = Both(self.transform, transform)
+        self.transform = transform
         return self
 
     # -- state
@@ -430,7 +433,8 @@ class ReplayBuffer(Buffer):
             )
 
 
-class Both(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Both:
     """Two functions, one after the other.
 
     >>> Both(abs, float)(-3)

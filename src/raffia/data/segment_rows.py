@@ -7,7 +7,7 @@ from torch import Tensor
 
 from raffia.data.segment_batches import Path
 from raffia.data.steps import StepKeys
-from raffia.data.storage import Storage
+from raffia.data.storage import Storage, TensorStorage
 from raffia.tensordict.keys import unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
@@ -68,6 +68,17 @@ class StoredRows:
 
     def write(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
         """Write entries of rows [n]; to closing rows only those that they have."""
+        if not isinstance(self.storage, TensorStorage):
+            self._write_whole(rows, values, is_step)
+            return
+        for path, value in values.items():
+            if path in self._obs:
+                self.storage.set_entry(path, rows, value)
+            else:
+                self.storage.set_entry(path, rows[is_step], value[is_step.to(value.device)])
+
+    def _write_whole(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
+        """The same on disk, where a checksum covers whole rows: all entries in one write."""
         found = self.storage.get(rows)
         everywhere = torch.ones_like(is_step)
         for path, value in values.items():

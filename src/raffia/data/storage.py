@@ -243,6 +243,37 @@ class Storage(ABC):
     def _read_entry(self, i: int, rows: Tensor) -> Tensor:
         return selected(self._leaves[i], rows)
 
+    def set_entry(self, path: tuple[Any, ...], rows: Tensor, values: Tensor) -> None:
+        """Write one entry of rows int64 [n] that hold something, and leave the others.
+
+        values: [n, ...], of the entry's dtype and row shape. Of a row that stands several times,
+            the last one is kept.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> storage = TensorStorage(5)
+        >>> _ = storage.extend({"obs": torch.arange(3), "value": torch.zeros(3)})
+        >>> storage.set_entry(("value",), torch.tensor([2]), torch.tensor([0.5]))
+        >>> storage.get(slice(None))["value"]
+        tensor([0.0000, 0.0000, 0.5000])
+        """
+        if self._structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        self._check_held(rows)
+        i = self._structure.paths.index(path)
+        layout = self._structure.layouts[i]
+        if values.dtype is not layout.dtype or values.shape != (len(rows), *layout.shape):
+            raise ValueError(
+                f"entry {path!r} has rows {layout}, and the values are {values.dtype} "
+                f"{list(values.shape)} for {len(rows)} rows"
+            )
+        if len(rows):
+            self._write_entry(i, rows.to(self._device), values.detach())
+
+    def _write_entry(self, i: int, rows: Tensor, values: Tensor) -> None:
+        leaves = self._read(rows, rows.shape)
+        leaves[i] = values
+        self._write(rows, leaves, None)
+
     def __getitem__(self, rows: Any) -> Any:
         """As `get`."""
         return self.get(rows)
@@ -601,6 +632,10 @@ class TensorStorage(Storage):
         for target, source in zip(self._targets, leaves, strict=True):
             source = source.to(target.device)
             target.index_copy_(0, rows, source.view(target.dtype))
+
+    def _write_entry(self, i: int, rows: Tensor, values: Tensor) -> None:
+        target = self._targets[i]
+        target.index_copy_(0, rows, values.to(target.device).view(target.dtype))
 
     def _forget(self, rows: Tensor | None) -> None:
         pass  # what is held is known in memory alone

@@ -5,8 +5,8 @@ maximum of the last two, since many games draw some objects in every other frame
 `frame_skip` of 1 the one frame as it is), made smaller by means of areas. Stacks of frames are left
 to who collects. Games start as the emulator does, then up to `noop_max` idle frames follow. Then,
 and after each lost life, FIRE is pressed for the agent for as long as a step is, where it is among
-the game's actions (`press_fire`): some games wait for it, and an agent that does what it thinks best
-may never press it, so that an episode lasts as long as it may.
+the game's actions (`press_fire`): some games wait for it, and an agent that does what it thinks is
+best may never press it, so that an episode lasts as long as it may.
 
 Lives. In training a lost life is told as `terminated`, so that it counts as an end when values are
 learnt, and as `continues`, since the game goes on: the observation of this step is the first one of

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
@@ -246,6 +247,22 @@ class TensorDictModule(TensorDictModuleBase):
         for key, value in zip(out_keys, outputs, strict=True):
             if key != "_":
                 tensordict.set(key, as_entry(value))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter, or the CPU; deprecated, parameters may be on several.
+
+        A module's own attribute of that name goes first.
+        """
+        own = getattr(self.module, "device", None)
+        if own is not None:
+            return own
+        warnings.warn(
+            "TensorDictModule.device is deprecated: ask the parameters for their devices",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     def _title(self) -> str:
         module = self.module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -68,7 +67,7 @@ class TensorDictSequential(TensorDictModule):
         if inplace not in _INPLACE:
             raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
         held = _held(modules)
-        if _followed_by_a_mixin(type(self)):
+        if _followed_by_a_mixin(self.__class__.__mro__):
             in_keys, out_keys = keys_of(held.children())
             super().__init__(module=held, in_keys=in_keys, out_keys=out_keys)
             self.inplace = None
@@ -382,13 +381,11 @@ class TensorDictSequential(TensorDictModule):
 _FORWARD = TensorDictSequential.forward
 
 
-@functools.cache
-def _followed_by_a_mixin(cls: type) -> bool:
+def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:
     """Whether, in the order of bases, a class stands between the sequence and the keyed module.
 
     Its constructor then gets what that of the keyed module gets.
     """
-    order = cls.__mro__
     return order[order.index(TensorDictSequential) + 1] is not TensorDictModule
 
 

@@ -32,6 +32,7 @@ _UNITS = {
 }
 _FIRST = ("loss", "policy_loss", "value_loss", "value_prefix_loss", "consistency_loss")
 _NEXT = ("policy_entropy", "grad_norm")
+_MOST_PANELS = 60
 _LAST = ("learning_rate", "temperature")
 
 
@@ -56,9 +57,14 @@ def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
     losses = [key for key in others if key.endswith("_loss")]
     rest = [key for key in others if not key.endswith("_loss")]
     order = [*_FIRST, *losses, *_NEXT, *rest, *_LAST]
-    panels = [_over_rows(groups, key, "update", 1.0, "updates") for key in order if key in keys]
+    told = [key for key in order if key in keys]
+    shown = told[:_MOST_PANELS]
+    panels = [_over_rows(groups, key, "update", 1.0, "updates") for key in shown]
     blank = [panel.title for panel in panels if panel.empty]
     notes = [f"no numbers were written for: {', '.join(blank)}"] if blank else []
+    if len(told) > len(shown):
+        more = len(told) - len(shown)
+        notes.append(f"training rows tell of {len(told):,} things, and {more:,} have no panel here")
     return [panel for panel in panels if not panel.empty], notes
 
 

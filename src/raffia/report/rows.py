@@ -17,7 +17,7 @@ Row = dict[str, Any]
 _KEY_KINDS = (b'"start"', b'"resume"', b'"evaluate"', b'"end"', b'"error"')
 _BOUNDLESS = 1e60  # far above what float32 holds; sums and squares of such numbers stay finite
 _MOST_ROWS = 4000  # of a kind: a page shows fewer points
-_TAIL = 20  # of each kind the last ones, whatever is left out before
+_TAIL = 20  # rows of each kind, the last ones, that are there whatever is left out before
 _MOST_KINDS = 40
 _MOST_KEYS = 400  # of a row
 _LONGEST = 4_000_000  # bytes of a line
@@ -95,11 +95,16 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
 
 
 class _Thinned:
-    """Rows of each kind, of which every second is left out whenever there are too many."""
+    """Rows of each kind, of which every second is left out whenever there are too many.
+
+    What a row tells of the time since the row before it, "seconds_learn" and the like, goes to the
+    next one that is kept, so that sums stay.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self._kept: dict[str, list[tuple[int, Row]]] = {}  # of each kind: line, row
+        self._left: dict[str, list[tuple[int, Row]]] = {}  # out, since the last that was kept
         self._tails: dict[str, deque[tuple[int, Row]]] = {}
         self._step: dict[str, int] = {}
 
@@ -109,27 +114,53 @@ class _Thinned:
         if kind not in self.counts and len(self.counts) == _MOST_KINDS:
             return "is of one kind too many and was left out"
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
-        kept, step = self._kept.setdefault(kind, []), self._step.setdefault(kind, 1)
+        kept, left = self._kept.setdefault(kind, []), self._left.setdefault(kind, [])
         wide = len(row) > _MOST_KEYS
-        row = dict(islice(row.items(), _MOST_KEYS)) if wide else row
-        row["kind"] = kind
+        row = {**dict(islice(row.items(), _MOST_KEYS)), "kind": kind} if wide else row
+        step = self._step.setdefault(kind, 1)
+        left.append((line, row))
+        if not any(key.startswith("seconds_") for key in row):  # else their times count twice
+            self._tails.setdefault(kind, deque(maxlen=_TAIL)).append((line, row))
         if (number - 1) % step == 0:
-            kept.append((line, row))
+            kept.append((line, _with_times(row, [before for _, before in left[:-1]])))
+            left.clear()
             if len(kept) > _MOST_ROWS:
-                del kept[1::2]
+                self._halve(kept, left)
                 self._step[kind] = 2 * step
-        self._tails.setdefault(kind, deque(maxlen=_TAIL)).append((line, row))
         return f"has more than {_MOST_KEYS} entries; the others were left out" if wide else ""
+
+    def _halve(self, kept: list[tuple[int, Row]], left: list[tuple[int, Row]]) -> None:
+        if len(kept) % 2 == 0:
+            left.append(kept.pop())
+        pairs = zip(kept[1::2], kept[2::2], strict=True)
+        kept[1:] = [(line, _with_times(row, [before])) for (_, before), (line, row) in pairs]
 
     def steps(self) -> dict[str, tuple[int, int]]:
         """Of kinds that were thinned: which share was kept, and of how many."""
         return {kind: (step, self.counts[kind]) for kind, step in self._step.items() if step > 1}
 
     def rows(self) -> list[Row]:
-        """In the order of their lines."""
-        found = {line: row for kept in self._kept.values() for line, row in kept}
-        found |= {line: row for tail in self._tails.values() for line, row in tail}
+        """In the order of their lines; the last ones of each kind are all there."""
+        found: dict[int, Row] = {}
+        for kind, kept in self._kept.items():
+            left = self._left[kind]
+            found |= dict(kept)
+            if left:
+                line, last = left[-1]
+                found[line] = _with_times(last, [row for _, row in left[:-1]])
+        for tail in self._tails.values():
+            found |= dict(tail)
         return [found[line] for line in sorted(found)]
+
+
+def _with_times(row: Row, before: list[Row]) -> Row:
+    """A row that tells also the times of rows before it, which were left out."""
+    times: dict[str, float] = {}
+    for one in [row, *before] if before else []:
+        for key in one:
+            if key.startswith("seconds_") and not math.isnan(value := number(one[key])):
+                times[key] = times.get(key, 0.0) + value
+    return {**row, **times} if times else row
 
 
 def key_rows(path: Path) -> tuple[list[Row], list[str]]:

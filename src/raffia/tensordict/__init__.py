@@ -69,6 +69,7 @@ from raffia.tensordict.rows import collate, group_by, unpad_sequence
 from raffia.tensordict.stack import cat, pad_sequence, stack
 from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
+from raffia.tensordict.typed import TypedTensorDict
 
 __all__ = [
     "DamagedFileError",
@@ -86,6 +87,7 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TypedTensorDict",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",

@@ -15,6 +15,18 @@ from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
+
+class BatchSizeError(TypeError, ValueError):
+    """What is given as a batch size is none.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict({}, "a")
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.build.BatchSizeError: a batch_size is an int or a sequence of ints, got str...
+    """
+
+
 _COUNTS: Any = (int, np.integer, torch.SymInt)
 
 
@@ -31,7 +43,7 @@ def as_size(value: Any) -> torch.Size:
     try:
         size = torch.Size(value)
     except TypeError:
-        raise TypeError(
+        raise BatchSizeError(
             f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
             "entries are given as a dict or as keywords"
         ) from None
@@ -83,7 +95,10 @@ def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
         if all([isinstance(v, Tensor) and v.shape == first.shape for v in value]):
             return torch.stack(list(value))
         return None
-    if isinstance(first, (*_NUMBERS, list, tuple)):
+    inner = first
+    while isinstance(inner, (list, tuple)) and inner:
+        inner = inner[0]
+    if isinstance(inner, (*_NUMBERS, list, tuple, Tensor)):
         try:
             return torch.as_tensor(value, device=device)
         except (TypeError, ValueError, RuntimeError):
@@ -116,9 +131,8 @@ def holds(value: Any, td: Any) -> bool:
         if node.__class__ is node._plain:
             if node._locked and not td._locked:  # what is nested in it is locked as well
                 continue
-            for below in node._d.values():
-                if below.__class__ is not Tensor and isinstance(below, Node):
-                    nodes.append(below)
+            below = [value for value in node._d.values() if value.__class__ is not Tensor]
+            nodes += [value for value in below if isinstance(value, Node)]
         elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
             nodes.append(node._td)
         else:
@@ -230,7 +244,9 @@ def _numbers_kept(source: Any, size: torch.Size) -> Any:
         return source
     out = {}
     for name, value in source.items():
-        if isinstance(value, _NUMBERS):
+        if value.__class__ is Tensor:
+            pass
+        elif isinstance(value, _NUMBERS):
             value = NonTensorData(value, batch_size=size)
         elif isinstance(value, Mapping):
             value = _numbers_kept(value, size)
@@ -684,9 +700,10 @@ def from_schema(
     mapped = storage == "memmap"
     td = cls._from_entries({}, size, None if mapped else device)
     for key, (shape, dtype) in schema.items():
-        element = torch.zeros((), dtype=dtype, device=None if mapped else device)
-        full = element.expand((*size, *shape))
-        td.set(key, full if mapped else full.contiguous())
+        if mapped:  # no memory for what is made on disk below
+            td.set(key, torch.zeros((), dtype=dtype).expand((*size, *shape)))
+        else:
+            td.set(key, torch.zeros((*size, *shape), dtype=dtype, device=td._device))
     if mapped:
         return td.memmap_like(**kwargs)
     return td.share_memory_() if storage == "shared" else td
@@ -734,7 +751,7 @@ def describe_tensor(value: Any) -> str:
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
     shared = (
-        value.is_shared()
+        value.untyped_storage().is_shared()
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )

@@ -99,6 +99,8 @@ def to(
         out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
+    elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
+        out = source._shallow()
     elif dtype is None:
         out = source._map(
             lambda leaf: (
@@ -295,32 +297,62 @@ def copy(td: Any) -> Any:
 def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
     import copy as copier
 
-    storages = memo.setdefault("torch", {})  # type: ignore[call-overload]
-    alive = memo.setdefault(id(memo), [])  # what has an id in `memo` must keep it
-    entries: dict[str, Any] = {}
-    for name, value in td._entries().items():
-        if value.__class__ is Tensor and id(value) not in memo and _own_memory(value):
-            storage = value.untyped_storage()
-            if storage._cdata not in storages:
-                copy = entries[name] = memo[id(value)] = value.clone()
-                storages[storage._cdata] = copy.untyped_storage()
-                alive.append(value)
-                continue
-        entries[name] = copier.deepcopy(value, memo)
+    if not memo:  # a copy of this alone
+        places: list[int] = []
+        plain = td.__class__ is td._plain
+        if plain and _own_memory(td, places) and len({*places}) == len(places):
+            alive: list[Any] = [td]
+            out = _cloned(td, memo, alive)
+            memo[id(memo)] = alive
+            return out
+    entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
     out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
 
 
-def _own_memory(leaf: Tensor) -> bool:
-    """Whether a tensor is all of its storage, in order, and carries nothing else."""
-    return (
-        not leaf.requires_grad
-        and leaf.layout is torch.strided
-        and leaf.is_contiguous()
-        and leaf.untyped_storage().nbytes() == leaf.nbytes
-        and not (leaf.is_quantized or leaf.is_meta or leaf.is_complex() or leaf.is_neg())
-        and not leaf.__dict__
-    )
+def cloned_members(td: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a lazy stack by clones; None where that is not all that it takes."""
+    places: list[int] = []
+    members = td.tensordicts
+    if memo or not all([part.__class__ is td._plain for part in members]):
+        return None
+    if not all([_own_memory(part, places) for part in members]) or len({*places}) < len(places):
+        return None
+    alive: list[Any] = [td]
+    out = memo[id(td)] = td._of_members([_cloned(part, memo, alive) for part in members])
+    memo[id(memo)] = alive
+    return out
+
+
+def _own_memory(td: Any, places: list[int]) -> bool:
+    """Append where each leaf's memory is; False unless clones are all that a deep copy makes.
+
+    They are where all nodes are plain and no tensor has gradients, gaps or attributes.
+    """
+    for value in td._d.values():
+        if value.__class__ is Tensor:
+            if value.requires_grad or value.layout is not torch.strided:
+                return False
+            if not value.is_contiguous() or value.__dict__:
+                return False
+            places.append(value.untyped_storage()._cdata)
+        elif value.__class__ is not td._plain or not _own_memory(value, places):
+            return False
+    return True
+
+
+def _cloned(td: Any, memo: dict[int, Any], alive: list[Any]) -> Any:
+    """Clones of all tensors; `alive` keeps what has its id in `memo`."""
+    entries: dict[str, Any] = {}
+    for name, value in td._d.items():
+        if value.__class__ is Tensor:
+            copy = value.clone()
+        else:
+            copy = _cloned(value, memo, alive)
+        entries[name] = memo[id(value)] = copy
+        alive.append(value)
+    out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
+    return out
 
 
 def contiguous(td: Any, *, canonical: bool = False, inplace: bool = False) -> Any:
@@ -542,7 +574,7 @@ def grad(td: Any) -> Any:
     >>> td.grad["a"]
     tensor([3., 3.])
     """
-    out = td.apply(lambda leaf: leaf.grad)
+    out = td.apply(lambda leaf: leaf.grad) if td._leaves([]) else None
     return out.lock_() if out is not None and td._locked else out
 
 
@@ -718,7 +750,7 @@ def _shared(leaf: Tensor) -> bool:
     return (
         leaf.device.type == "cpu"
         and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-        and leaf.is_shared()
+        and leaf.untyped_storage().is_shared()
     )
 
 

@@ -75,7 +75,7 @@ def refine_names(td: Any, *names: Any) -> Any:
             raise RuntimeError("refine_names: '...' can stand once only")
         wanted = wanted[:at] + mine[at : len(mine) - len(rest)] + rest
     if len(wanted) != len(mine):
-        raise RuntimeError(
+        raise ValueError(
             f"refine_names: {len(mine)} dimensions need {len(mine)} names, got {list(names)}"
         )
     for old, new in zip(mine, wanted, strict=True):

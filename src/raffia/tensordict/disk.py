@@ -38,6 +38,7 @@ from raffia.tensordict.memmap import (
     MemoryMappedTensor,
     Path,
     allocate,
+    check_mode,
     is_whole,
     map_file,
     mapped,
@@ -929,10 +930,14 @@ def saved_path(td: Any) -> pathlib.Path:
 
 class FolderReader(Reader):
     def __init__(
-        self, folder: str, device: torch.device | None = None, non_blocking: bool = False
+        self,
+        folder: str,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        mode: str | None = None,
     ) -> None:
         super().__init__(f"{folder}/{META}", device, non_blocking)
-        self.folder = folder
+        self.folder, self.mode = folder, mode
 
     def read(self) -> Any:
         """The container in this folder."""
@@ -985,7 +990,7 @@ class FolderReader(Reader):
         if device.type == "meta" or not nbytes:
             out = self.empty(shape, dtype, device)
             return mapped(out, path) if device.type == "cpu" else out
-        out = map_file(path, dtype, shape)
+        out = map_file(path, dtype, shape, self.mode)
         return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
 
     def container(self, entry: Record) -> Any:
@@ -994,7 +999,26 @@ class FolderReader(Reader):
         path, found = self.below(entry.get("folder"))
         if not stat.S_ISDIR(found.st_mode):
             raise DamagedFileError(path, "it is not a folder (links are not followed)")
-        return FolderReader(path, self.device, self.non_blocking).read()
+        return FolderReader(path, self.device, self.non_blocking, self.mode).read()
+
+    def at(self, key: tuple[str, ...]) -> FolderReader:
+        """The reader of the container nested under `key`; ValueError if there is none."""
+        reader = self
+        for name in key:
+            record = reader.record()
+            listed = record.get("entries")
+            entry = listed.get(name) if type(listed) is dict else None
+            if type(entry) is not dict or "folder" not in entry:
+                names = sorted(listed) if type(listed) is dict else []
+                raise ValueError(
+                    f"subpath: no container was saved under {name!r} in {reader.folder}; its "
+                    f"entries are {names}"
+                )
+            path, found = reader.below(entry["folder"])
+            if not stat.S_ISDIR(found.st_mode):
+                raise DamagedFileError(path, "it is not a folder (links are not followed)")
+            reader = FolderReader(path, self.device, self.non_blocking, self.mode)
+        return reader
 
 
 def load_memmap(
@@ -1005,6 +1029,8 @@ def load_memmap(
     *,
     out: Any = None,
     robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    mode: str | None = None,
 ) -> Any:
     """Open a folder that `memmap` or `save` wrote: the tensors are mapped, data is read when used.
 
@@ -1012,6 +1038,9 @@ def load_memmap(
     non_blocking: don't wait for the copies to the device.
     out: a container to load into: its nested containers stay, its tensors are replaced.
     robust_key: as for `memmap`; both ways are read, since `meta.json` says which files there are.
+    subpath: load only the container nested under this key (names in a string are parted by "/").
+    mode: "r": what is written into the tensors stays in memory; "r+": it reaches the files, and
+        PermissionError if one can't be written; None: as "r+" where it can be, else as "r".
     The result is not locked. Its class is the one that was saved; a tensorclass must have been
     defined before, nothing is imported.
     Raises FileNotFoundError if there is no such folder, DamagedFileError if something in it is
@@ -1030,7 +1059,14 @@ def load_memmap(
         if os.path.exists(prefix):
             raise NotADirectoryError(f"{prefix} is a file; TensorDict.load(path) reads files")
         raise FileNotFoundError(f"there is no folder {prefix}")
-    return loaded(FolderReader, os.path.abspath(prefix), device, non_blocking, out)
+    check_mode(mode)
+    parts = subpath.split("/") if isinstance(subpath, str) else subpath
+    key = () if parts is None else unravel_key_to_tuple(tuple(parts))
+
+    def reader(path: str, device: Any, non_blocking: bool) -> FolderReader:
+        return FolderReader(path, device, non_blocking, mode).at(key)
+
+    return loaded(reader, os.path.abspath(prefix), device, non_blocking, out)
 
 
 def loaded(kind: Any, path: str, device: Any, non_blocking: bool, out: Any) -> Any:

@@ -691,10 +691,9 @@ def update(
     source = merged(input_dict_or_td, entries)
     if source is td:
         return td
+    like = source if update_batch_size and isinstance(source, Node) else None
     if keys_to_update is not None:
         source = restricted(source, keys_to_update)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = ()
     if td._locked and ignore_lock:
         with td.unlock_():
             return update(
@@ -714,11 +713,35 @@ def update(
         if not update_batch_size and writes(td, source, into, given):
             if copied(into, given, non_blocking):
                 return td
-    with all_or_nothing(td, source):
-        merge(td, source, clone, inplace, non_blocking, is_leaf)
-    if update_batch_size and isinstance(source, Node):
-        td.batch_size = source._batch_size
+    if like is None:
+        with all_or_nothing(td, source):
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+        return td
+    resized = both_have(td, like)
+    before = [node._batch_size for node, _ in resized]
+    try:
+        with all_or_nothing(td, source):
+            for node, _ in resized:
+                node._batch_size = torch.Size()
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+            for node, theirs in reversed(resized):
+                node._set_batch_size(theirs._batch_size)
+    except BaseException:
+        for (node, _), size in zip(resized, before, strict=True):
+            node._batch_size = size
+        raise
     return td
+
+
+def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
+    """The plain containers in both, at any depth, whose batch size is to be that of `source`."""
+    out = [(td, source)]
+    for mine, theirs in out:
+        for name, value in theirs._entries().items():
+            below = mine._get_str(name)
+            if type(below) is td._plain and isinstance(value, Node) and not value._is_data():
+                out.append((below, value))
+    return out
 
 
 def merged(source: Any, entries: Mapping[str, Any]) -> Any:
@@ -893,16 +916,15 @@ def update_(
 
 
 def writes(
-    td: Any, source: Any, into: list[Tensor], values: list[Tensor], rows: bool = False
+    td: Any, source: Any, into: list[Tensor], values: list[Tensor], lazily: bool = True
 ) -> bool:
     """Append the pairs of tensors that writing `source` into `td` copies, where that is all of it.
 
-    False if a key is not there, or one of a pair is no plain tensor, or they are not as large
-    (unless rows: then they have one dtype and device) or take part in gradients.
+    False if a key is not there, or one of a pair is no plain tensor.
     """
     plain = td._plain
     if td.__class__ is not plain:
-        return writes_lazily(td, source, into, values) and not rows
+        return lazily and writes_lazily(td, source, into, values)
     if source.__class__ is plain:
         source = source._d
     elif source.__class__ is not dict:
@@ -911,16 +933,11 @@ def writes(
     for name, value in source.items():
         mine = d.get(name) if name.__class__ is str else None
         if value.__class__ is Tensor:
-            if mine.__class__ is not Tensor or mine.requires_grad or value.requires_grad:
-                return False
-            if rows:
-                if mine.dtype != value.dtype or mine.device != value.device:
-                    return False
-            elif mine.is_nested or value.is_nested or mine.shape != value.shape:
+            if mine.__class__ is not Tensor:
                 return False
             into.append(mine)
             values.append(value)
-        elif not isinstance(mine, Node) or not writes(mine, value, into, values, rows):
+        elif not isinstance(mine, Node) or not writes(mine, value, into, values, lazily):
             return False
     return True
 
@@ -954,17 +971,22 @@ def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]
 
 
 def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
-    """Write tensors into others of the same shapes; False where torch refuses.
+    """Write tensors into others, all or none; False where they are not alike, or torch refuses.
 
     The general way then writes them one by one, and its error names the key.
     """
     try:
-        if len(into) > 1 and torch._C._functorch.peek_interpreter_stack() is None:
+        if [leaf.shape for leaf in into] != [value.shape for value in values]:
+            return False
+        if any([leaf.requires_grad for leaf in into]):
+            return False
+        alone = len(into) < 2 or any([value.requires_grad for value in values])
+        if not alone and torch._C._functorch.peek_interpreter_stack() is None:
             torch._foreach_copy_(into, values, non_blocking=non_blocking)
         else:
             for leaf, value in zip(into, values, strict=True):
                 leaf.copy_(value, non_blocking=non_blocking)
-    except RuntimeError:
+    except RuntimeError:  # a nested tensor has no shape; memory that is shown twice takes no write
         return False
     return True
 
@@ -1009,8 +1031,8 @@ def update_at_(
         source = restricted(source, keys_to_update)
     into: list[Tensor] = []
     given: list[Tensor] = []
-    if td.__class__ is td._plain and writes(td, source, into, given, rows=True):
-        if all([fits_rows(*pair, idx) for pair in zip(into, given, strict=True)]):
+    if td.__class__ is td._plain and writes(td, source, into, given, lazily=False):
+        if fit_rows(td, into, given, idx):
             for leaf, value in zip(into, given, strict=True):
                 leaf[idx] = value
             return td
@@ -1029,6 +1051,20 @@ def update_at_(
         else:
             td.set_at_(key, value, idx, non_blocking=non_blocking)
     return td
+
+
+def fit_rows(td: Any, into: list[Tensor], values: list[Tensor], idx: Any) -> bool:
+    """Whether each tensor can be written into the rows `idx` of another as it is."""
+    for leaf, value in zip(into, values, strict=True):
+        if leaf.dtype is not value.dtype or leaf.requires_grad or leaf.device != value.device:
+            return False
+    size = td._batch_size
+    if idx.__class__ is int and size:
+        ndim = len(size)
+        row, pairs = size[1:], zip(into, values, strict=True)
+        if all([value.shape == row + leaf.shape[ndim:] for leaf, value in pairs]):
+            return -size[0] <= idx < size[0]
+    return all([fits_rows(*pair, idx) for pair in zip(into, values, strict=True)])
 
 
 def fits_rows(leaf: Tensor, value: Tensor, idx: Any) -> bool:
@@ -1513,9 +1549,13 @@ def entry_class(td: Any, key: NestedKey) -> type:
     >>> TensorDict(a=torch.zeros(2)).entry_class("a")
     <class 'torch.Tensor'>
     """
+    if td.__class__ is td._plain:
+        return type(td.get(key, NO_DEFAULT))
     node, name = holder(td, key)
-    value = node._peek_str(name)  # of a lazy stack, without stacking it
-    return Tensor if value.__class__ is Tensor else type(get(td, key, NO_DEFAULT))
+    value = node._peek_str(name)
+    if value is None:
+        raise missing(name, node)
+    return type(value)
 
 
 def depth(td: Any) -> int:
@@ -1579,7 +1619,9 @@ def is_non_tensor(td: Any, key: NestedKey) -> bool:
     >>> TensorDict(a="text").is_non_tensor("a")
     True
     """
-    value = get(td, key, NO_DEFAULT)
+    value = td._peek_str(key) if key.__class__ is str else None
+    if value is None:
+        value = get(td, key, NO_DEFAULT)
     return isinstance(value, Node) and value._is_data()
 
 

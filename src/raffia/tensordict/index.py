@@ -467,6 +467,8 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     """Gather rows along `dim`: `out[i, j] = td[index[i, j], j]` for dim = 0.
 
     index: as many dimensions as the batch size.
+    out: container of the size of `index` that the result is written to.
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.arange(6).view(2, 3), batch_size=[2, 3])
@@ -474,6 +476,8 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
     tensor([[2],
             [3]])
     """
+    if inplace and out is not None:
+        raise ValueError("gather: give out or inplace=True, not both")
     ndim = len(td._batch_size)
     if index.dim() != ndim:
         raise RuntimeError(
@@ -492,7 +496,9 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
 
     result = td._batched(rows, ndim, index.shape, td._names)
     if inplace:
-        return td.update(result, inplace=True)
+        from raffia.tensordict.shape import _into
+
+        return _into(td, result, "gather")
     return result if out is None else out.update_(result)
 
 

@@ -38,8 +38,18 @@ class KeyThroughLeafError(MissingKeyError, ValueError):
     """
 
 
+class MalformedKeyError(KeyError, TypeError, RuntimeError):
+    """What is given as a key is none.
+
+    >>> unravel_key(1)
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.keys.MalformedKeyError: ...
+    """
+
+
 def _malformed(key: Any) -> KeyError:
-    return KeyError(
+    return MalformedKeyError(
         "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested "
         f"tuple of strings, such as 'obs' or ('next', 'obs'). Got {key!r}."
     )

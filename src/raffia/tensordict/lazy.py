@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, dim_names, entries, index, lock, shape
+from raffia.tensordict import build, convert, dim_names, entries, index, lock, shape
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
 from raffia.tensordict.keys import (
@@ -36,6 +36,16 @@ from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 Names = list[str | None] | None
 _new_object = object.__new__
 _ALL = slice(None)
+
+
+class StackDimError(IndexError, RuntimeError):
+    """There is no such dimension to stack along.
+
+    >>> LazyStackedTensorDict(TensorDict(), stack_dim=1)
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.lazy.StackDimError: stack dim 1 is out of range: members of batch size ()...
+    """
 
 
 class LazyStackedTensorDict(TensorDictBase):
@@ -114,7 +124,7 @@ class LazyStackedTensorDict(TensorDictBase):
             size, device = torch.Size() if member_size is None else member_size, None
         ndim = len(size)
         if not -ndim - 1 <= stack_dim <= ndim:
-            raise IndexError(
+            raise StackDimError(
                 f"stack dim {stack_dim} is out of range: members of batch size {tuple(size)} can "
                 "be stacked "
                 f"along dims {-ndim - 1} to {ndim}"
@@ -574,13 +584,19 @@ class LazyStackedTensorDict(TensorDictBase):
         if self._locked and ignore_lock:
             with self.unlock_():
                 return self.update(
-                    input_dict_or_td, clone, inplace, keys_to_update=keys_to_update, **options
+                    input_dict_or_td,
+                    clone,
+                    inplace,
+                    keys_to_update=keys_to_update,
+                    update_batch_size=update_batch_size,
+                    **options,
                 )
         known = {k: options.pop(k) for k in ("non_blocking", "is_leaf") if k in options}
         source = entries.merged(input_dict_or_td, options)
         if source is self:
             return self
-        if inplace and keys_to_update is None and not known.get("is_leaf"):
+        resized = update_batch_size and isinstance(source, Node)
+        if inplace and keys_to_update is None and not (resized or known.get("is_leaf")):
             into: list[Tensor] = []
             values: list[Tensor] = []
             if entries.writes_lazily(self, source, into, values):
@@ -588,10 +604,10 @@ class LazyStackedTensorDict(TensorDictBase):
                     return self
         if self._locked and not inplace:
             raise locked_error(self)
-        parts = None
-        if isinstance(source, Node) and keys_to_update is None:
-            parts = self._split(source)
-        if parts is not None and not (clone or inplace or known):
+        if resized:
+            return self._resized_by(source, clone, inplace, keys_to_update, known)
+        parts = self._split(source) if isinstance(source, Node) else None
+        if parts is not None and keys_to_update is None and not (clone or inplace or known):
             pairs = list(zip(self.tensordicts, parts, strict=True))
             if all([td.__class__ is TensorDict is part.__class__ for td, part in pairs]):
                 if all([td._fits(part) for td, part in pairs]):
@@ -601,13 +617,33 @@ class LazyStackedTensorDict(TensorDictBase):
         with entries.all_or_nothing(self, source):
             if parts is not None:
                 for td, part in zip(self.tensordicts, parts, strict=True):
-                    td.update(part, clone, inplace, **known)
+                    td.update(part, clone, inplace, keys_to_update=keys_to_update, **known)
                 return self
             if keys_to_update is not None:
                 source = entries.restricted(source, keys_to_update)
             for key in list(source.keys()):
                 value = source._get_str(key) if isinstance(source, Node) else source[key]
                 self._update_one(unravel_key(key), value, clone, inplace, known)
+        return self
+
+    def _resized_by(
+        self, source: Any, clone: bool, inplace: bool, keys_to_update: Any, known: Any
+    ) -> Any:
+        """`update` by a container whose batch size is taken over, which the members must have."""
+        dim, given = self.stack_dim, source._batch_size
+        if len(given) <= dim or given[dim] != len(self.tensordicts):
+            raise RuntimeError(
+                f"update_batch_size=True: a lazy stack of {len(self.tensordicts)} members along "
+                f"dim {dim} can't have the batch size {tuple(given)}; td.to_tensordict() can"
+            )
+        size = torch.Size((*given[:dim], *given[dim + 1 :]))
+        options: Any = dict(keys_to_update=keys_to_update, update_batch_size=True, **known)
+        with entries.all_or_nothing(self):
+            for td, part in zip(self.tensordicts, source.unbind(dim), strict=True):
+                td.update(part, clone, inplace, **options)
+        name = None if self._names is None else self._names[dim]
+        self._names = None
+        self._setup(self.tensordicts, dim, size, name)
         return self
 
     def _update_one(self, key: Any, value: Any, clone: bool, inplace: bool, known: Any) -> None:
@@ -742,6 +778,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        out = convert.cloned_members(self, memo)
+        if out is not None:
+            return out
         out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
         memo[id(self)] = out
         return out

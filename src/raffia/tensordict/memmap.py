@@ -125,10 +125,17 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_filename(
-        cls, filename: Path, dtype: torch.dtype, shape: Sequence[int], index: Any = None
+        cls,
+        filename: Path,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        index: Any = None,
+        mode: str | None = None,
     ) -> MemoryMappedTensor:
         """Map a file that holds a tensor of this dtype and shape, or only the part `index` of it.
 
+        mode: "r": what is written into the tensor stays in memory; "r+": it reaches the file, and
+            PermissionError if that can't be written; None: as "r+" where it can be, else as "r".
         Raises FileNotFoundError if there is no such file, DamagedFileError if it is too short.
 
         >>> import tempfile
@@ -138,8 +145,9 @@ class MemoryMappedTensor(Tensor):
         MemoryMappedTensor([1., 1., 1.])
         """
         filename, shape = os.fspath(filename), torch.Size(shape)
+        check_mode(mode)
         check_length(filename, shape.numel() * dtype.itemsize)
-        out = map_file(filename, dtype, shape)
+        out = map_file(filename, dtype, shape, mode)
         return out if index is None else out[index]
 
     @classmethod
@@ -321,13 +329,22 @@ def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
     return out
 
 
-def map_file(filename: str, dtype: torch.dtype, shape: Sequence[int]) -> MemoryMappedTensor:
+def check_mode(mode: Any) -> None:
+    if mode not in (None, "r", "r+"):
+        raise ValueError(f"mode is 'r', 'r+' or None, got {mode!r}")
+
+
+def map_file(
+    filename: str, dtype: torch.dtype, shape: Sequence[int], mode: str | None = None
+) -> MemoryMappedTensor:
     """Map a file that is known to be long enough; one that may only be read is mapped privately."""
     numel = math.prod(shape)
+    if mode == "r+" and not os.access(filename, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file can't be written", filename)
     if not numel:  # nothing can be mapped
         return mapped(torch.empty(shape, dtype=dtype, device="cpu"), filename)
     try:
-        flat = torch.from_file(filename, shared=True, size=numel, dtype=dtype)
+        flat = torch.from_file(filename, shared=mode != "r", size=numel, dtype=dtype)
     except RuntimeError as error:
         if found := re.search(r"(?:unable to|[Ee]rror) .*\((\d+)\)$", str(error)):
             code = int(found[1])

@@ -250,7 +250,7 @@ def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
 # ------------------------------------------------------------------------ into a module
 
 _ABSENT = object()  # where nothing stood
-Undo = list[tuple[dict[str, Any], str, Any]]  # (where, name, what stood there)
+Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, what stood there)
 
 
 def to_module(
@@ -404,7 +404,7 @@ def swap_in(
     return old
 
 
-def _await_lazy(module: nn.Module, names: Entries, undo: Undo) -> None:
+def _await_lazy(module: Any, names: Entries, undo: Undo) -> None:
     """Let a lazy layer initialise the parameters of several modules when it is called."""
     rows = {}
     for name in names:

@@ -903,7 +903,7 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
         size = list(first._batch_size)
         size.insert(dim % (len(size) + 1), len(nodes))
         return first._like(torch.Size(size))
-    if _capture.get() and all([isinstance(node, NonTensorData) for node in nodes]):
+    if capture_non_tensor_stack() and all([isinstance(node, NonTensorData) for node in nodes]):
         first = nodes[0]
         if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):
             at = dim % (len(first._batch_size) + 1)
@@ -930,6 +930,8 @@ def cat_data(nodes: Sequence[Any], dim: int) -> Any:
 
 _lists: ContextVar[bool] = ContextVar("raffia_list_to_stack", default=True)
 _capture: ContextVar[bool] = ContextVar("raffia_capture_non_tensor_stack", default=False)
+_latest = {"raffia_list_to_stack": True, "raffia_capture_non_tensor_stack": False}
+# ... as last set: torch.compile can't read a ContextVar, but looks whether a value has changed
 
 
 class _Option(contextlib.ContextDecorator):
@@ -944,13 +946,16 @@ class _Option(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         self.tokens.append(self.variable.set(self.mode))
+        _latest[self.variable.name] = self.mode
 
     def __exit__(self, *error: Any) -> None:
         self.variable.reset(self.tokens.pop())
+        _latest[self.variable.name] = self.variable.get()
 
     def set(self) -> None:
         """Keep the setting from now on."""
         self.variable.set(self.mode)
+        _latest[self.variable.name] = self.mode
 
 
 class set_list_to_stack(_Option):
@@ -983,7 +988,8 @@ def list_to_stack(allow_none: bool = False) -> bool:
     >>> list_to_stack()
     True
     """
-    return _lists.get()
+    compiling = torch.compiler.is_compiling()
+    return _latest["raffia_list_to_stack"] if compiling else _lists.get()
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
@@ -992,4 +998,5 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool:
     >>> capture_non_tensor_stack()
     False
     """
-    return _capture.get()
+    compiling = torch.compiler.is_compiling()
+    return _latest["raffia_capture_non_tensor_stack"] if compiling else _capture.get()

@@ -73,7 +73,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         if parameters is None:
             parameters = entries
         elif entries:
-            raise ValueError(
+            raise TypeError(
                 "TensorDictParams takes a container or dict, or keyword entries, not both"
             )
         if isinstance(parameters, TensorDictParams):

@@ -195,7 +195,8 @@ class Change:
             if size is None:
                 self.by = len(shape) - before
                 if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
-                    self.taken = bdim(value)
+                    if not torch.compiler.is_compiling():  # which can't trace it
+                        self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:
                     longest += self.by

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -64,8 +64,10 @@ class Registered(dict[str, Any]):
         root = self.root()
         if nodes:
             rows = self.rows.get(name)
-            one = rows is not None and value.shape == rows[1:]
-            nodes[-1]._d[key] = value.expand(rows) if one else value
+            if rows is None or value.shape != rows[1:]:
+                nodes[-1]._d[key] = value
+            else:
+                nodes[-1]._d[key] = value.expand(rows)
             super().__setitem__(name, value)
             for node in nodes:
                 forget_listings(node)
@@ -111,18 +113,16 @@ def shared_by_rows(leaf: Tensor) -> Tensor | None:
     >>> shared_by_rows(weight.expand(2, 3)) is weight
     True
     """
-    if (
-        isinstance(leaf, nn.Parameter)
-        or is_lazy(leaf)
-        or not leaf.ndim
-        or leaf.layout is not torch.strided
-    ):
+    if isinstance(leaf, (nn.Parameter, UninitializedTensorMixin)) or not leaf.ndim:
         return None
-    if leaf.shape[0] != 1 and leaf.stride(0) != 0:
+    if leaf.layout is not torch.strided or leaf.shape[0] != 1 and leaf.stride(0) != 0:
+        return None
+    if torch.compiler.is_dynamo_compiling():  # which does not know what is a view of what
         return None
     base = leaf._base
-    whole = isinstance(base, nn.Parameter) and leaf.shape[1:] == base.shape
-    return base if whole and leaf.stride()[1:] == base.stride() else None  # type: ignore[union-attr]
+    if not isinstance(base, nn.Parameter) or leaf.shape[1:] != base.shape:
+        return None
+    return base if leaf.stride()[1:] == base.stride() else None
 
 
 def tree_of(node: Any) -> Any:

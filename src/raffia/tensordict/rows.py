@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffia.files import write_atomically
 from raffia.tensordict import build, entries
 from raffia.tensordict.entries import entries_list
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
@@ -253,16 +253,7 @@ def to_json(
         text = "".join([json.dumps(record) + "\n" for record in records])
     else:
         text = json.dumps(records)
-    path = os.fspath(path)
-    part = os.path.join(os.path.dirname(path), f".{secrets.token_hex(6)}.tmp")
-    try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.unlink(part)
-        raise
+    write_atomically(path, text.encode())
 
 
 def from_json(

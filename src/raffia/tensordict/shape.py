@@ -106,14 +106,18 @@ def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
     )
 
 
-def reshape(td: Any, *shape: Any, size: Any = None) -> Any:
+def reshape(td: Any, *shape: Any, size: Any = None, inplace: bool = False) -> Any:
     """A container with another batch shape of as many rows; copies only where a view can't be.
+
+    inplace: change this container instead of making another one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(4, 3), batch_size=[4]).reshape(2, 2).batch_size
     torch.Size([2, 2])
     """
     new = _filled_in(_sizes(shape) if size is None else size, td._batch_size)
+    if inplace:
+        return _into(td, reshape(td, size=new), "reshape")
     if new == td._batch_size:
         return _same(td)
     return _done(
@@ -778,11 +782,18 @@ def tensor_split(td: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Any, 
     return tuple([td[(*lead, slice(a, b))] for a, b in zip(bounds, bounds[1:], strict=False)])
 
 
-def pad(td: Any, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Any:
+def pad(
+    td: Any,
+    pad_size: Sequence[int],
+    value: float = 0.0,
+    inplace: bool = False,
+    safe: bool = True,
+) -> Any:
     """A container whose batch dimensions are longer, filled up with `value`.
 
     pad_size: rows before and after, for the first dimension, then the second, and so on.
     inplace: change this container instead of making another one.
+    safe: nothing is changed where one entry can't be padded; here that is so in any case.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).pad([1, 0])["a"]

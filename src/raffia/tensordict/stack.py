@@ -127,7 +127,11 @@ def _as_dense(td: Any) -> TensorDict:
 def _of_class(tds: list[Any], out: Any) -> Any:
     """The result as an instance of the subclass of `TensorDict` that all inputs are of."""
     kind = type(tds[0])
-    if issubclass(kind, TensorDict) and all([type(td) is kind for td in tds]):
+    if (
+        kind is not TensorDict
+        and issubclass(kind, TensorDict)
+        and all([type(td) is kind for td in tds])
+    ):
         out.__class__ = kind
     return out
 

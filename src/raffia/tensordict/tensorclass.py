@@ -271,7 +271,7 @@ class TensorClass(_Typed):
             if field.default_factory is not dataclasses.MISSING:
                 default = _Factory(field.default_factory)
             elif default is dataclasses.MISSING:
-                default = _REQUIRED
+                default = _REQUIRED if field.init else None  # which __post_init__ may set
             (cls._init_only if kind == "_FIELD_INITVAR" else cls._fields)[field.name] = default
             if kind == "_FIELD":
                 setattr(cls, field.name, _attribute(field.name))

@@ -619,7 +619,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         """A container of this class over entries, for the `from_...` methods."""
         td = TensorDict(entries, batch_size=batch_size, device=device)
-        if issubclass(cls, TensorDict):
+        if cls is not TensorDict and issubclass(cls, TensorDict):
             td.__class__ = cls
         return td
 

@@ -269,7 +269,10 @@ def map(
     num_chunks: int | None = None,
     pool: Any = None,
     out: Any = None,
+    max_tasks_per_child: int | None = None,
     worker_threads: int = 1,
+    index_with_generator: bool = False,
+    pbar: bool = False,
     mp_start_method: str | None = None,
 ) -> Any:
     """`fn` of consecutive pieces of the container, in worker processes; the results are joined.
@@ -280,7 +283,10 @@ def map(
     chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
     pool: a `multiprocessing.Pool` to use.
     out: container of the size of the result, into which the results are written.
+    max_tasks_per_child: pieces that a worker process takes before a fresh one takes its place.
     worker_threads: threads of torch in each worker process.
+    index_with_generator: cut each piece when it is asked for, instead of all at first.
+    pbar: show how far it is, where `tqdm` is installed.
     mp_start_method: how worker processes start: "fork", "spawn" or "forkserver".
 
     >>> from raffia import TensorDict
@@ -297,7 +303,10 @@ def map(
         chunksize=chunksize,
         num_chunks=num_chunks,
         pool=pool,
+        max_tasks_per_child=max_tasks_per_child,
         worker_threads=worker_threads,
+        index_with_generator=index_with_generator,
+        pbar=pbar,
         mp_start_method=mp_start_method,
     )
     results = [result for result in found if result is not None]
@@ -324,7 +333,10 @@ def map_iter(
     chunksize: int | None = None,
     num_chunks: int | None = None,
     pool: Any = None,
+    max_tasks_per_child: int | None = None,
     worker_threads: int = 1,
+    index_with_generator: bool = True,
+    pbar: bool = False,
     mp_start_method: str | None = None,
 ) -> Iterator[Any]:
     """The results of `map` one after the other.
@@ -349,21 +361,44 @@ def map_iter(
         td = td[(*[slice(None)] * dim, torch.randperm(rows, generator=generator))]
     if num_chunks is None and chunksize is None:
         num_chunks = min(rows, num_workers or torch.multiprocessing.cpu_count())
-    if chunksize == 0:
-        parts = td.unbind(dim)
+    if num_chunks is not None:
+        if num_chunks < 1:
+            raise RuntimeError(f"map: num_chunks must be at least 1, got {num_chunks}")
+        chunksize = max(1, -(-rows // num_chunks))
+    if index_with_generator:
+        lead = [slice(None)] * dim
+        cuts = (
+            at if chunksize == 0 else slice(at, at + chunksize) for at in _starts(rows, chunksize)
+        )
+        parts: Any = (td[(*lead, cut)] for cut in cuts)
     else:
-        parts = td.chunk(num_chunks, dim) if num_chunks is not None else td.split(chunksize, dim)
+        parts = td.unbind(dim) if chunksize == 0 else td.split(chunksize, dim)
+    shown = _counted(len(_starts(rows, chunksize)), pbar)
     if pool is not None:
-        yield from pool.imap(fn, parts)
+        yield from shown(pool.imap(fn, parts))
     elif num_workers == 0:
-        for part in parts:
-            yield fn(part)
+        yield from shown(fn(part) for part in parts)
     else:
         context = torch.multiprocessing.get_context(mp_start_method)
         seed = context.Value("q", int(torch.randint(2**62, (), generator=generator)))
         first_act = (seed, worker_threads)
-        with context.Pool(num_workers, _seeded, first_act) as workers:
-            yield from workers.imap(fn, parts)
+        with context.Pool(num_workers, _seeded, first_act, max_tasks_per_child) as workers:
+            yield from shown(workers.imap(fn, parts))
+
+
+def _starts(rows: int, chunksize: int) -> range:
+    return range(0, rows, chunksize or 1)
+
+
+def _counted(total: int, pbar: bool) -> Callable[[Any], Any]:
+    """What shows a progress bar over an iterator, where that is wanted and `tqdm` is there."""
+    if pbar:
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return iter
+        return lambda results: tqdm(results, total=total)
+    return iter
 
 
 def _seeded(seed: Any, num_threads: int) -> None:

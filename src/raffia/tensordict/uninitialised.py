@@ -16,12 +16,13 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 _SIZES = [Tensor.dim, Tensor.size]
+_ALLOWED: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]._allowed_methods
 
 
 class _Batched:
     """What both have: until a layer runs, an empty tensor with one row for each module."""
 
-    _allowed_methods = [*UninitializedParameter._allowed_methods, *_SIZES]
+    _allowed_methods = [*_ALLOWED, *_SIZES]
 
     def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
         """Become a tensor with rows of that shape."""
@@ -41,11 +42,11 @@ class _Batched:
         return new
 
 
-class BatchedUninitializedParameter(_Batched, UninitializedParameter):
+class BatchedUninitializedParameter(_Batched, UninitializedParameter):  # type: ignore[override]
     """The parameter of a lazy layer, for several modules."""
 
 
-class BatchedUninitializedBuffer(_Batched, UninitializedBuffer):
+class BatchedUninitializedBuffer(_Batched, UninitializedBuffer):  # type: ignore[override]
     """The buffer of a lazy layer, for several modules."""
 
 
@@ -101,7 +102,7 @@ class Initialises:
             stores[name][name] = _add_batch_dim(whole, dim, level)
 
 
-def wait_for_input(layer: nn.Module, rows: dict[str, Tensor]) -> Any:
+def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Any:
     """Have a lazy layer initialise the tensors of all rows when it is called; returns the hook.
 
     rows: what was put into the layer that is a row of a tensor, by name.

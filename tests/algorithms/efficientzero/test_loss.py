@@ -337,3 +337,15 @@ def test_consistency_needs_a_projection():
     batch = random_batch().exclude("next_observation", "consistency_mask")
     config = LossConfig(unroll_steps=4, consistency_weight=0.0)
     assert "consistency_loss" not in Loss(model, config)(batch, WEIGHTS)[1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("support", [Support(-5, 6), None])
+def test_a_target_that_is_not_finite_is_not_clipped(support, value):
+    """The guard sees it in the loss; on the support's last number it would be learnt."""
+    output = torch.zeros(2, 3, 11 if support else 1)
+    target = torch.full((2, 3), 0.5)
+    assert scalar_loss(output, target, support).isfinite().all()
+    target[1, 2] = value
+    found = scalar_loss(output, target, support).isfinite()
+    assert not found[1, 2] and found.sum() == 5

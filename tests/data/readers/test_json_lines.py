@@ -421,3 +421,31 @@ def test_writing_changes_no_episode(tmp_path):
     before = episode.clone()
     write_json_lines(tmp_path / "a.jsonl", [episode])
     assert (episode == before).all()
+
+
+def test_a_small_compressed_file_that_asks_for_a_large_memory_is_refused(tmp_path):
+    path = tmp_path / "small.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        file.write(b'{"obs": [' + b"0, " * 30_000_000 + b"0]}")
+    assert path.stat().st_size < 100_000  # for a line of 90 MB
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedDataError, match="line 1.*a small file that asks for a large"):
+            next(iter(read_json_lines(path)))
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_lines_are_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("raffia.data.readers.json_text.SMALL_BYTES", 64)
+    numbers = np.random.default_rng(0).integers(0, 10**9, 2000).tolist()
+    line = {"obs": [*numbers, 1], "action": numbers, "reward": numbers}
+    line |= {"terminated": [False] * 1999 + [True], "truncated": [False] * 2000}
+    for path, write in ((tmp_path / "a.jsonl", open), (tmp_path / "a.jsonl.gz", gzip.open)):
+        with write(path, "wb") as file:
+            for end in (b"\n", b""):
+                file.write(json.dumps(line).encode() + end)
+        assert [len(episode) for episode in read_json_lines(path)] == [2000, 2000]
+        with pytest.raises(MalformedDataError, match="longer than 5000 bytes"):
+            list(read_json_lines(path, max_line_bytes=5000))

@@ -300,3 +300,34 @@ def test_a_part_of_the_file_is_in_memory_at_a_time(tmp_path):
         return found
 
     assert peak(8) < 1.5 * peak(2)
+
+
+def test_small_files_that_ask_for_a_large_memory_are_refused(tmp_path, monkeypatch):
+    """Runs of equal values take a few bytes, however many there are."""
+    steps = 400_000
+    flags = np.zeros(steps, bool)
+    flags[-1] = True
+    columns = {
+        "obs": np.zeros(steps + 1, np.float32),
+        "action": np.zeros(steps, np.int64),
+        "reward": np.zeros(steps),
+        "terminated": flags,
+        "truncated": np.zeros(steps, bool),
+    }
+    table = pa.table(
+        {name: pa.ListArray.from_arrays([0, len(x)], x) for name, x in columns.items()}
+    )
+    path = tmp_path / "small.parquet"
+    pq.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 20_000  # for 8 MB
+    assert len(next(iter(read_parquet(path)))) == steps  # what any machine has room for
+    monkeypatch.setattr("raffia.data.readers.arrow.SMALL_BYTES", 2**20)
+    with pytest.raises(MalformedDataError, match="only .* are stored: a small file that asks for"):
+        next(iter(read_parquet(path)))
+    noise = {**columns, "obs": np.random.default_rng(0).random(steps + 1, np.float32)}
+    noise["action"] = np.arange(steps)
+    noise["reward"] = noise["obs"][1:].astype(float)
+    kept = {name: noise[name] for name in ("obs", "action", "reward", "terminated", "truncated")}
+    table = pa.table({name: pa.ListArray.from_arrays([0, len(x)], x) for name, x in kept.items()})
+    pq.write_table(table, path, compression="zstd")
+    assert len(next(iter(read_parquet(path)))) == steps  # as large, and stored as such

@@ -134,7 +134,7 @@ def scalar_loss(
 
         log sum exp(logits) - (1 - p) logits_i - p logits_{i+1},  i + p = the place of h(target)
 
-    Without a support the squared error in h(target). A target that is infinite gives NaN.
+    Without a support the squared error in h(target). A target that is infinite, or NaN, gives NaN.
 
     >>> scalar_loss(torch.zeros(1, 5), torch.tensor([1.0]), Support(-2, 3))
     tensor([1.6094])
@@ -145,7 +145,7 @@ def scalar_loss(
     place = (scaled.clamp(support.start, support.last) - support.start) / support.step
     low = place.floor().clamp_max(support.size - 2 if support.size > 1 else 0)
     share = place - low
-    index = low.long()
+    index = low.nan_to_num(0.0).long()  # NaN has no place; the result is NaN all the same
     both = output.gather(-1, torch.stack([index, index + 1], -1).clamp_max(support.size - 1))
     expected = torch.lerp(both[..., 0], both[..., 1], share)
     # An infinite target has no place: NaN, which stops the run, where clamping would hide it.

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from raffia.data.readers.episode import MAX_DEPTH, Key, NumberedPlace, Place, leave_out
+from raffia.data.readers.parquet_footer import chunks
 from raffia.tensordict.keys import dotted
+
+# Run lengths make of any number of equal values a few bytes, so what is stored says nothing of the
+# memory that a column takes; this is where it is asked whether one stands for the other.
+SMALL_BYTES = 2**28
+MAX_INFLATION = 1000
 
 
 def pyarrow() -> Any:
@@ -28,6 +34,11 @@ def pyarrow() -> Any:
 def is_list(kind: Any) -> bool:
     types = pyarrow().types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def is_flat(kind: Any) -> bool:
+    """Whether a column of this type has one value in each row, whatever comes."""
+    return kind is not None and not pyarrow().types.is_nested(kind)
 
 
 def is_id(kind: Any) -> bool:
@@ -75,6 +86,9 @@ def read_batches(
     with Place(path, "the file").foreign():
         file = pyarrow().parquet.ParquetFile(path, page_checksum_verification=True)
     with file:
+        types = {field.name: field.type for field in file.schema_arrow}
+        lists = {name[0] for name in names if not is_flat(types.get(name[0]))}
+        refuse_inflation(path, lists, Place(path, "the file"))
         batches = file.iter_batches(size, columns=sorted({name[0] for name in names}))
         while row < num_rows:
             place = Place(path, f"row {row}")
@@ -86,6 +100,25 @@ def read_batches(
                 arrays = {name: column(batch, name, rows) for name in names}
             yield row, arrays
             row += len(batch)
+
+
+def refuse_inflation(path: str, names: set[str], place: Place) -> None:
+    """See that a small file does not ask for a large memory: lists may hold any number of values.
+
+    Columns without lists, of which `names` has none, are read a few rows at a time.
+    """
+    try:
+        found = chunks(path)
+    except ValueError as error:
+        place.fail(str(error))
+    for name, num_values, nbytes, stored in found:
+        if name in names and nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
+            place.fail(
+                f"{num_values} values take {nbytes} bytes, of which only {stored} are stored: a "
+                "small file that asks for a large memory. If that is as it should be, write it "
+                "anew in smaller row groups",
+                name,
+            )
 
 
 def column(batch: Any, path: Key, place: Place) -> Any:

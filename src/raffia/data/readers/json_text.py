@@ -21,6 +21,8 @@ from raffia.data.readers.episode import (
 )
 from raffia.tensordict.keys import dotted
 
+SMALL_BYTES = 2**24  # of a line, which is read at once
+MAX_INFLATION = 200  # of longer ones by gzip; texts of numbers are made 3 to 20 times as small
 GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1); JSON never does
 KINDS = {str: "a string", type(None): "null", dict: "an object", list: "a list"}
 KINDS |= {bool: "true or false", int: "a number", float: "a number"}
@@ -85,7 +87,13 @@ def read_objects(
 def read_line(file: IO[bytes], place: Place, max_bytes: int) -> bytes:
     """The next line, empty if there is none."""
     try:
-        line = file.readline(max_bytes + 1)
+        line = file.readline(min(SMALL_BYTES, max_bytes) + 1)
+        while len(line) > SMALL_BYTES and len(line) <= max_bytes and not line.endswith(b"\n"):
+            refuse_inflation(file, len(line), place)
+            more = file.readline(min(len(line), max_bytes + 1 - len(line)))
+            if not more:
+                break
+            line += more
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         why = f"the compressed file is damaged or was cut off ({error})"
         raise MalformedDataError(place.path, place.where, why) from error
@@ -97,6 +105,18 @@ def read_line(file: IO[bytes], place: Place, max_bytes: int) -> bytes:
     if line.isspace():
         place.fail("it is blank")
     return line
+
+
+def refuse_inflation(file: IO[bytes], num_bytes: int, place: Place) -> None:
+    """See that a small compressed file does not ask for a large memory."""
+    if not isinstance(file, gzip.GzipFile):
+        return
+    stored = file.fileobj.tell()
+    if num_bytes > MAX_INFLATION * stored:
+        place.fail(
+            f"it takes more than {num_bytes} bytes, of which only {stored} are stored: a small "
+            "file that asks for a large memory. If that is as it should be, decompress it before"
+        )
 
 
 def parse(line: bytes, place: Place) -> dict[str, Any]:
