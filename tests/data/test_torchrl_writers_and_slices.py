@@ -19,6 +19,7 @@ from raffia.data import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMap,
     TensorDictMaxValueWriter,
@@ -394,3 +395,25 @@ def test_trees_by_the_names_of_torchrl():
             tree.get_vertex_by_id(100)
         with pytest.raises(error, match="no vertex 1234"):
             tree.get_vertex_by_hash(1234)
+
+
+@pytest.mark.parametrize("with_done", [True, False])
+@pytest.mark.parametrize(
+    ("key", "starts"),
+    [("episode", [0, 5]), (("collector", "traj_ids"), [0, 5]), ("traj_ids", [4, 5])],
+)
+def test_episodes_are_told_apart_by_what_torchrl_looks_for(key, starts, with_done):
+    data = TensorDict(at=torch.arange(10), batch_size=[10])
+    data[key] = torch.arange(10) // 5
+    if with_done:
+        data["next", "done"] = ((data["at"] == 3) | (data["at"] == 9))[:, None]
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=5), generator=rng()
+    )
+    buffer.extend(data)
+    if key == "traj_ids" and not with_done:
+        with pytest.raises(KeyError, match="next.done"):
+            buffer.sample(50)
+    else:
+        first = buffer.sample(100)["at"].reshape(-1, 5)[:, 0]
+        assert first.unique().tolist() == starts  # as TorchRL's

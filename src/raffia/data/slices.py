@@ -14,6 +14,8 @@ from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
 
+TRAJ_PATHS = ("collector", "traj_ids"), ("episode",)  # what TorchRL looks for
+
 
 class SliceSampler(Sampler):
     """Slices of episodes, each from an episode and a start drawn at random, one behind the other.
@@ -23,7 +25,9 @@ class SliceSampler(Sampler):
 
     num_slices, slice_len: S or T; the batch size says the other.
     end_key: the entry that says which step ends an episode.
-    traj_key: instead of it, an entry that is another number for each episode.
+    traj_key: instead of it, an entry that is another number for each episode. Where neither is
+        given it is ("collector", "traj_ids") or "episode", if items have it, and ("next", "done")
+        says which step ends one else.
     truncated_key: where batches say that a slice ends; ("next", "done") is said beside it. None:
         batches say nothing of it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
@@ -63,7 +67,7 @@ class SliceSampler(Sampler):
                 raise ValueError(f"{name} is at least 1, got {value}")
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = None if traj_key is None else unravel_key(traj_key)
-        self.end_key = unravel_key(("next", "done") if end_key is None else end_key)
+        self.end_key = None if end_key is None else unravel_key(end_key)
         self.truncated_key = None if truncated_key is None else unravel_key(truncated_key)
         self.strict_length = strict_length
         self._storage: Storage | None = None
@@ -142,6 +146,19 @@ class SliceSampler(Sampler):
             raise ValueError(f"a batch of {n} items is no multiple of {what}={one}")
         return (one, n // one) if self.num_slices else (n // one, one)
 
+    def _told_by(self) -> tuple[NestedKey, bool]:
+        """The entry that tells episodes apart, and whether it is another number for each."""
+        if self.traj_key is not None:
+            return self.traj_key, True
+        if self.end_key is not None:
+            return self.end_key, False
+        assert self._storage is not None
+        structure = self._storage.structure
+        for path in TRAJ_PATHS:
+            if structure is not None and path in structure.paths:
+                return unravel_key(path), True
+        return ("next", "done"), False
+
     def _said(self, items: Tensor, last: Tensor) -> dict[Any, Tensor]:
         """That slices end, as entries of the batch: bool [n, 1]."""
         if self.truncated_key is None:
@@ -169,7 +186,7 @@ class SliceSampler(Sampler):
             return self._spans
         if self._storage is None:
             raise ValueError("a SliceSampler belongs to a buffer: ReplayBuffer(sampler=...)")
-        key = self.end_key if self.traj_key is None else self.traj_key
+        key, numbered = self._told_by()
         old = range(max(live.start, self._known.start), min(live.stop, self._known.stop))
         new = range(old.stop if old else live.start, live.stop)
         value = self._entry(unravel_key_to_tuple(key), torch.arange(new.start, new.stop))
@@ -183,9 +200,7 @@ class SliceSampler(Sampler):
             at = old.start - self._known.start
             value = torch.cat([self._value[at : at + len(old)], value])
         ends = torch.ones(len(live), dtype=torch.bool)  # the newest step ends what there is of it
-        ends[:-1] = (
-            value[:-1].bool().any(1) if self.traj_key is None else (value[1:] != value[:-1]).any(1)
-        )
+        ends[:-1] = (value[1:] != value[:-1]).any(1) if numbered else value[:-1].bool().any(1)
         last = ends.nonzero()[:, 0]
         first = torch.cat([last.new_zeros(1), last[:-1] + 1])
         self._known, self._value, self._spans = live, value, (first, last - first + 1)
