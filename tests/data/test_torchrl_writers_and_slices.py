@@ -417,3 +417,34 @@ def test_episodes_are_told_apart_by_what_torchrl_looks_for(key, starts, with_don
     else:
         first = buffer.sample(100)["at"].reshape(-1, 5)[:, 0]
         assert first.unique().tolist() == starts  # as TorchRL's
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    ("items", "collate"),
+    [
+        ([torch.full((4,), float(i)) for i in range(3)], torch.stack),
+        ([TensorDict(x=torch.full((4,), float(i))) for i in range(3)], torch.stack),
+        (
+            [{"x": (torch.full((4,), float(i)),)} for i in range(3)],
+            lambda found: torch.stack([item["x"][0] for item in found]),
+        ),
+    ],
+    ids=["tensors", "containers", "nests"],
+)
+def test_a_list_is_collated_as_a_list(items, collate, prefetch):
+    def checked(found):
+        assert type(found) is list and len(found) == 2
+        return collate(found)
+
+    buffer = ReplayBuffer(
+        storage=ListStorage(5),
+        collate_fn=checked,
+        batch_size=2,
+        prefetch=prefetch,
+        generator=rng(),
+    )
+    buffer.extend(items)
+    batch, info = buffer.sample(return_info=True)
+    rows = batch["x"] if isinstance(batch, TensorDict) else batch
+    assert torch.equal(rows, info["index"][:, None].expand(2, 4).float())

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from raffia.data.by_value import by_value, from_value
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
+from raffia.data.torchrl_storages import ListStorage
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -111,7 +112,8 @@ class BatchMaker:
         draw, data = drawn
         info = {"index": draw.items, **draw.info}
         if self.collate_fn is not None:
-            data = self.collate_fn(data)
+            listed = isinstance(self.storage, ListStorage)
+            data = self.collate_fn(_items(data, len(draw.items)) if listed else data)
         if self.pin_memory or self.device is not None:
             data, info = self._moved(data), self._moved(info)
         if isinstance(data, TensorDict):
@@ -150,6 +152,14 @@ class BatchMaker:
         if self.generator is not None:
             self.generator.set_state(state)
         self.sampler.rewind(sampler)
+
+
+def _items(data: Any, n: int) -> list[Any]:
+    """The n items of a batch, one by one."""
+    if isinstance(data, (Node, Tensor)):
+        return list(data.unbind(0))
+    leaves, nest = pytree.tree_flatten(data, is_leaf=lambda part: isinstance(part, Node))
+    return [pytree.tree_unflatten([leaf[i] for leaf in leaves], nest) for i in range(n)]
 
 
 def _overtaken() -> RuntimeError:

@@ -42,7 +42,8 @@ class ReplayBuffer(Buffer):
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
     writer: says whether items may be added; any may if None.
-    collate_fn: called on each batch as it comes out of the storage, stacked. With `prefetch` it is
+    collate_fn: called on each batch as it comes out of the storage: stacked, or as a list of items
+        if that is a `ListStorage`. With `prefetch` it is
         called ahead of time in the thread: it should depend on nothing but the batch.
     transform: called on each batch in the end, in the thread that asks for it.
     batch_size: of `sample` and of iteration, where none is given there.
