@@ -157,7 +157,7 @@ def test_files_that_cannot_be_read(folder):
     with pytest.raises(ValueError, match="config.json: it is not JSON"):
         load_gpt2(folder)
     (folder / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="config.json is no JSON object"):
+    with pytest.raises(ValueError, match="config.json: it is no JSON object"):
         load_gpt2(folder)
 
 
