@@ -173,7 +173,8 @@ def _which(
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
     """Where the embedding lies, which may be elsewhere than the trees; what is carried beside it
     goes along, since a search moves the rows of all of it together."""
-    leaves = embedding.values(True, True) if isinstance(embedding, Node) else tree_leaves(embedding)
+    node: Any = embedding if isinstance(embedding, Node) else None
+    leaves = tree_leaves(embedding) if node is None else node.values(True, True)
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
 
 
