@@ -194,7 +194,8 @@ class Change:
             shape = value.shape
             if size is None:
                 self.by = len(shape) - before
-                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
+                rows = self.by == -1 and not torch.compiler.is_compiling()  # which can't ask
+                if rows and isinstance(value, Tensor) and is_batched(value):
                     self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:
