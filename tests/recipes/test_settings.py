@@ -225,6 +225,9 @@ SETTINGS = {
     "env.id": ("vector", "Acrobot-v1", "shapes"),
     "env.num_envs": ("vector", 5, "made"),
     "env.num_workers": ("vector", 2, "made"),
+    "env.step_timeout_seconds": (
+        "tests/envs/test_workers.py::test_the_limit_of_time_is_that_of_the_config"
+    ),
     "env.max_episode_steps": ("vector", 5, "stepped"),
     "env.frame_stack": ("vector", 2, "shapes"),
     "env.atari.frame_skip": ("atari", 3, "stepped"),

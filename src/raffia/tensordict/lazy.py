@@ -584,7 +584,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if self._locked and ignore_lock:
             with self.unlock_():
                 return self.update(
-                    input_dict_or_td, clone, inplace, keys_to_update=keys_to_update, **options
+                    input_dict_or_td,
+                    clone,
+                    inplace,
+                    keys_to_update=keys_to_update,
+                    update_batch_size=update_batch_size,
+                    **options,
                 )
         known = {k: options.pop(k) for k in ("non_blocking", "is_leaf") if k in options}
         source = entries.merged(input_dict_or_td, options)

@@ -194,9 +194,9 @@ class Change:
             shape = value.shape
             if size is None:
                 self.by = len(shape) - before
-                rows = self.by == -1 and not torch.compiler.is_compiling()  # which can't ask
-                if rows and isinstance(value, Tensor) and is_batched(value):
-                    self.taken = bdim(value)
+                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
+                    if not torch.compiler.is_compiling():  # which can't trace it
+                        self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:
                     longest += self.by
