@@ -226,7 +226,7 @@ SETTINGS = {
     "env.id": ("vector", "Acrobot-v1", "shapes"),
     "env.num_envs": ("vector", 5, "made"),
     "env.num_workers": ("vector", 2, "made"),
-    "env.step_timeout_seconds": "tests/recipes/test_settings.py::test_workers_get_the_limit_of_time",
+    "env.step_timeout_seconds": "tests/recipes/test_settings.py::test_workers_get_the_limit",
     "env.max_episode_steps": ("vector", 5, "stepped"),
     "env.frame_stack": ("vector", 2, "shapes"),
     "env.atari.frame_skip": ("atari", 3, "stepped"),
@@ -335,7 +335,7 @@ def test_the_tests_that_are_named_are_there(name):
     assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
-def test_workers_get_the_limit_of_time(monkeypatch):
+def test_workers_get_the_limit(monkeypatch):
     class Workers:
         def __init__(self, makes, num_workers, step_timeout_seconds):
             self.seen = num_workers, step_timeout_seconds
