@@ -6,8 +6,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from raffia.recipes import efficientzero, evaluation
+from raffia.recipes import efficientzero, evaluation, ilql
 from raffia.recipes import run as run_module
+from raffia.recipes.ilql_run import DialogueRun
 from raffia.recipes.run import Run
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
@@ -116,6 +117,65 @@ def timeline(config, folder):
         result = efficientzero.train(config, folder, view=Quiet())
     films = sorted(path.name for path in folder.glob("episodes/*"))
     note("end", result.reason, films)
+    return events
+
+
+def ilql_timeline(config, folder):
+    """The same of a run of ILQL, which learns from "data", its rows, in a "batch" each time."""
+    events = []
+
+    def note(kind, *things):
+        events.append((kind, *(digest(thing) for thing in things)))
+
+    class Noted(DialogueRun):
+        def go(self, stop, begun):
+            lessons = self.lessons
+            learnt, held_out = lessons.learnt, lessons.held_out
+            kinds = [type(self.learner).__name__, self.config.device, torch.get_num_threads()]
+            note("made", kinds, self.config.compile)
+            note("data", lessons.digest(), None if held_out is None else len(held_out), len(learnt))
+            self.learner = _learner(self.learner, note)
+            return super().go(stop, begun)
+
+        def init(self):
+            state = super().init()
+            note("shapes", [(str(k), list(v.shape)) for k, v in state.items(True, True)])
+            note("weights", state["params"])
+            return state
+
+        def _batches(self, update):
+            for batch in super()._batches(update):
+                note("batch", batch)
+                yield batch
+
+        def _look(self, state, update, stop):
+            found = super()._look(state, update, stop)
+            note("evaluate", found.dialogues)
+            return found
+
+        def evaluate(self, state, stop):
+            found = super().evaluate(state, stop)
+            note("evaluate", found.score, sorted(found.values.items()))
+            return found
+
+        def evolve(self, state):
+            changed = super().evolve(state)
+            if changed is not None:
+                note("generation", {k: v for k, v in changed[1].items() if k != "seconds"})
+            return changed
+
+    save = Checkpoints.save
+
+    def saves(checkpoints, update, *args, **options):
+        path = save(checkpoints, update, *args, **options)
+        note("save", sorted(p.name for p in path.parent.iterdir()))
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ilql, "DialogueRun", Noted)
+        patch.setattr(Checkpoints, "save", saves)
+        result = ilql.train(config, folder, view=Quiet())
+    note("end", result.reason)
     return events
 
 

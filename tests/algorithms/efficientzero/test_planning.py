@@ -1,0 +1,78 @@
+"""The planner: what of a world's state, and which settings, a search gets."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero import planning
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
+from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.tensordict.tensordict import TensorDict
+
+BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
+CONFIG = EfficientZeroConfig(
+    model=ModelConfig(latent_state_dim=8, lstm_hidden_size=6),
+    search=SearchConfig(num_simulations=6, dirichlet_alpha=0.7, dirichlet_fraction=0.4),
+)
+
+
+def planner_of(spec=BOARD, config=CONFIG, **options):
+    torch.manual_seed(0)
+    model = EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return Planner(model, spec, config, **options)
+
+
+def state_of(num=5):
+    return TensorDict(
+        observation=torch.arange(4.0 * num).view(num, 4) / 9,
+        action_mask=torch.tensor([True, True, False]).expand(num, 3),
+        to_play=torch.arange(num) % 2,
+        batch_size=[num],
+    )
+
+
+def test_whose_turn_it_is_and_what_is_legal_go_into_the_search():
+    state = state_of()
+    root = planner_of().root(state)
+    assert torch.equal(root.to_play, state["to_play"])
+    assert torch.equal(root.mask, state["action_mask"])
+    alone = planner_of(replace(BOARD, num_players=1, masked=False)).root(state)
+    assert alone.to_play is None and alone.mask is None
+    quiet = {"noise": False, "temperature": 0.0}
+    two = planner_of().plan(state, **quiet)
+    one = planner_of(replace(BOARD, num_players=1)).plan(state, **quiet)
+    assert not torch.allclose(two.root_value, one.root_value)  # the other's gain is a loss
+    assert bool((two.action_weights[:, 2] == 0).all())
+
+
+@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
+@pytest.mark.parametrize(("noise", "temperature"), [(True, 1.0), (True, 0.0), (False, 0.0)])
+def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
+    given, run = {}, getattr(planning, f"{policy}_policy")
+
+    def watched(root, recurrent_fn, **options):
+        given.update(options)
+        return run(root, recurrent_fn, **options)
+
+    monkeypatch.setattr(planning, f"{policy}_policy", watched)
+    config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, max_considered=2))
+    planner = planner_of(config=config, num_threads=2)
+    planner.plan(state_of(70), noise=noise, temperature=temperature)
+    assert given["num_simulations"] == 6 and given["discount"] == CONFIG.targets.discount
+    assert given["value_prefix"].horizon == CONFIG.loss.lstm_horizon
+    assert given["num_threads"] == 2  # of 64 roots or more
+    if policy == "gumbel":
+        assert given["max_considered"] == 2
+        assert given["gumbel_scale"] == (1.0 if noise or temperature else 0.0)
+    else:
+        assert given["dirichlet_fraction"] == (0.4 if noise else 0.0)
+        assert given["dirichlet_alpha"] == 0.7 and given["temperature"] == temperature
+    planner.plan(state_of(3), num_simulations=2, noise=False, temperature=0.0)
+    assert given["num_threads"] == 1 and given["num_simulations"] == 2
+    assert planner.num_simulations == 70 * 6 + 3 * 2
