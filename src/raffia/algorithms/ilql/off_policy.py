@@ -154,7 +154,7 @@ def off_policy_return(
             _Z95 * math.sqrt(left / num * float((x - x.mean()).square().sum()))
             for x in (without, gains)
         )
-    # An estimate may lie beyond the returns: it may keep the beginning of a dialogue and not its end.
+    # It may lie beyond the returns, as it may keep the beginning of a dialogue and not its end.
     least, most = min(worst, float(returns.min())), float(returns.max())
     total = float(whole.sum())
     logged = float(returns.mean())
