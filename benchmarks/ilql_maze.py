@@ -1,6 +1,6 @@
 """ILQL on a maze that is talked through: data in which nobody ever went the best way.
 
-    python -m benchmarks.ilql_maze                  # 5 methods, 3 seeds; 40 minutes of one core
+    python -m benchmarks.ilql_maze                  # 5 methods, 3 seeds; two hours of one core
     python -m benchmarks.ilql_maze --methods ilql bc --seeds 0
     python -m benchmarks.ilql_maze --exact          # without networks: what each method comes to
 
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--num-updates", type=int, default=1_500)
+    parser.add_argument("--num-updates", type=int, default=4_000)
     parser.add_argument("--games", type=int, default=500, help="of each decoding")
     parser.add_argument("--folder", type=Path, default=Path("runs/maze"), help="of what was found")
     parser.add_argument("--exact", action="store_true", help="only what needs no network")

@@ -1,18 +1,18 @@
 """ILQL beside what it is compared with, each by each way of decoding: one table.
 
-    python -m benchmarks.ilql_methods letters               # 5 methods, 3 seeds; 90 minutes of a core
+    python -m benchmarks.ilql_methods letters           # 5 methods, 3 seeds; 2 hours of a core
     python -m benchmarks.ilql_methods letters --methods bc ilql --seeds 0
-    python -m benchmarks.ilql_methods letters --table       # of what was measured before
+    python -m benchmarks.ilql_methods letters --table   # of what was measured before
 
-letters    the preset `wordle-letters`: 200 words as letters, 40 of which are guessed in the data but
-           never the secret there; games with those secrets are the figures "held out"
+letters    the preset `wordle-letters`: 200 words as letters, 40 of which are guessed in the data
+           but never the secret there; games with those are the figures "held out"
 words      the preset `wordle`: 24 words, each a token
 branching  the preset `wordle-branching`: games where one step of improvement misleads
 
-Runs lie in --folder, each with what it reached in `decodings.json`; what is there is not made again,
-so that a run that was interrupted goes on. All play the same games by the last checkpoint, without
-any choice among checkpoints. Intervals are of 95 %: over seeds (Student's t) where there are two
-or more, else over games.
+Runs lie in --folder, each with what it reached in `decodings.json`; what is there is not made
+again, so that a run that was interrupted goes on. All play the same games by the last checkpoint,
+without any choice among checkpoints. Intervals are of 95 %: over seeds (Student's t) where there
+are two or more, else over games.
 
 greedy     the best token each time; with values: the policy's logits, and 16 times the advantage
            where that is negative (adv_weight 16, adv_clip 0), as in the paper
@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -252,11 +253,8 @@ def main() -> None:
                 continue
             log = options.folder / "log.txt"
             by_method[name].append(measured(folder, config, name, options.games, log))
-            print(
-                folder.name,
-                {how: round(one.mean_return, 2) for how, one in by_method[name][-1].items()},
-                flush=True,
-            )
+            told = {how: round(one.mean_return, 2) for how, one in by_method[name][-1].items()}
+            print(folder.name, told, file=sys.stderr, flush=True)
     base = config_of(options.task, "ilql", 0, None)
     text = table(without_networks(base, options.games), by_method)
     print(text)

@@ -429,7 +429,8 @@ class Lock:
     def __init__(self, fd: int, *, shared: bool = False, wait: bool = False) -> None:
         self._fd, self._is_held, self.missing = fd, False, ""
         try:
-            fcntl = importlib.import_module("fcntl")
+            # Kept: at the end of the process nothing can be imported any more.
+            self._fcntl = fcntl = importlib.import_module("fcntl")
         except ImportError:
             self.missing = "this system has no locks of files"
             return
@@ -446,5 +447,4 @@ class Lock:
         """Let others have it; a second time does nothing."""
         if self._is_held:  # closing is not enough: a child that was forked meanwhile has it too
             self._is_held = False
-            fcntl = importlib.import_module("fcntl")
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._fcntl.flock(self._fd, self._fcntl.LOCK_UN)

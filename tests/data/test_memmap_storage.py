@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 
@@ -494,3 +495,13 @@ def test_a_reader_sees_the_total_that_was_loaded(folder):
     storage.load_state_dict(other.state_dict())
     reader = MemmapStorage.open(folder, mode="r")
     assert reader.total == 9 and numbers_in(reader.get([3, 4])) == [8, 4]
+
+
+def test_left_open_at_the_end_of_the_process_it_says_nothing(folder):
+    code = "import sys, torch; from raffia.data import MemmapStorage, ReplayBuffer; "
+    code += "b = ReplayBuffer(storage=MemmapStorage(5, sys.argv[1])); b.extend(torch.zeros(2))"
+    command = [sys.executable, "-c", code, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    with MemmapStorage.open(folder) as storage:
+        assert len(storage) == 2

@@ -325,9 +325,9 @@ def test_values_out_of_a_list_are_collated_as_a_list(collate, kind):
 
 
 def test_keys_of_a_forest():
-    forest = MCTSForest(action_keys="action", reward_keys=["reward"])
+    forest = MCTSForest(action_keys=["action"], reward_keys=["reward"])
     assert forest.action_keys == ["action"] and forest.reward_keys == ["reward"]
     forest.extend(rollout())
-    with pytest.raises(KeyError, match="'next.reward'|next, reward|reward"):
+    with pytest.raises(KeyError, match="reward"):
         forest.extend(rollout().exclude(("next", "reward")))
     assert len(forest) == 5

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from raffia.envs.batch import SerialBatch
+from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv
 from raffia.envs.gym import GymEnv
 from raffia.envs.make import make_env
@@ -313,6 +314,21 @@ def _stopped_when_ready(started, ready, *rows):
     ready(worker)
     os.kill(worker.process.pid, signal.SIGSTOP)
     return worker
+
+
+@pytest.mark.slow
+def test_the_limit_of_time_is_that_of_the_config():
+    config = EnvConfig(id="CartPole-v1", num_envs=2, num_workers=1, step_timeout_seconds=0.5)
+    batch = make_env(config)
+    try:
+        batch.reset(torch.arange(2))
+        os.kill(processes(batch)[0].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerError, match="has not answered for 1 seconds"):
+            batch.step(torch.tensor([0, 1]))
+    finally:
+        batch.close()
+    with pytest.raises(ValueError, match="step_timeout_seconds=-1 must be at least 0"):
+        EnvConfig(step_timeout_seconds=-1)
 
 
 def test_a_limit_of_time_is_no_negative_number(workers):

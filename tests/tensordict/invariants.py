@@ -161,8 +161,10 @@ def _block(node, wrong):
         if spans is not None:
             wrong("it has spans of no buffer")
         return
-    if not node._locked:
-        wrong("it is consolidated and not locked")
+    if not node._locked:  # read from a file
+        if spans is not None:
+            wrong("it has spans and is not locked")
+        return
     start, stop, leaves = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, node._leaves([])
     places = [leaf.data_ptr() - start for leaf in leaves]
     for leaf, at in zip(leaves, places, strict=True):

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack
+from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack, tensorclass
+from raffia.tensordict import build
 from raffia.tensordict.node import Node
 
 ROWS = 3
@@ -195,29 +196,20 @@ def test_the_state_sees_each_kind_of_change():
         assert state(td) != before
 
 
-class Counted(dict):  # type: ignore[type-arg]
-    """A store that counts how often it is copied."""
-
-    copies = 0
-
-    def copy(self) -> dict[str, Any]:
-        Counted.copies += 1
-        return dict(self)
-
-
-def test_a_change_does_not_save_what_it_does_not_touch():
+def test_a_change_does_not_save_what_it_does_not_touch(monkeypatch):
     td = TensorDict({f"n{i}": {f"m{j}": tree() for j in range(3)} for i in range(4)}, [ROWS])
-    stores = [td, *[value for value in td.values(True) if isinstance(value, Node)]]
-    for node in stores:
-        node._d = Counted(node._d)
+    num_nodes = 1 + len([value for value in td.values(True) if isinstance(value, Node)])
+    saved = []
+    original = TensorDict._stores
+    monkeypatch.setattr(TensorDict, "_stores", lambda self: saved.append(self) or original(self))
     for change in (
         lambda: td.update({"n0": {"m0": {"a": torch.zeros(ROWS), "n": None}}}),
         lambda: td.rename_key_(("n1", "m0", "a"), ("n1", "m1", "z")),
         lambda: td.cat_tensors(("n2", "m0", "a"), ("n2", "m0", "b"), out_key="ab", dim=1),
     ):
-        Counted.copies = 0
+        saved.clear()
         change()
-        assert Counted.copies <= 7 < len(stores)
+        assert 0 < len(saved) <= 7 < num_nodes
 
 
 def test_a_write_with_gradients_keeps_the_graph():
@@ -255,3 +247,44 @@ def test_a_deep_copy_of_a_lazy_stack_has_memory_of_its_own():
         out[0]["a"].fill_(7)
         assert td[0]["a"].tolist() == [1, 1]
         assert (out[0]["a"] is out[1]["a"]) == (td[0]["a"] is td[1]["a"])
+
+
+def test_only_a_container_put_into_an_older_one_is_searched_for_it(monkeypatch):
+    searched = []
+    original = build.holds
+    monkeypatch.setattr(
+        build, "holds", lambda value, td: searched.append(value) or original(value, td)
+    )
+    td = TensorDict(a=torch.zeros(2))
+    for _ in range(5):
+        td = TensorDict(below=td, a=torch.zeros(2))
+    td = td.apply(lambda x: x + 1)
+    td.set(("new", "levels"), torch.zeros(2))
+    td.update({"a": torch.zeros(2), "below": {"a": torch.zeros(2)}})
+    assert not searched
+    td["other"] = (other := TensorDict())
+    assert searched == [other]
+
+
+@tensorclass
+class Wrapped:
+    x: Any
+
+
+def test_a_container_can_not_hold_itself_in_any_way():
+    td = TensorDict(a=TensorDict(b=torch.zeros(2)))
+    for value in (
+        td,
+        TensorDict(c=TensorDict(d=td)),
+        lazy_stack([td]),
+        Wrapped(x=td, batch_size=[]),
+        TensorDict(e=Wrapped(x=td, batch_size=[])),
+    ):
+        with pytest.raises(ValueError, match="can't hold itself"):
+            td["loop"] = value
+    wrapped = Wrapped(x=TensorDict(), batch_size=[])
+    with pytest.raises(ValueError, match="can't hold itself"):
+        wrapped._td["x"] = TensorDict(z=wrapped)
+    locked = TensorDict(td=td).lock_()
+    assert build.holds(locked, td)
+    assert not build.holds(locked, TensorDict())

@@ -76,11 +76,11 @@ class MCTSForest:
         done_keys: Sequence[NestedKey] | None = None,
         max_size: int | None = None,
     ) -> None:
-        self.observation_keys = _keys(observation_keys)
-        self.action_keys = _keys(action_keys)
-        self.excluded_keys = _keys(excluded_keys)
-        self.reward_keys = None if reward_keys is None else _keys(reward_keys)
-        self.done_keys = None if done_keys is None else _keys(done_keys)
+        self.observation_keys = unravel_key_list(observation_keys)
+        self.action_keys = unravel_key_list(action_keys)
+        self.excluded_keys = unravel_key_list(excluded_keys)
+        self.reward_keys = None if reward_keys is None else unravel_key_list(reward_keys)
+        self.done_keys = None if done_keys is None else unravel_key_list(done_keys)
         next_keys = unravel_key_list([("next", key) for key in self.observation_keys])
         step_keys = [*self.observation_keys, *self.action_keys, *next_keys]
         for key in self.excluded_keys:
@@ -433,7 +433,3 @@ def _check_batch(rollout: Any, return_node: bool) -> None:
         )
     if return_node and not batch[0]:
         raise ValueError("return_node=True needs a first step, and the rollout has none")
-
-
-def _keys(keys: NestedKey | Sequence[NestedKey]) -> list[NestedKey]:
-    return unravel_key_list([keys] if isinstance(keys, str) else list(keys))

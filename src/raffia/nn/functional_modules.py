@@ -182,7 +182,9 @@ class Functional:
                 args, params = self._split(args, kwargs)
             elif [isinstance(arg, Node) for arg in args] == [True, True] and _is_keyed(module):
                 args, params = args[:1], args[1]
-        for value in (*args[:1], *kwargs.values()):
+        if args:
+            _warn_of_containers(module, args[0])
+        for value in kwargs.values():
             _warn_of_containers(module, value)
         if params is not None:
             return _called_with(module, params, method, args, kwargs)
@@ -200,8 +202,8 @@ class Functional:
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The positional arguments of a call of a stateless module: inputs, and parameters last."""
         module = self.module
-        if not any([layer.__dict__.get(_SHAPES) for layer in module.modules()]) and not (
-            args and _is_params(args[-1])
+        if not (args and _is_params(args[-1])) and not any(
+            [layer.__dict__.get(_SHAPES) for layer in module.modules()]
         ):
             return args, None  # there is nothing to give back
         inputs_only = len(args) == 1 and not kwargs and _holds_inputs(module, args[0])

@@ -290,16 +290,19 @@ def _linear(module: Linear, x: Any) -> Tensor:
 
     A layer whose forward or weights are replaced is called as it is.
     """
-    weights: Any = module._parameters
+    mine = module.__dict__
+    weights: Any = mine["_parameters"]
     if (
         Linear.forward is not _LINEAR_FORWARD
-        or "forward" in module.__dict__
-        or weights.get("weight") is None
-        or weights.get("bias", module) is module
-        or "bias" in module.__dict__
+        or "forward" in mine
+        or "weight" not in weights
+        or "bias" not in weights
     ):
         return module.forward(x)
-    return linear(x, weights["weight"], weights["bias"])
+    weight, bias = weights["weight"], weights["bias"]
+    if weight is None or bias is None and "bias" in mine:  # `to_module` made them attributes
+        return module.forward(x)
+    return linear(x, weight, bias)
 
 
 def _check_keywords(names: list[str]) -> None:

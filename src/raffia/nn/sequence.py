@@ -86,7 +86,8 @@ class TensorDictSequential(TensorDictModule):
 
     def _refresh_keys(self) -> None:
         """Work out the keys from the modules; a selection stays."""
-        in_keys, out_keys = keys_of(self)
+        below = self._keys_below()
+        in_keys, out_keys = _joined(below)
         selected = self._selected
         if selected is not None and not all([key in out_keys for key in selected]):
             raise ValueError(
@@ -95,7 +96,7 @@ class TensorDictSequential(TensorDictModule):
             )
         if self.expect_in_keys is not None:
             check_in_keys(self.module._modules.items(), self.expect_in_keys)
-        self._in_keys, self._out_keys, self._made_of = in_keys, out_keys, self._keys_below()
+        self._in_keys, self._out_keys, self._made_of = in_keys, out_keys, below
         self.reset_out_keys()
         self._seen = None  # shapes of other modules
         if selected is not None:
@@ -287,7 +288,8 @@ class TensorDictSequential(TensorDictModule):
         >>> seq.select_subsequence(out_keys=["y"]).out_keys
         ['y']
         """
-        have = self.in_keys if in_keys is None else listed(one_or_more(in_keys), "in_keys")
+        self._follow()
+        have = self._in_keys if in_keys is None else listed(one_or_more(in_keys), "in_keys")
         want = self.out_keys if out_keys is None else listed(one_or_more(out_keys), "out_keys")
         modules = _wanted(_possible(dict(self.module._modules), have), want)
         if not modules:
@@ -379,6 +381,7 @@ class TensorDictSequential(TensorDictModule):
 
 
 _FORWARD = TensorDictSequential.forward
+TensorDictSequential._has_own_keys = False  # its keys are kept, and follow the modules
 
 
 def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:
@@ -421,13 +424,18 @@ def keys_of(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
 
     A key that is written twice stands where it is written last.
     """
+    return _joined([(module.in_keys, module.out_keys) for module in sequence])
+
+
+def _joined(keys: list[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
+    """The same from what each module reads and writes."""
     reads: dict[NestedKey, None] = {}
     writes: dict[NestedKey, None] = {}
-    for module in sequence:
-        for key in module.in_keys:
+    for in_keys, out_keys in keys:
+        for key in in_keys:
             if key not in writes:
                 reads[key] = None
-        for key in module.out_keys:
+        for key in out_keys:
             writes.pop(key, None)
             writes[key] = None
     return list(reads), list(writes)

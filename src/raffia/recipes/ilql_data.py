@@ -58,6 +58,7 @@ __all__ = [
     "make_tokenizer",
     "make_wordle",
     "told_lessons",
+    "told_template",
 ]
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
@@ -171,6 +172,26 @@ def told_lessons(lessons: Lessons) -> str:
     if lessons.held_out is not None:
         said += f"; {len(lessons.held_out):,} more held out"
     return said
+
+
+def told_template(config: ILQLRun) -> str:
+    """That a model's own chat template is not used, where it has one.
+
+    >>> told_template(ILQLRun())
+    ''
+    """
+    folder = Path(config.language_model)
+    described = folder / "tokenizer_config.json"
+    there = (folder / "chat_template.jinja").exists()
+    if described.exists():
+        there = there or '"chat_template"' in described.read_text("utf-8", errors="replace")
+    if not config.language_model or not there:
+        return ""
+    return (
+        f"{config.language_model} has a chat template, which is not used: utterances stand between "
+        "marks of our own, and of roles only whose turn it is stays. See docs/ilql.md, a language "
+        "model of others"
+    )
 
 
 def split(

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 AS_SET = "decode"  # the name of the decoding that the config has
+HELD_OUT = "decode, held-out secrets"  # ... in games whose secrets are never those of the data
 GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
 Stop = Callable[[], bool]
 
@@ -141,12 +142,16 @@ def play_wordle(
     wordle: Wordle,
     config: ILQLRun,
     *,
+    held_out: Wordle | None = None,  # the game with the secrets that are held out
     seed: int,
     stop: Stop = lambda: False,
 ) -> dict[str, WordleEvaluation]:
     """Games of each decoding, which all meet the same chances."""
     found = {}
-    for name, decode in decodings(config).items():
+    ways = [(name, decode, wordle) for name, decode in decodings(config).items()]
+    if held_out is not None:
+        ways.append((HELD_OUT, config.decode, held_out))
+    for name, decode, game in ways:
         policy = ILQL_Policy(
             networks,
             tokenizer,
@@ -155,7 +160,7 @@ def play_wordle(
         )
         found[name] = play(
             Stoppable(policy, stop),
-            wordle,
+            game,
             config.evaluate.num_episodes,
             seed,
             batch_size=config.evaluate.batch_size,

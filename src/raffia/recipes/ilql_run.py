@@ -14,7 +14,7 @@ from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle, told_lessons
+from raffia.recipes.ilql_data import Lessons, make_lessons, make_wordle, told_lessons, told_template
 from raffia.recipes.ilql_dialogues import Record, seen_dialogues, write_dialogues
 from raffia.recipes.ilql_evaluation import (
     ILQLEvaluation,
@@ -89,6 +89,8 @@ class DialogueRun:
     def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
         """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
         self.sitting.view.say(f"learning from {told_lessons(self.lessons)}")
+        if told := told_template(self.config):
+            self.sitting.view.say(told)
         return self.sitting.go(stop, begun)
 
     def close(self) -> None:
@@ -270,6 +272,9 @@ def evaluate_networks(
         found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
     else:
         wordle = make_wordle(config.wordle)
-        played = play_wordle(networks, lessons.tokenizer, wordle, config, seed=seed, stop=stop)
+        others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
+        played = play_wordle(
+            *(networks, lessons.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
+        )
         found = ILQLEvaluation(games=played)
     return replace(found, dialogues=seen_dialogues(networks, lessons, config, stop=stop))

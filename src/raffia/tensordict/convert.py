@@ -766,27 +766,32 @@ def record_stream(td: Any, stream: Any) -> Any:
     return td
 
 
-_ALIGN = 16  # bytes: the largest item size, complex128
-
-
 def consolidate(
     td: Any,
+    filename: Any = None,
     *,
     num_threads: int = 0,
     device: Any = None,
     non_blocking: bool = False,
     inplace: bool = False,
+    return_early: bool = False,
+    use_buffer: bool = False,
     share_memory: bool = False,
     pin_memory: bool = False,
     metadata: bool = False,
 ) -> Any:
-    """The container with all its entries in one buffer, locked.
+    """The container with all its entries in one buffer, locked; itself, if it is so already.
 
     It takes one copy to a device, and is one block to share or to send.
 
+    filename: a file for the buffer, which is mapped: what is written into the entries is in it.
+        `TensorDict.from_consolidated(filename)` reads it.
     num_threads: so many threads copy.
     device: where the buffer is made.
     inplace: replace the entries of this container.
+    return_early: with more than one thread, return a future at once, whose `result()` is the
+        container.
+    use_buffer: keep the buffer in memory, and write the file once.
     share_memory, pin_memory: where on the CPU the buffer lies.
     metadata: keep what it takes to pickle the container as one buffer.
 
@@ -795,23 +800,81 @@ def consolidate(
     >>> td["a"].untyped_storage().data_ptr() == td["b", "c"].untyped_storage().data_ptr()
     True
     """
+    early = return_early and num_threads > 1
+    if early and (use_buffer or non_blocking):
+        raise ValueError("consolidate: return_early goes with neither use_buffer nor non_blocking")
+    options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
+    if _is_block(td, filename, device, share_memory, pin_memory, metadata):
+        return td
+    kept = metadata or filename is not None
+    if not early:
+        return _finished(td, _block(td, *options), device, inplace, kept)
+    from concurrent.futures import ThreadPoolExecutor
+
+    from raffia.tensordict.disk import TensorDictFuture
+
+    background = ThreadPoolExecutor(1)
+    made: Any = background.submit(_block, td, *options)
+    background.shutdown(wait=False)
+    return TensorDictFuture(made, lambda: _finished(td, made.result(), device, inplace, kept))
+
+
+def _is_block(
+    td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool, metadata: bool
+) -> bool:
+    """Whether a container is consolidated already, in the way that is asked for."""
+    if filename is not None or not td._locked or not is_consolidated(td):
+        return False
+    buffer = td._buffer
+    if metadata and td._spans is None or device is not None and as_device(device) != buffer.device:
+        return False
+    return not (share_memory and not buffer.is_shared() or pin_memory and not buffer.is_pinned())
+
+
+def _block(
+    td: Any,
+    filename: Any,
+    num_threads: int,
+    device: Any,
+    non_blocking: bool,
+    use_buffer: bool,
+    share_memory: bool,
+    pin_memory: bool,
+) -> tuple[Tensor, list[int], list[Tensor]]:
+    """A buffer with all entries, where each begins in it, and the entries as views of it."""
+    from raffia.tensordict.consolidated import mapped_block, padded, write_block
+
     leaves = [leaf.detach() for leaf in td._leaves([])]
+    for leaf in leaves:
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            raise TypeError(
+                f"consolidate: an entry is a tensor of layout {leaf.layout}, nested: "
+                f"{leaf.is_nested}, which is not one block of memory; to_padded_tensor() makes "
+                "plain tensors of nested ones"
+            )
     spans = []
     total = 0
     for leaf in leaves:
         spans.append(total)
-        total += -(-leaf.numel() * leaf.element_size() // _ALIGN) * _ALIGN
+        total += padded(leaf.numel() * leaf.element_size())
     sources = {leaf.device for leaf in leaves}
     where = (
         as_device(device)
         if device is not None
         else sources.pop()
-        if len(sources) == 1
+        if len(sources) == 1 and filename is None
         else torch.device("cpu")
     )
-    buffer = torch.zeros(total, dtype=torch.uint8, device=where, pin_memory=pin_memory)
-    if share_memory:
-        buffer.share_memory_()
+    if filename is not None:
+        if where.type != "cpu":
+            raise ValueError(f"consolidate: a file is mapped on the CPU, not on {where}")
+        assert write_block(td, filename) == spans
+    if filename is not None and not use_buffer:
+        buffer = mapped_block(filename, total, shared=True)
+    else:
+        buffer = torch.zeros(total, dtype=torch.uint8, device=where, pin_memory=pin_memory)
+        if share_memory:
+            buffer.share_memory_()
     parts = []
     for leaf, start in zip(leaves, spans, strict=True):
         size = leaf.numel() * leaf.element_size()
@@ -820,6 +883,8 @@ def consolidate(
     def fill(part: Tensor, leaf: Tensor) -> None:
         part.copy_(leaf, non_blocking=non_blocking)
 
+    if filename is not None and not use_buffer:
+        return buffer, spans, parts
     if num_threads > 1:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -830,9 +895,21 @@ def consolidate(
             fill(part, leaf)
     if non_blocking and where.type == "cpu":
         synchronise(td)
+    return buffer, spans, parts
+
+
+def _finished(
+    td: Any,
+    block: tuple[Tensor, list[int], list[Tensor]],
+    device: Any,
+    inplace: bool,
+    metadata: bool,
+) -> Any:
+    """The container over the parts of a buffer."""
+    buffer, spans, parts = block
     out = td._rebuild(iter(parts))
     if device is not None:
-        out._set_device(where)
+        out._set_device(buffer.device)
     if inplace:
         out = _replaced(td, out)
     out._buffer = buffer

@@ -285,6 +285,18 @@ def memmap(data: Any, *args: Any, **options: Any) -> Any:
     return data.memmap(*args, **options)
 
 
+def from_consolidated(filename: str | Path) -> Any:
+    """`TensorDict.from_consolidated`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = TensorDict(a=[1, 2]).consolidate(f"{folder}/td")
+    ...     from_consolidated(f"{folder}/td")["a"].tolist()
+    [1, 2]
+    """
+    return TensorDict.from_consolidated(filename)
+
+
 @_with_options_of(disk.load_memmap)
 def load_memmap(prefix: str | Path, *args: Any, **options: Any) -> Any:
     """`TensorDict.load_memmap`.

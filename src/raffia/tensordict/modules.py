@@ -380,7 +380,8 @@ def swap_in(
             was = parameters[name]
             undo.append((parameters, name, was))
             if was is None:
-                was = _taken(module.__dict__, name, undo)
+                if name in module.__dict__:
+                    was = _taken(module.__dict__, name, undo)
             elif preserve:
                 value = _fitted(value, was)
             parameters[name] = value
@@ -388,7 +389,7 @@ def swap_in(
         elif name in buffers:
             was = buffers[name]
             undo.append((buffers, name, was))
-            if was is None:
+            if was is None and name in parameters:
                 was = _taken(parameters, name, undo)
             if preserve and isinstance(value, Parameter):
                 value = value.as_subclass(Tensor)  # over the same memory, and with its gradient
@@ -417,9 +418,7 @@ def _await_lazy(module: Any, names: Entries, undo: Undo) -> None:
 
 
 def _taken(store: dict[str, Any], name: str, undo: Undo) -> Any:
-    """Take what `_register_by_kind` has put elsewhere away from there, if it has."""
-    if name not in store:
-        return None
+    """Take what `_register_by_kind` has put elsewhere away from there."""
     undo.append((store, name, store[name]))
     return store.pop(name)
 

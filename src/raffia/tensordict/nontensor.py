@@ -190,7 +190,7 @@ class NonTensorData(TensorCollection):
         """What a new entry holds in the rows that are not written."""
         return self._like(shape)
 
-    def where(  # type: ignore[override]
+    def where(
         self,
         condition: Tensor,
         other: Any,

@@ -82,6 +82,12 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
     return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
 
 
+def _may_tell(value: Any) -> bool:
+    """Whether a value says which dimension `torch.vmap` has taken; `torch.compile` can't ask."""
+    compiling = torch.compiler.is_compiling()
+    return isinstance(value, Tensor) and not compiling and is_batched(value)
+
+
 def _has_dims(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, Node) and not value._is_data())
 
@@ -194,9 +200,8 @@ class Change:
             shape = value.shape
             if size is None:
                 self.by = len(shape) - before
-                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
-                    if not torch.compiler.is_compiling():  # which can't trace it
-                        self.taken = bdim(value)
+                if self.by == -1 and _may_tell(value):
+                    self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:
                     longest += self.by

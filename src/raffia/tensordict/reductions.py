@@ -354,20 +354,21 @@ class Reductions:
         def at(x: Tensor, **options: Any) -> Tensor:
             return _quantile(x, q, **options)
 
-        several = isinstance(q, Tensor) and q.dim() > 0 and not reduce
+        num = len(q) if isinstance(q, Tensor) and q.dim() else 0
+        several = num > 0 and not reduce
         if several and not isinstance(dim, str) and _dims(self, dim) is not None:
             dims, keep = _dims(self, dim), keepdim is not NO_DEFAULT and bool(keepdim)
             over: Any = dims[0] if len(dims) == 1 else dims  # type: ignore[arg-type,index]
             options: Any = dict(dim=over, keepdim=keep, interpolation=interpolation)
 
             def sized(size: torch.Size) -> torch.Size:
-                return torch.Size((len(q), *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
+                return torch.Size((num, *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
 
             return renamed(mapped(self, lambda leaf: at(leaf, **options), sized), key_transform)
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
         out = renamed(out, key_transform)
         if several:
-            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((len(q), *size)))
+            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((num, *size)))
         return out
 
     def amax(

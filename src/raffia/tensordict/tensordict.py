@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from raffia.tensordict import (
     build,
+    consolidated,
     convert,
     dim_names,
     disk,
@@ -249,6 +250,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     record_stream = convert.record_stream
     consolidate = convert.consolidate
     is_consolidated = convert.is_consolidated
+    from_consolidated = classmethod(consolidated.from_consolidated)
     data_ptr = convert.data_ptr
     numel = convert.numel
     bytes = convert.bytes_

@@ -286,7 +286,7 @@ def map(
     max_tasks_per_child: pieces that a worker process takes before a fresh one takes its place.
     worker_threads: threads of torch in each worker process.
     index_with_generator: cut each piece when it is asked for, instead of all at first.
-    pbar: show how far it is, where `tqdm` is installed.
+    pbar: show on the terminal (stderr) how far it is.
     mp_start_method: how worker processes start: "fork", "spawn" or "forkserver".
 
     >>> from raffia import TensorDict
@@ -365,15 +365,14 @@ def map_iter(
         if num_chunks < 1:
             raise RuntimeError(f"map: num_chunks must be at least 1, got {num_chunks}")
         chunksize = max(1, -(-rows // num_chunks))
+    step: int = chunksize  # type: ignore[assignment]
     if index_with_generator:
         lead = [slice(None)] * dim
-        cuts = (
-            at if chunksize == 0 else slice(at, at + chunksize) for at in _starts(rows, chunksize)
-        )
+        cuts = (at if step == 0 else slice(at, at + step) for at in _starts(rows, step))
         parts: Any = (td[(*lead, cut)] for cut in cuts)
     else:
-        parts = td.unbind(dim) if chunksize == 0 else td.split(chunksize, dim)
-    shown = _counted(len(_starts(rows, chunksize)), pbar)
+        parts = td.unbind(dim) if step == 0 else td.split(step, dim)
+    shown = _counted(len(_starts(rows, step)), pbar)
     if pool is not None:
         yield from shown(pool.imap(fn, parts))
     elif num_workers == 0:
@@ -391,14 +390,17 @@ def _starts(rows: int, chunksize: int) -> range:
 
 
 def _counted(total: int, pbar: bool) -> Callable[[Any], Any]:
-    """What shows a progress bar over an iterator, where that is wanted and `tqdm` is there."""
-    if pbar:
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return iter
-        return lambda results: tqdm(results, total=total)
-    return iter
+    """What shows on the terminal how many results of an iterator are there, if that is wanted."""
+    if not pbar:
+        return iter
+
+    def counted(results: Any) -> Iterator[Any]:
+        for done, result in enumerate(results, 1):
+            end = "\n" if done == total else ""
+            print(f"\rmap: {done}/{total}", end=end, file=sys.stderr, flush=True)
+            yield result
+
+    return counted
 
 
 def _seeded(seed: Any, num_threads: int) -> None:
