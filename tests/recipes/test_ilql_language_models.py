@@ -238,7 +238,7 @@ def test_models_that_do_not_speak_are_refused(place, tmp_path):
             fitted(of_file(str(place / "chats.jsonl"), str(folder)))
     odd = tmp_path / "odd"
     shutil.copytree(place / "gpt2", odd)
-    settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "relu"}
+    settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "mish"}
     (odd / "config.json").write_text(json.dumps(settings))
     with pytest.raises(RunError, match="--model.trunk.kind transformers"):
         fitted(of_file(str(place / "chats.jsonl"), str(odd)))
