@@ -15,7 +15,7 @@ from raffia.data.dialogue import (
 from raffia.data.forest import MCTSForest
 from raffia.data.hash import RandomProjectionHash, SipHash
 from raffia.data.hash_to_int import HashToInt
-from raffia.data.map import TensorDictMap, UnknownRowError
+from raffia.data.map import TensorDictMap, TensorMap, UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.prioritized_replay import (
@@ -33,7 +33,11 @@ from raffia.data.readers import (
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.slices import SliceSampler
+from raffia.data.slices import (
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.sum_tree import SumTree
 from raffia.data.table import CapacityError
@@ -43,6 +47,7 @@ from raffia.data.tree import Tree
 from raffia.data.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,
+    TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
     Writer,
 )
@@ -69,6 +74,7 @@ __all__ = [
     "MemmapStorage",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "QueryModule",
     "RandomProjectionHash",
     "RandomSampler",
@@ -79,12 +85,15 @@ __all__ = [
     "SegmentReplayBuffer",
     "SipHash",
     "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "Storage",
     "SumTree",
     "TensorDictMap",
+    "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
+    "TensorMap",
     "TensorStorage",
     "Tree",
     "UnknownRowError",

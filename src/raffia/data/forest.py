@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.rows import row_layout
 from raffia.data.table import CapacityError
-from raffia.data.tree import Contents, Tree, shown
+from raffia.data.tree import Contents, Path, Tree, shown
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (
     MissingKeyError,
@@ -104,6 +104,21 @@ class MCTSForest:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} steps between {len(self.nodes)} observations)"
+
+    @property
+    def max_size(self) -> int | None:
+        """How many steps there may be; None: no limit."""
+        return self.steps.max_size
+
+    @property
+    def data_map(self) -> TensorDictMap:
+        """`steps`, as TorchRL names it."""
+        return self.steps
+
+    @property
+    def node_map(self) -> TensorDictMap:
+        """`nodes`, as TorchRL names it."""
+        return self.nodes
 
     @property
     def nodes(self) -> TensorDictMap:
@@ -320,6 +335,11 @@ class MCTSForest:
         """The steps of these rows as they came in, container [n], and their counts."""
         keys, values = self.steps.at(_rows(rows))
         return values.exclude("_count").update(keys), values["_count"]
+
+    @classmethod
+    def valid_paths(cls, tree: Tree) -> Iterator[Path]:
+        """All ways to an end of a tree, the shortest first: `tree.valid_paths()`."""
+        return tree.valid_paths()
 
     def to_string(self, root: Any, node_format_fn: Callable[[Tree], str] = shown) -> str:
         """The compact tree from an observation on, as text."""

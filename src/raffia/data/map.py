@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +31,14 @@ from raffia.tensordict.tensordict import TensorDict
 WriteFn = Callable[..., Any]  # write(new) for keys without a value, write(new, old) for others
 
 
-class UnknownRowError(KeyError):
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class UnknownRowError(KeyError, IndexError):
     """Rows were asked for that are not in the map; the message says which.
+
+    A KeyError, as of any dictionary, and an IndexError, as programs for TorchRL expect it.
 
     >>> from raffia.data.map import TensorDictMap
     >>> TensorDictMap(in_keys=["obs"])[TensorDict(obs=torch.zeros(2, 3), batch_size=[2])]
@@ -44,7 +51,40 @@ class UnknownRowError(KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-class TensorDictMap(TensorDictModuleBase):
+class TensorMap(ABC, Generic[K, V]):
+    """The contract of a dictionary from batches of keys to batches of values.
+
+    >>> from raffia.data.map import TensorDictMap
+    >>> issubclass(TensorDictMap, TensorMap)
+    True
+    """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Take all rows out."""
+
+    @abstractmethod
+    def __getitem__(self, item: K) -> V:
+        """The values of the rows of a key."""
+
+    @abstractmethod
+    def __setitem__(self, key: K, value: V) -> None:
+        """Write a value for each row of a key."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def contains(self, item: K) -> Tensor:
+        """Whether each row of a key is here: bool [*batch]."""
+
+    def __contains__(self, item: K) -> bool:
+        """Whether all rows of a key are here."""
+        return bool(self.contains(item).all())
+
+
+class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     """A dictionary whose keys are the content of some entries and whose values are other entries.
 
     All operations take a batch of rows of any batch shape, and none goes row by row. Rows are found
@@ -223,10 +263,6 @@ class TensorDictMap(TensorDictModuleBase):
         tensor([False, False])
         """
         return self.rows(query) >= 0
-
-    def __contains__(self, query: Any) -> bool:
-        """Whether all rows are in the map."""
-        return bool(self.contains(query).all())
 
     # -- reading
 

@@ -22,7 +22,9 @@ from raffia.data.buffer import (
 )
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
+from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prefetch import Prefetcher
+from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
@@ -103,6 +105,11 @@ class ReplayBuffer(Buffer):
         self.writer = RoundRobinWriter() if writer is None else writer
         if not isinstance(self.writer, Writer):
             raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
+        if self.writer.chooses and isinstance(sampler, PrioritizedSampler):
+            raise ValueError(
+                f"a {type(self.writer).__name__} moves items, whose priorities would stay behind: "
+                "use it with a sampler that has none, such as RandomSampler()"
+            )
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
         sampler.attach(storage)
         self._lock = sampler.lock = threading.RLock()
@@ -149,9 +156,22 @@ class ReplayBuffer(Buffer):
         self.writer.check()
         with self._changing():
             self._maker.follow()  # whatever can be wrong with the sampler is found before a write
+            if self.writer.chooses:
+                return self._extend_with_chosen(data)
             numbers = self.storage.extend(data)
             total = self.storage.total
             self.sampler.added(range(total - len(numbers), total))
+        return numbers
+
+    def _extend_with_chosen(self, data: Any) -> Tensor:
+        """Add those items that the writer chooses; gives their numbers, -1 for the others."""
+        n = len(data)
+        data, kept = self.writer.chosen(data, self.storage)
+        numbers = torch.full((n,), -1)
+        numbers[kept] = self.storage.extend(data)
+        if len(kept):
+            self.sampler.clear()  # others may have moved
+            self._maker.follow()
         return numbers
 
     def add(self, item: Any) -> int:
@@ -163,6 +183,8 @@ class ReplayBuffer(Buffer):
         (0, 1)
         """
         self.writer.check()
+        if self.writer.chooses:
+            return int(self.extend([item])[0])
         with self._changing():
             self._maker.follow()
             number = self.storage.add(item)
@@ -296,6 +318,23 @@ class ReplayBuffer(Buffer):
         if self.transform is not None:
             transform = Both(self.transform, transform)
         self.transform = transform
+        return self
+
+    def share(self, shared: bool = True) -> Self:
+        """Say that other processes use the buffer too: it can be sent to them as it is.
+
+        They read it, beside the one process that writes. Gives the buffer.
+        Raises ValueError where the storage is in memory, of which each process would have a copy.
+
+        >>> from raffia.data import LazyMemmapStorage
+        >>> buffer = ReplayBuffer(storage=LazyMemmapStorage(9)).share()
+        """
+        if shared and not isinstance(self.storage, MemmapStorage):
+            raise ValueError(
+                f"a {type(self.storage).__name__} is in the memory of one process, and others get "
+                "a copy of it: ReplayBuffer(storage=LazyMemmapStorage(max_size)) can be shared, by "
+                "one that writes and others that read"
+            )
         return self
 
     # -- state

@@ -1,4 +1,4 @@
-"""`SliceSampler`: batches of slices, which are runs of consecutive steps of one episode.
+"""Batches of slices, runs of consecutive steps of one episode: drawn alike, once, or by priority.
 
 Legend: N live items, S slices, T steps in a slice.
 """
@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.samplers import Draw, Sampler
+from raffia.data.prioritized import PrioritizedSampler, importance_weights
+from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement, refuse_other_state
 from raffia.data.storage import Storage
+from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
 
 
@@ -80,28 +82,59 @@ class SliceSampler(Sampler):
         self.clear()  # what it knows is read from the storage
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
-        num_slices, length = self._shape(n)
-        first, steps = self._episodes(live)
-        if self.strict_length:
-            long = steps >= length
-            if not bool(long.any()):
-                raise ValueError(
-                    f"no episode has {length} steps yet, as a slice has: the longest has "
-                    f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
-                    "SliceSampler(strict_length=False)"
-                )
-            first, steps = first[long], steps[long]
+        num_slices, length = self.shape(n)
+        first, steps = self._long_episodes(live, length)
         chosen = torch.randint(len(first), (num_slices,), generator=generator)
-        u = torch.rand(num_slices, dtype=torch.float64, generator=generator)
-        taken = steps[chosen].clamp(max=length)
-        start = first[chosen] + (u * (steps[chosen] - taken + 1)).long()
+        return self._slices_of(first[chosen], steps[chosen], length, live, generator)
+
+    def _slices_of(
+        self,
+        first: Tensor,
+        steps: Tensor,
+        length: int,
+        live: range,
+        generator: torch.Generator | None,
+    ) -> Draw:
+        """One slice of each of some episodes, from a start drawn at random."""
+        u = torch.rand(len(first), dtype=torch.float64, generator=generator)
+        taken = steps.clamp(max=length)
+        start = first + (u * (steps - taken + 1)).long()
+        return self.slices_from(live.start + start, taken)
+
+    def slices_from(self, start: Tensor, taken: Tensor) -> Draw:
+        """The slices that begin with some items and have so many steps.
+
+        start, taken: int64 [S]
+
+        >>> sampler = SliceSampler(num_slices=2, truncated_key=None)
+        >>> sampler.slices_from(torch.tensor([4, 1]), torch.tensor([2, 3])).items
+        tensor([4, 5, 1, 2, 3])
+        """
         last = taken.cumsum(0) - 1  # the places of the slices' last steps in the batch
         within = torch.arange(int(taken.sum())) - (last + 1 - taken).repeat_interleave(taken)
-        items = live.start + start.repeat_interleave(taken) + within
+        items = start.repeat_interleave(taken) + within
         return Draw(items, self._said(items, last))
 
-    def _shape(self, n: int) -> tuple[int, int]:
-        """How many slices a batch of n items has, and of how many steps."""
+    def _long_episodes(self, live: range, length: int) -> tuple[Tensor, Tensor]:
+        """The first place and the length of each episode that slices can be of."""
+        first, steps = self.episodes(live)
+        if not self.strict_length:
+            return first, steps
+        long = steps >= length
+        if not bool(long.any()):
+            raise ValueError(
+                f"no episode has {length} steps yet, as a slice has: the longest has "
+                f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
+                f"{type(self).__name__}(strict_length=False)"
+            )
+        return first[long], steps[long]
+
+    def shape(self, n: int) -> tuple[int, int]:
+        """How many slices a batch of n items has, and of how many steps.
+
+        >>> SliceSampler(slice_len=3).shape(12)
+        (4, 3)
+        """
         one = self.num_slices or self.slice_len
         assert one is not None
         if n % one:
@@ -130,8 +163,8 @@ class SliceSampler(Sampler):
             return None
         return self._storage.entry(path, items if size is None else items % size).cpu()
 
-    def _episodes(self, live: range) -> tuple[Tensor, Tensor]:
-        """The first place and the length of each episode among the live items."""
+    def episodes(self, live: range) -> tuple[Tensor, Tensor]:
+        """The first place and the length of each episode among the live items: int64 [episodes]."""
         if self._spans is not None and self._known == live:
             return self._spans
         if self._storage is None:
@@ -157,3 +190,212 @@ class SliceSampler(Sampler):
         first = torch.cat([last.new_zeros(1), last[:-1] + 1])
         self._known, self._value, self._spans = live, value, (first, last - first + 1)
         return self._spans
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """One slice of each episode, from a start drawn at random, then one of each once again.
+
+    So no step is there twice in a batch, or in an epoch. What is added to the buffer begins a new
+    epoch. The last batch of an epoch has fewer slices where fewer episodes are left.
+
+    drop_last: True leaves that smaller batch out.
+    shuffle: False takes the episodes from the oldest to the newest.
+
+    The others are those of `SliceSampler`.
+
+    >>> from raffia import TensorDict
+    >>> from raffia.data import ReplayBuffer, SliceSamplerWithoutReplacement, TensorStorage
+    >>> sampler = SliceSamplerWithoutReplacement(
+    ...     slice_len=2, traj_key="episode", truncated_key=None, shuffle=False
+    ... )
+    >>> buffer = ReplayBuffer(storage=TensorStorage(100), sampler=sampler, batch_size=4)
+    >>> episode = torch.tensor([5, 5, 6, 6, 6, 7, 7, 7, 7])
+    >>> _ = buffer.extend(TensorDict(episode=episode, batch_size=[9]))
+    >>> [batch["episode"].tolist() for batch in buffer]
+    [[5, 5, 6, 6], [7, 7]]
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: NestedKey | None = None,
+        traj_key: NestedKey | None = None,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__(
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            traj_key=traj_key,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+        )
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self._left = SamplerWithoutReplacement(drop_last, shuffle)  # of the episodes
+        self._of = range(0), 0  # the items and the length of slices that these are for
+
+    def clear(self) -> None:
+        super().clear()
+        self._left.clear()
+
+    def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
+        num_slices, length = self.shape(n)
+        first, steps = self._long_episodes(live, length)
+        if self.drop_last and num_slices > len(first):
+            raise ValueError(
+                f"a batch of {n} items has {num_slices} slices, there are {len(first)} episodes "
+                "for them, and drop_last=True leaves smaller batches out: sample fewer, or use "
+                "SliceSamplerWithoutReplacement(drop_last=False)"
+            )
+        if self._of != (live, length):
+            self._left.clear()
+            self._of = live, length
+        chosen = self._left.draw(num_slices, range(len(first)), generator)
+        at = chosen.items
+        draw = self._slices_of(first[at], steps[at], length, live, generator)
+        return draw._replace(ends_epoch=chosen.ends_epoch)
+
+    def mark(self) -> Any:
+        return self._of, self._left.mark(), self.version
+
+    def rewind(self, mark: Any) -> None:
+        of, left, version = mark
+        if version == self.version:
+            # the inner one's version counts epochs begun meanwhile, which are undone as well
+            self._of = of
+            self._left.version = left[-1]
+            self._left.rewind(left)
+
+    def state_dict(self) -> dict[str, Any]:
+        live, length = self._of
+        of = torch.tensor([live.start, live.stop, length])
+        return {"left": self._left.state_dict(), "of": of}
+
+    def load_state_dict(self, state: Any) -> None:
+        refuse_other_state(self, state, "left", "of")
+        super().load_state_dict(state)
+        start, stop, length = state["of"].tolist()
+        self._left.load_state_dict(state["left"])
+        self._of = range(start, stop), length
+
+
+class PrioritizedSliceSampler(PrioritizedSampler):
+    """Slices of episodes that begin with a step drawn by its priority, as TorchRL has them.
+
+    A slice has the importance weight of its first step, which stands at each of its steps.
+    Priorities are those of single steps: one that can begin no slice, as its episode ends too
+    early, does not count. To learn of windows that go on over the ends of episodes, with masks, use
+    `SegmentReplayBuffer`.
+
+    max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer, importance: as in
+        `PrioritizedSampler`.
+    num_slices, slice_len, end_key, traj_key, truncated_key: as in `SliceSampler`.
+    strict_length: whether slices are of the same length all. False lets a slice begin with any step
+        but the last of its episode, and end with it.
+
+    >>> from raffia import TensorDict
+    >>> from raffia.data import PrioritizedSliceSampler, ReplayBuffer, TensorStorage
+    >>> sampler = PrioritizedSliceSampler(
+    ...     6, alpha=1.0, beta=1.0, eps=0.0, slice_len=2, traj_key="episode", truncated_key=None
+    ... )
+    >>> buffer = ReplayBuffer(storage=TensorStorage(6), sampler=sampler)
+    >>> episode = torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> numbers = buffer.extend(TensorDict(episode=episode, batch_size=[6]))
+    >>> buffer.update_priority(numbers, torch.tensor([0.0, 2.0, 9.0, 0.0, 0.0, 9.0]))
+    0
+    >>> buffer.sample(4)["index"]  # items 2 and 5 begin no slice
+    tensor([1, 2, 1, 2])
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: NestedKey | None = None,
+        traj_key: NestedKey | None = None,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        max_priority_within_buffer: bool = False,
+        importance: str = "buffer",
+    ) -> None:
+        refuse_others(dtype=dtype)
+        super().__init__(
+            max_capacity,
+            alpha,
+            beta,
+            eps,
+            reduction=reduction,
+            max_priority_within_buffer=max_priority_within_buffer,
+            importance=importance,
+        )
+        self._slices = SliceSampler(
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            traj_key=traj_key,
+            truncated_key=truncated_key,
+            strict_length=strict_length,
+        )
+        self._starts_of = range(0), 0  # the items and the length that these are for
+        self._barred = torch.empty(0, dtype=torch.int64)  # rows of items that begin no slice
+        self._taken = torch.empty(0, dtype=torch.int64)  # [N] how many steps a slice would have
+
+    def attach(self, storage: Storage) -> None:
+        self._slices.attach(storage)
+
+    def clear(self) -> None:
+        super().clear()
+        self._slices.clear()
+        self._starts_of = range(0), 0
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self._slices.clear()
+        self._starts_of = range(0), 0
+
+    def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
+        num_slices, length = self._slices.shape(n)
+        if self._starts_of != (live, length):
+            self._find_starts(live, length)
+        least = self._tree.minimum() if self.importance == "buffer" else None
+        chances = self._tree.get(self._barred)
+        self._tree.set(self._barred, 0.0)
+        try:
+            starts = super().draw(num_slices, live, generator).items
+        finally:
+            self._tree.set(self._barred, chances)
+        taken = self._taken[starts - live.start]
+        drawn = self._tree.get(starts % self.max_capacity)
+        weight = importance_weights(drawn, least, self.beta).repeat_interleave(taken)
+        draw = self._slices.slices_from(starts, taken)
+        return draw._replace(info={"priority_weight": weight, **draw.info})
+
+    def _find_starts(self, live: range, length: int) -> None:
+        """Say which items begin a slice of this length."""
+        first, steps = self._slices.episodes(live)
+        left = (first + steps).repeat_interleave(steps) - torch.arange(len(live))
+        if self._slices.strict_length:
+            begins = left >= length
+        else:
+            begins = (left > 1) | (steps == 1).repeat_interleave(steps)
+        if not bool(begins.any()):
+            raise ValueError(
+                f"no episode has {length} steps yet, as a slice has: the longest has "
+                f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
+                "PrioritizedSliceSampler(strict_length=False)"
+            )
+        items = live.start + (~begins).nonzero()[:, 0]
+        self._barred, self._taken = items % self.max_capacity, left.clamp(max=length)
+        self._starts_of = live, length

@@ -12,8 +12,10 @@ from raffia.data.compiled_table import CompiledTable
 from raffia.data.tensor_table import TensorTable
 
 
-class CapacityError(ValueError):
+class CapacityError(ValueError, IndexError):
     """There is no room for the new rows of a batch; nothing of it was inserted.
+
+    An IndexError too, as programs for TorchRL expect it.
 
     >>> HashTable().insert(torch.tensor([7, 8, 9]), max_size=2)
     Traceback (most recent call last):

@@ -29,6 +29,20 @@ def shown(tree: Tree) -> str:
     return str({} if tree.node_data is None else tree.node_data.to_dict())
 
 
+class UnknownVertexError(KeyError, ValueError):
+    """A vertex was asked for that is not in the tree; a ValueError too, as in TorchRL.
+
+    >>> from raffia.data.tree import Tree
+    >>> Tree().get_vertex_by_id(3)
+    Traceback (most recent call last):
+    ...
+    raffia.data.tree.UnknownVertexError: no vertex 3 among the 1 of this tree
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 @dataclass(frozen=True)
 class Contents:
     """What the vertices of a tree hold, in one piece: reading them one by one takes longer."""
@@ -139,6 +153,11 @@ class Tree:
         """The observation here: a tensor, or a container where there are several entries."""
         entries = [] if self.node_data is None else list(self.node_data.values(True, True))
         return entries[0] if len(entries) == 1 else self.node_data
+
+    @property
+    def node_observations(self) -> Any:
+        """The observation here as a container [], also of one entry; None where there is none."""
+        return self.node_data
 
     @property
     def branching_action(self) -> Any:
@@ -256,16 +275,16 @@ class Tree:
         return longest[id(self)]
 
     def get_vertex_by_id(self, id: int) -> Tree:
-        """The vertex of this number; raises KeyError if there is none."""
+        """The vertex of this number; raises UnknownVertexError if there is none."""
         return self._found(self.vertices(key_type="id"), id)
 
     def get_vertex_by_hash(self, hash: int | None) -> Tree:
-        """The vertex of this hash; raises KeyError if there is none."""
+        """The vertex of this hash; raises UnknownVertexError if there is none."""
         return self._found(self.vertices(key_type="hash"), hash)
 
     def _found(self, vertices: dict[Any, Tree], key: Any) -> Tree:
         if key not in vertices:
-            raise KeyError(f"no vertex {key!r} among the {len(vertices)} of this tree")
+            raise UnknownVertexError(f"no vertex {key!r} among the {len(vertices)} of this tree")
         return vertices[key]
 
     def __contains__(self, other: object) -> bool:

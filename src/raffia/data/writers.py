@@ -1,4 +1,14 @@
-"""Where new items go, by the names of TorchRL: round and round, or nowhere."""
+"""Where new items go, by the names of TorchRL: round and round, to the best ones, or nowhere."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.data.items import rows_of
+from raffia.data.storage import Storage
+from raffia.tensordict.functions import is_tensor_collection
+from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_key_to_tuple
 
 
 class Writer:
@@ -7,8 +17,17 @@ class Writer:
     >>> Writer().check()
     """
 
+    chooses = False  # whether `chosen` leaves items out, and moves others
+
     def check(self) -> None:
         """Raise RuntimeError if nothing may be written."""
+
+    def chosen(self, data: Any, storage: Storage) -> tuple[Any, Tensor]:
+        """Make room for those of new items that are kept; called only of one that `chooses`.
+
+        returns: these items, to be appended, and their places among the new ones, int64 [n]
+        """
+        raise NotImplementedError(f"{type(self).__name__} chooses, and must define chosen()")
 
 
 class RoundRobinWriter(Writer):
@@ -44,3 +63,87 @@ class ImmutableDatasetWriter(Writer):
             "this buffer has an ImmutableDatasetWriter, so nothing is added to it. Make it without "
             "a writer to add items"
         )
+
+
+REDUCTIONS = {
+    "max": lambda rank: rank.amax(1),
+    "min": lambda rank: rank.amin(1),
+    "mean": lambda rank: rank.mean(1),
+    "median": lambda rank: rank.median(1).values,
+    "sum": lambda rank: rank.sum(1),
+}
+
+
+class TensorDictMaxValueWriter(Writer):
+    """The buffer keeps the items of the largest ranks: of a full one the least makes room.
+
+    `extend` gives -1 as the number of an item that is not kept, and so does `add`. Of equal ranks
+    the older item stays. Items that stay may get other numbers, so it goes with samplers that have
+    no priorities.
+
+    rank_key: the entry by which items are ranked; ("next", "reward") if None.
+    reduction: "max", "min", "mean", "median" or "sum": makes one rank of several, as of the rewards
+        of an item that is a whole rollout.
+
+    >>> from raffia import TensorDict
+    >>> from raffia.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDictReplayBuffer
+    >>> writer = TensorDictMaxValueWriter(rank_key="score")
+    >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=writer)
+    >>> buffer.extend(TensorDict(score=torch.tensor([3, 9, 5, 1]), batch_size=[4]))
+    tensor([-1,  0,  1, -1])
+    >>> buffer.add(TensorDict(score=torch.tensor(6)))
+    2
+    >>> buffer[:]["score"]
+    tensor([9, 6])
+    """
+
+    chooses = True
+
+    def __init__(self, rank_key: NestedKey | None = None, reduction: str = "sum") -> None:
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
+        self.rank_key = ("next", "reward") if rank_key is None else rank_key
+        self.reduction = reduction
+
+    def chosen(self, data: Any, storage: Storage) -> tuple[Any, Tensor]:
+        size = storage.max_size
+        if size is None:
+            raise ValueError("only so many items can be the best: the storage needs a max_size")
+        data = rows_of(data, storage.structure)
+        if not is_tensor_collection(data):
+            raise TypeError(
+                f"items that are ranked by an entry are containers, got a {type(data).__name__}: "
+                "pass TensorDict({...}, batch_size=[n])"
+            )
+        storage.check(data)
+        path = unravel_key_to_tuple(self.rank_key)
+        given = data.get(path, None)
+        if given is None:
+            raise MissingKeyError(
+                f'the items have no "{dotted(self.rank_key)}", by which they are ranked: pass '
+                "TensorDictMaxValueWriter(rank_key=...)"
+            )
+        new = self._ranks(given)
+        if bool(new.isnan().any()):
+            raise ValueError(f'"{dotted(self.rank_key)}" is NaN, and has no rank. Nothing changed')
+        num_old = len(storage)
+        old_rows = torch.arange(storage.total - num_old, storage.total) % size  # the oldest first
+        old = self._ranks(storage.entry(path, old_rows)) if num_old else new[:0]
+        best = torch.cat([old, new]).sort(descending=True, stable=True).indices[:size]
+        kept = (best[best >= num_old] - num_old).sort().values
+        overwritten = max(0, num_old + len(kept) - size)
+        if overwritten:
+            leaves = torch.ones(num_old, dtype=torch.bool)
+            leaves[best[best < num_old]] = False
+            leaves = leaves.nonzero()[:, 0]  # places of the least ones, as many as are overwritten
+            early = torch.arange(overwritten)  # places of those that will be overwritten
+            stays = early[~torch.isin(early, leaves)]
+            goes = leaves[leaves >= overwritten]
+            if len(stays):
+                storage.set(old_rows[goes], storage.get(old_rows[stays]))
+        return data[kept], kept
+
+    def _ranks(self, entry: Tensor) -> Tensor:
+        entry = entry.detach().cpu()
+        ranks: Tensor = REDUCTIONS[self.reduction](entry.reshape(len(entry), -1).double())
+        return ranks

@@ -119,6 +119,28 @@ def test_a_missing_column_is_named(form, folder, simple, name):
     assert f"columns={{<its name>: '{name}'}}" in found.why
 
 
+@pytest.mark.parametrize("name", ["done", "dones"])
+def test_an_end_of_which_no_kind_is_said(form, folder, simple, name):
+    path = form.write(folder, [simple(2), simple(3)])
+    flags = {form.column("terminated"): name, form.column("truncated"): None}
+    found = error(form, path, columns=flags)
+    assert f"there is '{name}', and neither 'terminated' nor 'truncated'" in found.why
+    assert f"columns={{'{name}': 'terminated'}}" in found.why
+
+
+def test_done_means_terminated_where_the_caller_says_so(form, folder, simple, monkeypatch):
+    for episode in (source := [simple(2), simple(3)]):
+        episode["terminated"] = np.arange(len(episode["terminated"])) == len(episode["reward"]) - 1
+        episode["truncated"] = np.zeros_like(episode["terminated"])
+    path = form.write(folder, source)
+    # the same file, whose column of ends has the name that others give it
+    monkeypatch.setattr("raffia.data.readers.episode.DONE", (form.column("terminated"),))
+    flags = {form.column("terminated"): "terminated", form.column("truncated"): None}
+    for td, expected in zip(form.read(path, columns=flags), source, strict=True):
+        assert td["terminated"].tolist() == expected["terminated"].tolist()
+        assert not td["truncated"].any() and td["truncated"].dtype is torch.bool
+
+
 def test_a_missing_last_observation_is_named(form, folder, simple):
     source = simple(3)
     source["obs"] = source["obs"][:3]

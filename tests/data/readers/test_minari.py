@@ -141,6 +141,14 @@ def test_a_file_that_was_cut_off(data):
     assert "it can't be read" in error(folder).why
 
 
+def test_a_flat_file_of_d4rl_is_said(tmp_path):
+    with h5py.File(tmp_path / "hopper.hdf5", "w") as file:
+        file["observations"] = np.zeros((5, 3))
+        file["terminals"] = np.zeros(5, bool)
+    with pytest.raises(MalformedDataError, match=r"hopper.hdf5.*D4RL's flat layout.*read_minari"):
+        read_minari(tmp_path / "hopper.hdf5")
+
+
 def test_a_folder_of_something_else(data, tmp_path):
     folder, file = data
     file.close()

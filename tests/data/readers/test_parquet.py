@@ -331,3 +331,48 @@ def test_small_files_that_ask_for_a_large_memory_are_refused(tmp_path, monkeypat
     table = pa.table({name: pa.ListArray.from_arrays([0, len(x)], x) for name, x in kept.items()})
     pq.write_table(table, path, compression="zstd")
     assert len(next(iter(read_parquet(path)))) == steps  # as large, and stored as such
+
+
+def write_shards(folder, table, cuts):
+    """A table in several files, whose names sort otherwise as text than by number."""
+    folder.mkdir()
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, table.num_rows], strict=True)):
+        pq.write_table(table.slice(start, stop - start), folder / f"part-{8 + number}.parquet")
+    (folder / "README.md").write_text("no episodes")
+    return folder
+
+
+@pytest.mark.parametrize("columns", [steps, episodes])
+@pytest.mark.parametrize("cuts", [[1], [2], [1, 3], [1, 2, 3], []])
+def test_a_folder_of_files_is_read_as_one_file(tmp_path, columns, cuts):
+    table = pa.table(columns())
+    cuts = [cut for cut in cuts if cut < table.num_rows]
+    expected = list(read_parquet(write(tmp_path, table)))
+    reader = read_parquet(write_shards(tmp_path / "shards", table, cuts))
+    for _ in range(2):
+        found = list(reader)
+        assert len(found) == len(expected) == 2
+        for one, other in zip(found, expected, strict=True):
+            assert (one == other).all()
+    rows = "2 episodes" if columns is episodes else "4 steps"
+    assert repr(reader).endswith(f"shards', {rows})")
+
+
+def test_files_of_a_folder_are_alike_and_their_episodes_stand_together(tmp_path):
+    folder = write_shards(tmp_path / "a", pa.table(steps()), [2])
+    pq.write_table(pa.table(steps(action=[0.5, 1.5, 2.5, 3.5])), folder / "part-20.parquet")
+    found = error(folder)
+    assert found.path.endswith("part-20.parquet") and "action double" in found.why
+    folder = write_shards(tmp_path / "b", pa.table(steps()), [2])
+    pq.write_table(pa.table(steps()), folder / "part-20.parquet")
+    found = error(folder)
+    assert found.path.endswith("part-20.parquet") and "this episode has ended before" in found.why
+    folder = write_shards(tmp_path / "c", pa.table(episodes()), [1])
+    wide = episodes(obs=[[[0.0] * 5] * 3, [[1.0] * 5] * 3])
+    pq.write_table(pa.table(wide), folder / "part-20.parquet")
+    assert "in the first episode" in error(folder).why
+
+
+def test_a_folder_without_files_is_said(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"is a folder; give the file .*\*\.parquet"):
+        read_parquet(tmp_path)

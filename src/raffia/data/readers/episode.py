@@ -28,6 +28,7 @@ MAX_DEPTH = 32  # of groups, objects and dimensions; deeper is an attack or an a
 EPISODE: Key = ("episode",)  # which episode a step belongs to, where a file holds steps
 REWARD: Key = ("reward",)
 FLAGS = (("terminated",), ("truncated",))
+DONE = ("done", "dones")  # what files call an end of which they do not say the kind
 OF_STEPS = ("action", "reward", "terminated", "truncated", "next")  # they have no row T + 1
 
 
@@ -193,6 +194,7 @@ class Rules(NamedTuple):
 def layout_of(columns: Mapping[Key, Column]) -> Layout:
     """What all further episodes of a file must look like, too."""
     layout: Layout = {}
+    columns = with_truncated(columns)
     for key, (_, values) in columns.items():
         layout[key] = values.dtype, tuple(values.shape[1:])
         if len(values) > len(columns[REWARD].values):
@@ -218,6 +220,7 @@ def make_episode(
     >>> episode["truncated"]
     tensor([True])
     """
+    columns = with_truncated(columns)
     finished = check_episode(columns, place, rules, first)
     steps = len(columns[REWARD].values)
     episode = TensorDict({}, batch_size=[steps])
@@ -250,8 +253,29 @@ def check_episode(
     return bool(ended[-1])
 
 
+def with_truncated(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
+    """The columns, with none truncated where the caller said that `done` means terminated.
+
+    >>> done = Column("done", torch.tensor([False, True]))
+    >>> with_truncated({("terminated",): done})["truncated",].values
+    tensor([False, False])
+    """
+    terminated, truncated = FLAGS
+    ended = columns.get(terminated)
+    if ended is None or truncated in columns or ended.name not in DONE:
+        return columns
+    return {**columns, truncated: Column(ended.name, torch.zeros_like(ended.values))}
+
+
 def check_required(columns: Mapping[Key, Column], place: Place) -> None:
     starts = {key[0] for key in columns}
+    done = [name for name in DONE if name in starts]
+    if done and not starts & {"terminated", "truncated"}:
+        place.fail(
+            f"there is {done[0]!r}, and neither 'terminated' nor 'truncated': it does not say "
+            "whether an episode ended or was cut off, and what follows is worth nothing only where "
+            f"it ended. Where all of them ended: columns={{{done[0]!r}: 'terminated'}}"
+        )
     for name in ("obs", "action"):
         if name not in starts:
             place.fail(missing(name, columns))

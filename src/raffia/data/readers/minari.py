@@ -27,6 +27,7 @@ from raffia.data.readers.episode import (
     Columns,
     Key,
     Layout,
+    MalformedDataError,
     Names,
     Path,
     Place,
@@ -98,6 +99,8 @@ def read_minari(
     """
     h5py()
     folder = os.fspath(folder)
+    if os.path.isfile(folder):
+        refuse_flat(folder)
     if not os.path.isdir(folder):
         seen = f"{folder} is a file" if os.path.exists(folder) else f"there is no folder {folder}"
         raise FileNotFoundError(f"{seen}; give the folder that holds {FILE}")
@@ -232,6 +235,23 @@ class MinariPlace(Place):
     def of(self, column: str | None = None, step: int | None = None) -> str:
         where = self.where if column is None else f"{self.where}/{column}"
         return where if step is None else f"{where}, step {step}"
+
+
+def refuse_flat(path: str) -> None:
+    """Raise MalformedDataError for a file of D4RL's, which has all steps in one array."""
+    try:
+        with h5py().File(path, "r") as file:
+            flat = isinstance(file.get("observations"), h5py().Dataset)
+    except OSError:
+        return  # no HDF5
+    if flat:
+        raise MalformedDataError(
+            path,
+            "the file",
+            "it is in D4RL's flat layout, with the steps of all episodes in one array, and mostly "
+            "without the observation after the last step of each. Minari has D4RL's data sets with "
+            "a group for each episode (D4RL/...): read_minari(folder) reads those",
+        )
 
 
 def h5py() -> Any:

@@ -1,10 +1,12 @@
-"""Episodes from a Parquet file: a row is one episode, or one step.
+"""Episodes from a Parquet file, or a folder of them: a row is one episode, or one step.
 
 Legend: T steps of one episode.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -54,7 +56,7 @@ def read_parquet(
     allow_nan: bool = False,
     truncate_unfinished: bool = False,
 ) -> ParquetEpisodes | ParquetSteps:
-    """The episodes of a Parquet file; needs `pip install 'raffia[parquet]'`.
+    """The episodes of a Parquet file or a folder of them; needs `pip install 'raffia[parquet]'`.
 
     The type of the column `reward` decides what a row is. If it is a list, each row is an episode
     of T steps, and the other columns are lists as well: T + 1 `obs`, or T and as many `next_obs`;
@@ -67,6 +69,9 @@ def read_parquet(
     Other columns keep their names; one of T + 1 rows goes with the observations: its last T are
     read into `next`. Numbers keep the file's dtypes. No value may be null.
 
+    path: the file; or a folder, whose files *.parquet are read one after the other, by their names
+        and the numbers in them. All have the same columns; the steps of an episode may go on in the
+        next file, with rows counted on from the file that it begins in.
     columns: name in the file -> name here: {"state": "obs"}; None leaves a column out:
         {"comment": None}.
     allow_nan: take NaN and infinite numbers.
@@ -91,10 +96,58 @@ def read_parquet(
     [[0.0], [0.5]] [[0.5], [1.0]] tensor([1, 0])
     [[0.0]] [[0.5]] tensor([1])
     """
-    pa = pyarrow()
-    path = existing_file(path)
+    pyarrow()
+    rules = Rules(allow_nan, truncate_unfinished)
+    files, first = [], None
+    for file in shards(path):
+        num_rows, types, paths = described(file, columns)
+        files.append((file, num_rows))
+        first = first or (types, paths)
+        if (types, paths) != first:
+            Place(file, "the file").fail(
+                f"its columns are {listed(types)}, and those of {files[0][0]} are "
+                f"{listed(first[0])}: the files of a folder have the same ones"
+            )
+    assert first is not None
+    types, paths = first
+    path = os.fspath(path)
+    if is_list(types[paths[REWARD]]):
+        return ParquetEpisodes(path, files, paths, rules)
+    return ParquetSteps(path, files, paths, rules)
+
+
+def shards(path: Path) -> list[str]:
+    """The file of a path, or those of a folder in their order."""
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        return [existing_file(path)]
+    found = [name for name in os.listdir(path) if name.endswith(".parquet") and name[0] not in "._"]
+    if not found:
+        raise IsADirectoryError(
+            f"{path} is a folder; give the file that holds the episodes, or a folder with files "
+            "*.parquet in it"
+        )
+    return [os.path.join(path, name) for name in sorted(found, key=by_number)]
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, in which numbers count as such.
+
+    >>> sorted(["part-10", "part-9"], key=by_number)
+    ['part-9', 'part-10']
+    """
+    return [(int(digits or 0), text) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
+
+
+def listed(types: Mapping[Key, Any]) -> str:
+    """Columns and their types, as text."""
+    return ", ".join(f"{dotted(path)} {kind}" for path, kind in types.items())
+
+
+def described(path: str, columns: Columns | None) -> tuple[int, dict[Key, Any], dict[Key, Key]]:
+    """Of a file the number of rows, the types of its columns, and where which entry is."""
     place = Place(path, "the file")
-    with place.foreign(), pa.parquet.ParquetFile(path) as file:
+    with place.foreign(), pyarrow().parquet.ParquetFile(path) as file:
         num_rows = file.metadata.num_rows
         types = field_types(file.schema_arrow, place)
     if num_rows < 1:
@@ -103,7 +156,6 @@ def read_parquet(
     paths = {name: path for path, name in names.items()}
     if REWARD not in paths:
         place.fail(missing("reward", types))
-    rules = Rules(allow_nan, truncate_unfinished)
     if not is_list(types[paths[REWARD]]):
         if EPISODE not in paths:
             place.fail(
@@ -115,7 +167,7 @@ def read_parquet(
                 check_numeric(types[column], column, place)
             elif not is_id(types[column]):
                 place.fail(f"{types[column]}, not integers or strings", dotted(column))
-        return ParquetSteps(path, num_rows, paths, rules)
+        return num_rows, types, paths
     if EPISODE in paths and is_id(types[paths[EPISODE]]):
         del paths[EPISODE]
     for column in paths.values():
@@ -126,49 +178,55 @@ def read_parquet(
                 dotted(column),
             )
         check_numeric(types[column], column, place)
-    return ParquetEpisodes(path, num_rows, paths, rules)
+    return num_rows, types, paths
 
 
 class ParquetEpisodes:
-    """The episodes of a Parquet file that has one in each row, as `read_parquet` gives them."""
+    """The episodes of Parquet files that have one in each row, as `read_parquet` gives them."""
 
-    def __init__(self, path: str, num_rows: int, paths: Mapping[Key, Key], rules: Rules) -> None:
+    def __init__(
+        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
+    ) -> None:
         self.path = path
-        self._num_rows = num_rows
+        self._files = files  # with the number of rows of each
         self._paths = paths
         self._rules = rules
 
     def __len__(self) -> int:
-        return self._num_rows
+        return sum(num_rows for _, num_rows in self._files)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {len(self)} episodes)"
 
     def __iter__(self) -> Iterator[TensorDict]:
         layout: Layout | None = None
-        for row, arrays in read_batches(self.path, self._num_rows, self._paths.values(), 1):
-            place = Place(self.path, f"row {row}")
-            columns = {}
-            for name, path in self._paths.items():
-                column = dotted(path)
-                values = to_array(row_of_lists(arrays[path], column, place), path, place)
-                columns[name] = Column(column, torch.from_numpy(values))
-            yield make_episode(columns, place, self._rules, layout)
-            layout = layout or layout_of(columns)
+        for file, num_rows in self._files:
+            for row, arrays in read_batches(file, num_rows, self._paths.values(), 1):
+                place = Place(file, f"row {row}")
+                columns = {}
+                for name, path in self._paths.items():
+                    column = dotted(path)
+                    values = to_array(row_of_lists(arrays[path], column, place), path, place)
+                    columns[name] = Column(column, torch.from_numpy(values))
+                yield make_episode(columns, place, self._rules, layout)
+                layout = layout or layout_of(columns)
 
 
 class ParquetSteps:
-    """The episodes of a Parquet file that has a step in each row, as `read_parquet` gives them."""
+    """The episodes of Parquet files that have a step in each row, as `read_parquet` gives them."""
 
-    def __init__(self, path: str, num_rows: int, paths: Mapping[Key, Key], rules: Rules) -> None:
+    def __init__(
+        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
+    ) -> None:
         self.path = path
-        self._num_rows = num_rows
+        self._files = files  # with the number of rows of each
         self._paths = {name: path for name, path in paths.items() if name != EPISODE}
         self._episode = paths[EPISODE]
         self._rules = rules
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {self._num_rows} steps)"
+        steps = sum(num_rows for _, num_rows in self._files)
+        return f"{type(self).__name__}({self.path!r}, {steps} steps)"
 
     def __iter__(self) -> Iterator[TensorDict]:
         layout: Layout | None = None
@@ -185,11 +243,11 @@ class ParquetSteps:
         seen: set[int | str] = set()
         part: tuple[Place, dict[Key, list[Any]]] | None = None
         current: int | str | None = None
-        for begin, episodes, arrays in self._batches():
+        for file, begin, episodes, arrays in self._batches():
             stop = 0
             for episode, steps in groupby(episodes):
                 start, stop = stop, stop + len(list(steps))
-                place = NumberedPlace(self.path, "row", begin + start)
+                place = NumberedPlace(file, "row", begin + start)
                 if part is None or episode != current:
                     if episode in seen:
                         why = "this episode has ended before; its steps must stand together"
@@ -208,13 +266,14 @@ class ParquetSteps:
         if part is not None:
             yield part
 
-    def _batches(self) -> Iterator[tuple[int, list[int | str], dict[Key, Any]]]:
-        """First row, the episodes of the rows, and the columns."""
+    def _batches(self) -> Iterator[tuple[str, int, list[int | str], dict[Key, Any]]]:
+        """File, first row, the episodes of the rows, and the columns."""
         paths = [self._episode, *self._paths.values()]
-        for begin, arrays in read_batches(self.path, self._num_rows, paths, ROWS_AT_ONCE):
-            place = NumberedPlace(self.path, "row", begin)
-            episodes = arrays[self._episode].to_pylist()
-            for step, episode in enumerate(episodes):
-                if episode is None:
-                    place.fail("null, which names no episode", dotted(self._episode), step)
-            yield begin, episodes, {p: to_array(arrays[p], p, place) for p in paths[1:]}
+        for file, num_rows in self._files:
+            for begin, arrays in read_batches(file, num_rows, paths, ROWS_AT_ONCE):
+                place = NumberedPlace(file, "row", begin)
+                episodes = arrays[self._episode].to_pylist()
+                for step, episode in enumerate(episodes):
+                    if episode is None:
+                        place.fail("null, which names no episode", dotted(self._episode), step)
+                yield file, begin, episodes, {p: to_array(arrays[p], p, place) for p in paths[1:]}
