@@ -382,7 +382,7 @@ def _replaced(td: Any, source: Any) -> Any:
         return td
     for name, leaf in source._peek().items():
         mine = td._peek_str(name)
-        if isinstance(leaf, Node):
+        if isinstance(leaf, Node) and not isinstance(leaf, Tensor):
             if not leaf._is_data():
                 _replaced(mine, leaf)
         elif mine is not leaf:
@@ -1191,7 +1191,7 @@ def _write_state(
                 "flatten=False gives nested dicts, in which they stay apart"
             )
         written[prefix + name] = None
-        if not isinstance(value, Node):
+        if isinstance(value, Tensor):
             out[prefix + name] = value if keep_vars else value.detach()
         elif value._is_data():
             out._metadata[prefix + name] = _data_state(value)

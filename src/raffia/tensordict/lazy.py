@@ -32,6 +32,7 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 Names = list[str | None] | None
 _new_object = object.__new__
@@ -198,7 +199,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 return None
         if not values:
             return None
-        if isinstance(values[0], Tensor):
+        if isinstance(values[0], Tensor) and not isinstance(values[0], Node):
             try:
                 out: Any = torch.stack(values, self.stack_dim)
             except (RuntimeError, TypeError) as error:
@@ -214,6 +215,8 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise self._unlike(name)
         stack = lazy_stack(values, self.stack_dim)
+        if isinstance(stack, Tensor):
+            return stack
         if self._names is not None:
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
@@ -411,6 +414,8 @@ class LazyStackedTensorDict(TensorDictBase):
             return value
         if not isinstance(value, (Tensor, Node)):
             value = build.as_entry(value, self, name)
+        if isinstance(value, UnbatchedTensor):
+            return [value] * num
         if isinstance(value, Tensor) and value.is_nested:
             parts: Any = value.unbind(0)
             if len(parts) != num:

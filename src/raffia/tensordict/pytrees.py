@@ -28,6 +28,7 @@ from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 
 class Spec(NamedTuple):
@@ -77,6 +78,9 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
             continue
         below.append(None)
         values.append(value)
+        if isinstance(value, UnbatchedTensor):
+            ndims.append(~value.dim())
+            continue
         ndims.append(value.dim() if value.__class__ is Tensor or _has_dims(value) else None)
     keys = list(entries)
     return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
@@ -89,7 +93,7 @@ def _may_tell(value: Any) -> bool:
 
 
 def _has_dims(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, Node) and not value._is_data())
+    return not value._is_data() if isinstance(value, Node) else isinstance(value, Tensor)
 
 
 def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
@@ -195,7 +199,11 @@ class Change:
         longest = 0
         for i in range(start, stop):
             value, before = self.values[i], self.ndims[i]
-            if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
+            if (
+                before is None
+                or before < 0
+                or (value.__class__ is not Tensor and not _has_dims(value))
+            ):
                 continue
             shape = value.shape
             if size is None:
@@ -245,9 +253,11 @@ def _unflatten(
                 values, start, below, len(old), None if size is None else batch_size, change
             )
             continue
-        value = values[start]
+        value, before = values[start], spec.ndims[start]
         start += 1
-        if isinstance(value, Node):
+        if before is not None and before < 0 and isinstance(value, Tensor):
+            value = _unbatched(key, value, ~before, batch_size)
+        elif isinstance(value, Node):
             if value._is_data() and batch_size != old:
                 value = _resized(value, old, batch_size, change)
         elif device is not None and isinstance(value, Tensor) and value.device != device:
@@ -257,6 +267,16 @@ def _unflatten(
         at = changed_dims(old, batch_size)
         names = moved(names, at[0], len(batch_size), None) if len(at) == 1 else None
     return TensorDict._make(entries, batch_size, device, names), start
+
+
+def _unbatched(key: str, value: Tensor, ndim: int, size: torch.Size) -> UnbatchedTensor:
+    """An entry that was an `UnbatchedTensor` of `ndim` dimensions."""
+    if value.dim() < ndim and not torch.compiler.is_compiling() and is_batched(value):
+        raise RuntimeError(
+            f"torch.vmap maps over the entry {key!r}, an UnbatchedTensor, which has no rows: pass "
+            "it by itself with in_dims=None, and td.exclude(key) in the place of the container"
+        )
+    return UnbatchedTensor(value, size)
 
 
 def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> Any:
