@@ -778,9 +778,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        out = convert.cloned_members(self, memo)
-        if out is not None:
-            return out
+        convert.clone_into(memo, [td for td in self.tensordicts if td.__class__ is self._plain])
         out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
         memo[id(self)] = out
         return out
