@@ -296,11 +296,23 @@ def copy(td: Any) -> Any:
 
 def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
     if td.__class__ is td._plain:
-        clone_into(memo, [td])
+        _clone_into(memo, [td])
     return _deep(td, memo)
 
 
-def clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
+def deepcopy_members(td: Any, memo: dict[Any, Any]) -> list[Any]:
+    """Deep copies of the members of a lazy stack."""
+    import copy as copier
+
+    plain = [part.__class__ is td._plain for part in td.tensordicts]
+    _clone_into(memo, [part for part, own in zip(td.tensordicts, plain, strict=True) if own])
+    return [
+        _deep(part, memo) if own and id(part) not in memo else copier.deepcopy(part, memo)
+        for part, own in zip(td.tensordicts, plain, strict=True)
+    ]
+
+
+def _clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
     """Enter copies of the plain tensors in these plain containers in the memo of a deep copy.
 
     Also those of their memory, where `Tensor.__deepcopy__` looks: views that are copied later share
