@@ -7,7 +7,6 @@ that members whose entries differ in shape, or that have other entries, can be h
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import textwrap
@@ -783,11 +782,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        out = convert.cloned_members(self, memo)
-        if out is not None:
-            return out
-        out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
-        memo[id(self)] = out
+        out = memo[id(self)] = self._of_members(convert.deepcopy_members(self, memo))
         return out
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:

@@ -795,9 +795,9 @@ class TensorDict(TensorDictBase):
 
     def _children(self) -> list[Any]:
         found = [v for v in self._d.values() if v.__class__ is not Tensor and isinstance(v, Node)]
-        return [
-            v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found
-        ]  # what a tensorclass wraps
+        if found:  # of a tensorclass what it wraps
+            return [v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found]
+        return found
 
     def _shallow(self) -> TensorDict:
         entries = {
