@@ -304,6 +304,7 @@ def compared():
             yield pytest.param(name, id=name, marks=pytest.mark.slow if is_slow else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*compared()])
 def test_a_setting_acts_where_it_should_and_nowhere_before(name, plain, tmp_path):
     base, value, kind = SETTINGS[name]

@@ -49,6 +49,7 @@ def between(one, other, share):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [0.5, 0.9])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, share):
