@@ -13,9 +13,17 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def examples_see_the_public_names(doctest_namespace):
-    """An example in a docstring starts after `import torch` and `from raffia import *`."""
+@pytest.fixture(autouse=True)
+def examples_see_the_public_names(request):
+    """An example in a docstring starts after `import torch` and `from raffia import *`.
+
+    What its own module calls by such a name stays what it is there.
+    """
+    if not isinstance(request.node, pytest.DoctestItem) or request.node.dtest is None:
+        return
     import raffia
 
-    doctest_namespace |= {"torch": torch} | {name: getattr(raffia, name) for name in raffia.__all__}
+    names = request.node.dtest.globs
+    for name in ["torch", *raffia.__all__]:
+        if name not in names:
+            names[name] = torch if name == "torch" else getattr(raffia, name)

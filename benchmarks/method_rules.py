@@ -423,7 +423,7 @@ NOT_FOR = {
     "dense": {},
     "lazy": {
         "batch_size(set)": "the peer's lazy stack refuses it",
-        "backward": "the peer's lazy stack refuses it",
+        "backward": "gradients in the form of a lazy stack are refused by ours",
         "copy_at_": "the peer's lazy stack refuses it",
         "memmap_refresh_": "the peer's lazy stack refuses it",
         "saved_path": "the peer's lazy stack has none",

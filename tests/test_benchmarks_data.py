@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 # In a process of its own, since the peer patches torch. argv: how ours and the peer are imported.
@@ -47,6 +49,7 @@ def run_all(*packages: str) -> dict[str, str]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_all_operations_run_and_ours_agrees_with_the_peer():
     has_peer = importlib.util.find_spec("torchrl") and importlib.util.find_spec("xxhash")
     outcomes = run_all("raffia", "torchrl") if has_peer else run_all("raffia")

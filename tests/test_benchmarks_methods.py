@@ -64,6 +64,7 @@ def test_every_row_runs(kind):
     assert not failed
 
 
+@pytest.mark.slow
 def test_a_row_whose_results_differ_is_not_timed():
     both = {side: Inputs(raffia, "TensorDict", 12) for side in ("ours", "peer")}
     assert isinstance(methods.measure("neg", "TensorDict", both, 1), methods.Timed)

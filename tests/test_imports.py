@@ -209,10 +209,12 @@ def test_an_optional_package_is_imported_in_one_file_of_a_room():
     assert scattered(foreign_packages(SOURCE), optional, SOURCE) == []
 
 
+@pytest.mark.slow
 def test_report_reads_files_without_torch():
     assert "report" not in {room_of(path, SOURCE) for path in foreign_packages(SOURCE)["torch"]}
 
 
+@pytest.mark.slow
 def test_no_needed_package_is_a_peer():
     needed, optional = declared()
     assert not PEERS & (needed | optional)

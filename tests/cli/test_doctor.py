@@ -43,6 +43,7 @@ def test_the_tables_are_those_of_the_project():
         assert set(EXTRAS[extra][0]) == ours | of_gymnasium.get(extra, set())
 
 
+@pytest.mark.slow
 def test_it_looks_without_heavy_imports():
     code = """
 import sys

@@ -295,6 +295,7 @@ class TestSetAndGet:
         assert m[k()]["v"].shape == (0, 1) and m.get(k(), 0)["v"].shape == (0, 1)
         assert m.pop(k())["v"].shape == (0, 1) and content(m) == {1: 10}
 
+    @pytest.mark.slow
     def test_rows_without_bytes_are_one_key_ours(self):
         m = make(["e"])
         m[TensorDict({"e": torch.zeros(3, 0)}, [3])] = v(1, 2, 3)

@@ -497,6 +497,7 @@ def test_a_reader_sees_the_total_that_was_loaded(folder):
     assert reader.total == 9 and numbers_in(reader.get([3, 4])) == [8, 4]
 
 
+@pytest.mark.slow
 def test_left_open_at_the_end_of_the_process_it_says_nothing(folder):
     code = "import sys, torch; from raffia.data import MemmapStorage, ReplayBuffer; "
     code += "b = ReplayBuffer(storage=MemmapStorage(5, sys.argv[1])); b.extend(torch.zeros(2))"

@@ -106,6 +106,7 @@ def drained(buffer):
 KINDS = ["uniform", "distinct", "epochs", "drop last", "prioritized"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_the_same_as_without(kind, prefetch):
@@ -238,6 +239,7 @@ def test_batches_drawn_ahead_are_no_copies_of_each_other():
     assert (first == kept).all()
 
 
+@pytest.mark.slow
 def test_the_thread_ends_with_the_buffer():
     def threads():
         return [t for t in threading.enumerate() if t.name == "raffia-prefetch"]
@@ -254,6 +256,7 @@ def test_the_thread_ends_with_the_buffer():
     gc.enable()
 
 
+@pytest.mark.slow
 def test_the_thread_ends_with_the_buffer_also_where_an_error_was_never_asked_for():
     calls = []
 

@@ -462,6 +462,7 @@ def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(kind):
     assert run(buffer, 6, 5) == after
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_folder_in_another_process(tmp_path):
     after = {}
     for kind, make in MAKE.items():
@@ -551,6 +552,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
         buffer.load(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_items_on_disk(tmp_path):
     buffer = ReplayBuffer(
         storage=MemmapStorage(10, tmp_path / "rows"), generator=rng(), batch_size=9

@@ -345,6 +345,7 @@ def as_tensordict(steps):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.data())
 def test_any_operations_in_any_order_give_what_the_model_gives(random, data):

@@ -235,6 +235,7 @@ def test_minus_one_is_never_a_hash():
 # What counts as equal content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS[2:])
 def test_every_number_of_a_small_format(version, dtype):
     bits = torch.arange(2 ** (8 * dtype.itemsize)).to(BITS_OF_SIZE[dtype.itemsize])
@@ -317,6 +318,7 @@ def test_rows_with_gaps_between_them(version, width):
     assert siphash(wide[:, 20 - width :]).equal(siphash(wide[:, 20 - width :].clone()))
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_rows_is_read(version):
     program = """
 import ctypes, mmap, torch

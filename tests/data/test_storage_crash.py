@@ -92,6 +92,7 @@ def rows_of(batch, size):
     return torch.randint(0, size, (1 + batch % 130,), generator=generator)
 
 
+@pytest.mark.slow
 def test_killed_while_it_overwrites_rows_at_random(tmp_path, monkeypatch):
     monkeypatch.setattr("raffia.data.row_log.SIZE", 4000)  # several parts in a batch
     size, draw, last, first = 300, random.Random(1), {}, 0

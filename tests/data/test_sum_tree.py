@@ -229,6 +229,7 @@ def test_on_a_gpu_it_holds_the_same_bits():
             assert torch.equal(a, b.cpu())
 
 
+@pytest.mark.slow
 def test_numba_is_not_imported_before_a_tree_is_used():
     code = """
 import sys

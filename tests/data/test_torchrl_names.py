@@ -146,6 +146,7 @@ def test_writers():
 # ------------------------------------------------------------------------------------- storages
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_goes_with_its_storage():
     storage = LazyMemmapStorage(5)
     storage.extend(items(0, 3))

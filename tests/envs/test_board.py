@@ -69,6 +69,7 @@ def expected(games: list[PlainGame], num_actions: int) -> tuple:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TicTacToe, Connect4])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -101,6 +101,7 @@ def test_atari_shows_true_rewards_and_whole_games_when_evaluated():
     assert lost > 10 and not after["terminated"].any()
 
 
+@pytest.mark.slow
 def test_worlds_of_ones_own_come_as_the_config_says():
     worlds = worlds_of(ValueProbe)
     batch = worlds(EnvConfig(id="mine", num_envs=3, max_episode_steps=7), evaluation=True)

@@ -35,6 +35,7 @@ def make(name: str, num_envs: int, **options):
     return GAMES[name](num_envs, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "episode"), EPISODES)
 def test_games_are_the_originals_step_by_step(name, episode):
     ramping = {key: episode[key] for key in ["difficulty_ramping"] if key in episode}

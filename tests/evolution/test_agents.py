@@ -138,6 +138,7 @@ def evolved(seed=0):
     return population, told, tournament.lineage
 
 
+@pytest.mark.slow
 def test_three_generations_are_repeated_by_their_seed():
     first, told, lineage = evolved()
     again, told_again, lineage_again = evolved()

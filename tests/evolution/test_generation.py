@@ -292,6 +292,7 @@ def losses_of(mutations, seed=0, generations=12, updates=10):
     return best, born
 
 
+@pytest.mark.slow
 def test_evolution_mends_a_learning_rate_100_times_too_low():
     mutations = MutationConfig(
         no_mutation=0.1,

@@ -516,6 +516,7 @@ def test_calls_keep_no_graph_alive(form):
     assert gone() is None
 
 
+@pytest.mark.slow
 @makes
 def test_a_container_is_let_go(make):
     import gc

@@ -151,13 +151,13 @@ def test_folders_that_lack_files(folder):
 def test_files_that_cannot_be_read(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"model.safetensors is damaged, or no safetensors file"):
+    with pytest.raises(ValueError, match=r"model.safetensors: it is damaged, or no safetensors"):
         load_gpt2(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json is not JSON"):
+    with pytest.raises(ValueError, match="config.json: it is not JSON"):
         load_gpt2(folder)
     (folder / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="config.json is no JSON object"):
+    with pytest.raises(ValueError, match="config.json: it is no JSON object"):
         load_gpt2(folder)
 
 

@@ -70,6 +70,7 @@ def of_file(data, model="", **changes) -> ILQLRun:
         smoke,
         **{
             "task": "data",
+            "num_threads": 1,
             "language_model": model,
             "model": ILQLModelConfig(trunk=trunk),
             "data": DialogueDataConfig(files=(data,), held_out=0.2, **tokens),

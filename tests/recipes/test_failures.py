@@ -74,6 +74,7 @@ def test_lists_and_reports_show_it(tmp_path, capsys):
     assert "✗ failed" in page and "no piece stands there" in page
 
 
+@pytest.mark.slow
 def test_a_resume_takes_the_failure_back(tmp_path):
     fail(tmp_path / "run", every_updates=2)
     Breaks.steps = -10_000

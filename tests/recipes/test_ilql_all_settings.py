@@ -81,6 +81,7 @@ SETTINGS = {
     "model.trunk.dim_feedfwd": ("wordle", 10, "shapes"),
     "model.trunk.dropout": ("wordle", 0.1, "shapes"),
     "model.trunk.layer_norm_eps": ("wordle", 1e-2, "gradient"),
+    "model.trunk.activation": ("wordle", "Tanh", "gradient"),
     "model.trunk.bias": ("wordle", False, "shapes"),
     "model.trunk.positions": ("wordle", "rotary", "shapes"),
     "model.policy": ("wordle", "separate", "shapes"),
@@ -109,9 +110,9 @@ SETTINGS = {
     "loss.dm_margin": ("wordle", 0.5, "gradient"),
     "loss.mc_returns": ("wordle", True, "gradient"),
     "loss.backup": ("wordle", "max", "gradient"),
-    "loss.mask": "tests/algorithms/ilql/test_losses.py::test_masks_of_rows_that_end_and_rows_that_do_not",
-    "target.alpha": ("wordle", 0.5, "step"),
     "loss.mask": LOSSES + "test_masks_of_rows_that_end_and_rows_that_do_not",
+    "target.alpha": ("wordle", 0.5, "step"),
+    "target.interval": ("wordle", 2, "step"),
     "optimizer.learning_rate": ("wordle", 0.02, "step"),
     "optimizer.value_rate": ("wordle", 2.0, "step"),
     "optimizer.weight_decay": ("wordle", 0.1, "step"),
@@ -228,6 +229,7 @@ def compared():
             yield pytest.param(name, id=name, marks=pytest.mark.slow if slow else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*compared()])
 def test_a_setting_acts_where_it_should_and_nowhere_before(name, bases, plain, tmp_path):
     base, value, kind = SETTINGS[name]

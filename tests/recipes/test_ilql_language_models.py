@@ -105,6 +105,7 @@ def test_dropout_is_what_the_run_says_whatever_the_models_config_has(place, tmp_
     assert "dropout_seed" not in last(tmp_path / "run").tensors("state").keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_small_changes_are_learnt_and_the_model_is_kept_once(kind, place, tmp_path):
     config = config_of(place, kind, lora=LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False))
@@ -238,7 +239,7 @@ def test_models_that_do_not_speak_are_refused(place, tmp_path):
             fitted(of_file(str(place / "chats.jsonl"), str(folder)))
     odd = tmp_path / "odd"
     shutil.copytree(place / "gpt2", odd)
-    settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "relu"}
+    settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "mish"}
     (odd / "config.json").write_text(json.dumps(settings))
     with pytest.raises(RunError, match="--model.trunk.kind transformers"):
         fitted(of_file(str(place / "chats.jsonl"), str(odd)))

@@ -251,6 +251,7 @@ def test_batch_sizes_of_members_that_play(tmp_path, replay):
     assert len(set(state["hyper", "batch_size"].tolist())) > 1
 
 
+@pytest.mark.slow
 def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp_path):
     efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
     _, parts = last_state(tmp_path / "run")

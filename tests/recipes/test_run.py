@@ -99,6 +99,7 @@ def test_another_seed_is_another_run(finished, tmp_path):
     assert not same(last_state(finished)[1]["state"], last_state(tmp_path / "run")[1]["state"])
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_longer(tmp_path):
     train(short(num_env_steps=100), tmp_path / "run", view=Quiet())
     longer = short(num_env_steps=140)
@@ -132,6 +133,7 @@ def test_a_run_ends_at_its_target(tmp_path):
     assert rows(tmp_path / "run")[-1]["reason"] == "target"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_by_name(finished, tmp_path):
     import shutil
 

@@ -104,6 +104,7 @@ def test_priorities_are_the_distance_of_values_and_targets(tmp_path):
         torch.testing.assert_close(metrics["priority"], distance, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_members_with_batches_of_their_own_length_weigh_them_by_their_own_largest(tmp_path):
     members = {"size": 3, "ranges": ("batch_size=4..14",), "spread": 3.0, "hyper": 0.0}
     config = config_with(env={"num_envs": 3}, population=PopulationConfig(**members))

@@ -15,6 +15,7 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.envs.config import AtariConfig, EnvConfig
+from raffia.envs.make import make_env
 from raffia.recipes.config import (
     CheckpointConfig,
     CollectConfig,
@@ -225,9 +226,7 @@ SETTINGS = {
     "env.id": ("vector", "Acrobot-v1", "shapes"),
     "env.num_envs": ("vector", 5, "made"),
     "env.num_workers": ("vector", 2, "made"),
-    "env.step_timeout_seconds": (
-        "tests/envs/test_workers.py::test_the_limit_of_time_is_that_of_the_config"
-    ),
+    "env.step_timeout_seconds": "tests/recipes/test_settings.py::test_workers_get_the_limit",
     "env.max_episode_steps": ("vector", 5, "stepped"),
     "env.frame_stack": ("vector", 2, "shapes"),
     "env.atari.frame_skip": ("atari", 3, "stepped"),
@@ -305,6 +304,7 @@ def compared():
             yield pytest.param(name, id=name, marks=pytest.mark.slow if is_slow else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*compared()])
 def test_a_setting_acts_where_it_should_and_nowhere_before(name, plain, tmp_path):
     base, value, kind = SETTINGS[name]
@@ -334,6 +334,16 @@ def test_the_tests_that_are_named_are_there(name):
     path, _, function = SETTINGS[name].partition("::")
     tree = ast.parse((Path(__file__).parents[2] / path).read_text())
     assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_workers_get_the_limit(monkeypatch):
+    class Workers:
+        def __init__(self, makes, num_workers, step_timeout_seconds):
+            self.seen = num_workers, step_timeout_seconds
+
+    monkeypatch.setattr("raffia.envs.workers.WorkerBatch", Workers)
+    config = EnvConfig(id="probe/value", num_workers=2, step_timeout_seconds=7.0)
+    assert make_env(config).seen == (2, 7.0)
 
 
 def test_compile_compiles_the_gradients(tmp_path, monkeypatch, plain):

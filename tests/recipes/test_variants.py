@@ -83,6 +83,7 @@ class Played:
         return self.run.replays.replay.sample(num)
 
 
+@pytest.mark.slow
 def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyse(tmp_path):
     efficient = Played(config_of(), tmp_path / "efficient")
     plain = Played(muzero(config_of()), tmp_path / "muzero")

@@ -164,6 +164,7 @@ row = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(made=st.lists(st.lists(row, max_size=12), min_size=1, max_size=3), config=anything)
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_rows_give_panels(tmp_path_factory, made, config):

@@ -110,7 +110,9 @@ def test_losses_of_held_out_rows(tmp_path):
 def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
     made_rows = made.held_out_rows()
     told = {"estimated_low": -1.5, "estimated_high": 2.5, "logged_return": 0.25}
-    for row, score in zip([r for r in made_rows if r["kind"] == "evaluate"], (0, 0.5, 0.5)):
+    for row, score in zip(
+        [r for r in made_rows if r["kind"] == "evaluate"], (0, 0.5, 0.5), strict=True
+    ):
         row |= {"score": score, "estimated_return": 0.75, "effective_rows": 12.0, **told}
     config = made.config(task="data", preset="dialogue")
     folder = write_run(tmp_path / "run", made_rows, config, extras=False)

@@ -76,6 +76,7 @@ def test_pipes_and_devices_do_not_block(run, name, tmp_path):
             assert "no plain file" in " ".join(summarise(run).notes)
 
 
+@pytest.mark.slow
 def test_many_rows_take_little(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -12,6 +12,7 @@ from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 
 def sound(td):
@@ -62,7 +63,7 @@ def _node(node, where, out):
     if isinstance(node, LazyStackedTensorDict):
         _stack(node, wrong)
         below = {str(i): member for i, member in enumerate(node.tensordicts)}
-    elif isinstance(node, NonTensorData):
+    elif isinstance(node, (NonTensorData, UnbatchedTensor)):
         below = {}
     else:
         below = _entries(node, wrong)
@@ -85,11 +86,14 @@ def _entries(node, wrong):
         if getattr(value, "is_nested", False):
             if value.size(0) != size[0]:
                 wrong(f"the entry {name!r} is a nested tensor of {value.size(0)} tensors")
+        elif isinstance(value, UnbatchedTensor):
+            if value._batch_size[:ndim] != size:
+                wrong(f"the entry {name!r} is for the batch size {tuple(value._batch_size)}")
         elif value.shape[:ndim] != size:
             wrong(f"the entry {name!r} has the shape {tuple(value.shape)}")
         if node._device is not None and value.device != node._device:
             wrong(f"it is on {node._device}, the entry {name!r} on {value.device}")
-        if node._names is not None and isinstance(value, Node):
+        if node._names is not None and isinstance(value, Node) and not isinstance(value, Tensor):
             theirs = _bare(value)._names or [None] * ndim
             if theirs[:ndim] != node._names:
                 wrong(f"its names are {node._names}, those of {name!r} {theirs}")

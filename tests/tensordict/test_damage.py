@@ -157,6 +157,7 @@ def changed(document, rng):
     return document
 
 
+@pytest.mark.slow
 def test_records_with_any_value_anywhere(folder, little_memory):
     rng = random.Random(0)
     metas = sorted(folder.rglob("meta.json"))
@@ -384,6 +385,7 @@ def test_a_file_is_the_old_or_the_new_one(error, tmp_path, monkeypatch):
     assert False in seen and True in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [Breakdown(errno.EIO, "I/O"), Breakdown(errno.ENOSPC, "full"), KeyboardInterrupt()]
 )
@@ -802,6 +804,7 @@ class TestMapped:
         finally:
             shutil.rmtree(folder)
 
+    @pytest.mark.slow
     def test_temporary_files_go_with_the_tensors(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         m = TensorDict(a=torch.arange(3.0), n=TensorDict(b=torch.ones(2))).memmap()

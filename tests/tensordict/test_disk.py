@@ -1062,6 +1062,7 @@ class TestOursDamagedSafetensors:
         one_file.write_bytes(one_file.read_bytes() + b"\0" * 8)
         self.fails(one_file)
 
+    @pytest.mark.slow
     def test_every_byte_with_one_flipped_bit(self, one_file):
         good = one_file.read_bytes()
         for i in range(len(good)):

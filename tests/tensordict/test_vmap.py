@@ -516,6 +516,7 @@ assert not changed, changed
 
 
 class TestImport:
+    @pytest.mark.slow
     def test_nothing_in_torch_is_patched_ours(self):
         done = subprocess.run([sys.executable, "-c", SNIPPET], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -225,6 +225,12 @@ def _class_name(cls: type[Any]) -> str:
 def part_of(data: Any, batch_dims: int) -> Part:
     """The nest that `data` is; Misfit if it holds anything but tensors."""
     if isinstance(data, Tensor):
+        if isinstance(data, Node):
+            raise Misfit(
+                "is an UnbatchedTensor, which has no rows to store; leave it out, with "
+                "td.exclude(...)",
+                TypeError,
+            )
         if data.layout is not torch.strided or data.is_nested or data.is_meta:
             raise Misfit(f"is a tensor that can't be stored: {data.layout}, on {data.device}")
         if data.dtype not in DTYPE_NAMES:

@@ -25,7 +25,7 @@ def check_types(config: Any) -> None:
     ValueError: seed='a' must be a whole number
     """
     for field in fields(config):
-        value, hint = getattr(config, field.name), _hints(type(config))[field.name]
+        value, hint = getattr(config, field.name), _hint(config, field.name)
         if not _is_of(hint, value):
             raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
         if is_dataclass(value):
@@ -99,7 +99,7 @@ def check_share(config: Any, *names: str) -> None:
 
 def _number(config: Any, name: str) -> Any:
     """The value of a field that must be a number."""
-    value, hint = getattr(config, name), _hints(type(config))[name]
+    value, hint = getattr(config, name), _hint(config, name)
     if not _is_of(hint, value):
         raise ValueError(f"{name}={value!r} must be {_described(hint)}{_near(value)}")
     return value
@@ -116,8 +116,8 @@ def _is_of(hint: Any, value: Any) -> bool:
         wanted = parts[:1] * len(value) if parts[-1] is ... else parts
         return len(wanted) == len(value) and all(map(_is_of, wanted, value))
     if hint in (int, float):
-        wanted = int if hint is int else int | float
-        return isinstance(value, wanted) and not isinstance(value, bool)
+        numbers = (int,) if hint is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool)
     if hint in (bool, str, NoneType) or is_dataclass(hint):
         return isinstance(value, hint)
     return True  # a Literal is looked at by `check_choices`
@@ -144,6 +144,11 @@ def _near(value: Any) -> str:
     if callable(item) and getattr(value, "ndim", 1) == 0:
         return f"; write {item()!r}"
     return ""
+
+
+def _hint(config: Any, name: str) -> Any:
+    kind: type = type(config)
+    return _hints(kind)[name]
 
 
 @cache

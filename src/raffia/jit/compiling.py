@@ -27,7 +27,7 @@ def compiling(enter: Callable[[], object], leave: Callable[[], object]) -> Itera
         yield
 
 
-class _Listener(event.Listener):  # type: ignore[misc]  # numba has no types
+class _Listener(event.Listener):
     def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
         self._enter, self._leave = enter, leave
         self._thread, self._depth = threading.get_ident(), 0

@@ -188,7 +188,7 @@ def _collect(node: Any, prefix: str, leaves: Leaves) -> None:
     else:
         below = (node._tree if isinstance(node, TensorDictParams) else node)._entries()
     for name, value in below.items():
-        if not isinstance(value, Node):
+        if isinstance(value, Tensor) or not isinstance(value, Node):
             leaves[prefix + name] = value
         elif not value._is_data():
             _collect(value, f"{prefix}{name}.", leaves)

@@ -104,7 +104,7 @@ class TensorDictSequential(TensorDictModule):
 
     def _keys_below(self) -> list[Any]:
         modules: Any = self._modules["module"]
-        return [(tuple(m.in_keys), tuple(m.out_keys)) for m in modules._modules.values()]
+        return [_keys_of_one(module) for module in modules._modules.values()]
 
     def _follow(self) -> None:
         """Work out the keys anew if modules, or keys of modules, were changed since."""
@@ -381,6 +381,7 @@ class TensorDictSequential(TensorDictModule):
 
 
 _FORWARD = TensorDictSequential.forward
+_IN_KEYS, _OUT_KEYS = TensorDictSequential.in_keys, TensorDictSequential.out_keys
 TensorDictSequential._has_own_keys = False  # its keys are kept, and follow the modules
 
 
@@ -425,6 +426,20 @@ def keys_of(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
     A key that is written twice stands where it is written last.
     """
     return _joined([(module.in_keys, module.out_keys) for module in sequence])
+
+
+def _keys_of_one(module: Any) -> tuple[tuple[NestedKey, ...], tuple[NestedKey, ...]]:
+    """What a module reads and writes.
+
+    A nested sequence is brought up to date once for both: once for each would be twice at each
+    level, and so a million times in a nest of twenty.
+    """
+    kind = module.__class__
+    if getattr(kind, "in_keys", None) is _IN_KEYS and kind.out_keys is _OUT_KEYS:
+        module._follow()
+        written = module._out_keys if module._selected is None else module._selected
+        return tuple(module._in_keys), tuple(written)
+    return tuple(module.in_keys), tuple(module.out_keys)
 
 
 def _joined(keys: list[Any]) -> tuple[list[NestedKey], list[NestedKey]]:

@@ -146,7 +146,7 @@ ILQL_SUMMARIES: dict[str, str] = {  # a line of each
     "wordle-cql": "... by conservative Q-learning",
     "wordle-branching": "games where one step of improvement misleads",
     "wordle-branching-single-step": "... and the one step, to compare with",
-    "wordle-letters": "200 words told in letters, 40 of them never the secret in the data",
+    "wordle-letters": "200 words in letters, 40 of the secrets held out",
     "wordle-letters-bc": "... by behaviour cloning, to compare with",
     "dialogue": "your own, of --data FILE, from nothing",
     "language-model": "... and of --model FOLDER, to go on from",

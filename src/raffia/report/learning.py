@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from raffia.report.curves import Curve, every, over_runs, quartiles
@@ -32,16 +32,16 @@ def learning_panels(groups: Sequence[Group]) -> list[Panel]:
     panels = []
     envs = list(dict.fromkeys([run.env for run in runs if not run.of_loss]))
     for env in envs or ([] if runs else [""]):
-        own = [_only(group, lambda run, env=env: run.env == env) for group in groups]
+        own = [_only(group, env) for group in groups]
         panels += _panels(own, of_loss=False, where=f": {env}" if len(envs) > 1 and env else "")
     if any(run.of_loss for run in runs):
         panels += _panels(groups, of_loss=True, where="")
     return panels
 
 
-def _only(group: Group, wanted: Callable[[Run], bool]) -> Group:
-    """With some of its runs; an empty one keeps its place, and so the tone of the others."""
-    return replace(group, runs=tuple(run for run in group.runs if wanted(run)))
+def _only(group: Group, env: str) -> Group:
+    """With its runs of an environment; an empty one keeps its place, and so the others' tone."""
+    return replace(group, runs=tuple(run for run in group.runs if run.env == env))
 
 
 def decoding_panels(groups: Sequence[Group]) -> list[Panel]:

@@ -8,7 +8,7 @@ Sources: Hubert et al. (2021), "Learning and Planning in Complex Action Spaces" 
 the LightZero project for its combination with EfficientZero.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -173,7 +173,7 @@ def _which(
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
     """Where the embedding lies, which may be elsewhere than the trees; what is carried beside it
     goes along, since a search moves the rows of all of it together."""
-    leaves = embedding.values(True, True) if isinstance(embedding, Node) else tree_leaves(embedding)
+    leaves = _entries(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
 
 
@@ -184,6 +184,10 @@ def _carriers(embedding: Any) -> tuple[Callable[..., Any], Callable[[Any], tuple
     if isinstance(embedding, dict):
         return _put_into_dict, _take_from_dict
     return _put_beside, _take_beside
+
+
+def _entries(container: Any) -> Iterable[Any]:
+    return container.values(True, True)
 
 
 def _put_into_container(embedding: Any, seed: Tensor, actions: Tensor) -> Any:

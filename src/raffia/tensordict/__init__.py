@@ -71,6 +71,7 @@ from raffia.tensordict.stack import cat, pad_sequence, stack
 from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
 from raffia.tensordict.typed import TypedTensorDict
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 __all__ = [
     "DamagedFileError",
@@ -89,6 +90,7 @@ __all__ = [
     "TensorDictBase",
     "TensorDictParams",
     "TypedTensorDict",
+    "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",
     "capture_non_tensor_stack",

@@ -171,7 +171,7 @@ def common_size(
             shape = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
             shape = (
-                value._batch_size or None
+                (None if isinstance(value, Tensor) else value._batch_size or None)
                 if value._is_data()
                 else common_size(value, batch_dims, known)
             )
@@ -742,7 +742,7 @@ def _describe(td: Any, name: str) -> str:
         value = td._get_str(name)
     except RuntimeError:
         return td._describe_unlike(name)
-    return repr(value) if isinstance(value, Node) else describe_tensor(value)
+    return describe_tensor(value) if isinstance(value, Tensor) else repr(value)
 
 
 def describe_tensor(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -294,65 +294,76 @@ def copy(td: Any) -> Any:
     return td._shallow()
 
 
-def deepcopy(td: Any, memo: dict[int, Any]) -> Any:
+def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
+    if td.__class__ is td._plain:
+        _clone_into(memo, [td])
+    return _deep(td, memo)
+
+
+def deepcopy_members(td: Any, memo: dict[Any, Any]) -> list[Any]:
+    """Deep copies of the members of a lazy stack."""
     import copy as copier
 
-    if not memo:  # a copy of this alone
-        places: list[int] = []
-        plain = td.__class__ is td._plain
-        if plain and _own_memory(td, places) and len({*places}) == len(places):
-            alive: list[Any] = [td]
-            out = _cloned(td, memo, alive)
-            memo[id(memo)] = alive
-            return out
-    entries = {name: copier.deepcopy(value, memo) for name, value in td._entries().items()}
-    out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
-    return out
+    plain = [part.__class__ is td._plain for part in td.tensordicts]
+    _clone_into(memo, [part for part, own in zip(td.tensordicts, plain, strict=True) if own])
+    return [
+        _deep(part, memo) if own and id(part) not in memo else copier.deepcopy(part, memo)
+        for part, own in zip(td.tensordicts, plain, strict=True)
+    ]
 
 
-def cloned_members(td: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of a lazy stack by clones; None where that is not all that it takes."""
-    places: list[int] = []
-    members = td.tensordicts
-    if memo or not all([part.__class__ is td._plain for part in members]):
-        return None
-    if not all([_own_memory(part, places) for part in members]) or len({*places}) < len(places):
-        return None
-    alive: list[Any] = [td]
-    out = memo[id(td)] = td._of_members([_cloned(part, memo, alive) for part in members])
-    memo[id(memo)] = alive
-    return out
+def _clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
+    """Enter copies of the plain tensors in these plain containers in the memo of a deep copy.
 
-
-def _own_memory(td: Any, places: list[int]) -> bool:
-    """Append where each leaf's memory is; False unless clones are all that a deep copy makes.
-
-    They are where all nodes are plain and no tensor has gradients, gaps or attributes.
+    Also those of their memory, where `Tensor.__deepcopy__` looks: views that are copied later share
+    it. What a clone doesn't copy as `Tensor.__deepcopy__` would is left to that.
     """
+    storages = memo.setdefault("torch", {})
+    leaves: dict[int, Tensor] = {}  # by where their memory is
+    for td in tds:
+        _own_memory(td, memo, storages, leaves)
+    values = [*leaves.values()]
+    copies = _clones(values) if values else []
+    memo.update(zip(map(id, values), copies, strict=True))
+    storages.update(zip(leaves, map(Tensor.untyped_storage, copies), strict=True))
+
+
+def _own_memory(
+    td: Any, memo: dict[Any, Any], storages: dict[int, Any], leaves: dict[int, Tensor]
+) -> None:
+    """Find leaves that fill memory which is not copied yet, one for each memory."""
+    strided = torch.strided
     for value in td._d.values():
         if value.__class__ is Tensor:
-            if value.requires_grad or value.layout is not torch.strided:
-                return False
-            if not value.is_contiguous() or value.__dict__:
-                return False
-            places.append(value.untyped_storage()._cdata)
-        elif value.__class__ is not td._plain or not _own_memory(value, places):
-            return False
-    return True
+            if value.requires_grad or value.layout is not strided or value.__dict__:
+                continue
+            if not value.is_contiguous() or value.is_conj() or value.grad is not None:
+                continue
+            storage = value.untyped_storage()
+            if storage.nbytes() != value.nbytes or id(value) in memo:
+                continue
+            place = storage._cdata
+            if place not in leaves and place not in storages:
+                leaves[place] = value
+        elif value.__class__ is td._plain and id(value) not in memo:
+            _own_memory(value, memo, storages, leaves)
 
 
-def _cloned(td: Any, memo: dict[int, Any], alive: list[Any]) -> Any:
-    """Clones of all tensors; `alive` keeps what has its id in `memo`."""
+def _deep(td: Any, memo: dict[Any, Any]) -> Any:
+    import copy as copier
+
     entries: dict[str, Any] = {}
-    for name, value in td._d.items():
-        if value.__class__ is Tensor:
-            copy = value.clone()
-        else:
-            copy = _cloned(value, memo, alive)
-        entries[name] = memo[id(value)] = copy
-        alive.append(value)
+    for name, value in td._entries().items():
+        found = memo.get(id(value))
+        if found is None:
+            plain = value.__class__ is td._plain
+            found = _deep(value, memo) if plain else copier.deepcopy(value, memo)
+        entries[name] = found
     out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
     return out
+
+
+_clones = getattr(torch, "_foreach_clone", lambda leaves: [leaf.clone() for leaf in leaves])
 
 
 def contiguous(td: Any, *, canonical: bool = False, inplace: bool = False) -> Any:
@@ -382,7 +393,7 @@ def _replaced(td: Any, source: Any) -> Any:
         return td
     for name, leaf in source._peek().items():
         mine = td._peek_str(name)
-        if isinstance(leaf, Node):
+        if isinstance(leaf, Node) and not isinstance(leaf, Tensor):
             if not leaf._is_data():
                 _replaced(mine, leaf)
         elif mine is not leaf:
@@ -1191,7 +1202,7 @@ def _write_state(
                 "flatten=False gives nested dicts, in which they stay apart"
             )
         written[prefix + name] = None
-        if not isinstance(value, Node):
+        if isinstance(value, Tensor):
             out[prefix + name] = value if keep_vars else value.detach()
         elif value._is_data():
             out._metadata[prefix + name] = _data_state(value)

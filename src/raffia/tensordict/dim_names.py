@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 
 def get_names(td: Any) -> list[str | None]:
     """Names of the batch dimensions; None where a dimension has none. Assign to change them.
@@ -34,6 +36,8 @@ def set_names(td: Any, value: Sequence[str | None] | None) -> None:
 def store(td: Any, value: list[str | None] | None) -> None:
     td._set_names(value)
     for child in td._named_children():
+        if isinstance(child, Tensor):  # whose dimensions are not those of the batch
+            continue
         extra = child.names[len(td._batch_size) :]
         merged = (value or [None] * len(td._batch_size)) + extra
         store(child, merged if any(merged) else None)
@@ -48,6 +52,8 @@ def passed_on(td: Any) -> Any:
 
 def adopt(value: Any, names: list[str | None]) -> Any:
     """A nested container whose first dimensions bear `names`; a copy if it had others."""
+    if isinstance(value, Tensor):
+        return value
     mine = value.names
     wanted = list(names) + mine[len(names) :]
     if mine == wanted:

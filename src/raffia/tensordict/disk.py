@@ -197,6 +197,12 @@ def outline(node: Any, key: tuple[str, ...] = (), like: bool = False) -> Outline
     from raffia.tensordict.lazy import LazyStackedTensorDict
     from raffia.tensordict.tensorclass import TensorClass
 
+    if isinstance(node, Tensor):
+        raise NotImplementedError(
+            f"entry {'.'.join(key)!r} is an UnbatchedTensor, which can't be stored on disk; "
+            "leave it out with td.exclude(key), or store it as an entry of a container without "
+            "batch dimensions"
+        )
     if node._is_data():
         return Outline(node, key, value_record(node, key))
     if isinstance(node, TensorClass):

@@ -44,7 +44,7 @@ def default_is_leaf(cls: type) -> bool:
     >>> default_is_leaf(torch.Tensor)
     True
     """
-    return not issubclass(cls, Node)
+    return not issubclass(cls, Node) or issubclass(cls, Tensor)
 
 
 def is_leaf_nontensor(cls: type) -> bool:
@@ -105,7 +105,9 @@ def collect_keys(
     append = out.append
     for name, value in (node._d if node.__class__ is node._plain else node._peek()).items():
         if value.__class__ is not Tensor and isinstance(value, Node):
-            if is_leaf is None or not is_leaf(type(value)):
+            if isinstance(value, Tensor):
+                pass  # an UnbatchedTensor: a leaf
+            elif is_leaf is None or not is_leaf(type(value)):
                 collect_keys(value, (*prefix, name), leaves_only, is_leaf, out)
                 if leaves_only:
                     continue
@@ -1521,6 +1523,8 @@ def to_dict(
             out[name] = converted(value, convert_tensors) if convert_tensors else value
         elif value._is_data():
             data = value.tolist() if hasattr(value, "tensordicts") else value._unwrapped()
+            if convert_tensors and isinstance(data, Tensor) and isinstance(value, Tensor):
+                data = converted(data, convert_tensors)
             if retain_none or data is not None:
                 out[name] = data
         else:
@@ -1622,7 +1626,7 @@ def is_non_tensor(td: Any, key: NestedKey) -> bool:
     value = td._peek_str(key) if key.__class__ is str else None
     if value is None:
         value = get(td, key, NO_DEFAULT)
-    return isinstance(value, Node) and value._is_data()
+    return isinstance(value, Node) and not isinstance(value, Tensor) and value._is_data()
 
 
 def get_non_tensor(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
@@ -1660,6 +1664,8 @@ def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, 
     """
     out: list[tuple[Any, Any]] = []
     for name, value in td._peek().items():
+        if isinstance(value, Tensor):
+            continue
         if isinstance(value, Node) and value._is_data():
             out.append((name, td._get_str(name)))
         elif include_nested and isinstance(value, Node):
@@ -1677,7 +1683,7 @@ def filter_non_tensor_data(td: Any) -> Any:
     """
     entries = {}
     for name, value in td._entries().items():
-        if isinstance(value, Node):
+        if isinstance(value, Node) and not isinstance(value, Tensor):
             if value._is_data():
                 continue
             value = value.filter_non_tensor_data()

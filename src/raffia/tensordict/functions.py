@@ -41,7 +41,8 @@ def is_tensor_collection(datatype: Any) -> bool:
     >>> is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(2))
     (True, False)
     """
-    return issubclass(datatype, Node) if isinstance(datatype, type) else isinstance(datatype, Node)
+    kind = datatype if isinstance(datatype, type) else type(datatype)
+    return issubclass(kind, Node) and not issubclass(kind, Tensor)
 
 
 def is_non_tensor(data: Any) -> bool:
@@ -51,7 +52,7 @@ def is_non_tensor(data: Any) -> bool:
     >>> is_non_tensor(NonTensorData("text")), is_non_tensor(TensorDict())
     (True, False)
     """
-    return isinstance(data, Node) and data._is_data()
+    return isinstance(data, Node) and data._is_data() and not isinstance(data, Tensor)
 
 
 def from_module(

@@ -256,10 +256,10 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
                 f"not to {type(value).__name__} {value!r}"
             )
         for name, mine in entries.items():
-            if isinstance(mine, Node):
-                mine._set_index(index, value, ndim)
-            else:
+            if not isinstance(mine, Node):
                 _set_rows(mine, index, value, name)
+            elif not isinstance(mine, Tensor):  # an UnbatchedTensor has no rows
+                mine._set_index(index, value, ndim)
         return
     rows_ndim = len(value._batch_size) - len(td._batch_size) + ndim
     for name, theirs in value._entries().items():

@@ -7,7 +7,6 @@ that members whose entries differ in shape, or that have other entries, can be h
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import textwrap
@@ -32,6 +31,7 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 Names = list[str | None] | None
 _new_object = object.__new__
@@ -198,7 +198,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 return None
         if not values:
             return None
-        if isinstance(values[0], Tensor):
+        if isinstance(values[0], Tensor) and not isinstance(values[0], Node):
             try:
                 out: Any = torch.stack(values, self.stack_dim)
             except (RuntimeError, TypeError) as error:
@@ -214,6 +214,8 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise self._unlike(name)
         stack = lazy_stack(values, self.stack_dim)
+        if isinstance(stack, Tensor):
+            return stack
         if self._names is not None:
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
@@ -411,6 +413,8 @@ class LazyStackedTensorDict(TensorDictBase):
             return value
         if not isinstance(value, (Tensor, Node)):
             value = build.as_entry(value, self, name)
+        if isinstance(value, UnbatchedTensor):
+            return [value] * num
         if isinstance(value, Tensor) and value.is_nested:
             parts: Any = value.unbind(0)
             if len(parts) != num:
@@ -778,11 +782,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        out = convert.cloned_members(self, memo)
-        if out is not None:
-            return out
-        out = self._of_members([copy.deepcopy(td, memo) for td in self.tensordicts])
-        memo[id(self)] = out
+        out = memo[id(self)] = self._of_members(convert.deepcopy_members(self, memo))
         return out
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:

@@ -46,6 +46,20 @@ def _lock(node: Any, parent: Any) -> None:
             node._cache = {}
 
 
+def lock_made(td: Any, nodes: list[Any]) -> None:
+    """Lock a container just made over these nodes, of which those just made are locked already."""
+    td._locked, td._kids, td._cache = True, nodes, {}
+    if nodes:
+        ref = weakref.ref(td)
+        for node in nodes:
+            if node._locked and node._parents is None:
+                node._parents = [ref]
+            else:
+                _lock(node, ref)
+            if node._cache is None:
+                td._cache = None
+
+
 def unlock_(td: Any) -> Any:
     """Unlock this container and what is nested in it, and return it; also as a context manager.
 

@@ -19,6 +19,7 @@ from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.tensordict import TensorCollection
+from raffia.tensordict.unbatched import UnbatchedTensor, joined
 
 Names = list[str | None] | None
 
@@ -892,6 +893,10 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
     Or if all are `MetaData` of one object.
     """
     first = nodes[0]
+    if any([isinstance(node, UnbatchedTensor) for node in nodes]):
+        size = list(first._batch_size)
+        size.insert(dim % (len(size) + 1), len(nodes))
+        return joined(nodes, size, "stack")
     if isinstance(first, MetaData) and all(
         [
             type(node) is type(first)
@@ -915,6 +920,10 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
 def cat_data(nodes: Sequence[Any], dim: int) -> Any:
     """Concatenate data nodes: one value stays one, if it is the same everywhere."""
     first = nodes[0]
+    if any([isinstance(node, UnbatchedTensor) for node in nodes]):
+        size = list(first._batch_size)
+        size[dim] = sum([node._batch_size[dim] for node in nodes])
+        return joined(nodes, size, "cat")
     if all([isinstance(node, NonTensorData) for node in nodes]) and all(
         [same(node._data, first._data) for node in nodes]
     ):

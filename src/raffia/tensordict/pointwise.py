@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.node import Node
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
 log2 neg reciprocal round sigmoid sign sin sinh sqrt tan tanh trunc""".split()
@@ -68,7 +69,9 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
             other = right.get(name)
             if other is None:
                 raise unlike(left, right)
-            if isinstance(value, Node):
+            if isinstance(value, UnbatchedTensor):
+                out.append(other._plain_tensor() if isinstance(other, UnbatchedTensor) else other)
+            elif isinstance(value, Node):
                 if not value._is_data():
                     paired(value, other, out, exact)
             else:
@@ -167,14 +170,16 @@ def _with_default(
             if default == "intersection":
                 continue
             there: Any = b if a is None else a
-            if isinstance(there, Node):
+            if isinstance(there, Node) and not isinstance(there, UnbatchedTensor):
                 hollow = there._new({}, there._batch_size)
                 mine, theirs = (hollow, there) if a is None else (there, hollow)
                 entries[name] = _with_default(mine, single, theirs, default, options)
                 continue
             filler = torch.full_like(there, default) if isinstance(default, NUMBERS) else default
             a, b = (filler if a is None else a), (filler if b is None else b)
-        if isinstance(a, Node):
+        if isinstance(a, UnbatchedTensor):
+            entries[name] = UnbatchedTensor(single(a, b, **options), a._batch_size)
+        elif isinstance(a, Node):
             entries[name] = a if a._is_data() else _with_default(a, single, b, default, options)
         else:
             entries[name] = single(a, b, **options)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from raffia.tensordict.node import Node
+
 DEFAULTS: dict[str, Any] = dict(
     show_batch_size=True,
     show_device=True,
@@ -103,11 +105,12 @@ def _entry(td: Any, name: str, options: dict[str, Any]) -> str:
     except RuntimeError:  # tensors of unlike shapes in a lazy stack
         return "unlike shapes"
     if isinstance(value, Tensor):
+        ndim = 0 if isinstance(value, Node) else len(td.batch_size)
         kind = str(value.dtype).removeprefix("torch.") if options["show_dtype"] else ""
         for word, letter in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u")):
             kind = kind.replace(word, letter)
         kind = kind.replace("int", "i") if not kind.startswith("u") else kind
-        return f"{kind}{list(value.shape[len(td.batch_size) :])}"
+        return f"{kind}{list(value.shape[ndim:])}"
     if value._is_data():
         return type(getattr(value, "_data", value.tolist())).__name__
     plain = type(value).__name__ == "TensorDict"

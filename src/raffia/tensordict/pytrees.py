@@ -24,10 +24,13 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from raffia.tensordict import dim_names, pickled
 from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
+from raffia.tensordict.lock import _lock as lock
+from raffia.tensordict.lock import lock_made
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 
 class Spec(NamedTuple):
@@ -77,13 +80,22 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
             continue
         below.append(None)
         values.append(value)
+        if isinstance(value, UnbatchedTensor):
+            ndims.append(~value.dim())
+            continue
         ndims.append(value.dim() if value.__class__ is Tensor or _has_dims(value) else None)
     keys = list(entries)
     return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
 
 
+def _may_tell(value: Any) -> bool:
+    """Whether a value says which dimension `torch.vmap` has taken; `torch.compile` can't ask."""
+    compiling = torch.compiler.is_compiling()
+    return isinstance(value, Tensor) and not compiling and is_batched(value)
+
+
 def _has_dims(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, Node) and not value._is_data())
+    return not value._is_data() if isinstance(value, Node) else isinstance(value, Tensor)
 
 
 def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
@@ -148,9 +160,9 @@ def unflatten(values: Any, spec: Spec) -> Any:
     values = list(values)
     old, change = spec.batch_size, Change(values, spec.ndims)
     size = change.size_of(0, len(values), old)
-    td: Any = _unflatten(values, 0, spec, len(old), size, change)[0]
-    # a row in `torch.vmap` is as locked as the whole; new values, of `tree_map`, are not
-    locked = spec.locked and len(td._batch_size) != len(spec.batch_size)
+    # a row in `torch.vmap` is as locked as the whole; what `tree_map` makes is not
+    locked = spec.locked and size is not None and len(size) != len(old)
+    td: Any = _unflatten(values, 0, spec, len(old), size, change, locked)[0]
     if spec.stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
         at = changed_dims(spec.batch_size, td._batch_size)
         dim: int | None = spec.stack_dim
@@ -159,9 +171,11 @@ def unflatten(values: Any, spec: Spec) -> Any:
             dim = place_of(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
+            if locked:
+                lock(td, None)
     if td._names is not None:
         dim_names.store(td, td._names)
-    return td.lock_() if locked else td
+    return td
 
 
 class Change:
@@ -186,25 +200,28 @@ class Change:
         if self.by is None:
             return torch.Size()
         size: torch.Size | None = None
-        longest = 0
-        for i in range(start, stop):
-            value, before = self.values[i], self.ndims[i]
-            if before is None or (value.__class__ is not Tensor and not _has_dims(value)):
+        longest = by = 0
+        values, ndims = self.values, self.ndims
+        if stop - start < len(values):
+            values, ndims = values[start:stop], ndims[start:stop]
+        for value, before in zip(values, ndims, strict=True):
+            if before is None or before < 0:
+                continue
+            if value.__class__ is not Tensor and not _has_dims(value):
                 continue
             shape = value.shape
             if size is None:
-                self.by = len(shape) - before
-                if self.by == -1 and isinstance(value, Tensor) and is_batched(value):
-                    if not torch.compiler.is_compiling():  # which can't trace it
-                        self.taken = bdim(value)
+                self.by = by = len(shape) - before
+                if self.by == -1 and _may_tell(value):
+                    self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:
                     longest += self.by
                 size = shape[:longest] if longest > 0 else _NO_DIMS
-            elif len(shape) - before != self.by:
+            elif len(shape) - before != by:
                 self.by = None
-                return torch.Size()
-            elif longest > 0:
+                return _NO_DIMS
+            elif size:
                 while shape[: len(size)] != size:
                     size = size[:-1]
         return size
@@ -218,7 +235,13 @@ def _count(spec: Spec) -> int:
 
 
 def _unflatten(
-    values: list[Any], start: int, spec: Spec, ndim: int, size: torch.Size | None, change: Change
+    values: list[Any],
+    start: int,
+    spec: Spec,
+    ndim: int,
+    size: torch.Size | None,
+    change: Change,
+    locked: bool,
 ) -> tuple[TensorDict, int]:
     """A container of the values from `start`, and where the next begin.
 
@@ -233,25 +256,44 @@ def _unflatten(
         found = change.size_of(start, start + _count(spec), old)
         batch_size = size + old[ndim:] if found is None else found
     entries: dict[str, Any] = {}
+    nodes: list[Any] = []
     device, names = spec.device, spec.names
     for key, below in zip(spec.keys, spec.below, strict=True):
         if below is not None:
-            entries[key], start = _unflatten(
-                values, start, below, len(old), None if size is None else batch_size, change
-            )
+            known = None if size is None else batch_size
+            node, start = _unflatten(values, start, below, len(old), known, change, locked)
+            entries[key] = node
+            nodes.append(node)
             continue
-        value = values[start]
+        value, before = values[start], spec.ndims[start]
         start += 1
-        if isinstance(value, Node):
+        if before is not None and before < 0 and isinstance(value, Tensor):
+            value = _unbatched(key, value, ~before, batch_size)
+            nodes.append(value)
+        elif value.__class__ is not Tensor and isinstance(value, Node):
             if value._is_data() and batch_size != old:
                 value = _resized(value, old, batch_size, change)
+            nodes.append(getattr(value, "_td", value))
         elif device is not None and isinstance(value, Tensor) and value.device != device:
             device = None
         entries[key] = value
     if names is not None and batch_size != old:
         at = changed_dims(old, batch_size)
         names = moved(names, at[0], len(batch_size), None) if len(at) == 1 else None
-    return TensorDict._make(entries, batch_size, device, names), start
+    td = TensorDict._make(entries, batch_size, device, names)
+    if locked:
+        lock_made(td, nodes)
+    return td, start
+
+
+def _unbatched(key: str, value: Tensor, ndim: int, size: torch.Size) -> UnbatchedTensor:
+    """An entry that was an `UnbatchedTensor` of `ndim` dimensions."""
+    if value.dim() < ndim and not torch.compiler.is_compiling() and is_batched(value):
+        raise RuntimeError(
+            f"torch.vmap maps over the entry {key!r}, an UnbatchedTensor, which has no rows: pass "
+            "it by itself with in_dims=None, and td.exclude(key) in the place of the container"
+        )
+    return UnbatchedTensor(value, size)
 
 
 def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> Any:

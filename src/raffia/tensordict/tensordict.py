@@ -38,6 +38,7 @@ from raffia.tensordict.keys import (
     missing,
 )
 from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 _new_object = object.__new__
 
@@ -794,9 +795,9 @@ class TensorDict(TensorDictBase):
 
     def _children(self) -> list[Any]:
         found = [v for v in self._d.values() if v.__class__ is not Tensor and isinstance(v, Node)]
-        return [
-            v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found
-        ]  # what a tensorclass wraps
+        if found:  # of a tensorclass what it wraps
+            return [v if v.__class__ is TensorDict else getattr(v, "_td", v) for v in found]
+        return found
 
     def _shallow(self) -> TensorDict:
         entries = {
@@ -899,7 +900,8 @@ class TensorDict(TensorDictBase):
         ndim = len(batch_size)
         for name, value in self._d.items():
             if value.shape[:ndim] != batch_size and not (
-                isinstance(value, Node) and len(value._batch_size) < ndim
+                isinstance(value, Node)
+                and (isinstance(value, Tensor) or len(value._batch_size) < ndim)
             ):
                 raise RuntimeError(
                     f"entry {name!r} has shape {value.shape}, "
@@ -909,7 +911,8 @@ class TensorDict(TensorDictBase):
         grown = [
             v
             for v in self._d.values()
-            if isinstance(v, Node) and v._batch_size[:ndim] != batch_size
+            if isinstance(v, Node)
+            and (v._batch_size[:ndim] != batch_size or isinstance(v, UnbatchedTensor))
         ]
         before = [v._batch_size for v in grown]
         try:
@@ -938,6 +941,10 @@ class TensorDict(TensorDictBase):
             value = build.as_entry(value, self, name)
         batch_size = self._batch_size
         ndim = len(batch_size)
+        if isinstance(value, UnbatchedTensor):  # has no batch dimensions
+            device = self._device
+            kept = value if device is None or value.device == device else value.to(device)
+            return kept._like(batch_size)  # type: ignore[attr-defined]
         if value.shape[:ndim] != batch_size:
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)

@@ -13,6 +13,7 @@ from torch import Tensor
 from raffia.tensordict.build import as_device, as_size, mismatch
 from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
 from raffia.tensordict.node import Node
+from raffia.tensordict.unbatched import UnbatchedTensor
 
 # ------------------------------------------------------------------------ apply
 
@@ -190,7 +191,14 @@ class _Apply:
         dropped = False
         for name, value in td._entries().items():
             theirs = [self.entry(other, name) for other in others] if others else ()
-            if isinstance(value, Node) and not (is_leaf is not None and is_leaf(type(value))):
+            if self.size is not None and isinstance(value, UnbatchedTensor):
+                entries[name] = value.empty_like(self.size)
+                continue
+            if (
+                isinstance(value, Node)
+                and not isinstance(value, UnbatchedTensor)
+                and not (is_leaf is not None and is_leaf(type(value)))
+            ):
                 if value._is_data():
                     if self.size is not None:
                         value = value.empty_like(self.size)
@@ -211,6 +219,8 @@ class _Apply:
                 )
             if result is None:
                 dropped = True
+            elif isinstance(value, UnbatchedTensor) and isinstance(result, Tensor):
+                entries[name] = UnbatchedTensor(result, td._batch_size)
             else:
                 entries[name] = (
                     result

@@ -31,7 +31,7 @@ class _Batched:
 
     @property
     def shape(self: Any) -> torch.Size:
-        return self.size()  # type: ignore[no-any-return]
+        return self.size()
 
     def __reduce_ex__(self: Any, proto: Any) -> Any:
         return _made, (type(self), self.size(0), self.requires_grad, self.dtype, self.device)

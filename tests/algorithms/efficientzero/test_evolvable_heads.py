@@ -154,6 +154,7 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(world):
         torch.testing.assert_close(found.reward, model.decode_reward(step.value_prefix), **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grads", ["vmap", "each"])
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
 def test_members_of_unlike_form_learn_as_each_alone(grads, norm_type):

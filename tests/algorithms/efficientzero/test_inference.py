@@ -136,6 +136,7 @@ def close(found, expected, tolerance=1e-4):
 MODELS = [(mlp, name) for name in MLPS | UNCOMPILED] + [(images, name) for name in IMAGES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "name"), MODELS)
 def test_a_folded_model_says_what_the_model_says_in_eval_mode(make, name, draw):
     model = make(name).train()
@@ -302,6 +303,7 @@ def test_no_compiled_step_for_another_embedding(draw):
     )
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_planned_with_by_sampling_them():
     model = drawn(EfficientZeroModelMLP(4, 2, continuous_action_space=True, **SMALL)).eval()
     folded, obs, seed = fold(model), torch.randn(5, 4), torch.arange(5)
@@ -317,6 +319,7 @@ def test_continuous_actions_are_planned_with_by_sampling_them():
     assert plan.tree.visits_of_root().sum(-1).tolist() == [12] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_search_is_the_same_with_the_compiled_step_and_with_the_call(batch, draw):
     folded = fold(mlp())

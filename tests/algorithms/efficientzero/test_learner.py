@@ -274,6 +274,7 @@ def in_float64(tree):
     return tree.apply(lambda x: x.double() if x.is_floating_point() else x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_type, optimizer", [("BN", "sgd"), ("LN", "adamw"), ("BN", "adamw")])
 def test_stacked_states_learn_as_each_does_by_itself(norm_type, optimizer):
     # in float64: Adam makes steps of rounding errors where a gradient is zero, as before BatchNorm

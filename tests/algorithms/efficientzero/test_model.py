@@ -405,6 +405,7 @@ def test_a_copy_is_a_model_apart(build, shape):
     assert twin.prediction.module is twin.prediction_network
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_steps_compile_without_a_break(build, shape):
     model = build(last_linear_layer_init_zero=False).eval()

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero import planning
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
+from raffia.algorithms.efficientzero.config import (
+    EfficientZeroConfig,
+    LossConfig,
+    ModelConfig,
+    SearchConfig,
+    TargetConfig,
+)
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Discrete, EnvSpec
@@ -15,6 +21,8 @@ from raffia.tensordict.tensordict import TensorDict
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
 CONFIG = EfficientZeroConfig(
     model=ModelConfig(latent_state_dim=8, lstm_hidden_size=6),
+    loss=LossConfig(lstm_horizon=3),
+    targets=TargetConfig(discount=0.9),
     search=SearchConfig(num_simulations=6, dirichlet_alpha=0.7, dirichlet_fraction=0.4),
 )
 
@@ -64,8 +72,8 @@ def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
     config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, max_considered=2))
     planner = planner_of(config=config, num_threads=2)
     planner.plan(state_of(70), noise=noise, temperature=temperature)
-    assert given["num_simulations"] == 6 and given["discount"] == CONFIG.targets.discount
-    assert given["value_prefix"].horizon == CONFIG.loss.lstm_horizon
+    assert given["num_simulations"] == 6 and given["discount"] == 0.9
+    assert given["value_prefix"].horizon == 3
     assert given["num_threads"] == 2  # of 64 roots or more
     if policy == "gumbel":
         assert given["max_considered"] == 2

@@ -225,6 +225,7 @@ def test_what_a_search_gives_is_kept_as_when_acting():
     assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bootstrap", ["network", "search"])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):

@@ -65,6 +65,7 @@ def test_roots_and_steps_of_all_members_are_those_of_each(how):
         torch.testing.assert_close(after["latent_state"][rows], then["latent_state"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["each", "vmap"])
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
 def test_a_search_for_all_members_is_that_of_each(policy, how):
@@ -114,6 +115,7 @@ def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulation
         assert torch.equal(getattr(found, name)[order], getattr(jumbled, name))
 
 
+@pytest.mark.slow
 def test_where_there_is_no_compiled_form(monkeypatch):
     monkeypatch.setattr("raffia.jit.available", lambda: False)
     stacked, alone = both()

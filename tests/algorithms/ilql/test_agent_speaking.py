@@ -206,6 +206,7 @@ def test_a_test_is_the_mean_return_and_is_kept():
     assert found == evaluator.evaluate(agent).env_reward and agent.fitness == [found]
 
 
+@pytest.mark.slow
 def test_an_agent_learns_to_say_what_pays():
     """From answers of one letter, drawn at random, of which one pays."""
     from raffia.data.dialogue import DataPoint, DialogueDataset

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ilql_exact import policy
@@ -49,6 +49,7 @@ def between(one, other, share):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [0.5, 0.9])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, share):
@@ -82,6 +83,7 @@ def test_what_the_data_do_not_have_counts_as_the_worst_dialogue():
         min_size=1, max_size=6,
     )
 )  # fmt: skip
+@example([(0.0, -math.inf, -math.inf, -1.0, 0.0, 1.0), (0.0,) * 6])  # a beginning without its end
 @settings(max_examples=100, deadline=None)
 def test_nothing_lifts_an_estimate_above_what_was_logged_or_makes_it_no_number(rows):
     table = torch.tensor(rows, dtype=torch.float64)
@@ -90,7 +92,7 @@ def test_nothing_lifts_an_estimate_above_what_was_logged_or_makes_it_no_number(r
     found = off_policy_return(ratio, earned, worst)
     most = float(earned.clamp_min(0).amax(0).sum())  # of each place the best there is
     assert min(worst, float(earned.amin(0).sum())) - 1e-9 <= found.mean_return <= most + 1e-9
-    assert found.low <= found.mean_return <= found.high
+    assert found.low <= found.mean_return <= found.high and found.gain_low <= found.gain
     assert all(math.isfinite(number) for number in vars(found).values())
     assert 0 <= found.support <= 1 and found.effective_rows <= len(rows) + 1e-9
 

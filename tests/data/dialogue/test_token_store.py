@@ -214,6 +214,7 @@ def test_an_open_store_outlives_its_replacement(tmp_path, path, tokenizer):
     assert list(old) == expected
 
 
+@pytest.mark.slow
 def test_many_rows(tmp_path):
     """More than one block of summaries."""
     rng = np.random.default_rng(0)

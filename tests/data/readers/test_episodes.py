@@ -331,6 +331,7 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch, folder, call, pac
         call(folder)
 
 
+@pytest.mark.slow
 def test_importing_the_readers_imports_no_optional_package():
     code = """
     import sys

@@ -154,16 +154,17 @@ def off_policy_return(
             _Z95 * math.sqrt(left / num * float((x - x.mean()).square().sum()))
             for x in (without, gains)
         )
+    # It may lie beyond the returns, as it may keep the beginning of a dialogue and not its end.
     least, most = min(worst, float(returns.min())), float(returns.max())
     total = float(whole.sum())
     logged = float(returns.mean())
     return OffPolicyEstimate(
         mean_return=float(mean),
-        low=max(least, float(mean) - of_mean),
+        low=min(float(mean), max(least, float(mean) - of_mean)),
         high=max(float(mean), min(most, float(mean) + of_mean)),
         logged_return=logged,
         gain=float(gain),
-        gain_low=max(least - logged, float(gain) - of_gain),
+        gain_low=min(float(gain), max(least - logged, float(gain) - of_gain)),
         effective_rows=total**2 / float(whole.square().sum()) if total > 0 else 0.0,
         support=min(1.0, total / num),
     )

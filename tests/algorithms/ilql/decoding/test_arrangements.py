@@ -84,6 +84,7 @@ def plain_greedy(model, target, prompt, config):
     return text[len(prompt) :], total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "names", "dtype"),
     [

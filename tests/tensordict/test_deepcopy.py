@@ -1,0 +1,169 @@
+"""What a deep copy shares: within itself what was shared, with its source nothing."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raffia import LazyStackedTensorDict, TensorDict, lazy_stack, tensorclass
+from raffia.tensordict.node import Node
+
+VIEWS = {
+    "whole": lambda x: x,
+    "again": lambda x: x.view(3, 4),
+    "flat": lambda x: x.flatten(),
+    "row": lambda x: x[1],
+    "tail": lambda x: x[1:],
+    "columns": lambda x: x[:, ::2],
+    "turned": lambda x: x.t(),
+    "one": lambda x: x[2, 3],
+    "rows": lambda x: x[:1].expand(3, 4),
+    "none": lambda x: x[:0],
+    "detached": lambda x: x.detach(),
+    "negative": lambda x: torch._neg_view(x)[1:],
+    "parts": lambda x: torch.view_as_complex(x.view(3, 2, 2)),
+    "conjugate": lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj(),
+    "bits": lambda x: x.view(torch.int32),
+    "learned": lambda x: x.detach().requires_grad_(),
+    "parameter": lambda x: torch.nn.Parameter(x.detach(), requires_grad=False),
+}
+COPIED_ALONE = {"parameter"}  # nn.Parameter clones its values, wherever they are
+CHANGED = {"negative", "conjugate"}  # which torch copies to memory of their own
+
+
+@tensorclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, LazyStackedTensorDict):
+        return leaves(value.tensordicts)
+    if isinstance(value, Pair):
+        return leaves([value.left, value.right])
+    parts = value.values() if isinstance(value, dict | Node) else value
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def container(parts: list[Any]) -> TensorDict:
+    return TensorDict({f"k{i}": part for i, part in enumerate(parts)})
+
+
+def stack(parts: list[Any]) -> LazyStackedTensorDict:
+    return lazy_stack([TensorDict(a=part) for part in parts])
+
+
+def pair(parts: list[Any]) -> Any:
+    return Pair(left=parts[0], right=parts[-1])
+
+
+def of_containers(children: Any) -> Any:
+    parts = st.lists(children, min_size=1, max_size=3)
+    return st.one_of(parts.map(container), parts.map(stack), parts.map(pair))
+
+
+def of_any(children: Any) -> Any:
+    parts = st.lists(children, min_size=1, max_size=3)
+    named = parts.map(lambda p: {f"k{i}": part for i, part in enumerate(p)})
+    return st.one_of(parts, parts.map(tuple), named)
+
+
+@st.composite
+def structures(draw: Any) -> Any:
+    sources = [torch.arange(12.0).view(3, 4), torch.arange(12.0, 24).view(3, 4)]
+    made = [
+        (name, view(source)) for source in sources for name, view in VIEWS.items()
+    ]  # each view once: to draw it twice is to hold one tensor twice
+    tensors = st.sampled_from(made).map(lambda entry: entry[1])
+    inner = st.recursive(tensors, of_containers, max_leaves=4)
+    names = {id(tensor): name for name, tensor in made}
+    return draw(st.recursive(inner, of_any, max_leaves=6)), names, made
+
+
+def place(leaf: torch.Tensor) -> int:
+    return leaf.untyped_storage()._cdata
+
+
+@settings(max_examples=60)
+@given(structures())
+def test_a_deep_copy_shares_what_its_source_shares(drawn):
+    source, names, _ = drawn
+    before = leaves(source)
+    values = [leaf.detach().clone() for leaf in before]
+    after = leaves(copy.deepcopy(source))
+    assert len(after) == len(before)
+    for (x, new_x), (y, new_y) in itertools.product(zip(before, after, strict=True), repeat=2):
+        if {names[id(x)], names[id(y)]} & (COPIED_ALONE | CHANGED):
+            continue
+        assert (new_x is new_y) == (x is y)
+        assert (place(new_x) == place(new_y)) == (place(x) == place(y))
+        assert place(new_x) != place(y)
+    for x, new, value in zip(before, after, values, strict=True):
+        assert torch.equal(new, value)
+        assert torch.equal(x, value)
+        assert (new.requires_grad, new.dtype, type(new)) == (x.requires_grad, x.dtype, type(x))
+        if names[id(x)] not in COPIED_ALONE | CHANGED:
+            assert (new.stride(), new.storage_offset()) == (x.stride(), x.storage_offset())
+
+
+@settings(max_examples=60)
+@given(structures())
+def test_a_deep_copy_is_that_of_the_tensors_in_a_list(drawn):
+    source, _, _ = drawn
+    mine = leaves(copy.deepcopy(source))
+    torchs = copy.deepcopy(leaves(source))
+    for i, j in itertools.combinations(range(len(mine)), 2):
+        assert (place(mine[i]) == place(mine[j])) == (place(torchs[i]) == place(torchs[j]))
+        assert (mine[i] is mine[j]) == (torchs[i] is torchs[j])
+    for one, other in zip(mine, torchs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_containers_copied_at_once_share_what_they_shared():
+    x = torch.arange(6.0)
+    whole, row, lazy = TensorDict(a=x), TensorDict(b=x[2:4]), stack([x.view(2, 3), x.view(2, 3)])
+    for order in itertools.permutations((whole, row, lazy, x[1:])):
+        found = {type(part): part for part in copy.deepcopy(order)}
+        tds = [part for part in copy.deepcopy(order) if type(part) is TensorDict]
+        (a,) = [td["a"] for td in tds if "a" in td]
+        (b,) = [td["b"] for td in tds if "b" in td]
+        assert len({place(a), place(b)}) == 1
+        a[2] = 9
+        assert b[0] == 9
+        found[torch.Tensor][1] = 7
+        assert found[LazyStackedTensorDict][0]["a"][0, 2] == 7
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_container_twice_is_one_container_in_the_copy():
+    inner = TensorDict(a=torch.ones(2))
+    td = TensorDict(x=inner, y=inner)
+    first, second, third = copy.deepcopy((td, inner, td["x", "a"]))
+    assert first["x"] is first["y"] is second
+    assert second["a"] is third
+
+
+def test_a_gradient_is_copied_along():
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    for kept in (True, False):
+        out = copy.deepcopy(TensorDict(a=x.requires_grad_(kept)))["a"]
+        assert out.requires_grad == kept
+        assert out.grad is not None
+        assert out.grad is not x.grad
+        assert out.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("leaf", [torch.eye(3).to_sparse(), torch.zeros(3, device="meta")])
+def test_tensors_of_other_layouts_and_devices_are_copied_as_torch_does(leaf):
+    out = copy.deepcopy((leaf, TensorDict(a=leaf), TensorDict(b=leaf, c=torch.ones(2))))
+    assert out[0] is out[1]["a"] is out[2]["b"]
+    assert out[0] is not leaf
+    assert (out[0].layout, out[0].device, out[0].shape) == (leaf.layout, leaf.device, leaf.shape)
