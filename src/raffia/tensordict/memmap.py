@@ -107,6 +107,11 @@ class MemoryMappedTensor(Tensor):
         ...     os.path.getsize(x.filename)
         24
         """
+        if input.is_nested:
+            raise NotImplementedError(
+                "MemoryMappedTensor.from_tensor: a nested tensor has no file of its own; store "
+                "what input.unbind() gives"
+            )
         if input.requires_grad:
             raise RuntimeError(
                 "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad; "
