@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffia.files import make_folder, parse_json, write_atomically
+from raffia.files import MissingFileError, make_folder, parse_json, write_atomically
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
@@ -968,7 +968,8 @@ class FolderReader(Reader):
         try:
             fd, length = open_regular(self.path, os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            self.fail("it is missing: nothing was saved here, or saving was interrupted")
+            why = "it is missing: nothing was saved here, or saving was interrupted"
+            raise MissingFileError(self.path, why) from None
         try:
             text = os.read(fd, length + 1)
             while len(text) < length and (more := os.read(fd, length)):
@@ -989,7 +990,7 @@ class FolderReader(Reader):
         try:
             return path, os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
-            raise DamagedFileError(path, "it is missing") from None
+            raise MissingFileError(path, "it is missing") from None
         except (OSError, ValueError) as error:
             if isinstance(error, PermissionError):
                 raise
