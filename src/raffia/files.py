@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 __all__ = [
     "DamagedFileError",
     "Lock",
+    "MissingFileError",
     "check_manifest",
     "foreign_reader",
     "is_deeper",
@@ -59,6 +60,16 @@ class DamagedFileError(RuntimeError, ValueError):
         super().__init__(f"{os.fspath(path)}: {why}")
         self.path = os.fspath(path)
         self.why = why
+
+
+class MissingFileError(DamagedFileError, FileNotFoundError):
+    """A file that should be in a folder is not there: nothing was saved, or not all of it.
+
+    >>> raise MissingFileError("td/meta.json", "it is missing")
+    Traceback (most recent call last):
+    ...
+    raffia.files.MissingFileError: td/meta.json: it is missing
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.why)

@@ -651,7 +651,7 @@ class TestOursDamagedError:
         assert "a.memmap" in str(e.path) and isinstance(e.why, str) and e.why
         assert str(e.path) in str(e) and e.why in str(e)
         again = pickle.loads(pickle.dumps(e))  # crosses process borders
-        assert type(again) is error and str(again.path) == str(e.path) and again.why == e.why
+        assert type(again) is type(e) and str(again.path) == str(e.path) and again.why == e.why
 
 
 class TestOursDamagedFolder:

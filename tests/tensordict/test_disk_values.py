@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from raffia import NonTensorData, TensorDict
+from raffia import MemoryMappedTensor, NonTensorData, TensorDict
 from raffia.tensordict.disk import DamagedFileError, decode, encode
 from tests.tensordict.invariants import sound
 
@@ -247,3 +247,29 @@ class TestSymbolicLinks:
         td.memmap(tmp_path / "second", copy_existing=True)
         assert not (tmp_path / "second" / "a.memmap").is_symlink()
         assert torch.equal(TensorDict.load_memmap(tmp_path / "second")["a"] + 0, torch.ones(3))
+
+
+class TestFilesThatAreThere:
+    @pytest.mark.parametrize("name, held", [("zeros", 0.0), ("ones", 1.0), ("full", 7.0)])
+    def test_existsok(self, tmp_path, name, held):
+        path = tmp_path / "x.memmap"
+        before = MemoryMappedTensor.full((3,), 5.0, filename=path)
+        make = getattr(MemoryMappedTensor, name)
+        args = ((3,), 7.0) if name == "full" else (3,)
+        with pytest.raises(RuntimeError, match="exists"):
+            make(*args, filename=path)
+        assert before.tolist() == [5.0] * 3
+        assert make(*args, filename=path, existsok=True).tolist() == [held] * 3
+        assert before.tolist() == [held] * 3
+        before.fill_(2.0)
+        assert MemoryMappedTensor.empty(3, filename=path, existsok=True).tolist() == [2.0] * 3
+
+    def test_nothing_was_saved(self, tmp_path):
+        """Both what a missing file is elsewhere, and what any damage is here."""
+        for kind in (FileNotFoundError, DamagedFileError):
+            with pytest.raises(kind, match="it is missing: nothing was saved here"):
+                TensorDict.load_memmap(tmp_path)
+        TensorDict(a=torch.ones(2)).memmap(tmp_path / "td")
+        (tmp_path / "td" / "a.memmap").unlink()
+        with pytest.raises(FileNotFoundError, match=r"a\.memmap: it is missing"):
+            TensorDict.load_memmap(tmp_path / "td")

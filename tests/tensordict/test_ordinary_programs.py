@@ -428,9 +428,9 @@ class TestConsolidatedFile:
                 TensorDict.from_consolidated(tmp_path / "td")
 
     def test_what_is_not_one_block(self, tmp_path):
-        ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+        sparse = torch.eye(2).to_sparse()
         with pytest.raises(TypeError, match="not one block of memory"):
-            TensorDict(a=ragged, batch_size=[2]).consolidate()
+            TensorDict(a=sparse, batch_size=[2]).consolidate()
         with pytest.raises(ValueError, match="mapped on the CPU"):
             self.make().consolidate(tmp_path / "td", device="meta")
         assert not (tmp_path / "td").exists()

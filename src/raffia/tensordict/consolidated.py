@@ -22,23 +22,103 @@ from raffia.tensordict.disk import (
     open_regular,
     outline,
     rebuild,
+    shown,
     titled,
 )
 from raffia.tensordict.memmap import DTYPE_NAMES, Path
+
+Joined = tuple[int, int, int | None]  # where values, offsets and lengths are among the pieces
 
 ALIGN = 16  # bytes: the largest item size, complex128
 MARK = b"raffia\x00\x01"
 ENDING = 8 + len(MARK)
 
 
+def pieces(leaves: list[Tensor]) -> tuple[list[Tensor], list[int | Joined]]:
+    """The plain tensors that leaves consist of, and where among them each leaf finds its own.
+
+    A jagged nested tensor is its values, offsets and lengths; what several share is there once.
+    """
+    out: list[Tensor] = []
+    places: list[int | Joined] = []
+    known: dict[int, int] = {}
+
+    def place(part: Any) -> int:
+        if id(part) not in known:
+            known[id(part)] = len(out)
+            out.append(part)
+        return known[id(part)]
+
+    for leaf in leaves:
+        if not leaf.is_nested:
+            places.append(len(out))
+            out.append(leaf)
+            continue
+        if leaf.layout is not torch.jagged:
+            raise NotImplementedError(
+                "consolidate: an entry is a nested tensor of layout torch.strided; make it a "
+                "jagged one, with torch.nested.nested_tensor(x.unbind(), layout=torch.jagged)"
+            )
+        jagged: Any = leaf
+        lengths = jagged.lengths()
+        values = len(out)
+        out.append(jagged.values())
+        places.append(
+            (values, place(jagged.offsets()), None if lengths is None else place(lengths))
+        )
+    return out, places
+
+
+def put_together(leaves: list[Tensor], places: list[int | Joined], parts: list[Tensor]) -> Any:
+    """The leaves again, over other tensors in the place of their pieces."""
+    for leaf, place in zip(leaves, places, strict=True):
+        if isinstance(place, int):
+            yield parts[place]
+        else:
+            values, offsets, lengths = place
+            of = None if lengths is None else parts[lengths]
+            dim: int = leaf._ragged_idx  # type: ignore[attr-defined]
+            yield jagged_tensor(parts[values], parts[offsets], of, dim)
+
+
+def jagged_tensor(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> Tensor:
+    """The nested tensor of rows of `values`, whose dimension `dim` is the one of unlike length."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+
+
 def write_block(td: Any, filename: Path) -> list[int]:
     """Write a container as one block to a file, at once or not at all; where each leaf begins."""
     leaves: list[Tensor] = []
     starts: list[int] = []
+    known: dict[int, int] = {}  # where what several nested tensors share begins
     end = 0
 
-    def place(plan: Outline) -> Record:
+    def put(leaf: Tensor) -> Record:
         nonlocal end
+        listed: Record = {"dtype": DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape), "at": end}
+        leaves.append(leaf)
+        starts.append(end)
+        end += padded(leaf.numel() * leaf.dtype.itemsize)
+        return listed
+
+    def shared(leaf: Tensor) -> Record:
+        if id(leaf) in known:
+            return {
+                "dtype": DTYPE_NAMES[leaf.dtype],
+                "shape": list(leaf.shape),
+                "at": known[id(leaf)],
+            }
+        known[id(leaf)] = end
+        return put(leaf)
+
+    def jagged(leaf: Any) -> Record:
+        listed: Record = {"ragged": leaf._ragged_idx, "values": put(leaf.values())}
+        listed["offsets"] = shared(leaf.offsets())
+        if leaf.lengths() is not None:
+            listed["lengths"] = shared(leaf.lengths())
+        return listed
+
+    def place(plan: Outline) -> Record:
         if plan.is_value:
             return plan.record
         listed: Record = {}
@@ -46,14 +126,10 @@ def write_block(td: Any, filename: Path) -> list[int]:
             if isinstance(entry, Outline):
                 listed[name] = place(entry)
                 continue
-            listed[name] = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
-            listed[name]["at"] = end
-            leaves.append(entry)
-            starts.append(end)
-            end += padded(entry.numel() * entry.dtype.itemsize)
+            listed[name] = jagged(entry) if entry.is_nested else put(entry)
         return {**plan.record, "entries": listed}
 
-    record = dump(titled(place(outline(td))))
+    record = dump(titled(place(outline(td, jagged=True))))
 
     def write(file: BinaryIO) -> None:
         for leaf in leaves:
@@ -81,13 +157,48 @@ class BlockReader(Reader):
     """Reads tensors out of a block."""
 
     block: Tensor
+    nested = True
 
     def tensor(self, entry: Record) -> Tensor:
+        if "ragged" in entry:
+            return self.jagged(entry)
         dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
         at, nbytes = entry.get("at"), math.prod(shape) * dtype.itemsize
         if type(at) is not int or at < 0 or at % ALIGN or at + nbytes > len(self.block):
             self.fail(f"a tensor of {nbytes} bytes can't begin at {at!r}")
         return self.block[at : at + nbytes].view(dtype).view(shape)
+
+    def jagged(self, entry: Record) -> Tensor:
+        values, offsets = self.part(entry, "values"), self.part(entry, "offsets")
+        lengths = self.part(entry, "lengths") if "lengths" in entry else None
+        dim = entry["ragged"]
+        if type(dim) is not int or not 1 <= dim <= values.dim():
+            self.fail(f"{shown(dim)} is no dimension of a nested tensor")
+        integers = all([t.dtype is torch.int64 for t in (offsets, lengths) if t is not None])
+        if not integers or offsets.dim() != 1 or not len(offsets):
+            self.fail("the offsets of a nested tensor are no row of integers")
+        gaps = offsets.diff()
+        if offsets[0] < 0 or (gaps < 0).any() or offsets[-1] > values.shape[dim - 1]:
+            self.fail("the offsets of a nested tensor do not lie in its values")
+        if lengths is not None:
+            if lengths.shape != gaps.shape or (lengths < 0).any():
+                self.fail("the lengths of a nested tensor do not fit its offsets")
+            if (offsets[:-1] + lengths > values.shape[dim - 1]).any():
+                self.fail("the rows of a nested tensor do not lie in its values")
+        return jagged_tensor(values, offsets, lengths, dim)
+
+    def part(self, entry: Record, name: str) -> Tensor:
+        """A tensor of a nested one; one for all that share it."""
+        found = entry.get(name)
+        if type(found) is not dict or "ragged" in found or "dtype" not in found:
+            self.fail(f"the {name} of a nested tensor are missing")
+        if name == "values":
+            return self.tensor(found)
+        known = self.__dict__.setdefault("shared", {})
+        tensor = self.tensor(found)
+        key = (found["at"], tensor.dtype, tensor.shape)
+        out: Tensor = known.setdefault(key, tensor)
+        return out
 
     def container(self, entry: Record) -> Any:
         return rebuild(self, entry)

@@ -837,7 +837,9 @@ def _is_block(
     if filename is not None or not td._locked or not is_consolidated(td):
         return False
     buffer = td._buffer
-    if metadata and td._spans is None or device is not None and as_device(device) != buffer.device:
+    if device is not None and as_device(device) != buffer.device:
+        return False
+    if metadata and td._spans is None and not any([x.is_nested for x in td._leaves([])]):
         return False
     return not (share_memory and not buffer.is_shared() or pin_memory and not buffer.is_pinned())
 
@@ -851,17 +853,26 @@ def _block(
     use_buffer: bool,
     share_memory: bool,
     pin_memory: bool,
-) -> tuple[Tensor, list[int], list[Tensor]]:
-    """A buffer with all entries, where each begins in it, and the entries as views of it."""
-    from raffia.tensordict.consolidated import mapped_block, padded, write_block
+) -> tuple[Tensor, list[int] | None, list[Tensor]]:
+    """A buffer with all entries, where each begins in it, and the entries as views of it.
 
-    leaves = [leaf.detach() for leaf in td._leaves([])]
+    None where one is nested, and has several places: a container of such is pickled entry by entry.
+    """
+    from raffia.tensordict.consolidated import (
+        mapped_block,
+        padded,
+        pieces,
+        put_together,
+        write_block,
+    )
+
+    whole = [leaf.detach() for leaf in td._leaves([])]
+    leaves, places = pieces(whole)
     for leaf in leaves:
-        if leaf.layout is not torch.strided or leaf.is_nested:
+        if leaf.layout is not torch.strided:
             raise TypeError(
-                f"consolidate: an entry is a tensor of layout {leaf.layout}, nested: "
-                f"{leaf.is_nested}, which is not one block of memory; to_padded_tensor() makes "
-                "plain tensors of nested ones"
+                f"consolidate: an entry is a tensor of layout {leaf.layout}, which is not one "
+                "block of memory; to_dense() makes a plain tensor of it"
             )
     spans = []
     total = 0
@@ -894,8 +905,13 @@ def _block(
     def fill(part: Tensor, leaf: Tensor) -> None:
         part.copy_(leaf, non_blocking=non_blocking)
 
+    def made() -> tuple[Tensor, list[int] | None, list[Tensor]]:
+        if len(leaves) == len(whole):
+            return buffer, spans, parts
+        return buffer, None, list(put_together(whole, places, parts))
+
     if filename is not None and not use_buffer:
-        return buffer, spans, parts
+        return made()
     if num_threads > 1:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -906,12 +922,12 @@ def _block(
             fill(part, leaf)
     if non_blocking and where.type == "cpu":
         synchronise(td)
-    return buffer, spans, parts
+    return made()
 
 
 def _finished(
     td: Any,
-    block: tuple[Tensor, list[int], list[Tensor]],
+    block: tuple[Tensor, list[int] | None, list[Tensor]],
     device: Any,
     inplace: bool,
     metadata: bool,
@@ -969,8 +985,11 @@ def is_consolidated(td: Any) -> bool:
     buffer = td._buffer
     if buffer is None:
         return False
+    from raffia.tensordict.consolidated import pieces
+
     pointer = buffer.untyped_storage().data_ptr()
-    return all([leaf.untyped_storage().data_ptr() == pointer for leaf in td._leaves([])])
+    parts = pieces(td._leaves([]))[0]
+    return all([leaf.untyped_storage().data_ptr() == pointer for leaf in parts])
 
 
 def data_ptr(td: Any, *, storage: bool = False) -> Any:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffia.files import make_folder, parse_json, write_atomically
+from raffia.files import MissingFileError, make_folder, parse_json, write_atomically
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
@@ -192,8 +192,13 @@ class Outline:
         return self.record["class"] in VALUE_CLASSES
 
 
-def outline(node: Any, key: tuple[str, ...] = (), like: bool = False) -> Outline:
-    """The outline of a container; TypeError if it holds what can't be stored."""
+def outline(
+    node: Any, key: tuple[str, ...] = (), like: bool = False, jagged: bool = False
+) -> Outline:
+    """The outline of a container; TypeError if it holds what can't be stored.
+
+    jagged: nested tensors of that layout can be.
+    """
     from raffia.tensordict.lazy import LazyStackedTensorDict
     from raffia.tensordict.tensorclass import TensorClass
 
@@ -206,7 +211,7 @@ def outline(node: Any, key: tuple[str, ...] = (), like: bool = False) -> Outline
     if node._is_data():
         return Outline(node, key, value_record(node, key))
     if isinstance(node, TensorClass):
-        out = outline(node._td, key, like)
+        out = outline(node._td, key, like, jagged)
         out.wrap = type(node)
         out.record["tensorclass"] = f"{out.wrap.__module__}.{out.wrap.__qualname__}"
         return out
@@ -224,14 +229,21 @@ def outline(node: Any, key: tuple[str, ...] = (), like: bool = False) -> Outline
     out = Outline(node, key, record)
     for name, value in entries.items():
         if isinstance(value, Node):
-            out.entries[name] = outline(value, (*key, name), like)
+            out.entries[name] = outline(value, (*key, name), like, jagged)
         else:
-            check_leaf(value, (*key, name), like)
+            if not (jagged and value.is_nested):
+                check_leaf(value, (*key, name), like)
             out.entries[name] = value
     return out
 
 
 def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool) -> None:
+    if leaf.is_nested:
+        raise NotImplementedError(
+            f"entry {'.'.join(key)!r} is a nested tensor, which has no file of its own: keep the "
+            "rows as a lazy stack, lazy_stack([...]).memmap(folder), or write one file with "
+            "td.consolidate(filename), which takes jagged ones"
+        )
     if leaf.dtype not in DTYPE_NAMES or leaf.layout is not torch.strided:
         raise TypeError(
             f"entry {'.'.join(key)!r} is a tensor of dtype {leaf.dtype} and layout {leaf.layout}, "
@@ -264,6 +276,8 @@ def value_record(node: Any, key: tuple[str, ...]) -> Record:
 
 class Reader:
     """Where a record comes from: it finds the tensors and containers that the record refers to."""
+
+    nested = False  # whether a tensor can be a nested one
 
     def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
         self.path = path
@@ -364,7 +378,8 @@ def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
     for name, entry in listed.items():
         if type(entry) is not dict:
             reader.fail(f"entry {shown(name)} is not a record")
-        entries[name] = reader.tensor(entry) if "dtype" in entry else reader.container(entry)
+        tensor = "dtype" in entry or reader.nested and "ragged" in entry
+        entries[name] = reader.tensor(entry) if tensor else reader.container(entry)
     return entries
 
 
@@ -953,7 +968,8 @@ class FolderReader(Reader):
         try:
             fd, length = open_regular(self.path, os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            self.fail("it is missing: nothing was saved here, or saving was interrupted")
+            why = "it is missing: nothing was saved here, or saving was interrupted"
+            raise MissingFileError(self.path, why) from None
         try:
             text = os.read(fd, length + 1)
             while len(text) < length and (more := os.read(fd, length)):
@@ -974,7 +990,7 @@ class FolderReader(Reader):
         try:
             return path, os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
-            raise DamagedFileError(path, "it is missing") from None
+            raise MissingFileError(path, "it is missing") from None
         except (OSError, ValueError) as error:
             if isinstance(error, PermissionError):
                 raise

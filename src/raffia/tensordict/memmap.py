@@ -107,6 +107,11 @@ class MemoryMappedTensor(Tensor):
         ...     os.path.getsize(x.filename)
         24
         """
+        if input.is_nested:
+            raise NotImplementedError(
+                "MemoryMappedTensor.from_tensor: a nested tensor has no file of its own; store "
+                "what input.unbind() gives"
+            )
         if input.requires_grad:
             raise RuntimeError(
                 "MemoryMappedTensor.from_tensor is incompatible with tensor.requires_grad; "
@@ -190,10 +195,12 @@ class MemoryMappedTensor(Tensor):
         dtype: torch.dtype | None = None,
         device: Any = None,
         filename: Path | None = None,
+        existsok: bool = False,
     ) -> MemoryMappedTensor:
         """A mapped tensor over a new file, whose space is reserved on the disk.
 
         size: the shape, as integers or as one sequence; `shape` is another way to give it.
+        existsok: take a file that is there; one of this length keeps its content.
         Raises RuntimeError if the file exists.
 
         >>> MemoryMappedTensor.empty(2, 3).shape
@@ -205,20 +212,22 @@ class MemoryMappedTensor(Tensor):
             if not size:
                 raise TypeError("the shape is missing, such as MemoryMappedTensor.zeros(2, 3)")
             shape = size if isinstance(size[0], int) else size[0]
-        return allocate(filename, torch.Size(shape), dtype or torch.get_default_dtype(), False)
+        dtype = dtype or torch.get_default_dtype()
+        return allocate(filename, torch.Size(shape), dtype, existsok)
 
     @classmethod
     def zeros(cls, *size: Any, **options: Any) -> MemoryMappedTensor:
-        """Zeros in a new file; `dtype` and `filename` as in `empty`.
+        """Zeros in a new file; the options are those of `empty`.
 
         >>> MemoryMappedTensor.zeros(2)
         MemoryMappedTensor([0., 0.])
         """
-        return cls.empty(*size, **options)  # new files hold zeros
+        out = cls.empty(*size, **options)  # new files hold zeros
+        return out.zero_() if options.get("existsok") else out  # type: ignore[return-value]
 
     @classmethod
     def ones(cls, *size: Any, **options: Any) -> MemoryMappedTensor:
-        """Ones in a new file; `dtype` and `filename` as in `empty`.
+        """Ones in a new file; the options are those of `empty`.
 
         >>> MemoryMappedTensor.ones(2, dtype=torch.int64)
         MemoryMappedTensor([1, 1])
@@ -227,7 +236,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def full(cls, *size: Any, fill_value: Any = None, **options: Any) -> MemoryMappedTensor:
-        """One value everywhere in a new file; `dtype` and `filename` as in `empty`.
+        """One value everywhere in a new file; the options are those of `empty`.
 
         >>> MemoryMappedTensor.full((2,), 3.5), MemoryMappedTensor.full(2, fill_value=3.5)
         (MemoryMappedTensor([3.5000, 3.5000]), MemoryMappedTensor([3.5000, 3.5000]))

@@ -1,0 +1,101 @@
+"""Jagged nested tensors in one block: in memory, pickled, and as a file."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raffia import DamagedFileError, MemoryMappedTensor, TensorDict
+
+
+def jagged() -> Any:
+    rows = [torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def with_holes() -> Any:
+    return torch.nested.nested_tensor_from_jagged(
+        torch.arange(10.0)[:, None], offsets=torch.tensor([0, 4, 10]), lengths=torch.tensor([2, 5])
+    )
+
+
+KINDS = {
+    "jagged": jagged,
+    "with holes": with_holes,
+    "transposed": lambda: jagged().transpose(1, 2),
+    "int16": lambda: jagged().to(torch.int16),
+}
+
+
+def same(one: Tensor, other: Any) -> bool:
+    pairs = zip(one.unbind(), other.unbind(), strict=True)
+    return one.dtype is other.dtype and all([torch.equal(a, b) for a, b in pairs])
+
+
+def held(kind: str) -> TensorDict:
+    x = KINDS[kind]()
+    nested = TensorDict({"y": x + 1, "c": torch.ones(2, 3)}, [2])
+    return TensorDict({"x": x, "b": torch.arange(2), "n": nested, "text": "t"}, [2])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+class TestOneBlock:
+    def test_in_memory(self, kind: str) -> None:
+        td = held(kind)
+        for options in ({}, {"metadata": True}, {"num_threads": 2}, {"inplace": True}):
+            block = td.clone().consolidate(**options)
+            assert block.is_consolidated()
+            assert block.is_locked
+            assert same(block["x"], td["x"])
+            assert same(block["n", "y"], td["n", "y"])
+            assert torch.equal(block["n", "c"], td["n", "c"])
+            assert block["x"].values().untyped_storage().data_ptr() == block._buffer.data_ptr()
+            assert same(block["x"] + block["n", "y"], td["x"] + td["n", "y"])  # of one shape still
+
+    def test_pickled(self, kind: str) -> None:
+        td = held(kind)
+        for block in (td.consolidate(), td.consolidate(metadata=True)):
+            back = pickle.loads(pickle.dumps(block))
+            assert same(back["x"], td["x"])
+            assert same(back["n", "y"], td["n", "y"])
+            assert back["text"] == "t"
+
+    def test_a_file(self, kind: str, tmp_path: Any) -> None:
+        td = held(kind)
+        for at, use_buffer in enumerate((False, True)):
+            written = td.consolidate(tmp_path / f"{at}", use_buffer=use_buffer)
+            assert same(written["x"], td["x"])
+            back = TensorDict.from_consolidated(tmp_path / f"{at}")
+            assert back.batch_size == (2,)
+            assert same(back["x"], td["x"])
+            assert same(back["n", "y"], td["n", "y"])
+            assert same(back["x"] + back["n", "y"], td["x"] + td["n", "y"])
+            assert back["text"] == "t"
+
+
+def test_damaged_offsets(tmp_path: Any) -> None:
+    held("with holes").consolidate(tmp_path / "td")
+    content = (tmp_path / "td").read_bytes()
+    good = torch.tensor([0, 4, 10]).numpy().tobytes()
+    assert content.count(good) == 1
+    for bad in ([0, 4, 11], [0, 12, 10], [-1, 4, 10]):
+        (tmp_path / "td").write_bytes(content.replace(good, torch.tensor(bad).numpy().tobytes()))
+        with pytest.raises(DamagedFileError, match="nested tensor"):
+            TensorDict.from_consolidated(tmp_path / "td")
+    for good_text, bad_text in ((b'"ragged":1', b'"ragged":9'), (b'"offsets"', b'"Offsets"')):
+        assert good_text in content
+        (tmp_path / "td").write_bytes(content.replace(good_text, bad_text))
+        with pytest.raises(DamagedFileError, match="nested tensor"):
+            TensorDict.from_consolidated(tmp_path / "td")
+
+
+def test_no_file_in_a_folder(tmp_path: Any) -> None:
+    with pytest.raises(NotImplementedError, match="'x' is a nested tensor"):
+        held("jagged").memmap(tmp_path / "td")
+    with pytest.raises(NotImplementedError, match="nested tensor"):
+        MemoryMappedTensor.from_tensor(jagged())
+    assert not list(tmp_path.iterdir())
