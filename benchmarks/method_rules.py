@@ -413,6 +413,7 @@ LEFT_OUT = {
     "make_memmap_from_storage": "makes one file: the file system's time",
     "map": "starts processes: the system's time",
     "map_iter": "starts processes: the system's time",
+    "from_consolidated": "reads a file: the file system's time",
     "from_json": "reads a text file: the parser's time",
     "to_json": "writes a text file: the file system's time",
     "from_dataclass": "makes a class at each call, in which neither has a hot path",

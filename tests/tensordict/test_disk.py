@@ -1105,3 +1105,74 @@ class TestOursDamagedSafetensors:
                 continue
             one_file.write_bytes(bad)
             self.fails(one_file)
+
+
+class TestTemporaryFiles:
+    """Small tensors without a folder share one temporary file, which goes with the last of them."""
+
+    def container(self):
+        entries = {
+            "a": torch.arange(3, dtype=torch.int8),
+            "b": torch.arange(6.0, dtype=torch.float64).view(2, 3).t(),
+            "none": torch.zeros(0, 2),
+            "n": {"c": torch.tensor([1 + 2j, 3]), "d": torch.tensor(True)},
+            "wide": torch.ones(1, 2).expand(4, 2),
+        }
+        return TensorDict(entries)
+
+    def files(self, folder):
+        return sorted(folder.glob("raffia-*.memmap"))
+
+    @pytest.fixture
+    def temporary(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        return tmp_path
+
+    @pytest.mark.parametrize("num_threads", [0, 2])
+    @pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like"])
+    def test_one_file_for_all_small_ones(self, how, num_threads, temporary):
+        source = self.container()
+        td = getattr(self.container(), how)(num_threads=num_threads)
+        assert len([f for f in self.files(temporary) if f.stat().st_size]) == 1
+        expected = source.apply(torch.zeros_like) if how == "memmap_like" else source
+        assert (td == expected).all()
+        for key in source.keys(True, True):
+            assert td[key].dtype == source[key].dtype
+            assert td[key].is_contiguous()
+            assert td[key].data_ptr() % td[key].dtype.itemsize == 0
+        td["a"].fill_(5)  # and into no other
+        td["n", "d"].fill_(False)
+        assert (td.exclude("a", "n") == expected.exclude("a", "n")).all()
+        assert (td["n", "c"] == expected["n", "c"]).all()
+        kept = td["n", "c"]
+        del td
+        assert len(self.files(temporary)) == 1
+        del kept
+        assert self.files(temporary) == []
+
+    def test_large_ones_have_their_own(self, temporary, monkeypatch):
+        monkeypatch.setattr("raffia.tensordict.disk.SMALL", 16)
+        td = TensorDict(a=torch.ones(4), b=torch.ones(5), c=torch.ones(4)).memmap()
+        assert [f.stat().st_size for f in self.files(temporary)].count(20) == 1
+        assert len(self.files(temporary)) == 2
+        assert (td == 1).all()
+        del td
+        assert self.files(temporary) == []
+
+    def test_pickled_entries_see_what_is_written(self, temporary):
+        td = self.container().memmap()
+        for key in td.keys(True, True):
+            twin = pickle.loads(pickle.dumps(td[key]))
+            assert torch.equal(twin, td[key])
+            td[key].fill_(1)
+            assert torch.equal(twin, td[key])
+        twin = pickle.loads(pickle.dumps(td))
+        td["b"].fill_(7)
+        assert (twin["b"] == 7).all()
+
+    def test_a_row_that_is_indexed_is_in_the_file(self, temporary):
+        td = self.container().memmap()
+        row = td["b"][1]
+        row.fill_(9)
+        assert td["b"][1].tolist() == [9, 9]
+        assert pickle.loads(pickle.dumps(row)).tolist() == [9, 9]

@@ -290,7 +290,8 @@ class TensorDictSequential(TensorDictModule):
         """
         self._follow()
         have = self._in_keys if in_keys is None else listed(one_or_more(in_keys), "in_keys")
-        want = self.out_keys if out_keys is None else listed(one_or_more(out_keys), "out_keys")
+        written = self._out_keys if self._selected is None else self._selected
+        want = written if out_keys is None else listed(one_or_more(out_keys), "out_keys")
         modules = _wanted(_possible(dict(self.module._modules), have), want)
         if not modules:
             raise ValueError(

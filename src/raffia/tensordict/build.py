@@ -123,16 +123,19 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    nodes = [value]
+    nodes, plain, unlocked = [value], td._plain, not td._locked
     while nodes:
         node = nodes.pop()
         if node is td:
             return True
-        if node.__class__ is node._plain:
-            if node._locked and not td._locked:  # what is nested in it is locked as well
+        if node.__class__ is plain:
+            if unlocked and node._locked:  # what is nested in it is locked as well
                 continue
-            below = [value for value in node._d.values() if value.__class__ is not Tensor]
-            nodes += [value for value in below if isinstance(value, Node)]
+            for below in node._d.values():
+                if below.__class__ is plain or (
+                    below.__class__ is not Tensor and isinstance(below, Node)
+                ):
+                    nodes.append(below)
         elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
             nodes.append(node._td)
         else:

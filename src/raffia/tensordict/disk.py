@@ -34,10 +34,12 @@ from raffia.tensordict.lock import _lock
 from raffia.tensordict.memmap import (
     DTYPE_NAMES,
     DTYPES,
+    SMALL,
     DamagedFileError,
     MemoryMappedTensor,
     Path,
     allocate,
+    allocate_together,
     check_mode,
     is_whole,
     map_file,
@@ -621,21 +623,41 @@ class Job:
                 os.unlink(path)
             except FileNotFoundError:
                 pass
+        targets = self.together() if self.root.folder is None else [None] * len(self.leaves)
         if threads is None:
-            for leaf in self.leaves:
-                self.store(leaf)
+            for leaf, target in zip(self.leaves, targets, strict=True):
+                self.store(leaf, target)
         else:
-            for _ in threads.map(self.store, self.leaves):
+            for _ in threads.map(self.store, self.leaves, targets):
                 pass
         for path, text in self.metas:
             write_atomically(path, text, is_synced=False, follows_links=False)
 
-    def store(self, job: tuple[Outline, str, Tensor, str | None]) -> None:
+    def together(self) -> list[MemoryMappedTensor | None]:
+        """For each small tensor its part of one temporary file; the others get one of their own."""
+        targets: list[MemoryMappedTensor | None] = [None] * len(self.leaves)
+        small = [
+            i
+            for i, (_, _, leaf, _) in enumerate(self.leaves)
+            if 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
+            and (self.like or not in_place(leaf, None))
+        ]
+        if small:
+            found = allocate_together([self.leaves[i][2] for i in small])
+            for i, target in zip(small, found, strict=True):
+                targets[i] = target
+        return targets
+
+    def store(
+        self,
+        job: tuple[Outline, str, Tensor, str | None],
+        target: MemoryMappedTensor | None,
+    ) -> None:
         plan, name, leaf, file = job
         if not self.like and in_place(leaf, file):
             plan.mapped[name] = leaf
             return
-        out = allocate(file, leaf.shape, leaf.dtype, True)
+        out = allocate(file, leaf.shape, leaf.dtype, True) if target is None else target
         if not self.like:
             out.copy_(leaf.detach())
         plan.mapped[name] = out
@@ -818,7 +840,7 @@ def memmap(
     """A locked copy whose tensors are memory-mapped files: what is written into them is on disk.
 
     prefix: the folder; None is the folder of a container that has one, else temporary files, which
-        go with the tensors.
+        go with the tensors: one for each above 1 MiB, and one for all others.
     copy_existing: copy tensors that are mapped from files elsewhere, which is refused otherwise.
     num_threads: how many threads write; return_early: with more than one, return a future at once,
         whose `result()` is the container.
@@ -915,12 +937,20 @@ def is_memmap(td: Any) -> bool:
     >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
     (False, True, False)
     """
-    return td._locked and "_mapped_to" in state(td) and all_mapped(td)
+    if not td._locked:
+        return False
+    attributes = td.__dict__
+    if "_td" in attributes:  # of what a tensorclass wraps
+        attributes = attributes["_td"].__dict__
+    return "_mapped_to" in attributes and all_mapped(attributes)
 
 
-def all_mapped(td: Any) -> bool:
-    leaves = state(td).get("_d", {}).values()
-    return all([isinstance(leaf, (MemoryMappedTensor, Node)) for leaf in leaves])
+def all_mapped(attributes: dict[str, Any]) -> bool:
+    for leaf in attributes.get("_d", {}).values():
+        if leaf.__class__ is not MemoryMappedTensor:
+            if not isinstance(leaf, (MemoryMappedTensor, Node)):
+                return False
+    return True
 
 
 def own_folder(td: Any) -> str | None:

@@ -380,6 +380,25 @@ def allocate(
     return out
 
 
+SMALL = 1 << 20  # bytes; a tensor that is larger gets a temporary file of its own
+ALIGNMENT = 64  # bytes
+
+
+def allocate_together(tensors: Sequence[Tensor]) -> list[MemoryMappedTensor]:
+    """Map one temporary file, of zeros, for tensors of these shapes and dtypes."""
+    ends = [0]
+    for x in tensors:
+        ends.append(ends[-1] + -(-x.numel() * x.dtype.itemsize // ALIGNMENT) * ALIGNMENT)
+    file = TemporaryFile(ends[-1])
+    memory = map_file(file.path, torch.uint8, (ends[-1],)).untyped_storage()
+    out = []
+    for start, x in zip(ends, tensors, strict=False):
+        view = torch.empty(0, dtype=x.dtype, device="cpu")
+        view.set_(memory, start // x.dtype.itemsize, x.shape)  # type: ignore[call-overload]
+        out.append(mapped(view, file))
+    return out
+
+
 def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> None:
     """Make a file of `nbytes`, with its space on the disk, so that a full disk is an OSError here.
 
