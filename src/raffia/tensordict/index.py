@@ -397,7 +397,7 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
             entries[name] = torch.where(expand_right(condition, a), a, b)
     ndim = len(td._batch_size)
     size = td._batch_size
-    if condition.dim() <= ndim:
+    if condition.dim() <= ndim and size[: condition.dim()] != condition.shape:
         size = torch.broadcast_shapes(condition.shape + (1,) * (ndim - condition.dim()), size)
     return td._new(entries, size, td._names)
 
