@@ -506,3 +506,26 @@ def test_left_open_at_the_end_of_the_process_it_says_nothing(folder):
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     with MemmapStorage.open(folder) as storage:
         assert len(storage) == 2
+
+
+def test_a_storage_whose_first_write_fails_at_the_end_leaves_nothing_in_the_way(
+    tmp_path, monkeypatch
+):
+    """The header stands, and bringing its name to disk fails, as on a full disk."""
+    import raffia.files
+
+    storage = MemmapStorage(4, tmp_path / "rows")
+
+    def full(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(raffia.files, "sync", full)
+    with pytest.raises(OSError, match="No space left"):
+        storage.extend(torch.arange(3))
+    monkeypatch.undo()
+    storage.close()
+    assert not (tmp_path / "rows" / "storage.json").exists()
+    again = MemmapStorage(4, tmp_path / "rows")
+    again.extend(torch.arange(3))
+    assert again.get(slice(None)).tolist() == [0, 1, 2]
+    again.close()

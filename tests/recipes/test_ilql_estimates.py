@@ -89,7 +89,8 @@ def test_the_best_checkpoint_is_surely_better_than_the_logs_or_the_newest(tmp_pa
     told = rows(tmp_path / "run", "evaluate")
     assert [row["update"] for row in told] == [3, 6]
     for row in told:
-        assert row["score"] == max(0.0, row["gain_low"])
+        gain = row["estimated_return"] - row["logged_return"]
+        assert row["score"] == pytest.approx(gain if row["gain_low"] > 0 else 0.0)
         assert row["estimated_low"] <= row["estimated_return"] <= row["estimated_high"]
     best = Checkpoints(tmp_path / "run" / "checkpoints").best()
     assert [row["score"] for row in told] == [0.0, 0.0] and best.update == 6
@@ -158,3 +159,23 @@ def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path
     assert told[0]["score"] == 0 < max(row["score"] for row in told)
     assert told[-1]["estimated_low"] <= exact["newest"] <= told[-1]["estimated_high"] + 0.1
     assert told[-1]["estimated_low"] > told[-1]["logged_return"]
+
+
+def test_the_score_is_the_gain_where_it_is_sure():
+    """Three dialogues of four say what decoding would, and they pay: the interval is narrow. With
+    one such dialogue among many the gain is as large, and nothing is sure of it."""
+
+    def scored(num_right, num_wrong):
+        num = num_right + num_wrong
+        said = torch.full((num, 1), math.log(num / num_right), dtype=torch.float64)
+        said[num_right:] = -30.0  # decoding would not say these
+        rewards = torch.zeros(num, 1, dtype=torch.float64)
+        rewards[:num_right] = torch.linspace(0.9, 1.1, num_right, dtype=torch.float64)[:, None]
+        mask = torch.ones(num, 1, dtype=torch.bool)
+        replies = Replies(said, torch.zeros_like(said), rewards, mask, 0.0)
+        return with_estimate(ILQLEvaluation(held_out={"loss": 0.5}, replies=replies)).held_out
+
+    sure, unsure = scored(60, 20), scored(1, 20)
+    assert sure["gain_low"] > 0 and unsure["gain_low"] <= 0
+    assert sure["score"] == pytest.approx(sure["estimated_return"] - sure["logged_return"])
+    assert sure["score"] > sure["gain_low"] and unsure["score"] == 0.0

@@ -808,7 +808,7 @@ class TestMapped:
     def test_temporary_files_go_with_the_tensors(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         m = TensorDict(a=torch.arange(3.0), n=TensorDict(b=torch.ones(2))).memmap()
-        assert len(os.listdir(tmp_path)) == 2
+        assert len(os.listdir(tmp_path)) == 1  # small tensors share a file
         row = m["a"][1:]
         again = pickle.loads(pickle.dumps(row))
         again.fill_(9)

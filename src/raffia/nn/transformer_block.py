@@ -53,7 +53,7 @@ class Block(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self._activate = activation, ACTIVATIONS[activation]
         where: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.n_head, self.layer, self.dropout = n_head, layer, dropout
         self.ln1 = nn.LayerNorm(n_embd, layer_norm_eps, **where)
@@ -71,7 +71,7 @@ class Block(nn.Module):
         if view.chosen is not None:
             x, gathered = x.index_select(0, view.chosen), gathered.index_select(0, view.chosen)
         x = x + self._dropped(self.proj(gathered))
-        inner = ACTIVATIONS[self.activation](self.fc(self.ln2(x)))
+        inner = self._activate(self.fc(self.ln2(x)))
         return x + self._dropped(self.out(inner))
 
     def _dropped(self, x: Tensor) -> Tensor:

@@ -249,9 +249,10 @@ def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -
 
     made_the_data: of the agent whose policy knows the data best, of several; None: its own
 
-    The score is the least gain over the logged dialogues that the estimate leaves room for, at
-    95 %, and 0 where that is none: then the newest checkpoint is as good as any. Without an
-    estimate it is minus the loss.
+    The score is the estimated gain over the logged dialogues where the 95 % interval leaves no
+    room for none, and else 0: then the newest checkpoint is as good as any. Not the least gain: an
+    agent that learns says less and less of what the data say, its interval grows, and the best
+    checkpoint would be an early one. Without an estimate it is minus the loss.
 
     >>> with_estimate(ILQLEvaluation(held_out={"loss": 0.5})).held_out["score"]
     -0.5
@@ -262,7 +263,7 @@ def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -
     reference = (made_the_data or replies).alone
     one = off_policy_return(replies.said - reference, replies.rewards, replies.worst)
     told |= {
-        "score": max(0.0, one.gain_low),
+        "score": one.gain if one.gain_low > 0 else 0.0,
         "estimated_return": one.mean_return,
         "estimated_low": one.low,
         "estimated_high": one.high,
