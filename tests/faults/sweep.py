@@ -28,6 +28,8 @@ ACTIONS |= {"full": FULL}
 REFUSED = 3  # exit status: ended by an error that is meant for the user
 BROKEN = 9
 
+LEAST = 3  # trials of each kind, however slow the machine is
+
 
 def forked(work, *arguments):
     """Run it in a child; gives how that ended, negative for a signal, and what it printed."""
@@ -111,7 +113,7 @@ def faults(home, draw, num_calls, seconds):
     failures, done, ends = [], 0, {}
     until = time.monotonic() + seconds
     for number, (at, name) in enumerate(trials):
-        if time.monotonic() > until and done:
+        if time.monotonic() > until and done >= LEAST:
             break
         root, marks = f"{home}/{number}", f"{home}/{number}.marks"
         os.mkdir(root)
@@ -155,7 +157,7 @@ def losses(home, draw, num_calls, seconds):
     until = time.monotonic() + seconds
     failures, done, gone_on = [], 0, 0
     for number, (at, model, state, marks) in enumerate(states):
-        if time.monotonic() > until and done:
+        if time.monotonic() > until and done >= LEAST:
             break
         root = f"{home}/{number}"
         power.lay_out(state, root)

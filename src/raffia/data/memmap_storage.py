@@ -1,6 +1,5 @@
 """`MemmapStorage`: rows on disk, reached through memory; a crash never corrupts them."""
 
-import contextlib
 import os
 import time
 from typing import Any, Self
@@ -293,10 +292,7 @@ class MemmapStorage(Storage):
             self._write_header(self._open, 0, 0)
         except BaseException:
             self._structure = None
-            # The header may stand already, if its name alone could not be brought to disk; it goes
-            # first, since a header without its files would be taken for a damaged storage.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.folder}/{HEADER}")
+            # The header may stand already, if its name alone could not be brought to disk.
             remove_row_files(self.folder, structure)
             raise
         self._files, self._leaves = files, files.leaves

@@ -5,13 +5,14 @@ row that was set, and a checksum of content, row number and stamp. A row that ho
 stamp 0, and instead of the checksum the stamp of an item that was erased there.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from raffia.data.memmap_files import LOG, ROWS, MappedFile, make_files
+from raffia.data.memmap_files import HEADER, LOG, ROWS, MappedFile, make_files
 from raffia.data.row_index import carried
 from raffia.data.row_log import RowLog, checksums, log_bytes, rows_at_once, together
 from raffia.data.structure import RowStructure
@@ -26,7 +27,12 @@ def make_row_files(folder: str, max_size: int, structure: RowStructure) -> None:
 
 
 def remove_row_files(folder: str, structure: RowStructure) -> None:
-    """Remove the files that `make_row_files` made."""
+    """Remove the files that `make_row_files` made, and a header over them.
+
+    The header goes first: one without its files would be taken for a damaged storage.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{HEADER}")
     for name in _sizes(structure, 0):
         os.unlink(f"{folder}/{name}")
 
