@@ -87,7 +87,9 @@ def _run(words: Sequence[str], debug: bool) -> int:
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     """Ours are meant for who calls the command, who has not asked for a line of our source."""
-    print(f"note: {message}", file=sys.stderr)
+    from raffia.cli.style import printable
+
+    print(f"note: {printable(str(message))}", file=sys.stderr)
 
 
 def dispatch(words: Sequence[str]) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import shutil
 from collections.abc import Sequence
 from typing import NoReturn
 
 from raffia.cli.errors import UsageError
-from raffia.cli.style import filled
+from raffia.cli.style import filled, help_width
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, about: str, examples: Sequence[str] = ()) -> None:
         super().__init__(
             prog=prog,
-            description=filled(about, shutil.get_terminal_size().columns),
+            description=filled(about, help_width()),
             epilog="\n  ".join(["examples:", *_aligned(examples)]) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

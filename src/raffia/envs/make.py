@@ -81,12 +81,12 @@ def refuse_world(worlds: object) -> None:
     """
     if callable(worlds) and not isinstance(worlds, type):
         return
-    one = f"the class {worlds.__name__}" if isinstance(worlds, type) else type(worlds).__name__
     if isinstance(worlds, type):
-        raise TypeError(f"worlds is {one}: pass worlds_of({worlds.__name__})")
+        name = worlds.__name__
+        raise TypeError(f"worlds is the class {name}: pass worlds_of({name})")
     raise TypeError(
-        f"worlds is one environment, a {one}, and a run plays and evaluates in several: pass "
-        "worlds_of(make), where make() gives a new one"
+        f"worlds is one environment, a {type(worlds).__name__}, and a run plays and evaluates in "
+        "several: pass worlds_of(make), where make() gives a new one"
     )
 
 
