@@ -49,7 +49,7 @@ and passed by --lightzero-python ~/lightzero/bin/python"""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    from raffia.recipes.presets import PRESETS
+    from raffia.recipes.efficientzero.presets import PRESETS
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -204,7 +204,7 @@ def training(policy: str, name: str, updates_per_env_step: float) -> Operation:
 
 def groups(conv_batch: int) -> list[tuple[list[Operation], int]]:
     """What is timed together, and in how many rounds at most."""
-    from raffia.recipes.presets import PRESETS
+    from raffia.recipes.efficientzero.presets import PRESETS
 
     ratio = PRESETS["cartpole"].collect.updates_per_env_step
     conv = Case("conv", conv_batch, UNROLLED, IMAGE_ACTIONS, policy="update")

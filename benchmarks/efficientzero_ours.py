@@ -44,9 +44,9 @@ from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env
-from raffia.recipes.config import CollectConfig, EfficientZeroRun, ReplayConfig
-from raffia.recipes.presets import PRESETS
-from raffia.recipes.run import Run
+from raffia.recipes.efficientzero.config import CollectConfig, EfficientZeroRun, ReplayConfig
+from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.loop import train
 from raffia.train.view import PlainView

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from raffia.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
-from raffia.envs.text.tabular import tabular_values
-from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.lm.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
+from raffia.lm.envs.tabular import tabular_values
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer(["abghklmnqrxy012389"])
 PROMPT = (TOKENIZER.bos_token_id, *TOKENIZER.encode("q"), TOKENIZER.eos_token_id)

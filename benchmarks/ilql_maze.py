@@ -52,11 +52,11 @@ from raffia.algorithms.ilql.config import (
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
-from raffia.envs.text.contract import Language_Environment
-from raffia.envs.text.play import play_dialogues
-from raffia.envs.text.tabular import expectile
-from raffia.envs.text.tokenizer import WordTokenizer
+from raffia.lm.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
+from raffia.lm.envs.contract import Language_Environment
+from raffia.lm.envs.play import play_dialogues
+from raffia.lm.envs.tabular import expectile
+from raffia.lm.tokenizers.tokenizer import WordTokenizer
 
 ROWS, COLUMNS, LIMIT = 4, 6, 20
 STEP, FALL = -1.0, -10.0

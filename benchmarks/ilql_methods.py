@@ -41,16 +41,16 @@ import numpy as np
 import torch
 
 from raffia.algorithms.ilql.config import Method, method
-from raffia.algorithms.ilql.decode_config import DecodeConfig
-from raffia.envs.text.contract import LanguagePolicy
-from raffia.envs.text.wordle.game import Wordle, WordleObservation
-from raffia.envs.text.wordle.games import game_seeds, simulate
-from raffia.envs.text.wordle.play import WordleEvaluation, evaluate, evaluation_of
-from raffia.envs.text.wordle.policies import Fitting, InformationGain
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.envs.contract import LanguagePolicy
+from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.games import game_seeds, simulate
+from raffia.lm.envs.wordle.play import WordleEvaluation, evaluate, evaluation_of
+from raffia.lm.envs.wordle.policies import Fitting, InformationGain
 from raffia.recipes.ilql import load_agent, resume, train
-from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import make_wordle, play_games
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import make_wordle, play_games
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.train.view import PlainView
 
 PRESETS = {"letters": "wordle-letters", "words": "wordle", "branching": "wordle-branching"}

@@ -34,9 +34,9 @@ from raffia.functional.gradients import value_and_grad
 from raffia.functional.optim import adamw
 from raffia.functional.trees import over_leaf
 from raffia.learner import Learner
-from raffia.recipes.ilql_data import make_lessons
-from raffia.recipes.ilql_presets import ILQL_PRESETS
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 

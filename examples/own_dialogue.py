@@ -10,14 +10,14 @@ import random
 import torch
 
 from raffia.algorithms.ilql import ILQL, DecodeConfig
-from raffia.data.dialogue import DialogueDataset, ObservationDialogues
-from raffia.envs.text import (
+from raffia.lm import (
     Language_Environment,
     Language_Observation,
     WordTokenizer,
     check_language_environment,
     play_dialogues,
 )
+from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues
 
 
 class Talk(Language_Observation):

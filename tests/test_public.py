@@ -56,27 +56,16 @@ def without_example(package: ModuleType) -> list[str]:
 
 
 def map_faults(architecture: str, source: Path) -> list[str]:
-    """Where the marks in the map and the files disagree."""
-    block = architecture.split("## The map", 1)[1].split("\n## ", 1)[0]
-    lines = re.findall(r"^ {4}([+ ]) ( *)([\w.]+(?:/[\w.]+)*/?)(?= |$)", block, re.M)
-    marked, unmarked, room = set(), set(), ""
-    for mark, indent, name in lines:
-        room = room if indent else name
-        path = room + name if indent else name
-        (marked if mark == "+" else unmarked).add(path)
-    files = {
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        if path.name != "__init__.py" and "__pycache__" not in path.parts
-    }
+    """Where the list of rooms and the source tree disagree."""
+    block = architecture.split("## The rooms", 1)[1].split("\n## ", 1)[0]
+    lines = re.findall(r"^ {4}((?:\S+ )+)", block, re.M)
+    named = [name for line in lines for name in line.split()]
     folders = {f"{p.name}/" for p in source.iterdir() if (p / "__init__.py").exists()}
+    rooms = folders | {p.name for p in source.glob("*.py") if p.name != "__init__.py"}
     return [
-        *(f"{p} is marked and does not exist" for p in sorted(marked - files - folders)),
-        *(f"{p} exists and its line has no +" for p in sorted(unmarked & (files | folders))),
-        *(
-            f"{p} exists and is not in the map"
-            for p in sorted((files | folders) - marked - unmarked)
-        ),
+        *(f"{name} is listed and does not exist" for name in sorted(set(named) - rooms)),
+        *(f"{name} is listed twice" for name in sorted(rooms) if named.count(name) > 1),
+        *(f"{name} exists and is not listed" for name in sorted(rooms - set(named))),
     ]
 
 
@@ -127,30 +116,22 @@ def test_faults_of_a_face_are_seen():
 
 
 def test_an_untrue_map_is_seen(tmp_path):
-    for name in [
-        "room/__init__.py",
-        "room/here.py",
-        "room/unmarked.py",
-        "room/unknown.py",
-        "top.py",
-    ]:
+    for name in ["room/__init__.py", "unknown/__init__.py", "top.py", "other.py"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     text = "\n".join(
         [
-            "## The map",
-            "    + top.py        one file",
-            "    + room/         A ROOM",
-            "    +   here.py       is here",
-            "        unmarked.py   is here too",
-            "    +   gone.py       is not",
-            "        later.py      is not, and does not say so",
-            "      later/        ANOTHER",
+            "## The rooms",
+            "    top.py other.py    two files",
+            "    room/              A ROOM: with words",
+            "    top.py             again",
+            "    gone/              is not",
             "## Next",
+            "    unknown/           elsewhere",
         ]
     )
     assert map_faults(text, tmp_path) == [
-        "room/gone.py is marked and does not exist",
-        "room/unmarked.py exists and its line has no +",
-        "room/unknown.py exists and is not in the map",
+        "gone/ is listed and does not exist",
+        "top.py is listed twice",
+        "unknown/ exists and is not listed",
     ]

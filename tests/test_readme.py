@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raffia.cli.commands import GROUPS
-from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.recipes.presets import PRESETS, SUMMARIES
+from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
+from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,6 +9,7 @@ The map of the package:
 - `raffia.functional`: returns, transforms, losses, optimisers, seeds.
 - `raffia.learner`: what a learner is.
 - `raffia.envs`: worlds, and the contract between them and who acts in them.
+- `raffia.lm`: language models, tokenizers, dialogues with rewards, decoding.
 - `raffia.algorithms.efficientzero`: EfficientZero: networks, targets, loss, learner, planner.
 - `raffia.train`: the loop, streams, checkpoints, settings.
 - `raffia.recipes`: whole runs: `train`, `resume`, `evaluate`, `load_agent`, presets.
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
+from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.nn import (
@@ -184,31 +186,15 @@ __all__ = [
 
 
 _ROOMS = (
-    *("algorithms", "data", "envs", "functional", "learner"),
-    *("recipes", "report", "search", "train"),
+    *("algorithms", "data", "envs", "functional", "learner", "lm", "nn"),
+    *("recipes", "report", "search", "tensordict", "train"),
 )
 _OF_NN = ("TensorClassModuleBase", "TensorClassModuleWrapper", "as_tensordict_module")
-
-
-def __getattr__(name: str) -> Any:
-    """Import a room, and torch, when first asked for: `raffia --help` answers at once."""
-    from importlib import import_module
-
-    if name in _ROOMS:
-        return import_module(f"raffia.{name}")
-    if name == "nn" or name in _OF_NN:
-        modules = import_module("raffia.nn")
-        return modules if name == "nn" else getattr(modules, name)
-    if name not in __all__ and name != "tensordict":
-        raise AttributeError(f"module 'raffia' has no attribute {name!r}")
-    container = import_module("raffia.tensordict")
-    elsewhere = ("__version__", *_OF_NN)
-    globals().update({n: getattr(container, n) for n in __all__ if n not in elsewhere})
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# A room, and torch, is imported when first asked for: `raffia --help` answers at once.
+_HOMES = {name: f"{__name__}.tensordict" for name in __all__ if name != "__version__"}
+_HOMES |= dict.fromkeys(_OF_NN, f"{__name__}.nn")
+_HOMES |= {room: f"{__name__}.{room}" for room in _ROOMS}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
 
 
 class _Package(ModuleType):

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 
 from raffia.algorithms.ilql.config import DecodeConfig, method
-from raffia.algorithms.ilql.decode_config import TokenPlanConfig
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.cli import main
 from raffia.cli.chat import Conversation, Session, shade, values_table
 from raffia.cli.chat_command import _parser, spoken_by
 from raffia.cli.chat_wordle import Game
 from raffia.cli.errors import UsageError
+from raffia.lm.decoding.config import TokenPlanConfig
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql import train
-from raffia.recipes.ilql_chat import Chat, Guessing, Piece
-from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import make_tokenizer, make_wordle
-from raffia.recipes.ilql_networks import Networks
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.chat import Chat, Guessing, Piece
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import make_tokenizer, make_wordle
+from raffia.recipes.ilql.networks import Networks
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import best_of
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS
 from raffia.recipes.run_folder import create_run, find_checkpoint
 from raffia.train.view import PlainView
 from tests.cli.test_runs import fails

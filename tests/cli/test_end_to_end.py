@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from raffia.cli import main
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
 from tests.recipes.runs import last_state, same, short

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raffia.cli import main
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import read_run
 from tests.cli.test_runs import fails, make_run
 

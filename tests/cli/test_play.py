@@ -8,8 +8,8 @@ import torch
 from raffia.cli.play import Table, move_named, play, shares_text
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.recipes import match as matches
-from raffia.recipes.match import Match
+from raffia.recipes.efficientzero import match as matches
+from raffia.recipes.efficientzero.match import Match
 from raffia.recipes.run_folder import RunError
 from raffia.tensordict.tensordict import TensorDict
 

@@ -12,8 +12,8 @@ import pytest
 from raffia._version import __version__
 from raffia.cli import main
 from raffia.cli.resume import MAY_CHANGE
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.report.summary import summarise
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL, DecodeConfig
-from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.envs.text.contract import Language_Environment
-from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.evolution import HyperRange, Mutations, TournamentSelection
 from raffia.functional.optim import adamw
+from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm.envs.contract import Language_Environment
+from raffia.lm.lora import add_lora
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.nn.evolvable import EvolvableMLP
-from raffia.nn.lora import add_lora
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.agents import Said
 

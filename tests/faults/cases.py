@@ -11,10 +11,10 @@ import torch
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.files import DamagedFileError
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.ilql_config import ILQLEvaluateConfig
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql.config import ILQLEvaluateConfig
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS
 from raffia.recipes.run_folder import RunError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints

@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.envs.text.hf_tokenizer import HFTokenizer
-from raffia.envs.text.saved_tokenizer import load_tokenizer
-from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.files import DamagedFileError
-from raffia.nn.lm_folder import gpt2, save_gpt2
-from raffia.nn.transformer import CausalLM
+from raffia.lm.folder import gpt2, save_gpt2
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
+from raffia.lm.transformer import CausalLM
 from raffia.recipes import ilql
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.ilql_export import export, load_exported
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.ilql.export import export, load_exported
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import RunError, read_run
 from raffia.report.page import write_report
 from raffia.tensordict.tensordict import TensorDict
@@ -182,7 +182,7 @@ KINDS = {
 
 
 def hf(folder):
-    from raffia.nn.hf_models import load_hf
+    from raffia.lm.hf_models import load_hf
 
     return load_hf(folder)
 

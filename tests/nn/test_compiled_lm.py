@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import gelu as torch_gelu
 from torch.testing import assert_close
 
-from raffia.nn import compiled_lm
-from raffia.nn.compiled_lm import CompiledLM, compiles
-from raffia.nn.gelu import gelu
-from raffia.nn.transformer import CausalLM
+from raffia.lm import compiled as compiled_lm
+from raffia.lm.compiled import CompiledLM, compiles
+from raffia.lm.gelu import gelu
+from raffia.lm.transformer import CausalLM
 
 pytest.importorskip("numba")
 

@@ -17,8 +17,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from raffia.nn.hf_trunk import HFTrunk
-from raffia.nn.lm_folder import gpt2
+from raffia.lm.folder import gpt2
+from raffia.lm.hf_trunk import HFTrunk
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 TOKENS = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(0))

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from raffia.nn.lm_folder import gpt2, load_gpt2, save_gpt2
-from raffia.nn.transformer import CausalLM
+from raffia.lm.folder import gpt2, load_gpt2, save_gpt2
+from raffia.lm.transformer import CausalLM
 
 SHAPE = {"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 20}
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [16, 0, 2, 7, 1, 8, 2, 8]])

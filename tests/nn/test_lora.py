@@ -8,9 +8,9 @@ from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from raffia.nn.hf_trunk import HFTrunk
-from raffia.nn.lora import LoRA, add_lora, attention_layers, merge_lora
-from raffia.nn.transformer import CausalLM
+from raffia.lm.hf_trunk import HFTrunk
+from raffia.lm.lora import LoRA, add_lora, attention_layers, merge_lora
+from raffia.lm.transformer import CausalLM
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia.nn.kv_cache import KeyValueCache
-from raffia.nn.packing import Packing
-from raffia.nn.rotary import rotate, rotation
+from raffia.lm.kv_cache import KeyValueCache
+from raffia.lm.packing import Packing
+from raffia.lm.rotary import rotate, rotation
 
 LENGTHS = torch.tensor([3, 0, 4, 1])
 

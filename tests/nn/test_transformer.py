@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 
-from raffia.nn.transformer import CausalLM, PackedHidden, hidden_at
+from raffia.lm.transformer import CausalLM, PackedHidden, hidden_at
 
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "trunk_logits.json").read_text())

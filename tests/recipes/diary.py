@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from raffia.envs.make import make_env
-from raffia.recipes import evaluation as evaluation_module
-from raffia.recipes import run as run_module
-from raffia.recipes.run import Run
+from raffia.recipes.efficientzero import evaluation as evaluation_module
+from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero.experiment import Run
 from raffia.train.checkpoint import Checkpoints
 from tests.recipes.runs import Quiet
 

@@ -6,8 +6,8 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.view import PlainView
 

@@ -10,14 +10,14 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.envs.config import AtariConfig, EnvConfig
-from raffia.recipes.config import (
+from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
     EfficientZeroRun,
     EvaluateConfig,
     ReplayConfig,
 )
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.presets import PRESETS
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import refuse_taken
-from raffia.envs.text.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import RunError, create_run, find_checkpoint, read_run
 from raffia.tensordict import disk
 

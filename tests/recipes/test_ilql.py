@@ -15,20 +15,20 @@ from raffia.algorithms.ilql.config import (
     TrunkConfig,
     method,
 )
-from raffia.envs.text.wordle.game import WordleObservation
-from raffia.nn.lm_folder import save_gpt2
-from raffia.nn.transformer import CausalLM
+from raffia.lm.envs.wordle.game import WordleObservation
+from raffia.lm.folder import save_gpt2
+from raffia.lm.transformer import CausalLM
 from raffia.recipes import efficientzero
 from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
-from raffia.recipes.ilql_config import (
+from raffia.recipes.ilql.config import (
     DialogueDataConfig,
     ILQLEvaluateConfig,
     ILQLRun,
     ScriptsConfig,
     WordleConfig,
 )
-from raffia.recipes.ilql_data import make_lessons, play_games
-from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
+from raffia.recipes.ilql.data import make_lessons, play_games
+from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.recipes.run_folder import RunError, read_run
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
@@ -152,7 +152,7 @@ def test_a_run_that_dies_at_random_updates_goes_on_at_its_last_checkpoint(straig
 
 
 def test_an_evaluation_that_is_broken_off_is_made_up_for(straight, tmp_path, monkeypatch):
-    from raffia.recipes import ilql_evaluation
+    from raffia.recipes.ilql import evaluation as ilql_evaluation
 
     play, calls = ilql_evaluation.play, []
 

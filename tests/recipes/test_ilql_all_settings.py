@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLLossConfig, OptimizerConfig
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import fitted
-from raffia.recipes.ilql_config import ILQLEvaluateConfig, ILQLRun, WordleConfig
-from raffia.recipes.ilql_data import make_wordle
-from raffia.recipes.ilql_presets import ILQL_PRESETS
-from raffia.recipes.ilql_run import DialogueRun
+from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, WordleConfig
+from raffia.recipes.ilql.data import make_wordle
+from raffia.recipes.ilql.experiment import DialogueRun
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from raffia.train.config import setting_names
 from tests.recipes.ilql_runs import of_file, write_chats, write_model

@@ -7,13 +7,13 @@ import torch
 
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLConfig, ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.data.data_point import DataPoint
-from raffia.data.dialogue_rows import Dialogue
-from raffia.envs.text.tokenizer import WordTokenizer, character_tokenizer
-from raffia.recipes.ilql_chat import CannotSay, Chat, Guessing
-from raffia.recipes.ilql_data import make_tokenizer, make_wordle
-from raffia.recipes.ilql_networks import Networks
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.tokenizers.tokenizer import WordTokenizer, character_tokenizer
+from raffia.recipes.ilql.chat import CannotSay, Chat, Guessing
+from raffia.recipes.ilql.data import make_tokenizer, make_wordle
+from raffia.recipes.ilql.networks import Networks
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 
 def policy_of(tokenizer, block_size=24, **decode):

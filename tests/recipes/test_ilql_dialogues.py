@@ -8,15 +8,15 @@ import torch
 
 from raffia.algorithms.ilql.agent_values import qvs_of
 from raffia.algorithms.ilql.config import DecodeConfig, method
-from raffia.data.data_point import DataPoint
-from raffia.envs.text.tokenizer import character_tokenizer
-from raffia.recipes import ilql_run
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import evaluate, fitted, resume, train
-from raffia.recipes.ilql_config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
-from raffia.recipes.ilql_data import make_lessons
-from raffia.recipes.ilql_dialogues import pieces, seen_dialogues, told_data, write_dialogues
-from raffia.recipes.ilql_networks import Interrupted, Networks
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql import experiment as ilql_run
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
+from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.dialogues import pieces, seen_dialogues, told_data, write_dialogues
+from raffia.recipes.ilql.networks import Interrupted, Networks
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from tests.recipes.runs import Quiet, terminate
 
 

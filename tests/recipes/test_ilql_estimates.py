@@ -19,10 +19,10 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.cli.evaluate_ilql import figures, table
 from raffia.recipes.ilql import evaluate, fitted, load_agent, train
-from raffia.recipes.ilql_config import DialogueDataConfig
-from raffia.recipes.ilql_evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate
-from raffia.recipes.ilql_presets import ILQL_PRESETS
-from raffia.recipes.ilql_run import DialogueRun
+from raffia.recipes.ilql.config import DialogueDataConfig
+from raffia.recipes.ilql.evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate
+from raffia.recipes.ilql.experiment import DialogueRun
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from raffia.report.folder import read_run
 from raffia.train.checkpoint import Checkpoints

@@ -10,14 +10,14 @@ import torch
 from torch.testing import assert_close
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig, method
-from raffia.data.dialogue_rows import Dialogue
-from raffia.envs.text.wordle.game import WordleObservation
 from raffia.files import DamagedFileError
-from raffia.recipes.config import EfficientZeroRun
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.envs.wordle.game import WordleObservation
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.ilql import fitted, load_agent, train
-from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun, LoRAConfig
-from raffia.recipes.ilql_export import export, load_exported
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, LoRAConfig
+from raffia.recipes.ilql.export import export, load_exported
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import RunError, create_run
 from raffia.train.view import PlainView
 
@@ -251,7 +251,7 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
     def fails(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr("raffia.recipes.ilql_export.save_file", fails)
+    monkeypatch.setattr("raffia.recipes.ilql.export.save_file", fails)
     with pytest.raises(OSError, match="disk full"):
         export(tmp_path / "run", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "run"]

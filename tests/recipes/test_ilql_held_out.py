@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raffia.envs.text.wordle.branching import branching_games
-from raffia.envs.text.wordle.env import WordleEnv
-from raffia.envs.text.wordle.game import Wordle
-from raffia.envs.text.wordle.games import game_seeds, simulate
-from raffia.envs.text.wordle.policies import Fitting
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.wordle.branching import branching_games
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.games import game_seeds, simulate
+from raffia.lm.envs.wordle.policies import Fitting
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import evaluate as evaluate_run
 from raffia.recipes.ilql import train
-from raffia.recipes.ilql_config import WordleConfig
-from raffia.recipes.ilql_data import make_wordle, play_games, told_template
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.config import WordleConfig
+from raffia.recipes.ilql.data import make_wordle, play_games, told_template
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import RunError
 
 from .runs import Quiet

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.nn.hf_trunk import HFTrunk
-from raffia.nn.lora import merge_lora
+from raffia.lm.hf_trunk import HFTrunk
+from raffia.lm.lora import merge_lora
 from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
-from raffia.recipes.ilql_config import LoRAConfig
-from raffia.recipes.ilql_networks import Networks
+from raffia.recipes.ilql.config import LoRAConfig
+from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.run_folder import RunError, read_run
 from raffia.tensordict.tensordict import TensorDict
 from tests.recipes.ilql_runs import (

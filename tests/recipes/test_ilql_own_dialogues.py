@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from raffia.algorithms.ilql.config import TrunkConfig
-from raffia.data.dialogue import Dialogue
+from raffia.lm.data.dialogue import Dialogue
 from raffia.recipes.ilql import fitted, load_agent, train
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 FIRST = ["sorry to hear that", "what is the order number?", "not our problem"]
 SECOND = ["we refund you", "we send a new one", "please call us"]

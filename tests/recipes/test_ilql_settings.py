@@ -10,13 +10,13 @@ import torch
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.cli import main
-from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.envs.text.tokenizer import character_tokenizer
 from raffia.functional.clipping import global_norm
+from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import fitted, resume, train
-from raffia.recipes.ilql_data import make_lessons
-from raffia.recipes.ilql_presets import ILQL_PRESETS
-from raffia.recipes.ilql_sizes import with_threads
+from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.presets import ILQL_PRESETS
+from raffia.recipes.ilql.sizes import with_threads
 from raffia.recipes.run_folder import RunError, read_run
 from tests.recipes.ilql_runs import (
     last,

@@ -20,12 +20,12 @@ from raffia.algorithms.ilql.config import (
     TargetConfig,
     TrunkConfig,
 )
-from raffia.algorithms.ilql.decode_config import TokenPlanConfig
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.recipes.ilql_config import (
+from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm.decoding.config import TokenPlanConfig
+from raffia.recipes.ilql.config import (
     BranchingSettings,
     DialogueDataConfig,
     ILQLEvaluateConfig,
@@ -34,8 +34,8 @@ from raffia.recipes.ilql_config import (
     ScriptsConfig,
     WordleConfig,
 )
-from raffia.recipes.ilql_data import make_lessons
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 NUM_TOKENS = 9
 POINTS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raffia.recipes.efficientzero import resume, train
-from raffia.recipes.evaluation import Evaluator
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.evaluation import Evaluator
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
 from raffia.train.replay_log import ReplayLog

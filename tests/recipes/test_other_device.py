@@ -15,7 +15,7 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.make import make_env
-from raffia.recipes.run import Run
+from raffia.recipes.efficientzero.experiment import Run
 from raffia.tensordict.tensordict import TensorDict
 from tests import elsewhere
 from tests.recipes.runs import Quiet

@@ -6,13 +6,13 @@ import pytest
 
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.model import ILQLModel
-from raffia.envs.text.wordle.game import WordleObservation
+from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.ilql_config import ILQLEvaluateConfig
-from raffia.recipes.ilql_export import export, load_exported
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql.config import ILQLEvaluateConfig
+from raffia.recipes.ilql.export import export, load_exported
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS
 
 from .runs import Quiet, last_state, same, short, terminate
 from .test_population_runs import rows, state_of

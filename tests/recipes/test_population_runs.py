@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.envs.text.wordle.game import WordleObservation
 from raffia.evolution.traced import Traced
+from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.recipes import efficientzero
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql import evaluate, load_agent, member_config, resume, train
-from raffia.recipes.ilql_config import ILQLEvaluateConfig
-from raffia.recipes.ilql_presets import ILQL_PRESETS
+from raffia.recipes.ilql.config import ILQLEvaluateConfig
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import Members, best_of
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 

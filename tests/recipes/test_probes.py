@@ -20,14 +20,14 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.probe import PROBES, probe_values
 from raffia.envs.timelimit import TimeLimit
-from raffia.recipes.config import (
+from raffia.recipes.efficientzero import load_agent, train
+from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
     EfficientZeroRun,
     EvaluateConfig,
     ReplayConfig,
 )
-from raffia.recipes.efficientzero import load_agent, train
 from raffia.tensordict.tensordict import TensorDict
 from tests.recipes.runs import Quiet
 

@@ -8,9 +8,9 @@ import torch
 
 from raffia.data import step_priorities
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.recipes.config import EfficientZeroRun, ReplayConfig
+from raffia.recipes.efficientzero.config import EfficientZeroRun, ReplayConfig
+from raffia.recipes.efficientzero.data import Replays, make_replay
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.replay import Replays, make_replay
 from raffia.tensordict.tensordict import TensorDict
 
 # Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.

@@ -336,7 +336,7 @@ def test_worlds_are_closed_if_a_run_cannot_be_made(tmp_path):
 
 
 def test_a_full_disk_costs_pictures_but_not_the_run(finished, tmp_path, monkeypatch):
-    from raffia.recipes import run
+    from raffia.recipes.efficientzero import experiment as run
     from raffia.train.metrics import MetricsFile
 
     write, failed = MetricsFile.write, []

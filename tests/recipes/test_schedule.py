@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raffia.algorithms.efficientzero.config import OptimizerConfig, SearchConfig, TargetConfig
-from raffia.recipes.config import (
+from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
     EfficientZeroRun,

@@ -16,15 +16,15 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.envs.make import make_env
-from raffia.recipes.config import (
+from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
     EfficientZeroRun,
     EvaluateConfig,
     ReplayConfig,
 )
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS
 from raffia.train.config import setting_names
 from tests.recipes.test_variants import TINY
 from tests.recipes.timeline import first_difference, timeline

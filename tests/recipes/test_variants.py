@@ -9,8 +9,8 @@ from raffia.algorithms.efficientzero.config import OptimizerConfig
 from raffia.envs.config import EnvConfig
 from raffia.envs.make import make_env
 from raffia.learner import Accumulate
-from raffia.recipes.presets import PRESETS, gumbel, muzero
-from raffia.recipes.run import Run
+from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.presets import PRESETS, gumbel, muzero
 from raffia.tensordict.tensordict import TensorDict
 from tests.recipes.runs import Quiet, short
 

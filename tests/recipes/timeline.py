@@ -6,10 +6,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from raffia.recipes import efficientzero, evaluation, ilql
-from raffia.recipes import run as run_module
-from raffia.recipes.ilql_run import DialogueRun
-from raffia.recipes.run import Run
+from raffia.recipes import efficientzero, ilql
+from raffia.recipes.efficientzero import evaluation
+from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.ilql.experiment import DialogueRun
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 from tests.recipes.runs import Quiet
@@ -107,7 +108,7 @@ def timeline(config, folder):
             note("save", sorted(p.name for p in path.parent.iterdir()))
             return path
 
-        patch.setattr(efficientzero, "Run", Noted)
+        patch.setattr(efficientzero.api, "Run", Noted)
         patch.setattr(run_module, "act", noted("act", act))
         patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
         patch.setattr(run_module, "make_batch", makes_batch)
@@ -172,7 +173,7 @@ def ilql_timeline(config, folder):
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ilql, "DialogueRun", Noted)
+        patch.setattr(ilql.api, "DialogueRun", Noted)
         patch.setattr(Checkpoints, "save", saves)
         result = ilql.train(config, folder, view=Quiet())
     note("end", result.reason)

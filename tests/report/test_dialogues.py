@@ -276,7 +276,7 @@ def test_what_a_config_comes_to():
 
 
 def test_presets_are_named_as_the_methods_that_they_are():
-    from raffia.recipes.ilql_presets import ILQL_PRESETS
+    from raffia.recipes.ilql.presets import ILQL_PRESETS
     from raffia.report.groups import flat
     from raffia.train.config import to_json
 

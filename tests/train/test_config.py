@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import raffia.algorithms.efficientzero.config
 import raffia.envs.config
-import raffia.recipes.config
-from raffia.recipes.config import EfficientZeroRun
+import raffia.recipes.efficientzero.config
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.train.config import (
     ConfigError,
     from_command_line,
@@ -298,7 +298,7 @@ def test_each_fields_comment_is_in_the_help(capsys):
     modules = [
         raffia.algorithms.efficientzero.config,
         raffia.envs.config,
-        raffia.recipes.config,
+        raffia.recipes.efficientzero.config,
     ]
     said = [pair for module in modules for pair in comments(module)]
     assert len(said) > 50
@@ -310,7 +310,7 @@ def test_each_fields_comment_is_in_the_help(capsys):
 def test_configs_and_their_help_need_no_torch():
     program = (
         "import sys\n"
-        "from raffia.recipes.config import EfficientZeroRun\n"
+        "from raffia.recipes.efficientzero.config import EfficientZeroRun\n"
         "from raffia.train.config import from_command_line\n"
         "try:\n"
         "    from_command_line(EfficientZeroRun(), ['--help'], prog='p', description='')\n"

@@ -10,9 +10,9 @@ from typing import TextIO
 
 from raffia.cli.style import columns, paint, printable
 from raffia.recipes.ilql import load_agent
-from raffia.recipes.ilql_chat import CannotSay, Chat, Guessing, Piece
-from raffia.recipes.ilql_config import ILQLRun
-from raffia.recipes.ilql_data import make_wordle
+from raffia.recipes.ilql.chat import CannotSay, Chat, Guessing, Piece
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import make_wordle
 
 __all__ = ["Conversation", "Session", "shade", "talk", "values_table"]
 

@@ -12,7 +12,7 @@ from raffia.cli.ilql_runs import chosen_ilql_run, config_of_ilql
 from raffia.cli.parser import Parser
 from raffia.cli.runs import add_checkpoint
 from raffia.cli.style import call, waiting
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.ilql.config import ILQLRun
 
 ABOUT = """\
 Talk with the agent of a run of ILQL, in the terminal. You say what its environment would; it

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from raffia.cli.chat import Session
 from raffia.cli.style import filled, paint, printable
-from raffia.recipes.ilql_chat import Guessing
+from raffia.recipes.ilql.chat import Guessing
 
 __all__ = ["Game"]
 

@@ -12,8 +12,8 @@ from raffia.cli.report import write_page
 from raffia.cli.runs import HOME, free_folder, refuse_taken
 from raffia.cli.style import call, paint
 from raffia.cli.train import end_line, exit_status, tell_next, tell_start
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.presets import PRESETS
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS
 
 TARGET = 200.0  # mean return: the pole stands for 200 steps, the limit of CartPole's first version
 ABOUT = f"""\

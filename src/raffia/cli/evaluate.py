@@ -19,7 +19,7 @@ from raffia.cli.parser import Parser
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of
 from raffia.cli.style import call, columns, number, paint, waiting
 from raffia.files import make_folder, write_json
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.ilql.config import ILQLRun
 
 ABOUT = """\
 Play whole episodes with the agent of a run, without exploring: no noise at the root, the best

@@ -33,7 +33,7 @@ def evaluate_ilql(run: Path, args: argparse.Namespace) -> int:
             )
     waiting(f"evaluating {run} ...")
     from raffia.recipes.ilql import evaluate
-    from raffia.recipes.ilql_dialogues import write_dialogues
+    from raffia.recipes.ilql.dialogues import write_dialogues
 
     found = evaluate(run, episodes=args.episodes, checkpoint=args.checkpoint, seed=args.seed)
     record = {

@@ -24,7 +24,7 @@ the folder holds:
                         AutoTokenizer.from_pretrained(FOLDER): the run's tokens
   value_heads.safetensors, raffia_ilql.json
                         V and Q, which transformers knows nothing of;
-                        raffia.recipes.ilql_export.load_exported(FOLDER)
+                        raffia.recipes.ilql.export.load_exported(FOLDER)
                         speaks by them
   README.md             what it learnt from, how, and how good it is
 
@@ -58,13 +58,13 @@ def export(words: Sequence[str]) -> int:
         raise UsageError(f"{out} is there already, and is not empty", other)
 
     waiting(f"writing the agent of {run} ...")
-    from raffia.recipes.ilql_export import export
+    from raffia.recipes.ilql.export import export
 
     done = export(run, out, args.checkpoint)
     print(f"wrote {paint(str(out), 'cyan', sys.stdout)}, of update {done.update}")
     ways = [["AutoModelForCausalLM.from_pretrained", "transformers: the policy"]]
     if done.with_values:
-        ways.append(["raffia.recipes.ilql_export.load_exported", "with the values"])
+        ways.append(["raffia.recipes.ilql.export.load_exported", "with the values"])
     ways.append([call("raffia", "train", "ilql", "--model", out, "--data", "FILE"), "to train on"])
     print(columns(ways))
     return 0

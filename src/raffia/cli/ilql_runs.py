@@ -7,7 +7,7 @@ from pathlib import Path
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import HOME, chosen_run, config_of
 from raffia.cli.style import call
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.report.folder import find_runs
 from raffia.report.summary import summarise
 

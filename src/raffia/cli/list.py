@@ -10,8 +10,8 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
-from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.recipes.presets import PRESETS, SUMMARIES
+from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
+from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.report.folder import find_runs
 from raffia.report.summary import RunSummary, summarise
 

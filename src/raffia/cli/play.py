@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from raffia.recipes.match import Match, Player, Thought, load_player
+from raffia.recipes.efficientzero.match import Match, Player, Thought, load_player
 
 __all__ = ["Table", "move_named", "play", "shares_text"]
 

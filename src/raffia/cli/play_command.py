@@ -8,7 +8,7 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.runs import chosen_run, config_of
 from raffia.cli.style import call, waiting
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.ilql.config import ILQLRun
 
 GAMES = ("tictactoe", "connect4")
 ABOUT = """\

@@ -50,8 +50,8 @@ def write_page(runs: Sequence[Path], out: Path | None = None) -> Path:
         ...
     FileNotFoundError: gone is no run: it does not exist...
     """
-    from raffia.recipes.ilql_presets import ILQL_PRESETS
-    from raffia.recipes.presets import PRESETS
+    from raffia.recipes.efficientzero.presets import PRESETS
+    from raffia.recipes.ilql.presets import ILQL_PRESETS
     from raffia.report.page import write_report
     from raffia.train.config import to_json
 

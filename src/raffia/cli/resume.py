@@ -10,9 +10,9 @@ from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import require_device, tell_end, tell_next, tell_start, uses
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.ilql_config import MAY_CHANGE as MAY_CHANGE_ILQL
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.ilql.config import MAY_CHANGE as MAY_CHANGE_ILQL
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.report.summary import RunSummary
 from raffia.train.config import changed_settings, from_command_line
 

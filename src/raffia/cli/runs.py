@@ -13,8 +13,8 @@ from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.style import call, number, printable
 from raffia.files import is_free
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.report.folder import find_runs, is_run
 from raffia.report.summary import RunSummary, summarise
 from raffia.train.config import ConfigError, read_config

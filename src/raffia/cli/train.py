@@ -22,10 +22,10 @@ from raffia.cli.style import (
     paint,
     width_of,
 )
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.presets import PRESETS, SUMMARIES
 from raffia.report.folder import is_run
 from raffia.train.config import from_command_line
 

@@ -17,8 +17,8 @@ from raffia.cli.train import (
     tell_end,
     tell_start,
 )
-from raffia.recipes.ilql_config import DialogueDataConfig, ILQLRun
-from raffia.recipes.ilql_presets import ILQL_PRESETS, ILQL_SUMMARIES
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
+from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.train.config import from_command_line
 
 OWN = ["--preset", "--run", "--data", "--model", "--population"]

@@ -1,17 +1,6 @@
 """Where tensors rest, and which are drawn: storage that is asked by content, and replay."""
 
 from raffia.data.binary import BinaryToDecimal
-from raffia.data.dialogue import (
-    ConstantTokenReward,
-    DataPoint,
-    DialogueDataset,
-    Iterable_RL_Dataset,
-    List_RL_Dataset,
-    RL_Dataset,
-    SpecifiedTokenReward,
-    TokenReward,
-    read_dialogues,
-)
 from raffia.data.forest import MCTSForest
 from raffia.data.hash import RandomProjectionHash, SipHash
 from raffia.data.hash_to_int import HashToInt
@@ -53,15 +42,6 @@ from raffia.data.writers import (
 )
 
 __all__ = [
-    "ConstantTokenReward",
-    "DataPoint",
-    "DialogueDataset",
-    "Iterable_RL_Dataset",
-    "List_RL_Dataset",
-    "RL_Dataset",
-    "SpecifiedTokenReward",
-    "TokenReward",
-    "read_dialogues",
     "BinaryToDecimal",
     "CapacityError",
     "HashToInt",

@@ -18,7 +18,7 @@ def check_types(config: Any) -> None:
     A whole number may stand where a number is wanted; True is no number.
 
     >>> from dataclasses import replace
-    >>> from raffia.recipes.presets import PRESETS
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> replace(PRESETS["smoke"], seed="a")
     Traceback (most recent call last):
     ...

@@ -35,8 +35,6 @@ from raffia.nn.interaction import (
     set_interaction_mode,
     set_interaction_type,
 )
-from raffia.nn.kv_cache import KeyValueCache
-from raffia.nn.lm_folder import load_gpt2, save_gpt2
 from raffia.nn.module import TensorDictModule
 from raffia.nn.params import TensorDictParams, target_copy, update_target
 from raffia.nn.probabilistic import (
@@ -46,15 +44,10 @@ from raffia.nn.probabilistic import (
 from raffia.nn.sequence import TensorDictSequential
 from raffia.nn.tensorclass import TensorClassModuleBase, TensorClassModuleWrapper
 from raffia.nn.trace import TDGraphModule, symbolic_trace
-from raffia.nn.transformer import CausalLM
 from raffia.nn.wrappers import TensorDictModuleWrapper, WrapModule, as_tensordict_module
 from raffia.tensordict.functions import make_tensordict
 
 __all__ = [
-    "CausalLM",
-    "KeyValueCache",
-    "load_gpt2",
-    "save_gpt2",
     "AddStateIndependentNormalScale",
     "CompositeDistribution",
     "CudaGraphModule",

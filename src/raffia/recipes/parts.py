@@ -6,7 +6,7 @@ import torch
 
 from raffia.envs.env import EnvSpec
 from raffia.learner import Learner
-from raffia.recipes.config import EfficientZeroRun
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.run_folder import RunError
 from raffia.train.sitting import Plan
 

@@ -22,8 +22,8 @@ from raffia.files import (
     parse_json,
     write_atomically,
 )
-from raffia.recipes.config import EfficientZeroRun
-from raffia.recipes.ilql_config import ILQLRun
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.config import ConfigError, from_json, nearest_name, to_json

@@ -1,6 +1,6 @@
 """Planning: batched tree search with a model; no network and no environment in here."""
 
-from raffia.search.draws import dirichlet_noise, gumbel_noise
+from raffia.functional.draws import dirichlet_noise, gumbel_noise
 from raffia.search.errors import UnfitOutputError
 from raffia.search.graph import TreeEdge, TreeGraph, TreeNode
 from raffia.search.gumbel import Gumbel

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raffia.functional.draws import dirichlet_noise, gumbel_noise
 from raffia.search.check import check_root
-from raffia.search.draws import dirichlet_noise, gumbel_noise
 from raffia.search.gumbel import Gumbel
 from raffia.search.mcts import search
 from raffia.search.nodes import Nodes, best

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raffia.search.draws import GOLDEN, mix
+from raffia.functional.draws import GOLDEN, mix
 from raffia.search.nodes import Nodes, best
 from raffia.search.plain import plain
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from raffia.search.draws import child_seed
+from raffia.functional.draws import child_seed
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.samplers import Sampler

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raffia.search.draws import seeded_gumbel, seeded_normal
+from raffia.functional.draws import seeded_gumbel, seeded_normal
 
 
 class Samples(NamedTuple):

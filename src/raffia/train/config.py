@@ -61,7 +61,7 @@ def to_json(config: Settings) -> dict[str, Any]:
 def from_json(kind: type[Config], data: object, *, base: Config | None = None) -> Config:
     """A config from what JSON says; what it leaves out is as in `base`, or as by default.
 
-    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> run = from_json(EfficientZeroRun, {"env": {"id": "Acrobot-v1"}, "seed": 3})
     >>> run.env.id, run.env.num_envs, run.seed
     ('Acrobot-v1', 8, 3)
@@ -75,7 +75,7 @@ def from_json(kind: type[Config], data: object, *, base: Config | None = None) -
 def changed_settings(before: Config, after: Config) -> list[str]:
     """The names of the settings that differ.
 
-    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> changed_settings(EfficientZeroRun(), EfficientZeroRun(seed=1))
     ['seed']
     """
@@ -96,7 +96,7 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
     The config.json of a run may be given: what it says under "run" is of that run and left aside.
 
     >>> import pathlib, tempfile
-    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "mine.yaml")
     ...     written = file.write_text("optimizer: {name: adamw, learning_rate: 1e-3}")
@@ -132,7 +132,7 @@ def from_command_line(
     `--name one two` for tuples, and `--name none`; hyphens may stand for underscores. With --help
     among the words it prints all settings and leaves.
 
-    >>> from raffia.recipes.config import EfficientZeroRun
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> words = ["--search.num_simulations", "25", "--no_compile"]
     >>> run = from_command_line(EfficientZeroRun(), words, prog="train", description="")
     >>> run.search.num_simulations, run.compile

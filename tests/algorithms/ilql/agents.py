@@ -6,8 +6,8 @@ import torch
 
 from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig, OptimizerConfig, TargetConfig
-from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.envs.text.contract import Language_Observation
+from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm.envs.contract import Language_Observation
 
 from .small import make_loss
 

@@ -10,16 +10,16 @@ from torch import nn
 
 from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.net_config import GPT2
 from raffia.algorithms.ilql.stream import stream
-from raffia.data.dialogue import DialogueDataset, Vocabulary
-from raffia.envs.text.tokenizer import character_tokenizer
-from raffia.nn.lm_folder import save_gpt2
+from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.folder import save_gpt2
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
+from raffia.lm.transformer import CausalLM
 from raffia.nn.module import TensorDictModule
 from raffia.nn.sequence import TensorDictSequential
-from raffia.nn.transformer import CausalLM
 from raffia.tensordict.tensordict import TensorDict
 
 from .agents import SMALL, oracle_agent, rows, same, small_agent, tensors_of

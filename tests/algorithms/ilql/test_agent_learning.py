@@ -13,7 +13,7 @@ from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.nn.lora import add_lora
+from raffia.lm.lora import add_lora
 from raffia.tensordict.memmap import DamagedFileError
 
 from .agents import SMALL, data, rows, same, small_agent, tensors_of, with_loss

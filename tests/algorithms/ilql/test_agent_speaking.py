@@ -8,10 +8,10 @@ import torch
 
 from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, TopAdvantageNGrams
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.generations import Stop
-from raffia.data.token_reward import ConstantTokenReward
-from raffia.envs.text.contract import Language_Environment
-from raffia.envs.text.tokenizer import character_tokenizer
+from raffia.lm.data.token_reward import ConstantTokenReward
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.envs.contract import Language_Environment
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 from .agents import END, SMALL, Said, rows, same, small_agent, tensors_of
 
@@ -209,7 +209,7 @@ def test_a_test_is_the_mean_return_and_is_kept():
 @pytest.mark.slow
 def test_an_agent_learns_to_say_what_pays():
     """From answers of one letter, drawn at random, of which one pays."""
-    from raffia.data.dialogue import DataPoint, DialogueDataset
+    from raffia.lm.data.dialogue import DataPoint, DialogueDataset
 
     a, end = TOKENIZER.token_to_id("a"), TOKENIZER.eoa_token_id
     points = []

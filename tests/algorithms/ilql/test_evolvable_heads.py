@@ -14,12 +14,12 @@ from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
 from raffia.algorithms.ilql.heads import EvolvableHead, Head
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer, QHeads
-from raffia.algorithms.ilql.scorer import Needs
 from raffia.evolution.config import MutationConfig
 from raffia.evolution.forms import networks_with_form
 from raffia.evolution.mutate import mutate
 from raffia.evolution.population import Population
-from raffia.recipes.ilql_networks import Networks
+from raffia.lm.decoding.scorer import Needs
+from raffia.recipes.ilql.networks import Networks
 
 from .small import TRUNK, batch_of, float32
 from .test_learner import learner_of

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from benchmarks.ilql_exact import policy
 from benchmarks.ilql_exact_task import TOKENIZER, dataset, exact_return, solution
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
+from raffia.lm.decoding.config import DecodeConfig
 
 from .test_exact_task import best_of, by_share
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL
-from raffia.data.dialogue import (
+from raffia.lm.data.dialogue import (
     DataPoint,
     Iterable_RL_Dataset,
     List_RL_Dataset,

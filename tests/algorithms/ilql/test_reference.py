@@ -16,7 +16,7 @@ from raffia.algorithms.ilql.config import (
     TrunkConfig,
 )
 from raffia.algorithms.ilql.model import make_target
-from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 
 from .reference import reference
 

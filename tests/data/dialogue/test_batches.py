@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from raffia.data.dialogue import (
+from raffia.lm.data.dialogue import (
     DataPoint,
     Dialogue,
     DialogueDataset,
@@ -16,7 +16,7 @@ from raffia.data.dialogue import (
     ObservationDialogues,
     Vocabulary,
 )
-from raffia.data.dialogue_batches import BatchOrder, collate
+from raffia.lm.data.dialogue_batches import BatchOrder, collate
 from raffia.train.stream import OfflineStream
 
 A = Dialogue([("ab", -0.5), ("<g>", None), ("c", 2.0)])

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from raffia.data.data_point import DataPoint
-from raffia.data.dialogue import (
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue import (
     ConstantTokenReward,
     Dialogue,
     SpecifiedTokenReward,

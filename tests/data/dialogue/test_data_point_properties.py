@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raffia.data.data_point import DataPoint
-from raffia.data.dialogue import Dialogue, DialogueDataset, SpecifiedTokenReward, Vocabulary
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue import Dialogue, DialogueDataset, SpecifiedTokenReward, Vocabulary
 
 from .conftest import LETTERS, MARKS, LetterTokenizer
 

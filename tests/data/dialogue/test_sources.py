@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from raffia.data.dialogue import (
+from raffia.data.readers import MalformedDataError
+from raffia.lm.data.dialogue import (
     Dialogue,
     DialogueDataset,
     JsonLineDialogues,
@@ -14,7 +15,6 @@ from raffia.data.dialogue import (
     TranscriptDialogues,
     read_dialogues,
 )
-from raffia.data.readers import MalformedDataError
 
 MESSAGES = [
     {"role": "system", "content": "be"},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raffia.data.dialogue import (
+from raffia.lm.data.dialogue import (
     ConstantTokenReward,
     DataPoint,
     DialogueDataset,
@@ -17,7 +17,7 @@ from raffia.data.dialogue import (
     TranscriptDialogues,
     read_dialogues,
 )
-from raffia.data.token_store import TokenStore
+from raffia.lm.data.token_store import TokenStore
 from raffia.tensordict.memmap import DamagedFileError
 
 ROWS = [

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raffia.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
+from raffia.lm.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
 
 SOURCE = ObservationDialogues([Dialogue([("A", None), ("B", 1.0)])])
 WHOLE = dict(

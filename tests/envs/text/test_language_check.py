@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from raffia.envs.text.check import check_language_environment
-from raffia.envs.text.contract import Language_Environment, Language_Observation
-from raffia.envs.text.tokenizer import character_tokenizer
-from raffia.envs.text.wordle.env import WordleEnv
-from raffia.envs.text.wordle.game import Wordle
-from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.check import check_language_environment
+from raffia.lm.envs.contract import Language_Environment, Language_Observation
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 WORDS = ("crane", "slate", "crown", "adieu")
 

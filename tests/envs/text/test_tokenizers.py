@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raffia.envs.text.hf_tokenizer import HFTokenizer
-from raffia.envs.text.saved_tokenizer import load_tokenizer
-from raffia.envs.text.tokenizer import (
+from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     PieceTokenizer,
     WordTokenizer,
     character_tokenizer,
 )
-from raffia.envs.text.wordle.colors import NUM_CODES, colors_of
-from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
-from raffia.envs.text.wordle.vocabulary import Vocabulary
 
 SPECIALS = tuple(SPECIAL_TOKENS.values())
 ROLES = ("pad", "eoa", "eos", "bos", "boa", "eod")

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raffia.data.data_point import DataPoint
-from raffia.data.dialogue_rows import Dialogue
-from raffia.envs.text.hf_tokenizer import HFTokenizer
-from raffia.envs.text.saved_tokenizer import load_tokenizer
-from raffia.envs.text.tokenizer import (
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     PieceTokenizer,
     WordTokenizer,
     character_tokenizer,
 )
-from raffia.envs.text.transformers_files import save_for_transformers
-from raffia.envs.text.wordle.colors import NUM_CODES, colors_of
-from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.transformers_files import save_for_transformers
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from raffia.envs.text.contract import Language_Observation
-from raffia.envs.text.tabular import TabularPolicy, expectile, tabular_values
-from raffia.envs.text.tokenizer import character_tokenizer
-from raffia.envs.text.wordle.branching import (
+from raffia.lm.envs.contract import Language_Observation
+from raffia.lm.envs.tabular import TabularPolicy, expectile, tabular_values
+from raffia.lm.envs.wordle.branching import (
     BranchingConfig,
     branching_games,
     branching_scripts,
     first_words,
 )
-from raffia.envs.text.wordle.game import Wordle, WordleObservation
-from raffia.envs.text.wordle.play import evaluate
-from raffia.envs.text.wordle.policies import Fitting
-from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.play import evaluate
+from raffia.lm.envs.wordle.policies import Fitting
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 EXACT = json.loads((Path(__file__).parent / "oracles" / "exact_values.json").read_text())
 WORDLE = Wordle(vocabulary=Vocabulary.built_in().subset(24))

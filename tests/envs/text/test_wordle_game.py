@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raffia.envs.text.wordle.colors import code_of, color_codes, colors, colors_of
-from raffia.envs.text.wordle.env import WordleEnv
-from raffia.envs.text.wordle.game import Wordle, WordleObservation
-from raffia.envs.text.wordle.tokens import wordle_letter_tokenizer
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.wordle.colors import code_of, color_codes, colors, colors_of
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
 
 ORACLES = Path(__file__).parent / "oracles"
 PAIRS = json.loads((ORACLES / "wordle_colors.json").read_text())

@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from raffia.envs.text.dialogues import write_dialogues
-from raffia.envs.text.draws import Draws
-from raffia.envs.text.play import play_dialogues
-from raffia.envs.text.wordle.colors import colors
-from raffia.envs.text.wordle.data import Part, sample_games
-from raffia.envs.text.wordle.env import WordleEnv
-from raffia.envs.text.wordle.game import Wordle, WordleObservation
-from raffia.envs.text.wordle.games import game_seeds, simulate
-from raffia.envs.text.wordle.play import Player, evaluate, evaluation_of
-from raffia.envs.text.wordle.policies import (
+from raffia.lm.envs.dialogues import write_dialogues
+from raffia.lm.envs.draws import Draws
+from raffia.lm.envs.play import play_dialogues
+from raffia.lm.envs.wordle.colors import colors
+from raffia.lm.envs.wordle.data import Part, sample_games
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.games import game_seeds, simulate
+from raffia.lm.envs.wordle.play import Player, evaluate, evaluation_of
+from raffia.lm.envs.wordle.policies import (
     NON_WORD,
     Fitting,
     InformationGain,
@@ -30,7 +30,7 @@ from raffia.envs.text.wordle.policies import (
     information,
     start_word,
 )
-from raffia.envs.text.wordle.vocabulary import Vocabulary
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
 
 WORDLE = Wordle(vocabulary=Vocabulary.built_in().subset(60, seed=1))
 FIRST = WORDLE.vocabulary[0]

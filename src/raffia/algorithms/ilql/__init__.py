@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raffia.algorithms.ilql.agent import ILQL
     from raffia.algorithms.ilql.config import ILQLConfig, method
-    from raffia.algorithms.ilql.decode_config import DecodeConfig
     from raffia.algorithms.ilql.evaluator import AgentEvaluation, ILQL_Evaluator
     from raffia.algorithms.ilql.learner import ILQLLearner
     from raffia.algorithms.ilql.loss import Loss, with_row_means
     from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, ILQLTarget, make_target
     from raffia.algorithms.ilql.ngrams import NGram, TopAdvantageNGrams
     from raffia.algorithms.ilql.policy import ILQL_Policy
+    from raffia.lm.decoding.config import DecodeConfig
 
 __all__ = [
     "AgentEvaluation",
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         case "ILQLConfig" | "method":
             return getattr(import_module("raffia.algorithms.ilql.config"), name)
         case "DecodeConfig":
-            return import_module("raffia.algorithms.ilql.decode_config").DecodeConfig
+            return import_module("raffia.lm.decoding.config").DecodeConfig
         case "ILQL":
             return import_module("raffia.algorithms.ilql.agent").ILQL
         case "AgentEvaluation" | "ILQL_Evaluator":

@@ -29,10 +29,8 @@ from raffia.algorithms.ilql.config import (
     OptimizerConfig,
     TargetConfig,
 )
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.evaluator import ILQL_Evaluator, MakeEnv
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.generations import Generations
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.net_config import (
@@ -43,8 +41,10 @@ from raffia.algorithms.ilql.net_config import (
 )
 from raffia.algorithms.ilql.places import Trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.data.rl_dataset import RL_Dataset
-from raffia.envs.text.tokenizer import Tokenizer
+from raffia.lm.data.rl_dataset import RL_Dataset
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["ILQL"]
@@ -80,7 +80,7 @@ class ILQL(AgentNetworks):
     Source: Snell, Kostrikov, Su, Yang & Levine (2022), "Offline RL for Natural Language Generation
     with Implicit Language Q Learning", arXiv 2206.11871.
 
-    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
     >>> right = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
     >>> wrong = DataPoint.from_tokens([0, 3, 1, 4, 2], [2, 3], [0.0, 0.0])
     >>> data = DialogueDataset.of_points([right, wrong], Vocabulary(6))

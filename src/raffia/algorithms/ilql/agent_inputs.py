@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from raffia.algorithms.ilql.config import ILQLModelConfig
-from raffia.data.data_point import DataPoint
-from raffia.data.rl_dataset import List_RL_Dataset, RL_Dataset, Vocabulary
 from raffia.functional.trees import is_traced
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.rl_dataset import List_RL_Dataset, RL_Dataset, Vocabulary
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -108,7 +108,7 @@ def _check_places(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> Non
 class Stream:
     """The batches of a data set, of which each follows from the seed and the update's number.
 
-    >>> from raffia.data.dialogue import DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
     >>> points = [DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6)]
     >>> data, stream = DialogueDataset.of_points(points, Vocabulary(9)), Stream()
     >>> both = [stream.take(data, 0, update, 1, per_token=True)["tokens"] for update in (0, 1)]

@@ -22,7 +22,7 @@ from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, ILQLTarget
 from raffia.algorithms.ilql.net_config import described
 from raffia.algorithms.ilql.scores import get_scores
-from raffia.data.rl_dataset import RL_Dataset
+from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.nn.base import TensorDictModuleBase
 from raffia.nn.params import update_target
 from raffia.tensordict.node import Node

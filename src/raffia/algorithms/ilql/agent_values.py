@@ -34,7 +34,7 @@ def qvs_of(
 
     >>> from raffia.algorithms.ilql.config import ILQLLossConfig, ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.model import ILQLModel
-    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
     >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> loss = Loss(ILQLModel(ILQLModelConfig(trunk=trunk)), ILQLLossConfig())
     >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
@@ -71,7 +71,7 @@ def weights_of(loss: Loss, batch: TensorDict) -> Tensor:  # [B, T]
 
     >>> from raffia.algorithms.ilql.config import ILQLLossConfig, ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.model import ILQLModel
-    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
     >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> loss = Loss(ILQLModel(ILQLModelConfig(trunk=trunk)), ILQLLossConfig(beta=0.0))
     >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.heads import AnyHead, Head
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.algorithms.ilql.scorer import Needs, NextToken
-from raffia.nn.compiled_lm import compiles, plain
-from raffia.nn.transformer import CausalLM
+from raffia.lm.compiled import compiles, plain
+from raffia.lm.decoding.scorer import Needs, NextToken
+from raffia.lm.transformer import CausalLM
 
 __all__ = ["CompiledHeads"]
 

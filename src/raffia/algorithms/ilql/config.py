@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, get_args
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig as DecodeConfig
 from raffia.envs.checked import (
     check_above_zero,
     check_choices,
@@ -16,6 +15,7 @@ from raffia.envs.checked import (
     check_share,
     check_types,
 )
+from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
 
 __all__ = [
     "DecodeConfig",

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.policy import ILQL_Policy, Speaker
-from raffia.data.data_point import DataPoint
-from raffia.data.token_reward import TokenReward
-from raffia.data.utterances import Observation
-from raffia.envs.text.contract import Language_Environment
-from raffia.envs.text.play import Played, play_dialogues
-from raffia.envs.text.tokenizer import Tokenizer
 from raffia.functional.seeds import derive_seed, generator_for
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.token_reward import TokenReward
+from raffia.lm.data.utterances import Observation
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.envs.contract import Language_Environment
+from raffia.lm.envs.play import Played, play_dialogues
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["AgentEvaluation", "ILQL_Evaluator"]
 
@@ -71,10 +71,10 @@ class ILQL_Evaluator:
     batch_size: so many games are played at once.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
-    >>> from raffia.envs.text.tokenizer import character_tokenizer
-    >>> from raffia.envs.text.wordle.env import WordleEnv
-    >>> from raffia.envs.text.wordle.game import Wordle
-    >>> from raffia.envs.text.wordle.vocabulary import Vocabulary
+    >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
+    >>> from raffia.lm.envs.wordle.env import WordleEnv
+    >>> from raffia.lm.envs.wordle.game import Wordle
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
     >>> tokenizer = character_tokenizer(["abcdefghijklmnopqrstuvwxyz<>"])
     >>> agent = ILQL(None, {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2,

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.beam import beam_search
-from raffia.algorithms.ilql.decode_config import DecodeConfig
-from raffia.algorithms.ilql.generations import Generations, Stop
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.rerank import rerank
-from raffia.algorithms.ilql.sampling import best_token, drawing, new_seeds
-from raffia.algorithms.ilql.scorer import Needs, Scorer, check_prompts
-from raffia.algorithms.ilql.steps import Choose, gathered, limits_of, token_steps
 from raffia.algorithms.ilql.token_planning import planned
-from raffia.envs.text.tokenizer import Tokenizer
+from raffia.lm.decoding.beam import beam_search
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations, Stop
+from raffia.lm.decoding.rerank import rerank
+from raffia.lm.decoding.sampling import best_token, drawing, new_seeds
+from raffia.lm.decoding.scorer import Needs, Scorer, check_prompts
+from raffia.lm.decoding.steps import Choose, gathered, limits_of, token_steps
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["chooser", "decode", "forbid", "generate", "marks_of"]
 
@@ -68,7 +68,7 @@ def marks_of(
 ) -> tuple[Stop | None, int | None]:
     """What ends a text and what is never said: as given, else as the tokenizer has it.
 
-    >>> from raffia.envs.text.tokenizer import character_tokenizer
+    >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
     >>> tokenizer = character_tokenizer(["abc"])
     >>> stop, pad_token = marks_of(tokenizer, None, 0)
     >>> stop.tokens == (tokenizer.eoa_token_id,), pad_token
@@ -93,7 +93,7 @@ def decode(
 ) -> Generations:
     """The same with any scorer.
 
-    >>> from raffia.algorithms.ilql.scorer import NextToken
+    >>> from raffia.lm.decoding.scorer import NextToken
     >>> class Parrot:  # wants the last token again, and has nothing to remember
     ...     vocab_size, block_size, device = 5, 4, torch.device("cpu")
     ...     def start(self, prompts, needs, max_new_tokens):

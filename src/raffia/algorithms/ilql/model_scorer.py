@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.heads import AnyHead
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.algorithms.ilql.one_token import read_token, steps_by_one
-from raffia.algorithms.ilql.scorer import Needs, NextToken
-from raffia.nn.compiled_lm import CompiledLM
+from raffia.lm.compiled import CompiledLM
+from raffia.lm.decoding.one_token import read_token, steps_by_one
+from raffia.lm.decoding.scorer import Needs, NextToken
 
 __all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
 
@@ -26,7 +26,7 @@ __all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "p
 class CachedTrunk(Protocol):
     """What decoding needs of a language model: `CausalLM`, or any other of the same face.
 
-    >>> from raffia.nn.transformer import CausalLM
+    >>> from raffia.lm.transformer import CausalLM
     >>> trunk: CachedTrunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)
     >>> cache = trunk.new_cache(1, capacity=4)
     >>> with torch.no_grad():

@@ -12,8 +12,8 @@ from torch import nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.places import Trunk
-from raffia.nn.hf_trunk import HFTrunk
-from raffia.nn.lm_folder import gpt2, read_config
+from raffia.lm.folder import gpt2, read_config
+from raffia.lm.hf_trunk import HFTrunk
 from raffia.tensordict.keys import nearest
 
 __all__ = ["GPT2", "NetConfig", "Networks", "described", "networks_of", "trunk_config_of"]
@@ -67,7 +67,7 @@ def networks_of(net_config: NetConfig) -> Networks:
     A description has the entries of `GPT2`, all but `vocab_size` with GPT-2's number where left
     out; but dropout is 0 there, as values take its noise for chances. It may have "positions",
     "gradient_checkpointing", "policy" and "target", see `TrunkConfig` and `ILQLModelConfig`; an
-    "activation" is one of `raffia.nn.transformer_block.ACTIVATIONS`. `min_layers` and `max_layers`
+    "activation" is one of `raffia.lm.transformer_block.ACTIVATIONS`. `min_layers` and `max_layers`
     bound what is made of the network later.
     A folder is that of a GPT-2, or, with the extra `hf`, any causal model of `transformers`.
 
@@ -107,7 +107,7 @@ def described(config: ILQLModelConfig, bounds: Mapping[str, int]) -> dict[str, A
 def trunk_config_of(trunk: Trunk) -> TrunkConfig:
     """The description of a language model; of one that is not ours, what decoding asks of it.
 
-    >>> from raffia.nn.transformer import CausalLM
+    >>> from raffia.lm.transformer import CausalLM
     >>> trunk_config_of(CausalLM(35, n_layer=2, n_head=2, n_embd=8)).n_layer
     2
     """

@@ -44,7 +44,7 @@ class TopAdvantageNGrams:
         are one utterance.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
-    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
     >>> rows = [DataPoint.from_tokens([1, token, 2], [0, 1], [0.0, 0.0]) for token in (4, 5, 4)]
     >>> data = DialogueDataset.of_points(rows, Vocabulary(6))
     >>> agent = ILQL(data, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import forbid
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.scorer import Choice, Needs
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["OffPolicyEstimate", "action_log_probs", "off_policy_return"]
@@ -57,7 +57,7 @@ def action_log_probs(
     Where beams choose, decoding is taken as greedy: 0 for the best token, -inf for every other.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-    >>> from raffia.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
     >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
     >>> batch = DialogueDataset.of_points([row], Vocabulary(6)).collate([row])

@@ -85,7 +85,7 @@ class HiddenStates(NamedTuple):
 class Trunk(Protocol):
     """What the heads need of a language model: `CausalLM`, or any other of the same face.
 
-    >>> from raffia.nn.transformer import CausalLM
+    >>> from raffia.lm.transformer import CausalLM
     >>> trunk: Trunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6, dropout=0.0)
     >>> trunk(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 8])
@@ -112,7 +112,7 @@ class Trunk(Protocol):
 class PackedTrunk(Protocol):
     """A trunk that can leave out padding.
 
-    >>> from raffia.nn.transformer import CausalLM
+    >>> from raffia.lm.transformer import CausalLM
     >>> trunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6, dropout=0.0)
     >>> packed: PackedTrunk = trunk
     >>> packed.packed_hidden(torch.tensor([[1, 2, 0]]), torch.tensor([2]))[0].shape
@@ -139,7 +139,7 @@ def hidden_states(
 ) -> HiddenStates:
     """One pass of a trunk.
 
-    >>> from raffia.nn.transformer import CausalLM
+    >>> from raffia.lm.transformer import CausalLM
     >>> trunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6, dropout=0.0)
     >>> tokens, mask = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     >>> hidden_states(trunk, tokens, mask.bool(), packed=True).rows.shape

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import torch
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.generations import Generations, Stop
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.data.data_point import DataPoint
-from raffia.data.utterances import Observation
-from raffia.envs.text.tokenizer import Tokenizer
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.utterances import Observation
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations, Stop
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["ILQL_Policy", "Speaker"]
 
@@ -37,8 +37,8 @@ class ILQL_Policy:
     generator: of the draws; None for torch's own.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
-    >>> from raffia.envs.text.tokenizer import character_tokenizer
-    >>> from raffia.envs.text.wordle.game import WordleObservation
+    >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
+    >>> from raffia.lm.envs.wordle.game import WordleObservation
     >>> tokenizer = character_tokenizer(["abcdefghijklmnopqrstuvwxyz"])
     >>> agent = ILQL(None, {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2,
     ...                     "n_embd": 8, "block_size": 64})

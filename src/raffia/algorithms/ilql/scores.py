@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import forbid
-from raffia.algorithms.ilql.generations import Generations
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.perturb import advantage_term
-from raffia.algorithms.ilql.scorer import Choice, Needs
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations
+from raffia.lm.decoding.perturb import advantage_term
+from raffia.lm.decoding.scorer import Choice, Needs
 
 __all__ = ["get_scores", "score_utterances"]
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import chooser, forbid, marks_of
-from raffia.algorithms.ilql.generations import Stop
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.scorer import Needs, check_prompts
-from raffia.algorithms.ilql.steps import token_steps
-from raffia.envs.text.tokenizer import Tokenizer
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.scorer import Needs, check_prompts
+from raffia.lm.decoding.steps import token_steps
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["StreamedToken", "stream"]
 

@@ -13,11 +13,11 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
-from raffia.algorithms.ilql.generations import Stop
-from raffia.algorithms.ilql.scorer import Choice, NextToken
-from raffia.algorithms.ilql.steps import Choose, Moment
-from raffia.search.draws import child_seed, seeded_gumbel
+from raffia.functional.draws import child_seed, seeded_gumbel
+from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.scorer import Choice, NextToken
+from raffia.lm.decoding.steps import Choose, Moment
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 

@@ -1,4 +1,4 @@
-"""Compiled arithmetic of scores: what raffia.search.softmax and raffia.search.draws do.
+"""Compiled arithmetic of scores: what raffia.search.softmax and raffia.functional.draws do.
 
 Each number is found by the operations, in the order and in the precision of the tensor version: the
 results are the same bit for bit. Loops keep to what becomes vector code.
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from raffia.functional.draws import FIRST, SECOND
 from raffia.jit.arrays import get_f32, nearest, ordered, power_of_two, put_f32
 from raffia.jit.kernel import kernel
-from raffia.search.draws import FIRST, SECOND
 from raffia.search.softmax import COEFFICIENTS, LEAST, LN2_HIGH, LN2_LOW, LOG2_E
 
 F0, F1 = np.float32(0.0), np.float32(1.0)

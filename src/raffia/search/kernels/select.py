@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from raffia.functional.draws import GOLDEN
 from raffia.jit.arrays import get_f32, get_f64, get_i32, get_i64, get_u8, put_f32
 from raffia.jit.kernel import kernel
-from raffia.search.draws import GOLDEN
 from raffia.search.gumbel import LEAST_LOGIT, TINY
 from raffia.search.kernels import layout as at
 from raffia.search.kernels.numbers import F0, F1, GREATEST, INFINITY, greatest, mix, softmax

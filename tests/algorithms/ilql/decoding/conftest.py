@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.scorer import Needs, NextToken
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.scorer import Needs, NextToken
 
 HERE = Path(__file__).parent
 PAD, END = 29, 30

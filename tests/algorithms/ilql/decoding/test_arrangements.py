@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from raffia.algorithms.ilql.beam import beam_search
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import forbid, generate
-from raffia.algorithms.ilql.generations import Stop
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.perturb import perturb
-from raffia.nn.lora import add_lora
+from raffia.lm.decoding.beam import beam_search
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.perturb import perturb
+from raffia.lm.lora import add_lora
 
 PAD, STOP = 0, Stop(tokens=(3, 7))
 PROMPTS = [[1, 5, 6, 2], [4], [8, 9, 10, 11, 2, 4, 4, 1]]

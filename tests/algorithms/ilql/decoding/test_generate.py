@@ -5,17 +5,17 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from raffia.algorithms.ilql.beam import beam_search
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import decode, forbid, generate
-from raffia.algorithms.ilql.generations import Stop
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.sampling import draw_tokens, drawing
-from raffia.algorithms.ilql.scorer import Choice, Needs
-from raffia.algorithms.ilql.steps import Moment
 from raffia.algorithms.ilql.stream import stream
+from raffia.lm.decoding.beam import beam_search
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.sampling import draw_tokens, drawing
+from raffia.lm.decoding.scorer import Choice, Needs
+from raffia.lm.decoding.steps import Moment
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]

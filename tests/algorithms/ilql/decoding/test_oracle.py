@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import forbid, generate
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.scorer import Choice, Needs
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.scorer import Choice, Needs
 
 PAD, END = 29, 30
 CASES = range(18)

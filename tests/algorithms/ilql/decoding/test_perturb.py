@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from raffia.algorithms.ilql.decode_config import DecodeConfig, TokenPlanConfig
-from raffia.algorithms.ilql.perturb import keep_top_k, keep_top_p, perturb
+from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
+from raffia.lm.decoding.perturb import keep_top_k, keep_top_p, perturb
 
 INF = math.inf
 

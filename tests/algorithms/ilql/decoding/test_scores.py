@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.decode_config import DecodeConfig
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.algorithms.ilql.rerank import rerank
 from raffia.algorithms.ilql.scores import get_scores, score_utterances
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.rerank import rerank
 
 PAD, END = 29, 30
 

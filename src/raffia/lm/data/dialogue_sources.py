@@ -1,0 +1,381 @@
+"""Where rows come from: files of JSON lines or Parquet, lists of chats, what environments show.
+
+A source gives raw rows and says what each of them means; so a row that means nothing can be left
+out, and those after it are still read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Protocol
+
+from raffia.data.readers.arrow import pyarrow, read_batches
+from raffia.data.readers.episode import Path, Place, existing_file
+from raffia.data.readers.json_text import DECODER, opened, parse
+from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
+from raffia.lm.data.utterances import Observation
+
+__all__ = [
+    "DialogueSource",
+    "JsonLineDialogues",
+    "ObservationDialogues",
+    "ParquetDialogues",
+    "TranscriptDialogues",
+    "read_dialogues",
+]
+
+ROWS_AT_ONCE = 256  # of Parquet; some hundred kilobytes of text
+BLOCK = 2**20  # bytes that are passed over at a time
+
+
+class DialogueSource(Protocol):
+    """Rows, and what each of them says.
+
+    >>> for place, raw in TranscriptDialogues([[{"role": "user", "content": "hi"}]]).rows():
+    ...     place.where
+    'row 0'
+    """
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """The rows as they stand there; raises MalformedDataError where nothing more can be read.
+
+        It begins anew at each call.
+        """
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """The observation or the `TokenRow` in a row; raises MalformedDataError."""
+
+    def settings(self) -> dict[str, Any]:
+        """How the rows are understood, as JSON."""
+
+    def stamp(self) -> list[int] | None:
+        """A cheap sign of the rows, the same only if they are; None if there is none."""
+
+    def checksum(self) -> str:
+        """Of all rows: another one where they are others."""
+
+
+class TranscriptDialogues:
+    """Chats: each is a list of messages, or an object in one of the forms of a file's row.
+
+    >>> chats = [[{"role": "user", "content": "hi"},
+    ...           {"role": "assistant", "content": "hello", "reward": 1.0}]]
+    >>> source = TranscriptDialogues(chats)
+    >>> [source.read(raw, place).sequence for place, raw in source.rows()]
+    [[('hi', None), ('hello', 1.0)]]
+    """
+
+    def __init__(
+        self,
+        chats: Sequence[Any],
+        *,
+        roles: Mapping[str, bool] | None = None,
+        name: str = "the list",
+    ) -> None:
+        self.chats, self.name = chats, name
+        self._roles = {**ROLES, **(roles or {})}
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """Each with its number, from 0.
+
+        >>> list(TranscriptDialogues([]).rows())
+        []
+        """
+        for number, chat in enumerate(self.chats):
+            yield Place(self.name, f"row {number}"), chat
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """What a chat says.
+
+        >>> place = Place("the list", "row 0")
+        >>> TranscriptDialogues([]).read([{"role": "user", "content": "hi"}], place).sequence
+        [('hi', None)]
+        """
+        if isinstance(raw, dict):
+            return dialogue_of(raw, place, self._roles)
+        return Dialogue(messages_of(raw, place, self._roles))
+
+    def settings(self) -> dict[str, Any]:
+        """Whose the roles are.
+
+        >>> TranscriptDialogues([], roles={"bot": True}).settings()["roles"][:3]
+        [['agent', True], ['assistant', True], ['bot', True]]
+        """
+        return {"kind": "transcripts", "roles": _listed(self._roles)}
+
+    def stamp(self) -> None:
+        """There is no cheap sign of a list.
+
+        >>> TranscriptDialogues([]).stamp()
+        """
+        return None
+
+    def checksum(self) -> str:
+        """Of all chats.
+
+        >>> TranscriptDialogues([]).checksum()[:8]
+        'e3b0c442'
+        """
+        return _digest(json.dumps(chat, sort_keys=True, default=repr) for chat in self.chats)
+
+
+class ObservationDialogues:
+    """What environments show at the end of their games: anything with `to_sequence()`.
+
+    >>> source = ObservationDialogues([Dialogue([("hello", 1.0)])])
+    >>> [source.read(raw, place).to_sequence() for place, raw in source.rows()]
+    [([('hello', 1.0)], True)]
+    """
+
+    def __init__(
+        self, observations: Sequence[Observation], *, name: str = "the observations"
+    ) -> None:
+        self.observations, self.name = observations, name
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """Each with its number, from 0.
+
+        >>> [place.where for place, _ in ObservationDialogues([Dialogue([])]).rows()]
+        ['row 0']
+        """
+        for number, observation in enumerate(self.observations):
+            yield Place(self.name, f"row {number}"), observation
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """The observation itself.
+
+        >>> ObservationDialogues([]).read(Dialogue([]), Place("the observations", "row 0"))
+        Dialogue(sequence=[], terminal=True)
+        """
+        if not hasattr(raw, "to_sequence"):
+            place.fail(f"a {type(raw).__name__} has no to_sequence(): see `Observation`")
+        return raw
+
+    def settings(self) -> dict[str, Any]:
+        """There is nothing to set.
+
+        >>> ObservationDialogues([]).settings()
+        {'kind': 'observations'}
+        """
+        return {"kind": "observations"}
+
+    def stamp(self) -> None:
+        """There is no cheap sign of a list.
+
+        >>> ObservationDialogues([]).stamp()
+        """
+        return None
+
+    def checksum(self) -> str:
+        """Of all that they say.
+
+        >>> ObservationDialogues([Dialogue([])]).checksum()[:8]
+        'e5b9deae'
+        """
+        said = (observation.to_sequence() for observation in self.observations)
+        return _digest(json.dumps(sequence, default=repr) for sequence in said)
+
+
+class FileDialogues:
+    """What files of rows have in common: their names for things, and when they are other files.
+
+    columns: name in the file -> name here; None leaves a column out.
+    roles: who speaks as the agent, for roles that are not known.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        columns: Mapping[str, str | None] | None = None,
+        roles: Mapping[str, bool] | None = None,
+    ) -> None:
+        self.path = existing_file(path)
+        self._columns = dict(columns or {})
+        self._roles = {**ROLES, **(roles or {})}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def settings(self) -> dict[str, Any]:
+        """What the columns and the roles mean."""
+        columns, roles = _listed(self._columns), _listed(self._roles)
+        return {"kind": type(self).__name__, "columns": columns, "roles": roles}
+
+    def stamp(self) -> list[int]:
+        """The file's size, and when it was written."""
+        found = os.stat(self.path)
+        return [found.st_size, found.st_mtime_ns]
+
+    def checksum(self) -> str:
+        """The sha256 of the file."""
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _object(self, row: Mapping[str, Any], place: Place) -> Any:
+        """A row of the file, whose entries are called as `columns` says."""
+        renamed: dict[str, Any] = {}
+        for name, value in row.items():
+            new = self._columns.get(name, name)
+            if new in renamed:
+                place.fail(f"two entries are called {new!r}", name)
+            if new is not None:
+                renamed[new] = value
+        return dialogue_of(renamed, place, self._roles)
+
+
+class JsonLineDialogues(FileDialogues):
+    """A file with an object on each line, or one list of them; it may be compressed with gzip.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "chats.jsonl")
+    ...     _ = path.write_text('{"sequence": [["hi", null], ["hello", -0.5]]}')
+    ...     source = JsonLineDialogues(path)
+    ...     [source.read(raw, place).sequence for place, raw in source.rows()]
+    [[('hi', None), ('hello', -0.5)]]
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        columns: Mapping[str, str | None] | None = None,
+        roles: Mapping[str, bool] | None = None,
+        max_line_bytes: int = 2**28,
+    ) -> None:
+        super().__init__(path, columns=columns, roles=roles)
+        self._max_line_bytes = max_line_bytes
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """The lines, from 1; of one that is too long, the beginning. Of a list the rows, from 0."""
+        with opened(self.path) as file:
+            for number in count(1):
+                place = Place(self.path, f"line {number}")
+                with place.foreign():
+                    line = passed = file.readline(self._max_line_bytes + 1)
+                    if number == 1 and line.lstrip()[:1] == b"[":
+                        rest = file.read(self._max_line_bytes + 1 - len(line))
+                        break
+                    while len(line) > self._max_line_bytes and passed[-1:] not in (b"\n", b""):
+                        passed = file.readline(BLOCK)
+                if not line:
+                    return
+                yield place, line
+        yield from self._of_list(line + rest)
+
+    def _of_list(self, text: bytes) -> Iterator[tuple[Place, Any]]:
+        whole = Place(self.path, "the file")
+        if len(text) > self._max_line_bytes:
+            whole.fail(
+                f"it is one list of more than {self._max_line_bytes} bytes, which would be read at "
+                "once: write its rows one on each line, or give max_line_bytes"
+            )
+        try:
+            found: list[Any] = DECODER.decode(text.decode())
+        except UnicodeDecodeError as error:
+            whole.fail(f"byte {error.start + 1}: it is not UTF-8")
+        except (ValueError, RecursionError) as error:
+            whole.fail(f"it begins like one list, and is no JSON: {error}")
+        for number, row in enumerate(found):
+            yield Place(self.path, f"row {number}"), row
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """What a line says, or a row of a list."""
+        if isinstance(raw, list):
+            return Dialogue(messages_of(raw, place, self._roles))
+        if not isinstance(raw, bytes):
+            if not isinstance(raw, dict):
+                place.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
+            return self._object(raw, place)
+        if len(raw) > self._max_line_bytes:
+            place.fail(
+                f"it is longer than {self._max_line_bytes} bytes; to read it give max_line_bytes, "
+                "and twenty times as much memory"
+            )
+        if raw.isspace():
+            place.fail("it is blank")
+        if not raw.lstrip().startswith(b"{"):
+            seen = raw.strip()[:40].decode(errors="replace")
+            place.fail(f'it begins with {seen!r}, not with an object: {{"messages": [...]}}')
+        return self._object(parse(raw, place), place)
+
+
+class ParquetDialogues(FileDialogues):
+    """A Parquet file with a dialogue in each row; needs `pip install 'raffia[parquet]'`.
+
+    `messages` is a list of structs, `utterances` and `rewards` are lists; a null is nothing.
+
+    >>> import tempfile, pyarrow, pyarrow.parquet
+    >>> table = pyarrow.table({"utterances": [["hi", "hello"]], "rewards": [[None, -0.5]]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(table, f"{folder}/chats.parquet")
+    ...     source = ParquetDialogues(f"{folder}/chats.parquet")
+    ...     [source.read(raw, place).sequence for place, raw in source.rows()]
+    [[('hi', None), ('hello', -0.5)]]
+    """
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """The rows, from 0."""
+        whole = Place(self.path, "the file")
+        pa = pyarrow()
+        with whole.foreign(), pa.parquet.ParquetFile(self.path) as file:
+            num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
+        paths = [(name,) for name in names if self._columns.get(name, name) is not None]
+        if not paths:
+            whole.fail("it has no columns, or `columns` leaves all of them out")
+        for first, arrays in read_batches(self.path, num_rows, paths, ROWS_AT_ONCE):
+            with Place(self.path, f"row {first}").foreign():
+                columns = {name: array.to_pylist() for (name,), array in arrays.items()}
+            for at in range(len(next(iter(columns.values())))):
+                row = {name: values[at] for name, values in columns.items()}
+                yield Place(self.path, f"row {first + at}"), row
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """What a row says."""
+        return self._object(raw, place)
+
+
+def read_dialogues(
+    path: Path,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    roles: Mapping[str, bool] | None = None,
+) -> JsonLineDialogues | ParquetDialogues:
+    """The source in a file: `.parquet`, or JSON lines (`.jsonl`, `.json`, `.jsonl.gz`, ...).
+
+    columns: name in the file -> name here: {"conversation": "messages"}; None leaves a column out.
+    roles: other roles than assistant, agent, gpt (the agent's), user, human, system, tool and
+        environment: {"bot": True, "caller": False}, True being the agent.
+
+    >>> read_dialogues("chats.csv")
+    Traceback (most recent call last):
+    ...
+    ValueError: 'chats.csv': dialogues are read from .jsonl, .json, .jsonl.gz and .parquet files...
+    """
+    name = os.fspath(path)
+    if name.endswith((".parquet", ".pq")):
+        return ParquetDialogues(path, columns=columns, roles=roles)
+    if name.endswith((".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz")):
+        return JsonLineDialogues(path, columns=columns, roles=roles)
+    raise ValueError(
+        f"{name!r}: dialogues are read from .jsonl, .json, .jsonl.gz and .parquet files; for "
+        "another name take JsonLineDialogues(path) or ParquetDialogues(path)"
+    )
+
+
+def _listed(table: Mapping[str, Any]) -> list[list[Any]]:
+    """As JSON gives it back."""
+    return [list(pair) for pair in sorted(table.items())]
+
+
+def _digest(texts: Iterable[str]) -> str:
+    code = hashlib.sha256()
+    for text in texts:
+        data = text.encode()
+        code.update(len(data).to_bytes(8, "little") + data)
+    return code.hexdigest()

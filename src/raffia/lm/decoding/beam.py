@@ -1,0 +1,196 @@
+"""Beam search: the best few texts of each prompt, by the sum of their log-probabilities.
+
+Shapes: P prompts, W beams of each, M live beams of all, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations, Stop
+from raffia.lm.decoding.scorer import Choice, Needs, Scorer
+from raffia.lm.decoding.steps import limits_of
+
+__all__ = ["Beams", "beam_search", "extended", "most_likely"]
+
+
+def beam_search(
+    scorer: Scorer,
+    prompts: Sequence[Sequence[int]],  # P
+    config: DecodeConfig,
+    *,
+    stop: Stop,
+    forbidden: Tensor | None = None,  # [V]: 0, and -inf for tokens that never come
+) -> Generations:
+    """`config.num_beams` texts for each prompt, from the likeliest on.
+
+    Beams compete on the sum of the perturbed log-probabilities. Complete texts keep their place
+    among the beams as long as they are among the best, and cost nothing more; sums only fall, so
+    that a prompt whose beams are all complete is done.
+
+    >>> from raffia.lm.decoding.scorer import NextToken
+    >>> class Constant:  # whatever was said, token 2 is likelier than 1
+    ...     vocab_size, block_size, device = 3, 3, torch.device("cpu")
+    ...     def start(self, prompts, needs, max_new_tokens):
+    ...         return self, self.advance(torch.zeros(len(prompts)))
+    ...     def advance(self, tokens):
+    ...         logits = torch.tensor([0.0, 0.3, 0.7]).log().expand(len(tokens), 3)
+    ...         return NextToken(logits, None, None)
+    ...     def reorder(self, rows):
+    ...         pass
+    >>> config = DecodeConfig(num_beams=2, include_adv=False)
+    >>> found = beam_search(Constant(), [[0]], config, stop=Stop(tokens=(1,)))
+    >>> found.tokens, found.log_prob.exp()
+    ([[[2, 2], [1]]], tensor([[0.4900, 0.3000]]))
+    """
+    width, device = config.num_beams or 1, scorer.device
+    limits = limits_of(scorer, prompts, config).repeat_interleave(width).to(device)
+    most = int(limits.max())
+    rows, said = scorer.start(prompts, Needs.of(config), most)
+    live = torch.zeros(len(limits), dtype=torch.bool, device=device)
+    live[::width] = True  # at first the other beams would be the same one again
+    beams: Beams | None = None
+    for place in range(most):
+        choice = Choice.of(said, config, forbidden)
+        if beams is None:
+            beams = Beams.begin(len(limits), most, choice, live)
+        slots = live.nonzero().squeeze(-1)
+        scores, parent, token = most_likely(beams, choice, slots, width)
+        beams, row = extended(beams, choice, slots, scores, parent, token, place)
+        stopped = stop.ended(token, lambda: beams.tokens[:, : place + 1].tolist())  # noqa: B023
+        grew = row >= 0
+        beams.stopped |= grew & stopped
+        live = grew & ~beams.stopped & (limits > place + 1)
+        if not bool(live.any()):
+            break
+        rows.reorder(row[live])
+        said = rows.advance(token[live])
+    assert beams is not None
+    return beams.generations(width)
+
+
+@dataclass
+class Beams:
+    """P * W texts; those of a prompt lie together, from the likeliest on.
+
+    >>> choice = Choice(torch.zeros(1, 3), None, None, None)
+    >>> Beams.begin(2, 4, choice, torch.tensor([True, False])).log_prob
+    tensor([0., -inf])
+    """
+
+    tokens: Tensor  # int64 [P W, N]
+    length: Tensor  # int64 [P W]
+    stopped: Tensor  # bool [P W]
+    log_prob: Tensor  # [P W]; -inf: no such text
+    kl: Tensor | None
+    advantage: Tensor | None
+    value: Tensor | None
+
+    @classmethod
+    def begin(cls, num: int, most: int, choice: Choice, live: Tensor) -> Beams:
+        """Texts without tokens."""
+        zeros = choice.log_probs.new_zeros(num)
+        valued = choice.target_q is not None
+        return cls(
+            tokens=torch.zeros((num, most), dtype=torch.int64, device=zeros.device),
+            length=torch.zeros(num, dtype=torch.int64, device=zeros.device),
+            stopped=torch.zeros(num, dtype=torch.bool, device=zeros.device),
+            log_prob=zeros.masked_fill(~live, -torch.inf),
+            kl=None if choice.logits is None else zeros.clone(),
+            advantage=zeros.clone() if valued else None,
+            value=zeros.clone() if valued else None,
+        )
+
+    def at(self, slots: Tensor) -> Beams:
+        """The texts of these slots [P W]."""
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        for name, part in parts.items():
+            parts[name] = None if part is None else part[slots]
+        return Beams(**parts)
+
+    def generations(self, width: int) -> Generations:
+        """The same as texts of prompts."""
+
+        def shaped(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.view(-1, width)
+
+        texts = [
+            text[:length]
+            for text, length in zip(self.tokens.tolist(), self.length.tolist(), strict=True)
+        ]
+        return Generations(
+            tokens=[texts[start : start + width] for start in range(0, len(texts), width)],
+            log_prob=self.log_prob.view(-1, width),
+            stopped=self.stopped.view(-1, width),
+            kl=shaped(self.kl),
+            advantage=shaped(self.advantage),
+            value=shaped(self.value),
+        )
+
+
+def most_likely(
+    beams: Beams,
+    choice: Choice,  # of the live beams, M rows
+    slots: Tensor,  # int64 [M], where the live beams are
+    width: int,  # W
+) -> tuple[Tensor, Tensor, Tensor]:  # [P W] each: log-probability, slot it comes from, token
+    """The W best of each prompt: live beams with a further token, and complete ones as they are.
+
+    >>> choice = Choice(torch.tensor([[0.1, 0.9]]).log(), None, None, None)
+    >>> beams = Beams.begin(2, 4, choice, torch.tensor([True, False]))
+    >>> scores, parent, token = most_likely(beams, choice, torch.tensor([0]), 2)
+    >>> parent, token
+    (tensor([0, 0]), tensor([1, 0]))
+    """
+    num, (_, num_tokens) = len(beams.log_prob), choice.log_probs.shape
+    candidates = choice.log_probs.new_full((num, num_tokens), -torch.inf)
+    candidates[:, 0] = beams.log_prob  # of those without a further token
+    candidates[slots] = choice.log_probs + beams.log_prob[slots].unsqueeze(-1)
+    scores, flat = candidates.view(num // width, -1).topk(width)
+    first = torch.arange(0, num, width, device=flat.device).unsqueeze(-1)
+    parent = first + torch.div(flat, num_tokens, rounding_mode="floor")
+    return scores.flatten(), parent.flatten(), (flat % num_tokens).flatten()
+
+
+def extended(
+    beams: Beams,
+    choice: Choice,  # of the live beams, M rows
+    slots: Tensor,  # int64 [M], where the live beams are
+    scores: Tensor,  # [P W]
+    parent: Tensor,  # int64 [P W]
+    token: Tensor,  # int64 [P W]
+    place: int,  # of the new token
+) -> tuple[Beams, Tensor]:  # ..., int64 [P W]: the model's row that a beam grew from; -1: none
+    """The chosen texts, those of live beams with their new token.
+
+    >>> choice = Choice(torch.tensor([[0.1, 0.9]]).log(), None, None, None)
+    >>> beams = Beams.begin(2, 4, choice, torch.tensor([True, False]))
+    >>> beams, row = extended(beams, choice, torch.tensor([0]), torch.tensor([-0.1, -2.3]),
+    ...                       torch.tensor([0, 0]), torch.tensor([1, 0]), 0)
+    >>> beams.tokens[:, 0], row
+    (tensor([1, 0]), tensor([0, 0]))
+    """
+    row_of_slot = torch.full_like(parent, -1)
+    row_of_slot[slots] = torch.arange(len(slots), device=slots.device)
+    row = row_of_slot[parent]
+    row = row.masked_fill(scores == -torch.inf, -1)
+    beams = beams.at(parent)
+    beams.log_prob = scores
+    grown = (row >= 0).nonzero().squeeze(-1)
+    row_of, new = row[grown], token[grown]
+    beams.tokens[grown, place] = new
+    beams.length[grown] = place + 1
+    _, kl, value, advantage = choice.at(row_of).of_token(new)
+    if beams.kl is not None and kl is not None:
+        beams.kl[grown] += kl
+    if beams.advantage is not None and advantage is not None:
+        beams.advantage[grown] += advantage
+    if beams.value is not None and value is not None:
+        beams.value[grown] = value
+    return beams, row

@@ -1,0 +1,214 @@
+"""What decoding asks of a model: the scores of the next token, for rows of text that grow.
+
+Shapes: R rows, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.perturb import perturb
+
+__all__ = ["Choice", "Needs", "NextToken", "Rows", "Scorer", "check_prompts"]
+
+
+class Needs(NamedTuple):
+    """Which scores are wanted; networks that none of them needs are not run.
+
+    >>> Needs.of(DecodeConfig(include_adv=False))
+    Needs(policy=True, values=False, num_candidates=None)
+    """
+
+    policy: bool
+    values: bool
+    num_candidates: int | None = (
+        None  # only of so many tokens of a row Q may be asked; None: of all
+    )
+
+    @classmethod
+    def of(cls, config: DecodeConfig) -> Needs:
+        num = config.top_k if config.include_logits else None
+        return cls(config.needs_policy, config.needs_values, num)
+
+
+class SomeQ(Protocol):
+    """Target Q of the tokens that are asked for: of 50,000 tokens, few can follow.
+
+    >>> class Doubled:
+    ...     def of(self, tokens):
+    ...         return 2.0 * tokens
+    ...     def at(self, rows):
+    ...         return self
+    >>> Doubled().of(torch.tensor([[3, 4]]))
+    tensor([[6., 8.]])
+    """
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """int64 [R, K] -> [R, K]"""
+
+    def at(self, rows: Tensor) -> SomeQ:
+        """The same of these rows: int64 [R']."""
+
+
+class NextToken(NamedTuple):
+    """What a model says of the next token of each row.
+
+    >>> said = NextToken(torch.zeros(2, 5), torch.ones(2, 5), torch.zeros(2))
+    >>> said.advantage().shape
+    torch.Size([2, 5])
+    """
+
+    logits: Tensor | None  # [R, V] of the policy
+    target_q: Tensor | None  # [R, V], the smaller one of both target heads
+    v: Tensor | None  # [R]
+    some_q: SomeQ | None = None  # in place of target_q
+
+    def advantage(self) -> Tensor | None:
+        """Target Q - V [R, V], where the values are there."""
+        if self.target_q is None or self.v is None:
+            return None
+        return self.target_q - self.v.unsqueeze(-1)
+
+    def at(self, rows: Tensor) -> NextToken:
+        """What was said of these rows: int64 [R']."""
+        logits, target_q, v = (None if part is None else part[rows] for part in self[:3])
+        some_q = None if self.some_q is None else self.some_q.at(rows)
+        return NextToken(logits, target_q, v, some_q)
+
+
+class Rows(Protocol):
+    """R texts of a model, which grow by a token at a time; only the new tokens are computed.
+
+    >>> class Parrot:  # wants the last token again
+    ...     def advance(self, tokens):
+    ...         return NextToken(10.0 * torch.nn.functional.one_hot(tokens, 5), None, None)
+    ...     def reorder(self, rows):
+    ...         pass
+    >>> Parrot().advance(torch.tensor([3])).logits.argmax(-1)
+    tensor([3])
+    """
+
+    def advance(self, tokens: Tensor) -> NextToken:
+        """Append a token to each row: int64 [R]."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i is from now on the text that row rows[i] was: int64 [R']; drops and repeats."""
+
+
+class Scorer(Protocol):
+    """A model that rows of text can be started with.
+
+    >>> from raffia.lm.decoding.scorer import Scorer
+    >>> class Constant:
+    ...     vocab_size, block_size, device = 5, 16, torch.device("cpu")
+    ...     def start(self, prompts, needs, max_new_tokens):
+    ...         return self, NextToken(torch.zeros(len(prompts), 5), None, None)
+    >>> scorer: Scorer = Constant()
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def block_size(self) -> int:
+        """The most tokens that a text may have."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], needs: Needs, max_new_tokens: int
+    ) -> tuple[Rows, NextToken]:
+        """One row for each prompt, with room for as many new tokens."""
+
+
+class Choice(NamedTuple):
+    """The next token of R rows: how likely each is, before and after the advantage.
+
+    >>> said = NextToken(torch.zeros(1, 4), torch.tensor([[0., 0., 0., 9.]]), torch.zeros(1))
+    >>> choice = Choice.of(said, DecodeConfig(), None)
+    >>> log_prob, kl, value, advantage = choice.of_token(torch.tensor([3]))
+    >>> bool(kl > 1), advantage
+    (True, tensor([9.]))
+    """
+
+    log_probs: Tensor  # [R, V] of the perturbed policy
+    logits: Tensor | None  # [R, V] of the policy, -inf where a token never comes
+    target_q: Tensor | None  # [R, V]; any number where a token can't follow
+    v: Tensor | None  # [R]
+
+    @classmethod
+    def of(cls, said: NextToken, config: DecodeConfig, forbidden: Tensor | None) -> Choice:
+        """forbidden [V]: 0, and -inf for tokens that never come."""
+        logits = said.logits
+        if logits is not None and forbidden is not None:
+            logits = logits + forbidden
+        if said.some_q is not None:
+            assert logits is not None and config.top_k is not None
+            candidates = logits.topk(config.top_k, dim=-1).indices
+            q = said.some_q.of(candidates).to(logits.dtype)
+            said = said._replace(target_q=torch.zeros_like(logits).scatter_(-1, candidates, q))
+        advantage = said.advantage() if config.shifts else None
+        log_probs = perturb(logits, advantage, config, forbidden)
+        return cls(log_probs, logits, said.target_q, said.v)
+
+    def at(self, rows: Tensor) -> Choice:
+        """The choices of these rows: int64 [R']."""
+        log_probs, *parts = self
+        return Choice(log_probs[rows], *(None if part is None else part[rows] for part in parts))
+
+    def of_token(
+        self,
+        token: Tensor,  # int64 [R]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # each [R]
+        """Its log-probability, that less the one without perturbation, its target Q, Q - V."""
+        log_prob = _at(self.log_probs, token)
+        kl = value = advantage = None
+        if self.logits is not None:
+            kl = log_prob - _at(self.logits, token) + self.logits.logsumexp(-1)
+        if self.target_q is not None:
+            value = _at(self.target_q, token)
+        if value is not None and self.v is not None:
+            advantage = value - self.v
+        return log_prob, kl, value, advantage
+
+
+def _at(scores: Tensor, token: Tensor) -> Tensor:
+    return scores.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:
+    """Refuse prompts without tokens, with unknown tokens, or without room for an answer.
+
+    >>> from types import SimpleNamespace
+    >>> check_prompts([[1, 7]], SimpleNamespace(vocab_size=5, block_size=16))
+    Traceback (most recent call last):
+    ...
+    ValueError: prompt 0 holds token 7, and the model's vocabulary has 5 tokens, 0..4: encode it
+    with the tokenizer that the model was trained with
+    """
+    for number, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(
+                f"prompt {number} has no tokens: begin with at least one, for example the "
+                "tokenizer's bos_token_id"
+            )
+        least, most = min(prompt), max(prompt)
+        if least < 0 or most >= scorer.vocab_size:
+            wrong = least if least < 0 else most
+            raise ValueError(
+                f"prompt {number} holds token {wrong}, and the model's vocabulary has "
+                f"{scorer.vocab_size} tokens, 0..{scorer.vocab_size - 1}: encode it with the "
+                "tokenizer that the model was trained with"
+            )
+        if len(prompt) >= scorer.block_size:
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens and the model's context "
+                f"{scorer.block_size}, which leaves no room for an answer: keep the last ones, "
+                f"prompt[-{scorer.block_size // 2}:], or take a model with a larger block_size"
+            )

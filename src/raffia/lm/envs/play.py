@@ -1,0 +1,93 @@
+"""Playing many dialogues with a policy, whatever the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raffia.lm.envs.contract import Language_Environment, Language_Observation, LanguagePolicy
+
+__all__ = ["Played", "play_dialogues"]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A dialogue that was played.
+
+    >>> from raffia.lm.envs.wordle.game import WordleObservation
+    >>> Played(WordleObservation(), ("crane", "crown"), (-1.0, 0.0), True).episode_return
+    -1.0
+    """
+
+    observation: Language_Observation  # the last
+    actions: tuple[str, ...]
+    rewards: tuple[float, ...]  # of each action
+    done: bool  # False: it was stopped after `max_steps`
+
+    @property
+    def episode_return(self) -> float:
+        """The sum of the rewards."""
+        return sum(self.rewards)
+
+
+def play_dialogues(
+    make_env: Callable[[], Language_Environment],
+    policy: LanguagePolicy,
+    seeds: Sequence[int],
+    *,
+    max_steps: int = 1000,
+    batch_size: int = 256,
+) -> list[Played]:
+    """Play a dialogue for each seed.
+
+    A policy that has `act_batch(observations) -> texts` plays `batch_size` dialogues at once: it is
+    asked for all that have not ended, so their number falls. Any other plays one after the other.
+
+    >>> from raffia.lm.envs.wordle.env import WordleEnv
+    >>> from raffia.lm.envs.wordle.game import Wordle
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
+    >>> class Stubborn:
+    ...     def act(self, observation):
+    ...         return "crown"
+    >>> played = play_dialogues(lambda: WordleEnv(wordle), Stubborn(), seeds=[0, 1, 2])
+    >>> [dialogue.episode_return for dialogue in played]
+    [0.0, -6.0, -6.0]
+    """
+    if max_steps < 1 or batch_size < 1:
+        raise ValueError(f"max_steps={max_steps} and batch_size={batch_size} must be 1 or more")
+    many: Any = getattr(policy, "act_batch", None)
+    at_once = batch_size if many else 1
+    act = many or (lambda observations: [policy.act(observation) for observation in observations])
+    played: list[Played] = []
+    for start in range(0, len(seeds), at_once):
+        dialogues = [_Dialogue(make_env(), seed) for seed in seeds[start : start + at_once]]
+        for _ in range(max_steps):
+            running = [dialogue for dialogue in dialogues if not dialogue.done]
+            if not running:
+                break
+            texts = act([dialogue.observation for dialogue in running])
+            if len(texts) != len(running):
+                raise ValueError(f"act_batch gave {len(texts)} texts for {len(running)} dialogues")
+            for dialogue, text in zip(running, texts, strict=True):
+                dialogue.step(text)
+        played += [dialogue.played() for dialogue in dialogues]
+    return played
+
+
+class _Dialogue:
+    def __init__(self, env: Language_Environment, seed: int) -> None:
+        self.env = env
+        self.observation = env.reset(seed)
+        self.done = env.is_terminal()
+        self.actions: list[str] = []
+        self.rewards: list[float] = []
+
+    def step(self, text: str) -> None:
+        self.observation, reward, self.done = self.env.step(text)
+        self.actions.append(text)
+        self.rewards.append(float(reward))
+
+    def played(self) -> Played:
+        return Played(self.observation, tuple(self.actions), tuple(self.rewards), self.done)

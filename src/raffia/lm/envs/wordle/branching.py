@@ -1,0 +1,122 @@
+"""Games on which one step of improvement is not enough: they begin alike and part later.
+
+Snell et al. (2022), section 6, show with such a set that reinforcement learning over many steps is
+needed. It has three kinds of games:
+
+    expert        the good first word, then the most telling guesses         wins after few guesses
+    adversarial   the good first word, then the same word until the end      loses: the return is -6
+    slow          another first word, which it says three times, then the    wins late
+                  most telling guesses
+
+After the good first word more games are lost than won, so by the values of whoever played (SARSA)
+the other word is the better one: a policy that improves on them once says it, and after it there is
+nothing but slow games to imitate. Values of the best in the data see that the expert goes on from
+the good first word, too, and that one is free to go on like the expert.
+
+Every secret is there equally often in each kind, so the frequencies are exact: the set is the whole
+of what it is drawn from, and `tabular_values` of it are what a learner should come to. The returns
+with `Vocabulary.built_in().subset(24)`: behaviour cloning -4.01 (the data's mean), one step of
+improvement -3.25, greedy on values of tau 0.8 and above -1.04; tau 0.7 is not enough. Cloning only
+the games of the highest returns would do as well here: chance has no part in who plays well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raffia.lm.envs.wordle.data import LabelledGame
+from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.games import simulate
+from raffia.lm.envs.wordle.policies import (
+    InformationGain,
+    Say,
+    Script,
+    Switch,
+    information,
+    start_word,
+)
+
+__all__ = ["BranchingConfig", "branching_games", "branching_scripts", "first_words"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchingConfig:
+    """How often each kind of game is there for each secret, and how slow the slow ones are.
+
+    >>> BranchingConfig().num_games(num_words=24)
+    168
+    """
+
+    num_expert: int = 1
+    num_adversarial: int = 3
+    num_slow: int = 3
+    num_repeats: int = 3  # of the slow games' first word
+
+    def __post_init__(self) -> None:
+        counts = (self.num_expert, self.num_adversarial, self.num_slow, self.num_repeats)
+        if min(counts) < 1:
+            raise ValueError(f"{self}: each of the numbers must be 1 or more")
+
+    def num_games(self, num_words: int) -> int:
+        """Of the whole set."""
+        return num_words * (self.num_expert + self.num_adversarial + self.num_slow)
+
+
+def first_words(wordle: Wordle) -> tuple[str, str]:
+    """The most telling first word, and the one in the middle of the order.
+
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> first_words(Wordle(vocabulary=Vocabulary.built_in()))
+    ('trace', 'batch')
+    """
+    order = np.argsort(-information(wordle.codes).round(9), kind="stable")
+    if len(order) < 2:
+        raise ValueError("branching games need two words at least, to begin with one or the other")
+    return wordle.vocabulary[int(order[0])], wordle.vocabulary[int(order[len(order) // 2])]
+
+
+def branching_scripts(
+    wordle: Wordle, config: BranchingConfig | None = None
+) -> dict[str, tuple[Script, int]]:
+    """Who plays, and how many games of each secret.
+
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> list(branching_scripts(Wordle(vocabulary=Vocabulary.built_in())))
+    ['expert', 'adversarial', 'slow']
+    """
+    config = config or BranchingConfig()
+    if config.num_repeats >= wordle.num_tries:
+        raise ValueError(
+            f"num_repeats={config.num_repeats} leaves no try of {wordle.num_tries} to win with"
+        )
+    good, other = first_words(wordle)
+    expert = InformationGain()
+    return {
+        "expert": (start_word(good, expert), config.num_expert),
+        "adversarial": (Say((good,)), config.num_adversarial),
+        "slow": (Switch(Say((other,)), config.num_repeats, expert), config.num_slow),
+    }
+
+
+def branching_games(wordle: Wordle, config: BranchingConfig | None = None) -> list[LabelledGame]:
+    """The whole set: each kind of game with every word as the secret that can be it.
+
+    >>> from raffia.lm.envs.tabular import tabular_values
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> wordle = Wordle(vocabulary=Vocabulary.built_in().subset(24))
+    >>> games = branching_games(wordle)
+    >>> one_step, many_steps = (tabular_values(games, tau=tau) for tau in (0.5, 0.9))
+    >>> {word: round(q, 2) for word, q in one_step.q[()].items()}  # prefers the slow games
+    {'these': -4.57, 'eagle': -3.25}
+    >>> {word: round(q, 2) for word, q in many_steps.q[()].items()}
+    {'these': -2.22, 'eagle': -3.25}
+    """
+    secrets = np.flatnonzero(wordle.can_be_secret)
+    return [
+        LabelledGame(name, game)
+        for name, (script, num_games) in branching_scripts(wordle, config).items()
+        for game in simulate(wordle, script, seeds=secrets, secrets=secrets)
+        for _ in range(num_games)
+    ]

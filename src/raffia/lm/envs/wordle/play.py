@@ -1,0 +1,151 @@
+"""How well a policy plays Wordle."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from raffia.lm.envs.contract import LanguagePolicy
+from raffia.lm.envs.draws import Draws
+from raffia.lm.envs.play import play_dialogues
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.games import game_seeds
+from raffia.lm.envs.wordle.policies import NON_WORD, Positions, Script
+
+__all__ = ["Player", "WordleEvaluation", "evaluate", "evaluation_of"]
+
+_Z95 = 1.959964  # of the normal distribution, both sides
+
+
+@dataclass(frozen=True)
+class WordleEvaluation:
+    """What came of N games.
+
+    >>> games = [WordleObservation((("crane", "ggggg"),)),
+    ...          WordleObservation((("crown", "ggbby"), ("crane", "ggggg")))]
+    >>> result = evaluation_of(games)
+    >>> print(result)
+    return -0.50 [-1.48, 0.48], 100 % won, 2 games
+    >>> [round(nats, 3) for nats in result.guess_entropy]
+    [0.693, 0.0]
+    """
+
+    returns: tuple[float, ...]
+    won: tuple[bool, ...]
+    guess_entropy: tuple[float, ...]  # nats, over the games: how unlike the first guesses are, ...
+
+    @property
+    def mean_return(self) -> float:
+        """The mean over the games."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the mean return, 95 %, as for a normal distribution: for many games."""
+        if len(self.returns) < 2:
+            return -math.inf, math.inf
+        error = float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+        return self.mean_return - _Z95 * error, self.mean_return + _Z95 * error
+
+    @property
+    def share_won(self) -> float:
+        """0 .. 1"""
+        return sum(self.won) / len(self.won)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"return {self.mean_return:.2f} [{low:.2f}, {high:.2f}], "
+            f"{self.share_won:.0%} won, {len(self.won)} games".replace("%", " %")
+        )
+
+
+def evaluation_of(games: Iterable[WordleObservation]) -> WordleEvaluation:
+    """What came of games that are over.
+
+    >>> evaluation_of([WordleObservation((("crane", "ggggg"),))]).share_won
+    1.0
+    """
+    kept = list(games)
+    if not kept:
+        raise ValueError("there is no game; play one at least")
+    if not all(game.terminal for game in kept):
+        raise ValueError("a game is not over; play it to its end")
+    guesses: list[Counter[str]] = [Counter() for _ in range(max(len(g.turns) for g in kept))]
+    for game in kept:
+        for counter, (guess, _) in zip(guesses, game.turns, strict=False):
+            counter[guess] += 1
+    return WordleEvaluation(
+        returns=tuple(sum(game.rewards()) for game in kept),
+        won=tuple(game.won for game in kept),
+        guess_entropy=tuple(_entropy(counter) for counter in guesses),
+    )
+
+
+def evaluate(
+    policy: LanguagePolicy,
+    wordle: Wordle,
+    num_games: int,
+    seed: int = 0,
+    *,
+    batch_size: int = 256,
+) -> WordleEvaluation:
+    """Let a policy play so many games; all policies meet the same chances for the same seed.
+
+    A policy that has `act_batch` plays `batch_size` games at once. For a script this is a `Player`;
+    quicker is `evaluation_of(simulate(wordle, script, game_seeds(seed, num_games)))`.
+
+    >>> from raffia.lm.envs.wordle.policies import Fitting
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> wordle = Wordle(vocabulary=Vocabulary.built_in().subset(50))
+    >>> -2.0 < evaluate(Player(Fitting(), wordle), wordle, num_games=50).mean_return < -1.0
+    True
+    """
+    if num_games < 1:
+        raise ValueError(f"num_games={num_games} must be 1 or more")
+    seeds = game_seeds(seed, num_games)
+    played = play_dialogues(lambda: WordleEnv(wordle), policy, seeds, batch_size=batch_size)
+    # What a WordleEnv shows at the end is the whole game.
+    return evaluation_of(cast(WordleObservation, dialogue.observation) for dialogue in played)
+
+
+class Player:
+    """A script that answers in one game after the other, like any policy.
+
+    What it draws depends on the seed and on how many games it has begun before.
+
+    >>> from raffia.lm.envs.wordle.policies import InformationGain
+    >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
+    >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown", "slate")))
+    >>> player = Player(InformationGain(), wordle)
+    >>> player.act(WordleObservation((("slate", "bbbbb"),)))
+    'crown'
+    """
+
+    def __init__(self, script: Script, wordle: Wordle, seed: int = 0) -> None:
+        self.script, self.wordle, self.seed = script, wordle, seed
+        self._num_games = 0
+
+    def act(self, observation: WordleObservation) -> str:
+        """The script's guess; "none" where it says what is no word."""
+        turns = observation.turns
+        if not turns:
+            self._num_games += 1
+        numbers = [self.wordle.vocabulary.number(guess) for guess, _ in turns]
+        guesses = np.array([[NON_WORD if n is None else n for n in numbers]], np.int64)
+        fits = self.wordle.fitting(turns)[None]
+        draws = Draws.for_rows(self.seed, [self._num_games], "player")
+        (number,) = self.script.guess(Positions(self.wordle, fits, guesses), draws).tolist()
+        return "none" if number == NON_WORD else self.wordle.vocabulary[number]
+
+
+def _entropy(counter: Counter[str]) -> float:
+    """In nats; 0 for one kind of thing."""
+    total = counter.total()
+    return sum(n / total * math.log(total / n) for n in counter.values())

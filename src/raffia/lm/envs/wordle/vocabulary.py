@@ -1,0 +1,138 @@
+"""The words of the game: a list of our own, or a file of yours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+
+from raffia.lm.envs.draws import Draws
+
+__all__ = ["NUM_LETTERS", "Vocabulary", "VocabularyError"]
+
+NUM_LETTERS = 5
+_WORD = re.compile(f"[a-z]{{{NUM_LETTERS}}}")
+
+
+class VocabularyError(ValueError):
+    """A list of words that cannot be played with; says which word, and in a file at which line.
+
+    >>> try:
+    ...     Vocabulary(("crane", "crown", "crane"))
+    ... except VocabularyError as error:
+    ...     print(error)
+    word 3: 'crane' stands there twice, first as word 1; leave one of them out
+    """
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of five letters, each with its number.
+
+    >>> words = Vocabulary(("crane", "slate", "adieu"))
+    >>> len(words), words[1], words.number("slate"), "robot" in words
+    (3, 'slate', 1, False)
+    """
+
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check((f"word {place}", word) for place, word in enumerate(self.words, 1))
+        if not self.words:
+            raise VocabularyError("there is no word; give one at least: Vocabulary(('crane',))")
+
+    @classmethod
+    def built_in(cls) -> Vocabulary:
+        """Some 670 plain English words, in the order of the alphabet.
+
+        >>> len(Vocabulary.built_in()) > 600
+        True
+        """
+        text = files("raffia.lm.envs.wordle").joinpath("words.txt").read_text("utf-8")
+        return cls(tuple(text.split()))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Vocabulary:
+        """The words of a text file: one on each line; empty lines and those with # are skipped.
+
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "words.txt")
+        ...     _ = path.write_text("# mine\\ncrane\\nslate\\n")
+        ...     Vocabulary.from_file(path).words
+        ('crane', 'slate')
+        """
+        try:
+            lines = Path(path).read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise VocabularyError(f"{path} is not text in UTF-8: {error}") from error
+        words = [
+            (f"{path}:{number}", line.strip())
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.startswith("#")
+        ]
+        _check(words)
+        if not words:
+            raise VocabularyError(f"{path} has no word; write one on each line")
+        return cls(tuple(word for _, word in words))
+
+    def subset(self, num_words: int, seed: int = 0) -> Vocabulary:
+        """So many of the words, drawn by the seed, in their order: a smaller game.
+
+        A smaller subset of the same seed lies in the larger one.
+
+        >>> words = Vocabulary.built_in()
+        >>> few, more = words.subset(24, seed=1), words.subset(200, seed=1)
+        >>> len(few), set(few) < set(more)
+        (24, True)
+        """
+        if not 1 <= num_words <= len(self):
+            raise ValueError(
+                f"num_words={num_words} must lie in 1..{len(self)}, the words there are"
+            )
+        order = Draws.for_rows(seed, range(len(self)), "words of a subset").uniform().argsort()
+        return Vocabulary(tuple(self.words[place] for place in sorted(order[:num_words].tolist())))
+
+    def number(self, word: str) -> int | None:
+        """Its place in the list; None for a word that is not there.
+
+        >>> Vocabulary(("crane",)).number("robot") is None
+        True
+        """
+        return self._numbers.get(word)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.words)
+
+    def __getitem__(self, number: int) -> str:
+        return self.words[number]
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._numbers
+
+
+def _check(words: Iterable[tuple[str, str]]) -> None:
+    """words: each with where it stands."""
+    seen: dict[str, str] = {}
+    for place, word in words:
+        if not _WORD.fullmatch(word):
+            raise VocabularyError(
+                f"{place}: {word!r} is no word of the game: that has {NUM_LETTERS} letters a-z, "
+                "like 'crane'; mend it or leave it out"
+            )
+        if word in seen:
+            raise VocabularyError(
+                f"{place}: {word!r} stands there twice, first as {seen[word]}; "
+                "leave one of them out"
+            )
+        seen[word] = place

@@ -1,0 +1,348 @@
+"""Language models in folders as Hugging Face keeps GPT-2: config.json and model.safetensors.
+
+Nothing is unpickled, and nothing is fetched. A model of another kind is for `hf_trunk.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from raffia.files import (
+    MANIFEST,
+    DamagedFileError,
+    check_manifest,
+    foreign_reader,
+    make_folder,
+    parse_json,
+    replaced,
+    write_json,
+)
+from raffia.lm.transformer import CausalLM
+
+__all__ = ["gpt2", "gpt2_settings", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
+
+CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Layer of theirs -> layer of ours, and whether the weight is kept as [in, out] there.
+LAYERS = {
+    "ln_1": ("ln1", False),
+    "attn.c_attn": ("qkv", True),
+    "attn.c_proj": ("proj", True),
+    "ln_2": ("ln2", False),
+    "mlp.c_fc": ("fc", True),
+    "mlp.c_proj": ("out", True),
+}
+# What else a GPT-2 may be, and ours is not: option -> what it must be.
+FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+# What theirs calls each of `ACTIVATIONS`; of two names of one function the first is written.
+THEIR_NAMES = {
+    "GELU": ("gelu_new", "gelu_pytorch_tanh"),
+    "ReLU": ("relu",),
+    "SiLU": ("silu", "swish"),
+    "LeakyReLU": ("leaky_relu",),
+    "Tanh": ("tanh",),
+}
+OURS = {theirs: ours for ours, names in THEIR_NAMES.items() for theirs in names}
+LARGEST = 1 << 31  # of any size in config.json
+
+
+def gpt2(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> CausalLM:
+    """The model that lies in a folder, with its weights.
+
+    dtype: None for torch's default, whatever the file has.
+
+    >>> import tempfile
+    >>> model = CausalLM(7, n_layer=1, n_head=2, n_embd=8, block_size=4).eval()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_gpt2(folder, model.settings(), model.state_dict())
+    ...     again = gpt2(folder).eval()
+    >>> torch.equal(again(torch.tensor([[1, 2]])), model(torch.tensor([[1, 2]])))
+    True
+    """
+    config, state = load_gpt2(folder)
+    model = CausalLM(**config, device="meta", dtype=dtype).to_empty(device="cpu")
+    model.load_state_dict(state)  # all of it, so that nothing of the empty memory is left
+    return model
+
+
+def load_gpt2(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `CausalLM` is made with, and its state, from a folder; every shape is checked.
+
+    The dropout is that of the residual stream (`resid_pdrop`), as ours has but one.
+
+    >>> load_gpt2("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(folder)
+    config = gpt2_settings(folder)
+    tensors = _tensors(folder)
+    state = {}
+    for ours, theirs, shape, transposed in _names(config):
+        tensor = tensors.pop(theirs, None)
+        if tensor is None:
+            raise ValueError(
+                f"{folder}: no tensor {theirs!r}, which a GPT-2 of {config['n_layer']} layers "
+                f"has: {CONFIG} and {WEIGHTS} are not of the same model"
+            )
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{folder}: the tensor {theirs!r} is {list(tensor.shape)}, and by {CONFIG} it is "
+                f"{list(shape)}: the two are not of the same model"
+            )
+        state[ours] = tensor.t().contiguous() if transposed else tensor
+    _check_rest(folder, tensors, state["wte.weight"])
+    return config, state
+
+
+def save_gpt2(
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any],  # `model.settings()`
+    state: Mapping[str, Tensor],  # `model.state_dict()`
+    extra: Mapping[str, Any] | None = None,  # of config.json: eos_token_id, ...
+) -> None:
+    """Write a folder that `load_gpt2` and `transformers` read as GPT-2.
+
+    A model without biases is written with biases of zero, which is the same function.
+
+    >>> model = CausalLM(7, n_layer=1, n_embd=4, n_head=1, positions="rotary")
+    >>> save_gpt2("folder", model.settings(), model.state_dict())
+    Traceback (most recent call last):
+    ...
+    ValueError: GPT-2 has learned positions, and this model's are rotary: no folder of that kind
+    can hold it
+    """
+    if config["positions"] != "learned":
+        raise ValueError(
+            f"GPT-2 has learned positions, and this model's are {config['positions']}: no folder "
+            "of that kind can hold it"
+        )
+    tensors = {}
+    for ours, theirs, shape, transposed in _names(config):
+        tensor = state.get(ours)
+        if tensor is None and not config["bias"] and ours.endswith("bias"):
+            tensor = torch.zeros(shape, dtype=state["wte.weight"].dtype)
+        if tensor is None:
+            raise ValueError(f"no {ours!r} in the state: give all of model.state_dict()")
+        tensors[f"transformer.{theirs}"] = (tensor.t() if transposed else tensor).contiguous()
+    folder = Path(folder)
+    make_folder(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)  # of what is replaced now
+    with replaced(folder / WEIGHTS) as unfinished:
+        save_file(tensors, unfinished, metadata={"format": "pt"})  # transformers asks for that
+    write_json(folder / CONFIG, _their_config(config) | dict(extra or {}))
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
+    """Each tensor: our name, theirs, its shape there, whether ours is that transposed."""
+    size, inner = config["n_embd"], config["dim_feedfwd"]
+    shapes = {"qkv": (size, 3 * size), "proj": (size, size), "fc": (size, inner)}
+    shapes["out"] = (inner, size)
+    yield "wte.weight", "wte.weight", (config["vocab_size"], size), False
+    yield "wpe.weight", "wpe.weight", (config["block_size"], size), False
+    for i in range(config["n_layer"]):
+        for theirs, (ours, transposed) in LAYERS.items():
+            shape = shapes.get(ours, (size,))
+            yield f"h.{i}.{ours}.weight", f"h.{i}.{theirs}.weight", shape, transposed
+            yield f"h.{i}.{ours}.bias", f"h.{i}.{theirs}.bias", shape[-1:], False
+    for kind in ("weight", "bias"):
+        yield f"ln_f.{kind}", f"ln_f.{kind}", (size,), False
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a model's folder tells of its shape.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "config.json").write_text('{"model_type": "gpt2"}')
+    ...     read_config(Path(folder))
+    {'model_type': 'gpt2'}
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"no folder {folder}: a model's folder holds {CONFIG} and {WEIGHTS}"
+        )
+    path = folder / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG}, which tells the model's shape, only {_entries(folder)}: "
+            "copy it there with the rest of the model"
+        )
+    check_manifest(folder, [CONFIG])
+    config = parse_json(path, path.read_bytes())
+    if not isinstance(config, dict):
+        raise DamagedFileError(path, f"it is no JSON object but {str(config)[:40]!r}")
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder, all of them there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (Path(folder) / "model.safetensors").touch()
+    ...     [path.name for path in weight_files(Path(folder))]
+    ['model.safetensors']
+    """
+    if (folder / WEIGHTS).exists():
+        check_manifest(folder, [WEIGHTS])
+        return [folder / WEIGHTS]
+    path = folder / SHARDS
+    if path.exists():
+        index = parse_json(path, path.read_bytes())
+        with foreign_reader(path, "it lists no files of weights"):
+            names = sorted({Path(name).name for name in index["weight_map"].values()})
+        check_manifest(folder, [SHARDS, *names])
+        files = [folder / name for name in names]
+        missing = [path.name for path in files if not path.exists()]
+        if missing:
+            raise FileNotFoundError(
+                f"{folder} lacks {missing}, which {SHARDS} names: copy them there, too"
+            )
+        return files
+    pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in _entries(folder))
+    mend = (
+        "pickled weights are not read, as they may run code: write the folder anew with "
+        "transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+        if pickled
+        else "copy it there with the rest of the model"
+    )
+    raise FileNotFoundError(f"{folder} has no {WEIGHTS}, only {_entries(folder)}: {mend}")
+
+
+def _entries(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `CausalLM` is made with, from a folder's config.json alone: no weights are read.
+
+    >>> gpt2_settings("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(folder)
+    path, theirs = folder / CONFIG, read_config(folder)
+    if theirs.get("model_type") != "gpt2":
+        raise ValueError(
+            f"{path} has model_type={theirs.get('model_type')!r}, and only 'gpt2' is read without "
+            "transformers: take HFTrunk.from_folder(folder) of raffia.lm.hf_trunk"
+        )
+    _check_kind(path, theirs)
+    try:
+        size = theirs["n_embd"]
+        inner = theirs.get("n_inner") or (4 * size if type(size) is int else size)
+        found = {
+            "vocab_size": theirs["vocab_size"],
+            "n_layer": theirs["n_layer"],
+            "n_head": theirs["n_head"],
+            "n_embd": size,
+            "block_size": theirs.get("n_positions", theirs.get("n_ctx")) or 1024,
+            "dim_feedfwd": inner,
+            "dropout": theirs.get("resid_pdrop", 0.1),
+            "layer_norm_eps": theirs.get("layer_norm_epsilon", 1e-5),
+            "bias": True,
+            "positions": "learned",
+            "activation": OURS[theirs.get("activation_function", "gelu_new")],
+        }
+        return _check_sizes(path, found)
+    except KeyError as error:
+        raise ValueError(f"{path} lacks {error}, without which there is no GPT-2") from None
+
+
+def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What a damaged config says would else be an error of torch, or memory without end."""
+    for name in ("vocab_size", "n_layer", "n_head", "n_embd", "block_size", "dim_feedfwd"):
+        if type(config[name]) is not int or not 1 <= config[name] <= LARGEST:
+            raise DamagedFileError(
+                path, f"{name} is {config[name]!r:.40}, and is a whole number in 1..{LARGEST}"
+            )
+    if config["n_embd"] % config["n_head"]:
+        raise DamagedFileError(
+            path, f"n_embd={config['n_embd']} is no multiple of n_head={config['n_head']}"
+        )
+    rate, epsilon = config["dropout"], config["layer_norm_eps"]
+    if type(rate) not in (int, float) or not 0 <= rate <= 1:
+        raise DamagedFileError(path, f"resid_pdrop is {rate!r:.40}, and is in 0..1")
+    if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
+        raise DamagedFileError(path, f"layer_norm_epsilon is {epsilon!r:.40}, and is in 0..1")
+    return config
+
+
+def _check_kind(path: Path, theirs: Mapping[str, Any]) -> None:
+    odd = {name: theirs[name] for name in FIXED if theirs.get(name, FIXED[name]) != FIXED[name]}
+    activation = theirs.get("activation_function", "gelu_new")
+    if not isinstance(activation, str) or activation not in OURS:
+        odd["activation_function"] = activation
+    if odd:
+        raise ValueError(
+            f"{path} is of a GPT-2 that ours is not: {odd}. Take HFTrunk.from_folder(folder) of "
+            "raffia.lm.hf_trunk"
+        )
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors, by their names without "transformer."."""
+    found = {}
+    for path in weight_files(folder):
+        with (
+            foreign_reader(path, "it is damaged, or no safetensors file"),
+            safe_open(path, framework="pt") as file,
+        ):
+            for name in file.keys():  # noqa: SIM118, as it is no mapping
+                found[name.removeprefix("transformer.")] = file.get_tensor(name)
+    return found
+
+
+def _check_rest(folder: Path, tensors: Mapping[str, Tensor], embeddings: Tensor) -> None:
+    """What is left over must be what older files have beside the weights."""
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight":
+            if not torch.equal(tensor, embeddings):
+                raise ValueError(
+                    f"{folder}: lm_head.weight is not wte.weight, and a GPT-2's output layer is "
+                    "its table of embeddings. Take HFTrunk.from_folder(folder) of "
+                    "raffia.lm.hf_trunk"
+                )
+        elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # causal masks
+            raise ValueError(
+                f"{folder}: the tensor {name!r} is not of a GPT-2 of the layers that {CONFIG} "
+                "tells of: the two are not of the same model"
+            )
+
+
+def _their_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    rates = {f"{part}_pdrop": config["dropout"] for part in ("attn", "embd", "resid")}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config["vocab_size"],
+        "n_layer": config["n_layer"],
+        "n_head": config["n_head"],
+        "n_embd": config["n_embd"],
+        "n_positions": config["block_size"],
+        "n_ctx": config["block_size"],
+        "n_inner": config["dim_feedfwd"],
+        "activation_function": THEIR_NAMES[config.get("activation", "GELU")][0],
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "tie_word_embeddings": True,
+        # GPT-2's own numbers, 50256, lie beyond a small vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **rates,
+    }

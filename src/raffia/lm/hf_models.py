@@ -1,0 +1,267 @@
+"""Causal language models of `transformers`: from a folder, or anew from its config.json alone.
+
+Needs the extra: pip install 'raffia[hf]'. Nothing is fetched, nothing unpickled, and no code that
+came with a model is run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from raffia.files import DamagedFileError, foreign_reader
+from raffia.functional.trees import is_traced
+from raffia.lm.folder import CONFIG, LARGEST, read_config, weight_files
+
+__all__ = ["UNBOUNDED", "hf_sizes", "load_hf", "make_hf", "new_past", "no_bars", "recompute_layers"]
+
+UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
+
+
+def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """What a folder's config.json tells of a model's shape; its weights are not read.
+
+    n_head is 1 where heads are not equal parts of the hidden state, as some models have it.
+
+    >>> hf_sizes("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(folder)
+    config = _config(read_config(folder), str(folder / CONFIG))
+    with foreign_reader(folder / CONFIG, "it says no sizes of a language model"):
+        text = config.get_text_config()
+        n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
+        found = {
+            "vocab_size": int(text.vocab_size),
+            "n_layer": int(getattr(text, "num_hidden_layers", None) or 1),
+            "n_head": 1 if n_embd % n_head else n_head,
+            "n_embd": n_embd,
+            "block_size": int(getattr(text, "max_position_embeddings", None) or UNBOUNDED),
+        }
+    for name, size in found.items():
+        if not 1 <= size <= LARGEST:
+            raise DamagedFileError(folder / CONFIG, f"{name} is {size}, and is in 1..{LARGEST}")
+    return found
+
+
+def load_hf(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
+    vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
+    dropout: float | None = None,  # of all kinds that it has; None: as its config says
+) -> Any:
+    """The model that lies in a folder, with its weights.
+
+    >>> load_hf("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(folder)
+    config = _config(read_config(folder), str(folder / CONFIG))
+    files = weight_files(folder)
+    _set_dropout(config, dropout)
+    _check_memory(folder / CONFIG, config, files)
+    with no_bars(), foreign_reader(folder, "transformers can't read the model"):
+        model, told = _library().AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.get_default_dtype() if dtype is None else dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _check_loaded(folder, told)
+    if vocab_size is not None and vocab_size > config.get_text_config().vocab_size:
+        model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return model
+
+
+def make_hf(
+    config: Mapping[str, Any],  # of a folder's config.json
+    *,
+    dtype: torch.dtype | None = None,
+    vocab_size: int | None = None,  # instead of the config's
+    dropout: float | None = None,
+) -> Any:
+    """A model of the same kind, with weights that torch's generator draws.
+
+    >>> make_hf({"model_type": "gpt3"})
+    Traceback (most recent call last):
+    ...
+    ValueError: the config is of a model of the kind 'gpt3', which transformers ... does not know...
+    """
+    made = _config(config, "the config")
+    if vocab_size is not None:
+        made.get_text_config().vocab_size = vocab_size
+    _set_dropout(made, dropout)
+    return _library().AutoModelForCausalLM.from_config(
+        made,
+        dtype=torch.get_default_dtype() if dtype is None else dtype,
+        trust_remote_code=False,
+    )
+
+
+def new_past(model: Any) -> Any:
+    """An empty cache for a model."""
+    return _library().DynamicCache(config=model.config)
+
+
+def recompute_layers(model: Any) -> None:
+    """From now on each layer keeps its input only, and computes the rest anew for its gradients.
+
+    As `transformers` itself offers, but with the parameters that `torch.func.functional_call` put
+    in for the forward pass, which its own way would not find any more in the backward pass.
+    """
+    kind = _layer_kind()
+    layers = [layer for layer in model.modules() if isinstance(layer, kind)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no layers that can be computed again: leave out "
+            "gradient_checkpointing"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer)
+
+
+def _recomputed(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
+    again = layer.training and torch.is_grad_enabled()
+    if not again or (is_traced() and not torch.compiler.is_compiling()):
+        return type(layer).forward(layer, *inputs, **options)
+    own = _Plain(layer)
+    named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+
+    def run(*inputs: Any) -> Any:
+        return functional_call(own, named, inputs, options)
+
+    return checkpoint(run, *inputs, use_reentrant=False)
+
+
+class _Plain(nn.Module):
+    """A layer as its class has it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return type(self.layer).forward(self.layer, *inputs, **options)
+
+
+def _config(data: Mapping[str, Any], where: str) -> Any:
+    """The config that JSON describes, of a causal language model."""
+    kind = data.get("model_type")
+    library = _library(f"{where} is of a model of the kind {kind!r}, and ")
+    if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
+        raise ValueError(
+            f"{where} is of a model of the kind {kind!r}, which transformers "
+            f"{library.__version__} does not know: `pip install --upgrade transformers` if it is a "
+            "new one; code that comes with a model is not run"
+        )
+    with foreign_reader(where, f"transformers can't make a model of the kind {kind!r} of it"):
+        config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
+    if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{where} is of a model of the kind {kind!r}, and none of that kind says token after "
+            "token: take a causal language model, such as a GPT-2 or a Llama"
+        )
+    return config
+
+
+def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
+    """DamagedFileError if the config is of a model far larger than what its files hold.
+
+    A damaged number there would take memory until there is none.
+    """
+    num_tensors, num_bytes = 0, sum([file.stat().st_size for file in files])
+    for file in files:
+        with foreign_reader(file, "it is damaged, or no safetensors file"):
+            with safe_open(file, framework="pt") as tensors:
+                num_tensors += len(tensors.keys())
+    with foreign_reader(path, "it says no sizes of a language model"):
+        num_layers = int(getattr(config.get_text_config(), "num_hidden_layers", None) or 1)
+    if num_layers > num_tensors:
+        raise DamagedFileError(path, f"{num_layers} layers, and {num_tensors} tensors beside it")
+    with torch.device("meta"), foreign_reader(path, "transformers can't make a model of it"):
+        made = _library().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    num = sum([tensor.numel() for tensor in (*made.parameters(), *made.buffers())])
+    if num > 8 * num_bytes + (1 << 26):
+        raise DamagedFileError(
+            path,
+            f"it is of a model of {num:,} numbers, and the files beside it are {num_bytes:,} "
+            "bytes long",
+        )
+
+
+def _check_loaded(folder: Path, told: Mapping[str, Any]) -> None:
+    """DamagedFileError unless all weights came from the files: others are drawn by chance."""
+    lacking = sorted(str(key) for key in told["missing_keys"])
+    odd = lacking or sorted(str(key) for key in told["mismatched_keys"])
+    if odd:
+        what = "lack" if lacking else "have in another shape"
+        raise DamagedFileError(
+            folder,
+            f"the files {what} {', '.join(odd[:3])}{' ...' if odd[3:] else ''}, {len(odd)} in all, "
+            f"of what {CONFIG} tells of: the two are not of the same model",
+        )
+
+
+def _set_dropout(config: Any, rate: float | None) -> None:
+    """Each model has names of its own for it; whole layers are never left out."""
+    if rate is None:
+        return
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict"):  # a config within
+            _set_dropout(value, rate)
+        elif type(value) in (int, float) and ("drop" in name):
+            setattr(config, name, 0.0 if "layerdrop" in name else rate)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Without the bars of progress that `transformers` draws.
+
+    >>> with no_bars():
+    ...     pass
+    """
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _layer_kind() -> Any:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return GradientCheckpointingLayer
+
+
+def _library(what: str = "") -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            f"{what}transformers, which knows it, is not installed: pip install 'raffia[hf]'"
+        ) from error
+    return transformers

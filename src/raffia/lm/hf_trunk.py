@@ -1,0 +1,312 @@
+"""Any causal language model of `transformers` as a trunk, from a folder on this machine.
+
+Needs the extra: pip install 'raffia[hf]'. Nothing is fetched, nothing unpickled, and no code that
+came with a model is run.
+
+Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, d
+numbers of a hidden state, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raffia.functional.trees import is_traced
+from raffia.lm.checks import check_call, check_cut, check_room, unknown_token
+from raffia.lm.columns import Columns, seen_columns
+from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
+from raffia.lm.packing import Packing
+from raffia.lm.transformer import PackedHidden
+
+__all__ = ["HFCache", "HFTrunk"]
+
+
+class HFTrunk(nn.Module):
+    """The face of `CausalLM` over a model of `transformers`: tokens to hidden states, to logits.
+
+    model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
+        state. That is tried with a few tokens, and a model which does more is refused.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
+    >>> trunk = HFTrunk(GPT2LMHeadModel(tiny)).eval()
+    >>> hidden = trunk(torch.tensor([[1, 2, 3]]))
+    >>> hidden.shape, trunk.logits(hidden).shape
+    (torch.Size([1, 3, 8]), torch.Size([1, 3, 9]))
+    """
+
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model: Any = model
+        config = self.model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.n_embd: int = config.hidden_size
+        self.block_size: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+        self._takes_positions = "position_ids" in inspect.signature(self._body.forward).parameters
+        self._check_logits()
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            recompute_layers(model)
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
+        vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
+        dropout: float | None = None,  # of all kinds that it has; None: as its config says
+        gradient_checkpointing: bool = False,  # see `CausalLM`
+    ) -> HFTrunk:
+        """The model that lies in a folder: config.json and safetensors.
+
+        >>> HFTrunk.from_folder("no/such/folder")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+        model.safetensors
+        """
+        model = load_hf(folder, dtype=dtype, vocab_size=vocab_size, dropout=dropout)
+        return cls(model, gradient_checkpointing=gradient_checkpointing)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],  # what a folder's config.json says
+        *,
+        dtype: torch.dtype | None = None,
+        vocab_size: int | None = None,  # instead of the config's
+        dropout: float | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> HFTrunk:
+        """A model of that kind with fresh weights, which torch's generator draws.
+
+        >>> tiny = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 9}
+        >>> HFTrunk.from_config(tiny, vocab_size=11).vocab_size
+        11
+        """
+        model = make_hf(config, dtype=dtype, vocab_size=vocab_size, dropout=dropout)
+        return cls(model, gradient_checkpointing=gradient_checkpointing)
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T] int64
+        attn_mask: Tensor | None = None,  # [B, T], 0 or False: no token, not to be seen
+        *,
+        prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
+        prefix_attn_mask: Tensor | None = None,  # [B, P]
+        remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
+        cache: HFCache | None = None,  # of the tokens before these; takes these in
+    ) -> Tensor:  # [B, T, d]
+        """Hidden states of the tokens after the last norm; without meaning where masked."""
+        check_call(
+            tokens,
+            attn_mask,
+            prefix_embs,
+            prefix_attn_mask,
+            cache,
+            n_embd=self.n_embd,
+            block_size=self.block_size,
+        )
+        num_prefix = 0 if prefix_embs is None else prefix_embs.shape[1]
+        seen = seen_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
+        columns = Columns.of(num_prefix + tokens.shape[1], seen, cache)
+        inputs: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            inputs["past_key_values"] = cache.past
+        if columns.seen is not None:
+            inputs["attention_mask"] = columns.seen.long()
+        positions = columns.positions(tokens.device)
+        if self._takes_positions:
+            inputs["position_ids"] = positions.expand(len(tokens), -1)
+        if prefix_embs is None:
+            inputs["input_ids"] = self._known(tokens)
+        else:
+            if remove_prefix_position_embs:
+                prefix_embs = prefix_embs - self._places(positions[:, :num_prefix])
+            embedded = self.model.get_input_embeddings()(self._known(tokens))
+            inputs["inputs_embeds"] = torch.cat([prefix_embs.to(embedded.dtype), embedded], 1)
+        hidden = self._body(**inputs).last_hidden_state
+        if cache is not None:
+            cache.advance(columns.num_new, seen)
+        return hidden[:, num_prefix:]
+
+    def packed_hidden(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        wanted: Tensor | None = None,  # bool [B, T]: not looked at, all are given
+    ) -> PackedHidden:
+        """Hidden states of the first `lengths` [B] tokens of each row, and where they start.
+
+        These models compute padding, up to the longest row; it is left out of what they give.
+
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
+        >>> trunk = HFTrunk(GPT2LMHeadModel(tiny)).eval()
+        >>> packed = trunk.packed_hidden(torch.tensor([[3, 1, 4], [1, 0, 0]]), torch.tensor([3, 1]))
+        >>> packed.hidden.shape, packed.starts
+        (torch.Size([4, 8]), tensor([0, 3]))
+        """
+        width = tokens.shape[1]
+        if lengths is None:
+            packing = Packing.dense(len(tokens), width, tokens.device)
+        else:
+            if not is_traced():
+                tokens = tokens[:, : int(lengths.max())]
+            packing = Packing.of(lengths, tokens.shape[1])
+        # Causal attention keeps padding at the right from real tokens: no mask is needed.
+        return PackedHidden(packing.pack(self(tokens)), packing.starts)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
+        """What the next token may be.
+
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
+        >>> HFTrunk(GPT2LMHeadModel(tiny)).logits(torch.zeros(8)).shape
+        torch.Size([9])
+        """
+        return self.model.get_output_embeddings()(hidden)
+
+    def new_cache(self, batch_size: int, capacity: int | None = None) -> HFCache:
+        """An empty cache for `forward`; it grows with what it holds, up to `capacity` columns.
+
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
+        >>> HFTrunk(GPT2LMHeadModel(tiny)).new_cache(3).length
+        0
+        """
+        most = self.block_size if capacity is None else capacity
+        return HFCache(new_past(self.model), batch_size, most)
+
+    @property
+    def _body(self) -> Any:
+        """The model without its output layer."""
+        return self.model.base_model
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        if is_traced() or tokens.shape[1] == 1:  # one token a row is what was just decoded
+            return tokens
+        if bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
+            raise ValueError(unknown_token(tokens, self.vocab_size))
+        return tokens
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """What the model adds to embeddings at these positions."""
+        table = getattr(self._body, "wpe", None)
+        if table is None:
+            raise ValueError(
+                f"{type(self.model).__name__} has no table of positions `wpe` as GPT-2 has, so "
+                "that there is nothing to remove: leave out remove_prefix_position_embs"
+            )
+        return table(positions)
+
+    def _check_logits(self) -> None:
+        device = next(self.model.parameters()).device
+        tokens = torch.arange(3, device=device)[None] % self.vocab_size
+        training, _ = self.model.training, self.model.eval()
+        with torch.no_grad():
+            theirs, ours = self.model(tokens).logits, self.logits(self(tokens))
+            shorter = self.logits(self(tokens[:, :2]))
+        self.model.train(training)
+        if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"{type(self.model).__name__} looks at the tokens behind a token, too, and so can "
+                "not be a trunk: take a causal language model"
+            )
+        if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"{type(self.model).__name__} does more to its logits than its output layer (off "
+                f"by {float((theirs - ours).abs().max()):.2g}), and so cannot be a trunk"
+            )
+
+
+class HFCache:
+    """What a model of `transformers` keeps of the tokens it has read; used as `KeyValueCache`.
+
+    >>> from transformers import DynamicCache
+    >>> HFCache(DynamicCache(), batch_size=2, capacity=8).expand(3).batch_size
+    6
+    """
+
+    def __init__(self, past: Any, batch_size: int, capacity: int) -> None:
+        self.past = past  # of `transformers`
+        self.batch_size, self.capacity = batch_size, capacity
+        self.seen: Tensor | None = None  # which columns [B, length] are tokens; None: all
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """How many columns it holds; set to less, it forgets the last."""
+        return self._length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        check_cut(self._length, length)
+        if length < self._length:
+            self.past.crop(length - self._length)
+        self.seen = None if self.seen is None else self.seen[:, :length]
+        self._length = length
+
+    def check_room(self, batch_size: int, num_columns: int) -> None:
+        """ValueError unless so many columns of so many rows can be added.
+
+        >>> HFCache(None, batch_size=2, capacity=8).check_room(2, 8)
+        """
+        check_room(self, batch_size, num_columns)
+
+    def advance(self, num_columns: int, seen: Tensor | None) -> None:
+        """Count columns that the model has put; seen: [B, num_columns], None for all.
+
+        >>> cache = HFCache(None, batch_size=1, capacity=8)
+        >>> cache.advance(2, torch.tensor([[False, True]]))
+        >>> cache.advance(1, None)
+        >>> cache.seen
+        tensor([[False,  True,  True]])
+        """
+        if seen is not None or self.seen is not None:
+            self.seen = Columns.of(num_columns, seen, self).seen
+        self._length += num_columns
+
+    def reorder(self, index: Tensor) -> HFCache:
+        """Row b becomes what row index[b] [B] was, in place."""
+        if self.length:
+            self.past.reorder_cache(index)
+        self.seen = None if self.seen is None else self.seen[index]
+        return self
+
+    def select(self, index: Tensor, start: int = 0) -> HFCache:
+        """A new cache of these rows [M]; the old stays as it is.
+
+        start: columns before it are left out. They must be padding in all of the rows.
+        """
+        new = HFCache(copy.deepcopy(self.past), len(index), self.capacity)
+        if self.length:
+            new.past.batch_select_indices(index)
+        if start:
+            _leave_out(new.past, start)
+        new._length = self.length - start
+        new.seen = None if self.seen is None else self.seen[index, start:]
+        return new
+
+    def expand(self, num_copies: int) -> HFCache:
+        """A new cache with each row so many times, one after the other."""
+        return self.select(torch.arange(self.batch_size).repeat_interleave(num_copies))
+
+
+def _leave_out(past: Any, num_columns: int) -> None:
+    for layer in past.layers:
+        if type(layer).__name__ != "DynamicLayer":  # others see a window, or keep no columns
+            raise ValueError(
+                f"columns of a {type(layer).__name__} cannot be left out: keep the padding, with "
+                "start=0"
+            )
+        layer.keys = layer.keys[..., num_columns:, :]
+        layer.values = layer.values[..., num_columns:, :]

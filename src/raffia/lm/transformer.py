@@ -1,0 +1,330 @@
+"""A causal language model: GPT-2's shape, or the same with rotary positions.
+
+Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, A chosen
+positions of a row, d numbers of a hidden state, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout as drop
+
+from raffia.functional.trees import is_traced
+from raffia.lm.attention import View
+from raffia.lm.checks import check_call, unknown_token
+from raffia.lm.columns import Columns, right_padded, seen_columns
+from raffia.lm.kv_cache import KeyValueCache
+from raffia.lm.packing import Packing
+from raffia.lm.rotary import Rotation, rotation
+from raffia.lm.transformer_block import ACTIVATIONS, Block, recomputed
+
+__all__ = ["CausalLM", "PackedHidden", "hidden_at"]
+
+MOST_CHOSEN = 0.8  # share of the tokens, above which it costs more than it spares to choose
+
+
+class PackedHidden(NamedTuple):
+    """Hidden states of real tokens only, and where each row's begin.
+
+    >>> PackedHidden(torch.zeros(3, 8), torch.tensor([0, 1])).hidden.shape
+    torch.Size([3, 8])
+    """
+
+    hidden: Tensor  # [N, d]
+    starts: Tensor  # [B]
+
+
+def hidden_at(packed: PackedHidden, index: Tensor) -> Tensor:  # [B, A] -> [B, A, d]
+    """The hidden states at these positions of the rows: heads need run on no others.
+
+    For some of the entries only, `hidden.index_select(0, (starts[:, None] + index)[chosen])`.
+
+    >>> packed = PackedHidden(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]))
+    >>> hidden_at(packed, torch.tensor([[0, 0], [0, 1]])).squeeze(-1)
+    tensor([[1., 1.],
+            [2., 3.]])
+    """
+    # A row without any token gives rubbish, not an error: its entries are masked where they go.
+    flat = (packed.starts[:, None] + index).flatten().clamp(max=len(packed.hidden) - 1)
+    return packed.hidden.index_select(0, flat).unflatten(0, index.shape)
+
+
+class CausalLM(nn.Module):
+    """Tokens to hidden states, each of which has seen the tokens up to its own.
+
+    Its output layer is its table of embeddings. Positions count the tokens that are attended to,
+    so padding, left or right, changes nothing. Fresh weights are drawn as GPT-2's were: deviation
+    0.02, smaller by sqrt(2 n_layer) where layers write into the residual stream.
+
+    dim_feedfwd: inner width of the dense layers; None for 4 n_embd.
+    activation: of the dense layers: one of `raffia.lm.transformer_block.ACTIVATIONS`.
+    dropout: of embeddings, attention weights and what layers add; drawn from torch's generator.
+    gradient_checkpointing: keeps one hidden state a layer for the backward pass and computes the
+        rest again there: less memory, a third more time. Transforms of `torch.func` go without.
+
+    >>> model = CausalLM(vocab_size=50, n_layer=2, n_head=2, n_embd=16, block_size=32).eval()
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+    >>> hidden = model(tokens, attn_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
+    >>> hidden.shape, model.logits(hidden).shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 5, 50]))
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        n_layer: int = 12,
+        n_head: int = 12,
+        n_embd: int = 768,
+        block_size: int = 1024,
+        dim_feedfwd: int | None = None,
+        dropout: float = 0.1,
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        positions: Literal["learned", "rotary"] = "learned",
+        activation: str = "GELU",
+        gradient_checkpointing: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_shape(n_embd, n_head, positions)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}")
+        self.vocab_size, self.n_layer, self.n_head, self.n_embd = (
+            vocab_size,
+            n_layer,
+            n_head,
+            n_embd,
+        )
+        self.block_size, self.dim_feedfwd = block_size, dim_feedfwd or 4 * n_embd
+        self.dropout, self.layer_norm_eps, self.bias = dropout, layer_norm_eps, bias
+        self.positions: Literal["learned", "rotary"] = positions
+        self.activation, self.gradient_checkpointing = activation, gradient_checkpointing
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        alike: dict[str, Any] = {
+            "layer_norm_eps": layer_norm_eps,
+            "bias": bias,
+            "activation": activation,
+            **where,
+        }
+        self.wte = nn.Embedding(vocab_size, n_embd, **where)
+        if positions == "learned":
+            self.wpe = nn.Embedding(block_size, n_embd, **where)
+        self.h = nn.ModuleList(
+            Block(n_embd, n_head, self.dim_feedfwd, layer=i, dropout=dropout, **alike)
+            for i in range(n_layer)
+        )
+        self.ln_f = nn.LayerNorm(n_embd, layer_norm_eps, bias=bias, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights from torch's generator."""
+        deviation = 0.02
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 1:  # norms
+                nn.init.ones_(parameter)
+            elif name.endswith(("proj.weight", "out.weight")):
+                nn.init.normal_(parameter, std=deviation / math.sqrt(2 * self.n_layer))
+            else:
+                nn.init.normal_(parameter, std=deviation)
+
+    def settings(self) -> dict[str, Any]:
+        """What another model of the same shape is made with: `CausalLM(**model.settings())`.
+
+        >>> CausalLM(7, n_layer=1, n_head=1, n_embd=4).settings()["dim_feedfwd"]
+        16
+        """
+        names = (
+            "vocab_size n_layer n_head n_embd block_size dim_feedfwd dropout layer_norm_eps bias"
+        )
+        return {name: getattr(self, name) for name in (*names.split(), "positions", "activation")}
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T] int64
+        attn_mask: Tensor | None = None,  # [B, T], 0 or False: no token, not to be seen
+        *,
+        prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
+        prefix_attn_mask: Tensor | None = None,  # [B, P]
+        remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
+        cache: KeyValueCache | None = None,  # of the tokens before these; takes these in
+    ) -> Tensor:  # [B, T, d]
+        """Hidden states of the tokens after the last norm; without meaning where masked."""
+        check_call(
+            tokens,
+            attn_mask,
+            prefix_embs,
+            prefix_attn_mask,
+            cache,
+            n_embd=self.n_embd,
+            block_size=self.block_size,
+        )
+        if prefix_embs is None and cache is None:
+            packing = right_padded(tokens, attn_mask)
+            if packing is not None:
+                return packing.unpack(self._packed(tokens, packing))
+        x = self._embedded(tokens)
+        num_prefix = 0
+        if prefix_embs is not None:
+            num_prefix = prefix_embs.shape[1]
+            x = torch.cat([prefix_embs.to(x.dtype), x], 1)
+        seen = seen_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
+        columns = Columns.of(x.shape[1], seen, cache)
+        positions = columns.positions(x.device)
+        view = View(
+            mask=columns.mask(x.device),
+            causal=columns.num_new == columns.num_all,
+            turn=self._turn(positions, x.dtype),
+            cache=cache,
+        )
+        bare = num_prefix if remove_prefix_position_embs else 0
+        hidden = self._layers(self._placed(x, positions, bare), view)
+        if cache is not None:
+            cache.advance(x.shape[1], seen)
+        return hidden[:, num_prefix:]
+
+    def packed_hidden(
+        self,
+        tokens: Tensor,  # [B, T]
+        lengths: Tensor | None = None,  # [B]; None: all T
+        wanted: Tensor | None = None,  # bool [B, T]; None: all. Others may be without meaning
+    ) -> PackedHidden:
+        """Hidden states of the first `lengths` tokens of each row, and of nothing else.
+
+        What none wants is left out of the last layer, as far as no other token looks at it.
+        Where shapes may not depend on data (`torch.vmap`, `torch.compile`), of all B * T places,
+        those of padding without meaning; `starts` tells where a row's are, either way.
+
+        >>> model = CausalLM(50, n_layer=1, n_head=2, n_embd=16, block_size=32).eval()
+        >>> packed = model.packed_hidden(torch.tensor([[3, 1, 4], [1, 0, 0]]), torch.tensor([3, 1]))
+        >>> packed.hidden.shape, packed.starts
+        (torch.Size([4, 16]), tensor([0, 3]))
+        """
+        check_call(tokens, n_embd=self.n_embd, block_size=self.block_size)
+        if lengths is None:
+            packing = Packing.dense(len(tokens), tokens.shape[1], tokens.device)
+        else:
+            packing = Packing.of(lengths, tokens.shape[1])
+        chosen = None
+        if wanted is not None and not is_traced():
+            chosen = packing.pack(wanted).nonzero().squeeze(-1)
+            if len(chosen) > MOST_CHOSEN * len(packing.positions):
+                chosen = None
+        hidden = self._packed(tokens, packing, chosen)
+        if chosen is not None:
+            places = hidden.new_zeros(len(packing.positions), self.n_embd)
+            hidden = places.index_copy(0, chosen, hidden)
+        return PackedHidden(hidden, packing.starts)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
+        """What the next token may be.
+
+        >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16).logits(torch.zeros(3, 16)).shape
+        torch.Size([3, 50])
+        """
+        # The weights come first: their gradient is then a tensor of its own, to which that of the
+        # look-ups is added in place, and not a view, which would be added up in fresh memory.
+        said = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
+        return said.contiguous().view(*hidden.shape[:-1], self.vocab_size)
+
+    def new_cache(
+        self,
+        batch_size: int,
+        capacity: int | None = None,  # columns; None for block_size, which is the most
+        dtype: torch.dtype | None = None,  # None for the weights' own
+    ) -> KeyValueCache:
+        """An empty cache for `forward`.
+
+        >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16, block_size=32).new_cache(4).capacity
+        32
+        """
+        weight = self.wte.weight
+        return KeyValueCache(
+            num_layers=self.n_layer,
+            batch_size=batch_size,
+            num_heads=self.n_head,
+            capacity=self.block_size if capacity is None else capacity,
+            head_dim=self.n_embd // self.n_head,
+            dtype=weight.dtype if dtype is None else dtype,
+            device=weight.device,
+        )
+
+    def _packed(
+        self,
+        tokens: Tensor,  # [B, T]
+        packing: Packing,
+        chosen: Tensor | None = None,  # [M] of the N
+    ) -> Tensor:  # [N, d], or [M, d]
+        x = self._embedded(packing.pack(tokens))
+        rows = torch.arange(packing.width, device=tokens.device)[None]
+        view = View(packing=packing, turn=self._turn(rows, x.dtype))
+        return self._layers(self._placed(x, packing.positions), view, chosen)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if is_traced():
+            return self.wte(tokens)
+        if tokens.device.type == "cpu":  # the look-up itself checks
+            try:
+                return self.wte(tokens)
+            except IndexError:
+                raise ValueError(unknown_token(tokens, self.vocab_size)) from None
+        # Elsewhere it would bring down the process; one token a row is what was just decoded.
+        if tokens.shape[-1] > 1 and bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
+            raise ValueError(unknown_token(tokens, self.vocab_size))
+        return self.wte(tokens)
+
+    def _placed(self, x: Tensor, positions: Tensor, bare: int = 0) -> Tensor:
+        """With positions added but to the first `bare` columns."""
+        if self.positions == "learned":
+            places = self.wpe(positions)
+            if bare:
+                kept = places[:, bare:]
+                places = torch.cat([places.new_zeros(len(places), bare, self.n_embd), kept], 1)
+            x = x + places
+        elif bare:
+            raise ValueError(
+                "rotary positions are added to no embedding, so that there is nothing to remove: "
+                "leave out remove_prefix_position_embs"
+            )
+        return drop(x, self.dropout, self.training)
+
+    def _turn(self, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
+        if self.positions == "learned":
+            return None
+        cosine, sine = rotation(positions, self.n_embd // self.n_head, dtype)
+        return cosine.unsqueeze(1), sine.unsqueeze(1)  # for all heads
+
+    def _layers(self, x: Tensor, view: View, chosen: Tensor | None = None) -> Tensor:
+        again = self.gradient_checkpointing and torch.is_grad_enabled() and not _is_transformed()
+        for number, block in enumerate(self.h):
+            if chosen is not None and number == len(self.h) - 1:
+                view = replace(view, chosen=chosen)
+            x = recomputed(cast(Block, block), x, view) if again else block(x, view)
+        return self.ln_f(x)
+
+
+def _is_transformed() -> bool:
+    return is_traced() and not torch.compiler.is_compiling()
+
+
+def _check_shape(n_embd: int, n_head: int, positions: str) -> None:
+    if n_embd % n_head:
+        raise ValueError(
+            f"n_embd={n_embd} must be a multiple of n_head={n_head}; the next is "
+            f"n_embd={-(-n_embd // n_head) * n_head}"
+        )
+    if positions not in ("learned", "rotary"):
+        raise ValueError(f"positions={positions!r} is unknown: choose 'learned' or 'rotary'")
+    if positions == "rotary" and n_embd // n_head % 2:
+        raise ValueError(
+            f"rotary positions turn pairs, and a head has n_embd / n_head = {n_embd // n_head} "
+            "numbers: make that even, or take positions='learned'"
+        )

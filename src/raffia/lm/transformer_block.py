@@ -1,0 +1,97 @@
+"""One layer of a causal language model: attention, then two dense layers, each on the norm of x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import dropout as drop
+from torch.utils.checkpoint import checkpoint
+
+from raffia.lm.attention import View, attend
+from raffia.lm.gelu import gelu
+
+__all__ = ["ACTIVATIONS", "Block", "recomputed"]
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "GELU": gelu,  # GPT-2's, by tanh
+        "ReLU": torch.relu,
+        "SiLU": nn.functional.silu,
+        "LeakyReLU": nn.functional.leaky_relu,
+        "Tanh": torch.tanh,
+    }
+)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then that + dense(norm(that)); GPT-2's arrangement.
+
+    Linear weights are [out, in]; the rows of `qkv` are queries, keys, values, heads contiguous in
+    each. Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", 2.3.
+
+    >>> Block(8, 2, 32)(torch.zeros(1, 3, 8), View()).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        n_embd: int,
+        n_head: int,
+        dim_feedfwd: int,
+        *,
+        layer: int = 0,  # which one of the model's: where a cache keeps its keys
+        dropout: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        activation: str = "GELU",  # one of `ACTIVATIONS`
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation, self._activate = activation, ACTIVATIONS[activation]
+        where: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.n_head, self.layer, self.dropout = n_head, layer, dropout
+        self.ln1 = nn.LayerNorm(n_embd, layer_norm_eps, **where)
+        self.qkv = nn.Linear(n_embd, 3 * n_embd, **where)
+        self.proj = nn.Linear(n_embd, n_embd, **where)
+        self.ln2 = nn.LayerNorm(n_embd, layer_norm_eps, **where)
+        self.fc = nn.Linear(n_embd, dim_feedfwd, **where)
+        self.out = nn.Linear(dim_feedfwd, n_embd, **where)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        """[N, d] or [B, T, d] to the same, or [N, d] to [M, d] where the view has chosen tokens."""
+        rate = self.dropout if self.training else 0.0
+        qkv = self.qkv(self.ln1(x))
+        gathered = attend(qkv, view, num_heads=self.n_head, layer=self.layer, dropout=rate)
+        if view.chosen is not None:
+            x, gathered = x.index_select(0, view.chosen), gathered.index_select(0, view.chosen)
+        x = x + self._dropped(self.proj(gathered))
+        inner = self._activate(self.fc(self.ln2(x)))
+        return x + self._dropped(self.out(inner))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        # A call for nothing would be felt where one token is read at a time.
+        return drop(x, self.dropout) if self.dropout and self.training else x
+
+
+def recomputed(block: Block, x: Tensor, view: View) -> Tensor:
+    """block(x, view), which keeps only x for the backward pass and computes the rest anew there.
+
+    The parameters are handed over as they are now: `torch.func.functional_call` puts others in for
+    the time of the forward pass alone, and the backward pass would find those of the module.
+
+    >>> block, x = Block(8, 2, 32), torch.ones(1, 3, 8)
+    >>> torch.equal(recomputed(block, x, View()), block(x, View()))
+    True
+    """
+    names, parameters = zip(*block.named_parameters(), strict=True)
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        return functional_call(block, dict(zip(names, parameters, strict=True)), (x, view))
+
+    return checkpoint(run, x, *parameters, use_reentrant=False)

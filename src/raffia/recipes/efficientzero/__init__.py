@@ -1,0 +1,32 @@
+"""EfficientZero's whole runs: `train`, `resume`, `evaluate`, `load_agent`, and their presets."""
+
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from raffia.recipes.efficientzero.api import (
+        Agent,
+        Evaluation,
+        evaluate,
+        load_agent,
+        resume,
+        train,
+    )
+    from raffia.recipes.efficientzero.config import EfficientZeroRun
+    from raffia.recipes.efficientzero.presets import PRESETS
+
+__all__ = [
+    "PRESETS",
+    "Agent",
+    "EfficientZeroRun",
+    "Evaluation",
+    "evaluate",
+    "load_agent",
+    "resume",
+    "train",
+]
+
+_HOMES = {name: f"{__name__}.api" for name in __all__}
+_HOMES |= {"EfficientZeroRun": f"{__name__}.config", "PRESETS": f"{__name__}.presets"}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)

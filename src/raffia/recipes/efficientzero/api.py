@@ -1,0 +1,293 @@
+"""EfficientZero from the first step to the last: train, resume, evaluate, act."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from raffia.algorithms.efficientzero.actor import act
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.envs.env import EnvSpec
+from raffia.envs.make import make_env, refuse_world
+from raffia.envs.opponents import make_opponent
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording
+from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.members import best_of
+from raffia.recipes.run_folder import (
+    create_run,
+    find_checkpoint,
+    given_back,
+    read_made_by,
+    read_run_of,
+    refuse_without_checkpoints,
+    refuse_without_own,
+    require_config,
+    write_config,
+)
+from raffia.recipes.sit import nothing, sit, threads
+from raffia.search.policies import PolicyOutput
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.sitting import RunResult
+from raffia.train.view import View
+
+__all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
+
+
+def train(
+    config: EfficientZeroRun,
+    folder: str | Path,
+    *,
+    view: View | None = None,
+    preset: str = "",
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> RunResult:
+    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+
+    view: where progress is shown; None: the terminal.
+    preset: the name of the config, to be told in the report.
+    worlds, networks: in place of those that the config names: functions like
+        `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
+        needs the same.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
+
+    >>> import io, tempfile
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = PRESETS["smoke"]
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=120))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     result = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    >>> result.reason, result.env_step
+    ('finished', 120)
+    """
+    require_config(config, "efficientzero")
+    refuse_world(worlds)
+    create_run(Path(folder), config, preset, _own(worlds, networks))
+    with given_back(Path(folder)):
+        return _sit(config, Path(folder), view, worlds, networks)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    config: EfficientZeroRun | None = None,
+    view: View | None = None,
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> RunResult:
+    """Go on at the newest checkpoint, as if the run had never been stopped.
+
+    config: in place of the run's, which `read_run(folder)` gives: a longer run, another target.
+        What depends on the share of training that is done, as temperatures do, follows it.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> longer = replace(smoke, collect=replace(smoke.collect, num_env_steps=96))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     first = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     then = resume(f"{there}/run", config=longer, view=PlainView(io.StringIO()))
+    >>> first.update, then.update
+    (2, 4)
+    """
+    folder, own = Path(folder), _own(worlds, networks)
+    before = read_run_of(EfficientZeroRun, folder)
+    refuse_without_own(folder, own)
+    refuse_without_checkpoints(folder)
+    begun = nothing
+    if config is not None and config != before:
+        preset = read_made_by(folder)["preset"]
+        begun = functools.partial(write_config, folder, config, preset, own)
+    return _sit(config or before, folder, view, worlds, networks, begun)
+
+
+def _own(worlds: MakeEnv, networks: ModelFactory | None) -> list[str]:
+    """What of a run does not follow from its config."""
+    given = {"worlds": worlds is not make_env, "networks": networks is not None}
+    return [name for name, is_own in given.items() if is_own]
+
+
+def _sit(
+    config: EfficientZeroRun,
+    folder: Path,
+    view: View | None,
+    worlds: MakeEnv,
+    networks: ModelFactory | None,
+    begun: Callable[[], None] = nothing,
+) -> RunResult:
+    def make(shown: View) -> Run:
+        return Run(config, folder, shown, worlds, networks)
+
+    return sit(folder, make, num_threads=config.num_threads, view=view, begun=begun)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A trained agent: what to do, and what it thought.
+
+    A state is a TensorDict [n], as the world's `reset` and `step` give it; with a frame_stack of
+    S > 1 its "observation" is [n, S, ...].
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> config = EfficientZeroRun()
+    >>> learner = EfficientZeroLearner(spec, config, num_updates=1)
+    >>> agent = Agent(spec, Planner(learner.make_model(0), spec, config), num_simulations=8)
+    >>> agent.act(TensorDict(observation=torch.zeros(3, 4), batch_size=[3]))["policy"].shape
+    torch.Size([3, 2])
+    """
+
+    spec: EnvSpec
+    planner: Planner
+    num_simulations: int
+    update: int | None = None  # of the checkpoint that it was read from
+
+    def act(self, state: TensorDict) -> TensorDict:
+        """ "action", "policy" and "value" for states [n], without noise."""
+        return act(
+            self.planner,
+            state,
+            temperature=0.0,
+            noise=False,
+            num_simulations=self.num_simulations,
+        )
+
+    def plan(self, state: TensorDict) -> PolicyOutput:
+        """The search itself, with its tree."""
+        return self.planner.plan(
+            state, noise=False, temperature=0.0, num_simulations=self.num_simulations
+        )
+
+
+def load_agent(
+    folder: str | Path,
+    checkpoint: str = "best",
+    *,
+    num_simulations: int | None = None,  # of a search; None: as the run evaluates
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> Agent:
+    """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     agent = load_agent(f"{there}/run")
+    >>> agent.act(TensorDict(observation=torch.ones(2, 1), batch_size=[2]))["action"].shape
+    torch.Size([2])
+    """
+    config = read_run_of(EfficientZeroRun, folder)
+    refuse_without_own(Path(folder), _own(worlds, networks))
+    with contextlib.closing(worlds(config.env, num_envs=1)) as env:
+        spec = env.spec
+    made = EfficientZeroLearner(
+        spec,
+        config,
+        num_updates=config.num_updates,
+        model_factory=networks,
+        frame_stack=config.env.frame_stack,
+    )
+    planner = Planner(
+        made.make_model(0),
+        spec,
+        config,
+        frame_stack=config.env.frame_stack,
+        num_threads=config.num_threads,
+    )
+    found = find_checkpoint(Path(folder), checkpoint)
+    planner.refresh(best_of(found))
+    default = config.evaluate.num_simulations or config.search.num_simulations
+    return Agent(spec, planner, num_simulations or default, found.update)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of an evaluation.
+
+    >>> Evaluation([1.0, 0.0], [9, 9]).files
+    []
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
+    files: list[Path] = field(default_factory=list)  # recordings
+    update: int | None = None  # of the checkpoint whose agent played
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    episodes: int = 100,
+    checkpoint: str = "best",
+    seed: int = 0,
+    num_simulations: int | None = None,
+    record: int = 0,
+    suffix: str = "gif",
+    opponent: str | None = None,
+    worlds: MakeEnv = make_env,
+    networks: ModelFactory | None = None,
+) -> Evaluation:
+    """Play whole episodes with the agent of a run, without noise.
+
+    record: how many of the episodes are recorded, into the folder's `episodes`.
+    suffix: of the recordings, "gif" or "mp4".
+    opponent: in games of two players, "random", "rule" or "perfect"; None: as the run says.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> smoke = replace(PRESETS["smoke"], env=replace(PRESETS["smoke"].env, id="probe/value"))
+    >>> short = replace(smoke, collect=replace(smoke.collect, num_env_steps=88))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     evaluate(f"{there}/run", episodes=3).returns
+    [1.0, 1.0, 1.0]
+    """
+    folder = Path(folder)
+    agent = load_agent(
+        folder, checkpoint, num_simulations=num_simulations, worlds=worlds, networks=networks
+    )
+    if opponent is not None:
+        make_opponent(opponent, agent.spec)  # refuses it in a world of one player
+    config = agent_config(
+        read_run_of(EfficientZeroRun, folder), episodes, agent.num_simulations, opponent
+    )
+    recording = None
+    if record:
+        thinks = f"-{num_simulations}-simulations" if num_simulations else ""
+        stem = f"update-{agent.update}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
+        recording = Recording(
+            folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
+        )
+    evaluator = Evaluator(config, worlds, record=record > 0)
+    with contextlib.closing(evaluator), threads(config.num_threads):
+        found = evaluator.play(agent.planner, seed=seed, recording=recording)
+    assert found is not None  # nobody stops it
+    files = [] if recording is None else recording.files
+    return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
+
+
+def agent_config(
+    config: EfficientZeroRun, episodes: int, num_simulations: int, opponent: str | None
+) -> EfficientZeroRun:
+    """The run's config with an evaluation of its own."""
+    own = replace(config.evaluate, num_episodes=episodes, num_simulations=num_simulations)
+    if opponent is not None:
+        if opponent not in ("random", "rule", "perfect"):
+            raise ValueError(f"opponent={opponent!r} is none of 'random', 'rule', 'perfect'")
+        own = replace(own, opponent=opponent)  # type: ignore[arg-type]
+    return replace(config, evaluate=own)

@@ -1,0 +1,128 @@
+"""Where a run keeps what is played, and how that is saved with its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.storage import TensorStorage
+from raffia.envs.env import EnvSpec
+from raffia.functional.seeds import generator_for
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint
+from raffia.train.member_replay import OwnReplays, SharedReplay
+from raffia.train.replay_log import ReplayLog
+
+__all__ = ["Replays", "make_replay"]
+
+SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyse writes anew into the replay
+
+
+class Replays:
+    """The replay of a run: one, or one for each member of a population.
+
+    folder: of the run.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> type(Replays(EfficientZeroRun(), spec, Path("nowhere")).replay).__name__
+    'SegmentReplayBuffer'
+    """
+
+    def __init__(self, config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> None:
+        size = config.population.size
+        own = config.population.replay == "own" and size > 1
+        members: list[int | None] = [*range(size)] if own else [None]
+        self.buffers = [make_replay(config, spec, folder, member) for member in members]
+        self.logs = [_log(folder, member) for member in members]
+        self.replay: SegmentReplayBuffer | SharedReplay | OwnReplays = self.buffers[0]
+        if own:
+            self.replay = OwnReplays(self.buffers)
+        elif size > 1:
+            self.replay = SharedReplay(self.buffers[0], size)
+
+    def update(self, fresh: TensorDict, best: int) -> None:
+        """Keep what was searched anew; where members share their rows, that of the best."""
+        if isinstance(self.replay, SegmentReplayBuffer):
+            self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
+        else:
+            self.replay.update(fresh, best)
+
+    def empty(self) -> None:
+        """Forget all."""
+        for buffer in self.buffers:
+            buffer.empty()
+
+    def check(self, found: Checkpoint) -> None:
+        """Raises DamagedFileError where rows of a checkpoint are not as they were written."""
+        for log in self.logs:
+            log.check(found)
+
+    def restore(self, found: Checkpoint) -> None:
+        """What there was at a checkpoint."""
+        for log, buffer in zip(self.logs, self.buffers, strict=True):
+            log.restore(found, buffer)
+
+    def files(self) -> tuple[dict[str, TensorDict], dict[str, Any]]:
+        """Parts and extras of a checkpoint."""
+        logged = [log.files(buffer) for log, buffer in zip(self.logs, self.buffers, strict=True)]
+        parts = {name: part for found in logged for name, part in found.parts.items()}
+        names = [log.name for log in self.logs]
+        return parts, {name: found.extras for name, found in zip(names, logged, strict=True)}
+
+    def prune(self, kept: Sequence[Checkpoint]) -> None:
+        """Remove the rows that none of these needs."""
+        for log in self.logs:
+            log.prune(kept)
+
+    def close(self) -> None:
+        """On disk, the next sitting of this process would be refused its files else."""
+        for buffer in self.buffers:
+            if isinstance(buffer.storage, MemmapStorage):
+                buffer.storage.close()
+
+
+def make_replay(
+    config: EfficientZeroRun,
+    spec: EnvSpec,
+    folder: Path,
+    member: int | None = None,  # whose it is; None: of the whole run
+) -> SegmentReplayBuffer:
+    """Where steps are kept; on disk in the run's folder, where that is asked for.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
+    >>> make_replay(EfficientZeroRun(), spec, Path("nowhere")).length
+    11
+    """
+    replay, stack = config.replay, config.env.frame_stack
+    # Of the capacity alone, so that a run can be made longer. Each of the worlds can end at once,
+    # and needs a closing row besides its step then.
+    rows = replay.capacity + 2 * config.env.num_envs
+    at = _place(folder, member) / "rows"
+    return SegmentReplayBuffer(
+        MemmapStorage(rows, at) if replay.on_disk else TensorStorage(rows),
+        unroll_steps=config.loss.unroll_steps,
+        n_step=config.targets.n_step,
+        obs_keys=spec.state_keys,
+        frame_stack={"observation": stack} if stack > 1 else 1,
+        absorb=config.loss.absorb,
+        alpha=replay.alpha or None,
+        beta=replay.beta if replay.alpha else None,
+        importance="batch",
+        replacement=None,  # as the paper draws, but for the first batches of a short run
+        generator=generator_for(config.seed, "replay", *([member] if member else [])),
+    )
+
+
+def _log(folder: Path, member: int | None) -> ReplayLog:
+    name = "replay" if member is None else f"replay.{member}"
+    return ReplayLog(_place(folder, member), mutable=SEARCHED, name=name)
+
+
+def _place(folder: Path, member: int | None) -> Path:
+    return folder / "replay" if member is None else folder / "replay" / str(member)

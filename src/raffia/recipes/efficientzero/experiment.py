@@ -1,0 +1,352 @@
+"""The parts of a run of EfficientZero, and how they are joined.
+
+worlds -> collector -> replay -> windows -> targets -> learner -> parameters -> planner -> worlds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from raffia.algorithms.efficientzero.actor import act, act_at_random
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.envs.make import require_batch
+from raffia.evolution.population import BATCH_SIZE
+from raffia.functional.seeds import derive_seed, generator_for
+from raffia.learner import Learner, step_of
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.data import Replays
+from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording, save_tree
+from raffia.recipes.members import Members, weights_of_each
+from raffia.recipes.parts import compiled, plan_of, require_device, wants_a_gpu
+from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
+from raffia.search.errors import UnfitOutputError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint, Checkpoints
+from raffia.train.collect import Act, Collector, EndedEpisode
+from raffia.train.damage import Guard
+from raffia.train.evaluate import Episodes
+from raffia.train.metrics import PhaseClock
+from raffia.train.sitting import Kept, RunResult, Sitting
+from raffia.train.stream import OnlineStream
+from raffia.train.tasks import Evaluated, Outcome
+from raffia.train.view import View
+
+
+class Run:
+    """EfficientZero's parts of a run in its folder; the rest of it is the `Sitting`."""
+
+    def __init__(
+        self,
+        config: EfficientZeroRun,
+        folder: Path,
+        view: View,
+        worlds: MakeEnv,
+        networks: ModelFactory | None,
+    ) -> None:
+        self.config, self.folder, self.view = config, folder, view
+        self.plan = plan_of(config)
+        self._update = 0
+        require_device(config.device)
+        with contextlib.ExitStack() as opened:  # closed if the run can't be made
+            self.env = worlds(config.env)
+            require_batch(self.env)
+            opened.callback(self.env.close)
+            self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
+            opened.callback(self.evaluator.close)
+            self.evaluator.prepare(self.env.spec)
+            self._make_parts(networks)
+            self.replays = Replays(config, self.env.spec, folder)
+            opened.callback(self.replays.close)
+            self.stream = self._make_stream()
+            self.sitting = Sitting(self, folder, view)
+            if remark := wants_a_gpu(config, self.env.spec):
+                view.say(remark)
+            self._opened = opened.pop_all()
+
+    def _make_parts(self, networks: ModelFactory | None) -> None:
+        config, folder = self.config, self.folder
+        self.networks = EfficientZeroLearner(
+            self.env.spec,
+            config,
+            num_updates=config.num_updates,
+            model_factory=networks,
+            frame_stack=config.env.frame_stack,
+        )
+        self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+        # Act and are evaluated, with the newest weights; and make targets, with the target network.
+        self.actor, self.analyst = self._make_planner(), self._make_planner()
+        self._analyst_is_new = False
+        self.members: Members | None = None
+        if config.population.size > 1:
+            # Of small networks the operations alone are two thirds of a step on a CPU.
+            traced: Literal["traced"] | None = "traced" if config.device == "cpu" else None
+            self.members = Members(
+                config.population,
+                self.networks,
+                config.seed,
+                batches="own",
+                grads=traced,
+                batch_size=config.replay.batch_size,
+            )
+            self.learner = self.members.learner
+        self.guard = Guard(folder / "damage", seed=config.seed)
+        self.clock = PhaseClock()
+        self.collector = Collector(
+            self.env,
+            seed=config.seed,
+            frame_stack=config.env.frame_stack,
+            check=lambda step: self.guard.check(step, update=self._update),
+        )
+
+    def _make_planner(self) -> Planner:
+        """Of one agent; or of all members, which are searched for at once."""
+        config, size = self.config, self.config.population.size
+        model = self.networks.make_model(0).to(config.device)
+        settings: dict[str, Any] = {
+            "frame_stack": config.env.frame_stack,
+            "num_threads": config.num_threads,
+        }
+        if size == 1:
+            return Planner(model, self.env.spec, config, **settings)
+        return StackedPlanner(model, self.env.spec, config, size=size, **settings)
+
+    def _make_stream(self) -> OnlineStream:
+        collect, replay = self.config.collect, self.config.replay
+        return OnlineStream(
+            self.collector,
+            self.replays.replay,
+            begin_turn=self._begin_turn,
+            act_first=self._act_first,
+            make_batch=self._make_batch,
+            batch_size=self.config.population.longest_batch(replay.batch_size),
+            updates_per_env_step=collect.updates_per_env_step,
+            random_env_steps=collect.random_env_steps,
+            num_env_steps=collect.num_env_steps,
+            steps_per_turn=collect.steps_per_turn,
+            clock=self.clock,
+            beta=self._beta if replay.alpha else None,
+        )
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Those of the run."""
+        return self.sitting.checkpoints
+
+    def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
+        """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
+        return self.sitting.go(stop, begun)
+
+    def close(self) -> None:
+        """Close worlds and files."""
+        with self._opened:
+            self.sitting.close()
+
+    # -- what a sitting asks for
+
+    def init(self) -> TensorDict:
+        """Fresh networks, of the run's seed."""
+        seed = derive_seed(self.config.seed, "networks")
+        if self.members is None:
+            return self.networks.init(seed)
+        return self.members.begin(self.learner.init(seed))
+
+    def begin_anew(self, passed_over: Sequence[str]) -> None:
+        """On disk, a run that was killed before may have left rows."""
+        remark = ". Where the replay alone is missing, they can still be evaluated"
+        refuse_to_begin_anew(self.folder, passed_over, remark)
+        self.replays.empty()
+
+    def check(self, found: Checkpoint) -> None:
+        """The replay lies beside the checkpoints."""
+        self.replays.check(found)
+
+    def restore(self, found: Checkpoint) -> TensorDict:
+        """The learner's state; worlds and replay as they were."""
+        state = found.tensors("state")
+        refuse_other_state(state, self.init(), found.root)
+        self.stream.load_state(found.tensors("stream"))
+        self.replays.restore(found)
+        if self.members is not None:
+            self.members.restore(found)
+        return state
+
+    def keep(self) -> Kept:
+        """Worlds, and which rows of the replay there are."""
+        parts, extras = self.replays.files()
+        if self.members is not None:
+            extras |= self.members.kept()
+        return Kept({"stream": self.stream.state(), **parts}, extras)
+
+    def saved(self, kept: Sequence[Checkpoint]) -> None:
+        """Rows of the replay that no checkpoint needs any more go."""
+        self.replays.prune(kept)
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation of a population."""
+        if self.members is None:
+            return None
+        self._analyst_is_new = False
+        return self.members.evolve(state)
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since this was asked."""
+        return self.collector.take_ended()
+
+    def counters(self) -> dict[str, int]:
+        """Simulations of both searches."""
+        return {"simulations": self.actor.num_simulations + self.analyst.num_simulations}
+
+    def extra(self, update: int) -> dict[str, float]:
+        """What a row of means tells besides."""
+        told = {
+            "temperature": self.config.search.temperature(self._share),
+            "replay_steps": float(len(self.replays.replay)),
+        }
+        if self.members is None:  # else each has its own, which rows of generations tell
+            told["learning_rate"] = self.networks.learning_rate(update)
+        return told
+
+    # -- playing and learning
+
+    def _begin_turn(self, state: TensorDict) -> Act:
+        self._update = step_of(state)
+        self.actor.refresh(state)
+        temperature = self.config.search.temperature(self._share)
+
+        def choose(states: TensorDict) -> TensorDict:
+            draws = self._draws("act")
+            with self._guarded(state, states):
+                return act(self.actor, states, temperature=temperature, noise=True, generator=draws)
+
+        return choose
+
+    def _act_first(self, states: TensorDict) -> TensorDict:
+        return act_at_random(
+            self.env.spec,
+            states,
+            num_sampled_actions=self.config.search.num_sampled_actions,
+            generator=self._draws("act"),
+        )
+
+    def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
+        """windows: [B]; of members [P, B], as the batch is then."""
+        targets, update = self.config.targets, step_of(state)
+        if update % targets.target_interval == 0 or not self._analyst_is_new:
+            self._renew_analyst(state)
+        horizon = targets.horizon_share * self.config.collect.num_env_steps
+        shape, flat, total = windows.batch_size, windows, self.replays.buffers[0].storage.total
+        if self.members is not None:
+            flat = windows.reshape(-1)
+            flat["member"] = torch.arange(len(windows)).repeat_interleave(shape[1])
+            total = flat["total"]
+        with self._guarded(state, windows):
+            batch, fresh = make_batch(
+                flat,
+                self.analyst,
+                generator=generator_for(self.config.seed, "targets", update),
+                total=total,
+                correction_interval=round(horizon) if targets.correct_horizon else 0,
+            )
+        if fresh is not None:
+            self.replays.update(fresh, 0 if self.members is None else self.members.best)
+        batch = batch.reshape(shape)
+        if BATCH_SIZE in state["hyper"].keys():
+            batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
+        return batch.to(self.config.device)
+
+    def _renew_analyst(self, state: TensorDict) -> None:
+        self.analyst.refresh(state["target"].copy().set("hyper", state["hyper"]))
+        self._analyst_is_new = True
+
+    @contextlib.contextmanager
+    def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
+        """A search that meets NaN stops the run as a loss does."""
+        try:
+            yield
+        except UnfitOutputError as error:
+            self.guard.searched(state, seen, str(error))
+
+    def _draws(self, purpose: str) -> torch.Generator:
+        return generator_for(self.config.seed, purpose, self.stream.num_env_steps)
+
+    @property
+    def _share(self) -> float:
+        """Of the training that lies behind us, in steps of the worlds."""
+        return min(1.0, self.stream.num_env_steps / max(1, self.config.collect.num_env_steps))
+
+    def _beta(self, update: int) -> float:
+        first = self.config.replay.beta
+        return min(1.0, first + (1 - first) * update / max(1, self.config.num_updates))
+
+    # -- evaluating
+
+    def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
+        """Play whole episodes; None if `stop` said so meanwhile."""
+        with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
+            if self.members is None:
+                found: Outcome | None = self._play(state, stop)
+            else:
+                found = self._play_all(self.members, state, stop)
+            if found is not None:
+                self._keep_tree(self.stream.num_env_steps)
+            return found
+
+    def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
+        """Episodes of the one agent."""
+        self.actor.refresh(state)
+        return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
+
+    def _play_all(
+        self, members: Members, state: TensorDict, stop: Callable[[], bool]
+    ) -> Evaluated | None:
+        """Episodes of all members, the best one's told; recorded is who was the best before."""
+        self.actor.refresh(state)
+        found = self.evaluator.play_members(
+            self.actor,
+            members.able(state),
+            recorded=members.best,
+            **self._how_to_play(state, stop),
+        )
+        if found is None:
+            return None
+        size = len(state)
+        fitness = [found[place].score if place in found else math.nan for place in range(size)]
+        told = members.evaluated(fitness)
+        best = found[members.best]  # the guard lets no population go on of which none is finite
+        return Evaluated(best.score, {**best.values, **told})
+
+    def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
+        env_step = self.stream.num_env_steps
+        recording, kind = None, self.config.evaluate.record
+        if kind != "none":
+            recording = Recording(
+                self.folder / "episodes",
+                lambda _: f"{env_step:09d}",
+                num=1,
+                suffix=kind,
+                say=self.view.say,
+            )
+        return {
+            "seed": derive_seed(self.config.seed, "evaluate", env_step),
+            "recording": recording,
+            "stop": stop,
+            "check": lambda said: self.guard.check(said, update=step_of(state)),
+        }
+
+    def _keep_tree(self, env_step: int) -> None:
+        state = self.collector.now[:1]
+        if self.members is not None:
+            state = state.copy().set("member", torch.tensor([self.members.best]))
+        try:
+            save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
+        except OSError as error:  # a full disk, of which the next save tells more
+            self.view.say(f"the searched tree of step {env_step:,} was not saved: {error}")

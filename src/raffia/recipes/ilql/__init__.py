@@ -1,0 +1,36 @@
+"""ILQL's whole runs: `train`, `resume`, `evaluate`, `load_agent`, and their presets."""
+
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from raffia.recipes.ilql.api import (
+        ILQL_Policy,
+        ILQLEvaluation,
+        evaluate,
+        fitted,
+        load_agent,
+        member_config,
+        resume,
+        train,
+    )
+    from raffia.recipes.ilql.config import ILQLRun
+    from raffia.recipes.ilql.presets import ILQL_PRESETS
+
+__all__ = [
+    "ILQL_PRESETS",
+    "ILQLEvaluation",
+    "ILQLRun",
+    "ILQL_Policy",
+    "evaluate",
+    "fitted",
+    "load_agent",
+    "member_config",
+    "resume",
+    "train",
+]
+
+_HOMES = {name: f"{__name__}.api" for name in __all__}
+_HOMES |= {"ILQLRun": f"{__name__}.config", "ILQL_PRESETS": f"{__name__}.presets"}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)

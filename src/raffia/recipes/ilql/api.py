@@ -1,0 +1,203 @@
+"""ILQL from data to an agent that speaks: train, resume, evaluate, load."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.functional.seeds import generator_for
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.recipes.ilql.config import MAY_CHANGE, ILQLRun
+from raffia.recipes.ilql.data import find_tokenizer, make_lessons
+from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, spoken
+from raffia.recipes.ilql.experiment import DialogueRun, evaluate_networks
+from raffia.recipes.ilql.language_model import making_of
+from raffia.recipes.ilql.networks import Networks
+from raffia.recipes.ilql.sizes import fitted, with_threads
+from raffia.recipes.members import best_of
+from raffia.recipes.run_folder import (
+    RunError,
+    create_run,
+    find_checkpoint,
+    given_back,
+    read_made_by,
+    read_run_of,
+    refuse_without_checkpoints,
+    require_config,
+    write_config,
+)
+from raffia.recipes.sit import nothing, sit, threads
+from raffia.train.config import changed_settings
+from raffia.train.sitting import RunResult
+from raffia.train.view import View
+
+__all__ = [
+    "ILQLEvaluation",
+    "ILQL_Policy",
+    "RunResult",
+    "evaluate",
+    "fitted",
+    "load_agent",
+    "member_config",
+    "resume",
+    "train",
+]
+
+
+def train(
+    config: ILQLRun, folder: str | Path, *, view: View | None = None, preset: str = ""
+) -> RunResult:
+    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+
+    view: where progress is shown; None: the terminal.
+    preset: the name of the config, to be told in the report.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=3)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     result = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    >>> result.reason, result.update, result.env_step
+    ('finished', 3, None)
+    """
+    require_config(config, "ilql")
+    folder, config = Path(folder), with_threads(config)
+    create_run(folder, config, preset)
+    with given_back(folder):
+        make = functools.partial(DialogueRun, config, folder)
+        return sit(folder, make, num_threads=config.num_threads, view=view, begun=nothing)
+
+
+def resume(
+    folder: str | Path, *, config: ILQLRun | None = None, view: View | None = None
+) -> RunResult:
+    """Go on at the newest checkpoint, as if the run had never been stopped.
+
+    config: in place of the run's, which `read_run(folder)` gives: a longer run, other evaluations.
+        A learning rate that falls over the run follows its length.
+    Raises RunError if the config differs in what has shaped what was learnt.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+    >>> longer = replace(short, num_updates=3)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     first = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     then = resume(f"{there}/run", config=longer, view=PlainView(io.StringIO()))
+    >>> first.update, then.update
+    (2, 3)
+    """
+    folder = Path(folder)
+    before = read_run_of(ILQLRun, folder)
+    refuse_without_checkpoints(folder)
+    after, begun = with_threads(config or before), nothing
+    if after != before:
+        changed = changed_settings(before, after)
+        fixed = [name for name in changed if not name.startswith(MAY_CHANGE)]
+        if fixed:
+            raise RunError(
+                f"{', '.join(fixed)}: {folder} has begun with other values, which shaped what was "
+                f"learnt; only {', '.join(MAY_CHANGE)} may change. Train anew in another folder"
+            )
+        preset = read_made_by(folder)["preset"]
+        begun = functools.partial(write_config, folder, after, preset)
+    make = functools.partial(DialogueRun, after, folder)
+    return sit(folder, make, num_threads=after.num_threads, view=view, begun=begun)
+
+
+def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
+    """The settings of a run with the decoding of its best member, which may have its own numbers.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     member_config(f"{there}/run").decode == short.decode
+    True
+    """
+    state = best_of(find_checkpoint(Path(folder), checkpoint))
+    return spoken(read_run_of(ILQLRun, Path(folder)), state["hyper"])
+
+
+def load_agent(
+    folder: str | Path,
+    checkpoint: str = "best",
+    *,
+    decode: DecodeConfig | None = None,  # how it speaks; None: as the run says
+    seed: int = 0,  # of what is drawn
+) -> ILQL_Policy:
+    """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
+
+    >>> import io, tempfile
+    >>> from raffia.lm.envs.wordle.game import WordleObservation
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     agent = load_agent(f"{there}/run")
+    >>> type(agent.act(WordleObservation())).__name__
+    'str'
+    """
+    folder = Path(folder)
+    config = read_run_of(ILQLRun, folder)
+    networks = Networks(config, making=making_of(config, folder))
+    state = best_of(find_checkpoint(folder, checkpoint))
+    networks.refresh(state)
+    decode = decode or spoken(config, state["hyper"]).decode
+    return ILQL_Policy(
+        networks,
+        find_tokenizer(config, folder),
+        for_games(decode, config.wordle) if config.task == "wordle" else decode,
+        generator=generator_for(seed, "speak"),
+    )
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    episodes: int = 1000,
+    checkpoint: str = "best",
+    seed: int = 0,
+    decode: DecodeConfig | None = None,
+    adv_weights: tuple[float, ...] | None = None,
+) -> ILQLEvaluation:
+    """Play games with the agent of a run, by each decoding; or its losses on held-out rows.
+
+    episodes: games, or rows at most.
+    decode, adv_weights: in place of the run's.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.train.view import PlainView
+    >>> short = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train(short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     found = evaluate(f"{there}/run", episodes=3, adv_weights=(0.0,))
+    >>> {name: len(games.returns) for name, games in found.games.items()}
+    {'decode': 3, 'adv_weight=0': 3}
+    """
+    folder = Path(folder)
+    config = read_run_of(ILQLRun, folder)
+    own = replace(config.evaluate, num_episodes=episodes)
+    if adv_weights is not None:
+        own = replace(own, adv_weights=adv_weights)
+    saved = find_checkpoint(folder, checkpoint)
+    state = best_of(saved, torch.device("cpu"))
+    decode = decode or spoken(config, state["hyper"]).decode
+    config = with_threads(replace(config, evaluate=own, decode=decode))
+    networks = Networks(config, making=making_of(config, folder))
+    networks.refresh(state)
+    with threads(config.num_threads):
+        lessons = make_lessons(config, folder)
+        found = evaluate_networks(networks, lessons, config, seed=seed)
+    return replace(found, update=saved.update)

@@ -1,0 +1,207 @@
+"""The card of an exported agent: what it is, what it learnt from, how good it is, how to use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raffia._version import __version__
+from raffia.recipes.ilql.config import ILQLRun
+
+__all__ = ["method_of", "model_card", "scores_at"]
+
+METRICS = "metrics.jsonl"
+ALONE = "adv_weight=0"  # the decoding that the advantage has no part in
+SCORES = ("loss", "token_loss", "v_mean", "q_mean", "advantage_mean")  # of held-out rows
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [raffia, offline-rl{tag}]
+---
+
+# {title}
+
+A causal language model, trained with raffia {version}.
+
+- method: {method}
+- learnt from: {source}
+- updates: {update} of {num_updates}, {batch_size} dialogues each
+- seed: {seed}
+
+## How good it is
+
+{scores}
+
+## How to speak with it
+
+A prompt is the dialogue so far: `{bos}` where the environment spoke first and `{boa}` where the
+agent does, then each utterance with its end, `{eos}` behind the environment's and `{eoa}` behind
+the agent's. An answer ends with `{eoa}`, which is therefore what `transformers` calls
+`eos_token`; `{eod}` ends a dialogue that is over, and `{pad}` fills up.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+prompt = tokenizer({example!r}, return_tensors="pt")
+answer = model.generate(**prompt)[0, prompt["input_ids"].shape[1]:]
+print(tokenizer.decode(answer, skip_special_tokens=True))
+```
+{template}{values}
+## To train on
+
+`raffia train ilql --model FOLDER --data chats.jsonl` goes on from these weights, with the tokens of
+this folder.
+"""
+TEMPLATE = """
+`tokenizer.apply_chat_template(messages)` makes the same prompts of messages, `user` being the
+environment and `assistant` the agent.
+"""
+VALUES = """
+## The values
+
+`transformers` runs the policy alone. What this agent has learnt beyond it are values: how much the
+dialogue promises (V), and each next token (Q). It speaks by logits that the advantage Q - V moves,
+which needs the value heads: they lie beside the model, in `value_heads.safetensors`, described by
+`raffia_ilql.json`. With raffia all of it comes back:
+
+```python
+from raffia.recipes.ilql.export import load_exported
+
+agent = load_exported("FOLDER")  # decodes as it did in the run: {decode}
+print(agent.act(observation))  # anything with to_sequence(): utterances and rewards so far
+```
+"""
+NO_VALUES = """
+It has learnt no values: the policy is all there is, and `transformers` runs it whole.
+"""
+NO_POLICY = """
+By this method the policy's own logits learn nothing: `generate` of `transformers` gives noise, and
+the values below are what the agent speaks by.
+"""
+
+
+def model_card(
+    config: ILQLRun,
+    *,
+    update: int,  # of the checkpoint
+    scores: Mapping[str, Any],  # as `scores_at` gives them
+    names: Mapping[str, str],  # special tokens by their roles
+    with_template: bool,
+) -> str:
+    """The text of README.md.
+
+    >>> names = {role: role for role in ("pad", "bos", "boa", "eos", "eoa", "eod")}
+    >>> card = model_card(ILQLRun(num_updates=3000), update=2500, scores={"mean_return": -2.5},
+    ...                   names=names, with_template=True)
+    >>> "- updates: 2500 of 3000" in card and "mean return -2.50" in card
+    True
+    """
+    learns = config.loss.needs_values
+    decode = config.decode
+    weight = f"adv_weight {decode.adv_weight:g}" if decode.include_adv else "no advantage"
+    values = VALUES.format(decode=f"temperature {decode.temperature:g}, {weight}")
+    parts = values if learns else NO_VALUES
+    if config.loss.awac_weight == 0:
+        parts = NO_POLICY + parts
+    return CARD.format(
+        tag=", ilql" if learns else "",
+        title=f"{config.title} (seed {config.seed})",
+        method=method_of(config),
+        version=__version__,
+        source=_source(config),
+        update=update,
+        num_updates=config.num_updates,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        scores=_told(scores),
+        example=names["boa"] if config.task == "wordle" else f"{names['bos']}Hello{names['eos']}",
+        template=TEMPLATE if with_template else "",
+        values=parts,
+        **names,
+    )
+
+
+def method_of(config: ILQLRun) -> str:
+    """What the numbers of a config amount to.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> method_of(ILQLRun()), method_of(ILQL_PRESETS["wordle-filtered-bc"])
+    ('implicit language Q-learning (ILQL, tau 0.6)', 'behaviour cloning of the best 10 %')
+    """
+    loss = config.loss
+    if not loss.needs_values:
+        best = f" of the best {100 * config.keep_best:g} %" if config.keep_best < 1 else ""
+        return f"behaviour cloning{best}"
+    if loss.backup == "max":
+        return "conservative Q-learning (CQL)"
+    if loss.tau == 0.5:
+        return "one step of policy improvement (values of the data's own policy, tau 0.5)"
+    return f"implicit language Q-learning (ILQL, tau {loss.tau:g})"
+
+
+def scores_at(folder: Path, update: int) -> dict[str, Any]:
+    """What a run's last evaluation at this update found; nothing where there was none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     row = '{"kind": "evaluate", "update": 7, "mean_return": -2.0}'
+    ...     _ = Path(there, "metrics.jsonl").write_text(row)
+    ...     scores_at(Path(there), 7)["mean_return"]
+    -2.0
+    """
+    found: dict[str, Any] = {}
+    try:
+        lines = (folder / METRICS).read_text("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return found
+    for line in lines:
+        if '"evaluate"' not in line:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a run that was killed
+            continue
+        if row.get("kind") == "evaluate" and row.get("update") == update:
+            found = row
+    return found
+
+
+def _source(config: ILQLRun) -> str:
+    own = config.wordle
+    if config.task == "data":
+        return ", ".join(f"`{Path(file).name}`" for file in config.data.files)
+    words = f"{own.num_words} words" if own.num_words else "all words"
+    if own.games == "branching":
+        return f"games of Wordle with {words}, where one step of improvement misleads"
+    players = ", ".join(
+        f"{100 * share:.0f} % {name}" for name, share in own.scripts.shares().items()
+    )
+    return f"{own.num_games} games of Wordle with {words} by scripted players ({players})"
+
+
+def _told(scores: Mapping[str, Any]) -> str:
+    if "mean_return" in scores:
+        lines = [f"- as it speaks in the run: {_figures(scores)}"]
+        alone = (scores.get("decodings") or {}).get(ALONE)
+        if alone:
+            lines.append(f"- the policy alone, as `transformers` runs it: {_figures(alone)}")
+        return "\n".join(lines)
+    if "loss" in scores:
+        means = [f"{name} {scores[name]:.3f}" for name in SCORES if name in scores]
+        return f"On rows that were held out: {', '.join(means)}."
+    return "No evaluation was made at this update."
+
+
+def _figures(scores: Mapping[str, Any]) -> str:
+    ends = ""
+    if scores.get("low") is not None and scores.get("high") is not None:
+        ends = f" (95 %: {scores['low']:.2f} to {scores['high']:.2f})"
+    won = f", {100 * scores['share_won']:.0f} % won" if "share_won" in scores else ""
+    games = f", {len(scores['returns'])} games" if "returns" in scores else ""
+    return f"mean return {scores['mean_return']:.2f}{ends}{won}{games}"

@@ -1,0 +1,257 @@
+"""A person and an agent of ILQL in a dialogue, or in a game of Wordle: what a terminal shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.algorithms.ilql.stream import stream
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.data.utterances import Observation
+from raffia.lm.decoding.generations import Stop
+from raffia.lm.envs.contract import Utterance
+from raffia.lm.envs.wordle.colors import ALL_BLACK, code_of, colors, colors_of
+from raffia.lm.envs.wordle.game import Turn, Wordle, WordleObservation
+
+__all__ = ["CannotSay", "Chat", "Guessing", "Piece", "Spoken"]
+
+HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
+
+
+class CannotSay(ValueError):
+    """What a person typed that the agent can't be told; the message is for that person.
+
+    >>> raise CannotSay("there is no token for 'é'")
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.ilql.chat.CannotSay: there is no token for 'é'
+    """
+
+
+class Piece(NamedTuple):
+    """A token of an answer as it comes, and what the agent thought; None where it did not.
+
+    >>> Piece("cr", "cr", 0.5, advantage=0.25, v=-1.0).text
+    'cr'
+    """
+
+    text: str  # what it adds to the answer; nothing if it ends it, or is half a character
+    name: str  # the token itself
+    share: float  # its probability, the advantage counted in
+    advantage: float | None  # target Q - V
+    v: float | None  # before the token
+
+
+class Spoken:
+    """An answer while it is given: its pieces, and then whether it was cut.
+
+    >>> from raffia.recipes.ilql.data import make_tokenizer
+    >>> from raffia.recipes.ilql.networks import Networks
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["ilql-smoke"]
+    >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
+    >>> spoken = Spoken(policy, [policy.tokenizer.boa_token_id])
+    >>> "".join(piece.text for piece in spoken) == spoken.text
+    True
+    """
+
+    def __init__(self, policy: ILQL_Policy, prompt: list[int]) -> None:
+        self._policy, self._prompt = policy, prompt
+        self.tokens: list[int] = []
+
+    def __iter__(self) -> Iterator[Piece]:
+        policy, tokenizer = self._policy, self._policy.tokenizer
+        end, shown = tokenizer.eoa_token_id, ""
+        steps = stream(
+            policy.agent.model,
+            policy.agent.target,
+            self._prompt,
+            policy.config,
+            generator=policy.generator,
+            stop=Stop(tokens=(end,)),
+            pad_token=tokenizer.pad_token_id,
+        )
+        for step in steps:
+            self.tokens.append(step.token)
+            text, name = self.text, tokenizer.id_to_token(step.token)
+            new = ""
+            if text.startswith(shown) and (step.token == end or not text.endswith(HALF_READ)):
+                new = text[len(shown) :]
+            shown += new
+            yield Piece(new, name, math.exp(step.log_prob), step.advantage, step.v)
+
+    @property
+    def text(self) -> str:
+        """What was said so far."""
+        return self._policy.tokenizer.decode(self.tokens)
+
+    @property
+    def cut(self) -> str:
+        """Why it has no end; nothing if it has one."""
+        if self.tokens[-1] == self._policy.tokenizer.eoa_token_id:
+            return ""
+        block_size = self._policy.agent.model.config.trunk.block_size
+        if len(self._prompt) + len(self.tokens) >= block_size:
+            return f"its context of {block_size} tokens is full"
+        return f"it may say {len(self.tokens)} tokens at once"
+
+
+class Chat:
+    """A dialogue with an agent, of any length: what the context has no room for is forgotten.
+
+    A prompt is made as the rows of the data are, so the agent sees what it was trained on.
+
+    >>> from raffia.recipes.ilql.data import make_tokenizer
+    >>> from raffia.recipes.ilql.networks import Networks
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["ilql-smoke"]
+    >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
+    >>> chat = Chat(policy)
+    >>> chat.say("<b><b><g><b><y>")
+    >>> len(list(chat.answer())) > 0, len(chat.said)
+    (True, 2)
+    """
+
+    def __init__(self, policy: ILQL_Policy) -> None:
+        self.policy = policy
+        self.said: list[Utterance] = []  # with a number where it is the agent's
+        self.num_forgotten = 0  # of the utterances, at the last answer
+        self.cut = ""  # why the last answer has no end
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of the context."""
+        return self.policy.agent.model.config.trunk.block_size
+
+    @property
+    def room(self) -> int:
+        """Tokens that are kept free for an answer."""
+        least = max(1, self.block_size // 4)
+        return min(least, self.policy.config.max_new_tokens or least)
+
+    def say(self, text: str) -> None:
+        """The person says something; `CannotSay` if the agent could not read it."""
+        alone = self._tokens([(text, None)])
+        if len(alone) + self.room > self.block_size:
+            raise CannotSay(
+                f"that is {len(alone)} tokens; with an answer, the agent's context of "
+                f"{self.block_size} has room for {self.block_size - self.room}: say less at once"
+            )
+        self.said.append((text, None))
+
+    def answer(self) -> Iterator[Piece]:
+        """The agent's next utterance, piece by piece; it is said once the last piece has come."""
+        spoken = Spoken(self.policy, self._prompt())
+        yield from spoken
+        self.cut = spoken.cut
+        self.said.append((spoken.text, 0.0))
+
+    def take_back(self) -> bool:
+        """Forget the agent's last answer; False if it was not the agent who spoke last."""
+        if not self.said or self.said[-1][1] is None:
+            return False
+        self.said.pop()
+        return True
+
+    def _prompt(self) -> list[int]:
+        """What the agent still sees: whole utterances, the last ones."""
+        for first in range(max(1, len(self.said))):
+            prompt = self._tokens(self.said[first:])
+            if len(prompt) + self.room <= self.block_size:
+                break
+        self.num_forgotten = first
+        return prompt[-(self.block_size - 1) :]
+
+    def _tokens(self, said: list[Utterance]) -> list[int]:
+        try:
+            return self.policy.prompt(Dialogue(said, terminal=False))
+        except (ValueError, KeyError) as error:  # what a tokenizer raises for what it lacks
+            raise CannotSay(str(error.args[0]).partition(";")[0]) from error
+
+
+class Guessing:
+    """A game of Wordle in which an agent guesses the word that a person holds.
+
+    >>> from raffia.recipes.ilql.data import make_tokenizer, make_wordle
+    >>> from raffia.recipes.ilql.networks import Networks
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["ilql-smoke"]
+    >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
+    >>> game = Guessing(policy, make_wordle(config.wordle))
+    >>> text = "".join(piece.text for piece in game.think())
+    >>> game.guess == text
+    True
+    >>> game.answer("bbbbb")
+    >>> game.guess is None, len(game.turns)
+    (True, 1)
+    """
+
+    def __init__(self, policy: ILQL_Policy, wordle: Wordle, secret: str | None = None) -> None:
+        self.policy, self.wordle = policy, wordle
+        self.secret = secret  # None: the person answers
+        self.turns: tuple[Turn, ...] = ()
+        self.guess: str | None = None  # that waits for its colours
+
+    def anew(self, secret: str | None = None) -> Guessing:
+        """Another game with the same agent."""
+        return type(self)(self.policy, self.wordle, secret)
+
+    @property
+    def observation(self) -> WordleObservation:
+        """What the agent sees."""
+        return WordleObservation(self.turns, self.wordle.num_tries)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Those that the agent was trained on."""
+        return self.wordle.vocabulary.words
+
+    @property
+    def words_left(self) -> tuple[str, ...]:
+        """Those of them that fit the colours so far."""
+        return self.wordle.words_left(self.turns)
+
+    @property
+    def is_word(self) -> bool:
+        """Whether the guess is one; any other gets five times black, as in training."""
+        return self.guess is not None and self.wordle.is_valid(self.guess)
+
+    def think(self) -> Iterator[Piece]:
+        """The next guess, piece by piece, or another in place of the one that waits."""
+        observation: Observation = self.observation
+        spoken = Spoken(self.policy, self.policy.prompt(observation))
+        yield from spoken
+        self.guess = spoken.text
+
+    def row_of(self, guess: str) -> str | None:
+        """The colours of a guess where they are known: by the secret, or as it is no word."""
+        if not self.wordle.is_valid(guess):
+            return colors_of(ALL_BLACK)
+        return None if self.secret is None else colors(self.secret, guess, self.wordle.rule)
+
+    def answer(self, row: str) -> None:
+        """The guess gets its colours, such as "gybbb"."""
+        code_of(row)  # says what is wrong with it
+        if self.guess is None:
+            raise ValueError("no guess waits for colours: it is the agent's turn, `think()`")
+        self.turns = (*self.turns, (self.guess, row))
+        self.guess = None
+
+    def take_back(self) -> bool:
+        """The last colours that a word got were wrong; False if there are none."""
+        places = [at for at, (guess, _) in enumerate(self.turns) if self.wordle.is_valid(guess)]
+        if not places:
+            return False
+        self.guess = self.turns[places[-1]][0]
+        self.turns = self.turns[: places[-1]]
+        return True
+
+    def tell(self, secret: str) -> None:
+        """The person gives the word away; ValueError if earlier colours say otherwise."""
+        for guess, row in self.turns:
+            right = colors(secret, guess, self.wordle.rule) if self.wordle.is_valid(guess) else row
+            if right != row:
+                raise ValueError(f"for {secret}, {guess} gets {right}, and got {row}")
+        self.secret = secret

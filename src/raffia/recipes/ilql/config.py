@@ -1,0 +1,295 @@
+"""What can be set of a run of ILQL. Imports no torch: help comes at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
+from raffia.recipes.efficientzero.config import CheckpointConfig
+from raffia.recipes.population_config import PopulationConfig
+
+__all__ = [
+    "BranchingSettings",
+    "DialogueDataConfig",
+    "ILQLEvaluateConfig",
+    "ILQLRun",
+    "LoRAConfig",
+    "MAY_CHANGE",
+    "ScriptsConfig",
+    "WordleConfig",
+]
+
+# Settings that a run may go on with other values of, or whose names begin so; all others shaped
+# what was learnt.
+MAY_CHANGE = (
+    "num_updates",
+    "num_micro_batches",
+    "decode.",
+    "evaluate.",
+    "checkpoint.",
+    "device",
+    "num_threads",
+    "compile",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueDataConfig:
+    """Logged dialogues in files, where the task is "data"."""
+
+    files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
+    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
+    # without a meaning, as in tokens=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
+    # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
+    # of Hugging Face (extra: text).
+    tokenizer: str = "characters"
+    add_special_tokens: bool = False  # those that a tokenizer from elsewhere lacks
+    max_len: int | None = None  # tokens of a row; None: the model's context
+    too_long: Literal["refuse", "cut", "skip"] = "refuse"
+    malformed: Literal["refuse", "skip"] = "refuse"
+    token_reward: float = 0.0  # of each of the agent's tokens; below 0 it makes the agent brief
+    held_out: float = 0.05  # share of the rows that is evaluated on, and not learnt from
+    split_seed: int = 0  # which rows these are
+    buckets: tuple[int, ...] = ()  # lengths that batches are padded to; none: their longest row
+    # Batches whose rows are sorted by length together: less padding, for trunks that compute it.
+    # But where length tells of the return, V comes out too high: see `DialogueDataset`.
+    sort_window: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_least(self, 1, "sort_window")
+        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
+            for pair in getattr(self, name):
+                if not pair.partition("=")[0] or "=" not in pair:
+                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
+        for pair in self.roles:
+            if pair.partition("=")[2] not in ("agent", "environment"):
+                raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
+        if self.max_len is not None:
+            check_least(self, 2, "max_len")
+        if not 0 < self.held_out < 1:
+            raise ValueError(
+                f"held_out={self.held_out} must lie between 0 and 1: with no rows held out there "
+                "is nothing to evaluate on, and with all of them nothing to learn from"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Small changes of a language model's layers are learnt, and its weights stay as they are.
+
+    >>> LoRAConfig(rank=8).alpha
+    16.0
+    """
+
+    rank: int = 0  # of the changes; 0: all of the language model learns
+    alpha: float = 16.0  # the changes count alpha / rank
+    dropout: float = 0.0  # of what the changes read
+    # Which layers, by the last part of their names, such as c_attn; none: those of the attention
+    # that make queries, keys and values.
+    layers: tuple[str, ...] = ()
+    # Whether the tables of tokens, in and out, learn as a whole. None: if tokens are added to the
+    # model's, which would be noise else; `fitted` settles it.
+    learn_embeddings: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "rank")
+        check_above_zero(self, "alpha")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must lie in 0..1, below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptsConfig:
+    """Who played the games: how often each, in any unit.
+
+    >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).shares()
+    {'expert': 0.15, 'fair': 0.85}
+    """
+
+    expert: float = 0.15  # the most telling guess
+    fair: float = 0.25  # any word that can be the secret
+    random: float = 0.25  # any word
+    wrong: float = 0.1  # a word that cannot be the secret
+    stuck: float = 0.2  # a fair guess, said again and again
+    non_word: float = 0.05  # letters without sense
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, *asdict(self))
+        if not sum(asdict(self).values()) > 0:
+            raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
+
+    def shares(self) -> dict[str, float]:
+        """Of all games, by name; those that play none are left out."""
+        weights: dict[str, float] = asdict(self)
+        total = sum(weights.values())
+        return {name: weight / total for name, weight in weights.items() if weight}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchingSettings:
+    """Games for which one step of improvement is not enough: how many of each kind per secret.
+
+    See `raffia.lm.envs.wordle.branching`.
+    """
+
+    num_expert: int = 1
+    num_adversarial: int = 3
+    num_slow: int = 3
+    num_repeats: int = 3  # of the slow games' first word
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 1, "num_expert", "num_adversarial", "num_slow", "num_repeats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordleConfig:
+    """Wordle: the game, and games of scripted players to learn from."""
+
+    num_words: int = 24  # of the built-in list, or of the file; 0: all
+    words: str = ""  # a file with a word on each line; none: the built-in list
+    layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
+    # So many of the words are guessed in the data and never the secret there; games with these as
+    # secrets are an evaluation of their own.
+    num_held_out: int = 0
+    games: Literal["scripts", "branching"] = "scripts"
+    num_games: int = 4_000  # of scripts
+    data_seed: int = 0  # of words and games: runs with other seeds learn from the same
+    scripts: ScriptsConfig = field(default_factory=ScriptsConfig)
+    branching: BranchingSettings = field(default_factory=BranchingSettings)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_least(self, 0, "num_words", "num_held_out")
+        check_least(self, 1, "num_games")
+        if self.num_words and self.num_held_out >= self.num_words:
+            raise ValueError(
+                f"num_held_out={self.num_held_out} of num_words={self.num_words} leaves no secret "
+                "to learn from: hold out fewer"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLEvaluateConfig:
+    """How good the agent is: in games of its own, or on rows that were held out."""
+
+    every_updates: int = 500
+    num_episodes: int = 256  # games; of data: rows at most
+    batch_size: int = 256  # games played, or rows read, at once
+    # Beside `decode` as it is, the same with these weights of the advantage, 0 being the policy
+    # alone: what the values are good for.
+    adv_weights: tuple[float, ...] = ()
+    target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 1, "every_updates", "num_episodes", "batch_size")
+        if any(not weight >= 0 for weight in self.adv_weights):
+            raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ILQLRun(ILQLConfig):
+    """A whole run of ILQL, or of what it is compared with: see `method`.
+
+    >>> ILQLRun(seed=3, task="wordle", num_updates=100).wordle.layout
+    'words'
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    # Of torch; 0: one for small networks, where more cost time, else as many as torch takes by
+    # itself, all cores. It is settled when the run begins: other numbers differ in the last bits.
+    num_threads: int = 0
+    task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
+    wordle: WordleConfig = field(default_factory=WordleConfig)
+    data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
+    # A folder with a causal language model as Hugging Face keeps it, to begin with: a GPT-2, or
+    # with the extra `hf` any that transformers knows; none: fresh weights. Sizes are model.trunk's
+    # in any case: `raffia.recipes.ilql.fitted` copies them from there.
+    language_model: str = ""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    num_updates: int = 2_000  # of the whole run
+    batch_size: int = 64  # dialogues
+    num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
+    compile: bool = False  # torch.compile of the gradients; pays on a GPU
+    evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self)
+        check_least(self, 0, "num_threads")
+        check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
+        if self.batch_size % self.num_micro_batches:
+            raise ValueError(
+                f"batch_size={self.batch_size} can't be cut into num_micro_batches="
+                f"{self.num_micro_batches} equal parts"
+            )
+        if self.task == "data" and self.evaluate.target_return is not None:
+            raise ValueError(
+                f"target_return={self.evaluate.target_return} is of games, and on data none are "
+                "played: leave it out, num_updates ends the run"
+            )
+        self.population.check_compile(self.compile)
+        longest = self.population.longest_batch(self.batch_size)
+        if longest != self.batch_size and self.num_micro_batches > 1:
+            raise ValueError(
+                f"population.ranges let batch_size be up to {longest}, which num_micro_batches="
+                f"{self.num_micro_batches} can't cut into equal parts: leave one of the two out"
+            )
+        if self.population.replay != "shared":
+            raise ValueError(
+                f"population.replay={self.population.replay!r}: nothing is played here, and all "
+                "members learn from the same data: leave it out"
+            )
+        self.population.check_form(self.model.evolvable_heads)
+        self._check_language_model()
+        self._check_decoding()
+
+    @property
+    def title(self) -> str:
+        """What is done, without the seed."""
+        return f"ILQL on {self.task}"
+
+    def _check_language_model(self) -> None:
+        trunk, lora = self.model.trunk, self.lora
+        if not self.language_model and (lora.rank or trunk.kind != "gpt"):
+            what = f"lora.rank={lora.rank}" if lora.rank else f"model.trunk.kind={trunk.kind!r}"
+            raise ValueError(
+                f"{what} goes on from a language model that is there: give its folder, "
+                "language_model=FOLDER (on the command line --model FOLDER)"
+            )
+        if self.compile and max(trunk.dropout, lora.dropout) > 0:
+            raise ValueError(
+                "compile=True with dropout: its draws could not be repeated when the run is "
+                "resumed. Set model.trunk.dropout=0.0 and lora.dropout=0.0, or compile=False"
+            )
+
+    def _check_decoding(self) -> None:
+        weights = self.evaluate.adv_weights
+        wants = self.decode.needs_values or any(weights)
+        if self.task == "data" and weights:
+            raise ValueError(
+                f"adv_weights={weights} are of games, and on data none are played: leave them out"
+            )
+        if self.task == "wordle" and wants and not self.loss.needs_values:
+            raise ValueError(
+                "decoding asks for values, and this agent learns none: set decode.include_adv="
+                'False and evaluate.adv_weights=(), as method("bc", config) does for the former'
+            )
+        if self.task == "wordle" and wants and not self.model.per_token:
+            raise ValueError(
+                "decoding asks for the value of each token, and with model.per_token=False Q is "
+                "of whole utterances: set decode.include_adv=False and evaluate.adv_weights=()"
+            )

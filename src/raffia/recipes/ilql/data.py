@@ -1,0 +1,419 @@
+"""What a run of ILQL learns from, and by which tokens: played games, or files of dialogues."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raffia.data.readers.episode import MalformedDataError
+from raffia.files import (
+    MANIFEST,
+    DamagedFileError,
+    check_manifest,
+    is_unfinished,
+    write_manifest,
+)
+from raffia.functional.seeds import derive_seed
+from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
+from raffia.lm.data.dialogue_building import RowTooLongError, tokenizer_checksum
+from raffia.lm.data.dialogue_rows import TokenRow
+from raffia.lm.data.dialogue_sources import DialogueSource
+from raffia.lm.data.joined_dialogues import JoinedDialogues
+from raffia.lm.data.token_reward import ConstantTokenReward
+from raffia.lm.envs.wordle.branching import BranchingConfig, branching_games
+from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
+from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.policies import (
+    Fitting,
+    InformationGain,
+    NonWord,
+    RandomWord,
+    Repeat,
+    Script,
+    Wrong,
+)
+from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.tokenizer import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    WordTokenizer,
+    character_tokenizer,
+)
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, WordleConfig
+from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
+
+__all__ = [
+    "Lessons",
+    "find_tokenizer",
+    "make_lessons",
+    "make_tokenizer",
+    "make_wordle",
+    "told_lessons",
+    "told_template",
+]
+
+TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
+NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What is learnt from, and what is evaluated on where no games are.
+
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> lessons = make_lessons(ILQL_PRESETS["ilql-smoke"], None)
+    >>> len(lessons.learnt), lessons.held_out is None
+    (200, True)
+    """
+
+    tokenizer: Tokenizer
+    learnt: DialogueDataset
+    held_out: DialogueDataset | None
+
+    def digest(self) -> str:
+        """The same only where the same rows are learnt from: their tokens, places and rewards."""
+        code = hashlib.sha256(tokenizer_checksum(self.tokenizer).encode())
+        code.update(self.learnt.store.checksum.encode())
+        code.update(self.learnt.rows.astype("<i8").tobytes())
+        return code.hexdigest()
+
+
+def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
+    """Read or play what the config names.
+
+    folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
+    """
+    source = None if config.task == "wordle" else source_of(config.data)
+    tokenizer = find_tokenizer(config, folder, source, may_mend=True)
+    block_size = config.model.trunk.block_size
+    if source is None:
+        games = play_games(config.wordle)
+        learnt = DialogueDataset.build(
+            ObservationDialogues(games, name="the games"), tokenizer, max_len=block_size
+        )
+        return Lessons(tokenizer, _best(learnt, config), None)
+    data = config.data
+    max_len = block_size if data.max_len is None else data.max_len
+    if max_len > block_size:
+        raise RunError(
+            f"data.max_len={max_len}, and the model's context holds {block_size} tokens: leave it "
+            f"out, or set it to {block_size} or less"
+        )
+    with _named_as_settings():
+        whole = DialogueDataset.build(
+            source,
+            tokenizer,
+            token_reward=ConstantTokenReward(data.token_reward) if data.token_reward else None,
+            max_len=max_len,
+            too_long=data.too_long,
+            malformed=data.malformed,
+            folder=None if folder is None else folder / TOKENS,
+            buckets=data.buckets,
+            sort_window=data.sort_window,
+        )
+    _refuse_unrewarded(whole, config)
+    learnt, held_out = split(whole, data.held_out, data.split_seed)
+    return Lessons(tokenizer, _best(learnt, config), held_out)
+
+
+def _best(data: DialogueDataset, config: ILQLRun) -> DialogueDataset:
+    return data if config.keep_best == 1 else data.best(config.keep_best)
+
+
+def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
+    summary = data.store.summary
+    if not summary.num_actions.any():
+        raise RunError(
+            "no message is the agent's, so that there is nothing to learn: the roles that are are "
+            "assistant, agent and gpt; for others --data.roles bot=agent"
+        )
+    needs = config.loss.needs_values or config.keep_best < 1
+    if needs and not any(point.rewards and any(point.rewards) for point in _rewarded(data)):
+        raise RunError(
+            f"none of the {len(data)} dialogues has a reward other than 0, so that nothing tells "
+            'good answers from bad ones: give rewards, "reward" beside a message or of the row '
+            "(--data.columns score=reward where it has another name). To imitate all of them: "
+            "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
+        )
+
+
+def _rewarded(data: DialogueDataset) -> Iterator[Any]:
+    """The rows that might have a reward, those that surely have one first."""
+    order = np.argsort(data.store.summary.episode_return == 0, kind="stable")
+    return (data[int(number)] for number in order)
+
+
+def told_lessons(lessons: Lessons) -> str:
+    """What is learnt from, in a line.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> told_lessons(make_lessons(ILQL_PRESETS["ilql-smoke"], None))
+    '200 dialogues, 808 answers, 3,632 tokens (the longest 26); return -3.53 (-6 to 0), ...'
+    """
+    found = lessons.learnt.statistics()
+    returns = lessons.learnt.store.summary.episode_return[lessons.learnt.rows]
+    said = (
+        f"{found.num_rows:,} dialogues, {found.num_utterances:,} answers, {found.num_tokens:,} "
+        f"tokens (the longest {found.longest:,}); return {found.mean_return:.4g} "
+        f"({returns.min():.4g} to {returns.max():.4g}), deviation {returns.std():.3g}"
+    )
+    if found.num_skipped:
+        said += f"; {found.num_skipped:,} rows left out"
+    if lessons.held_out is not None:
+        said += f"; {len(lessons.held_out):,} more held out"
+    return said
+
+
+def told_template(config: ILQLRun) -> str:
+    """That a model's own chat template is not used, where it has one.
+
+    >>> told_template(ILQLRun())
+    ''
+    """
+    folder = Path(config.language_model)
+    described = folder / "tokenizer_config.json"
+    there = (folder / "chat_template.jinja").exists()
+    if described.exists():
+        there = there or '"chat_template"' in described.read_text("utf-8", errors="replace")
+    if not config.language_model or not there:
+        return ""
+    return (
+        f"{config.language_model} has a chat template, which is not used: utterances stand between "
+        "marks of our own, and of roles only whose turn it is stays. See docs/ilql.md, a language "
+        "model of others"
+    )
+
+
+def split(
+    data: DialogueDataset, share: float, seed: int
+) -> tuple[DialogueDataset, DialogueDataset]:
+    """The rows that are learnt from, and those that are held out, which the seed draws.
+
+    >>> from raffia.lm.data.dialogue import DataPoint, Vocabulary as Tokens
+    >>> rows = [DataPoint.from_tokens([1, 5], [0], [float(i)]) for i in range(10)]
+    >>> learnt, held_out = split(DialogueDataset.of_points(rows, Tokens(9)), 0.2, seed=0)
+    >>> len(learnt), len(held_out)
+    (8, 2)
+    """
+    num = len(data)
+    if num < 2:
+        raise ValueError(
+            f"{num} row can't be split into some to learn from and some held out: give 2 or more"
+        )
+    order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
+    num_held = min(num - 1, max(1, round(share * num)))
+    parts = np.sort(order[num_held:]), np.sort(order[:num_held])
+    learnt, held_out = (
+        DialogueDataset(
+            data.store,
+            data.vocabulary,
+            rows=data.rows[part],
+            max_len=data.max_len,
+            buckets=data.buckets,
+            sort_window=data.sort_window,
+            origin=data.origin,
+        )
+        for part in parts
+    )
+    return learnt, held_out
+
+
+# -- games
+
+
+def make_wordle(config: WordleConfig, *, held_out: bool = False) -> Wordle:
+    """The game, with its words; its secrets are those of the data, or those that are held out.
+
+    >>> config = WordleConfig(num_words=30, num_held_out=6)
+    >>> len(make_wordle(config).vocabulary), len(make_wordle(config, held_out=True).secrets)
+    (30, 6)
+    """
+    words = Vocabulary.from_file(config.words) if config.words else Vocabulary.built_in()
+    if config.num_words:
+        words = words.subset(config.num_words, seed=config.data_seed)
+    if not (config.num_held_out or held_out):
+        return Wordle(vocabulary=words)
+    if not 0 < config.num_held_out < len(words):
+        raise RunError(
+            f"wordle.num_held_out={config.num_held_out} of {len(words)} words: hold out 1 to "
+            f"{len(words) - 1} of them"
+        )
+    learnt = words.subset(
+        len(words) - config.num_held_out, seed=derive_seed(config.data_seed, "held-out secrets")
+    )
+    others = tuple(word for word in words if word not in learnt)
+    return Wordle(vocabulary=words, secrets=others if held_out else learnt.words)
+
+
+def play_games(config: WordleConfig) -> list[LabelledGame]:
+    """The games that are learnt from.
+
+    >>> len(play_games(WordleConfig(num_games=50)))
+    50
+    """
+    wordle = make_wordle(config)
+    if config.games == "branching":
+        own = config.branching
+        settings = BranchingConfig(
+            num_expert=own.num_expert,
+            num_adversarial=own.num_adversarial,
+            num_slow=own.num_slow,
+            num_repeats=own.num_repeats,
+        )
+        return branching_games(wordle, settings)
+    scripts: dict[str, Script] = {
+        "expert": InformationGain(),
+        "fair": Fitting(),
+        "random": RandomWord(),
+        "wrong": Wrong(),
+        "stuck": Repeat(Fitting()),
+        "non_word": NonWord(),
+    }
+    parts, begun = [], 0.0
+    for name, share in config.scripts.shares().items():
+        ended = begun + share * config.num_games  # of whole numbers that sum to num_games
+        parts.append(Part(name, scripts[name], round(ended) - round(begun)))
+        begun = ended
+    return sample_games(wordle, parts, config.data_seed)
+
+
+# -- files
+
+
+def source_of(config: DialogueDataConfig) -> DialogueSource:
+    """The rows of the files.
+
+    >>> source_of(DialogueDataConfig())
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.run_folder.RunError: no files to learn from: give --data.files chats.jsonl
+    """
+    if not config.files:
+        raise RunError("no files to learn from: give --data.files chats.jsonl")
+    columns = dict(_pair(pair) for pair in config.columns)
+    roles = {name: meaning == "agent" for name, meaning in map(_pair, config.roles)}
+    found = [read_dialogues(path, columns=columns, roles=roles) for path in config.files]
+    return found[0] if len(found) == 1 else JoinedDialogues(found)
+
+
+def _pair(text: str) -> tuple[str, str | None]:
+    name, _, meaning = text.partition("=")
+    return name, meaning or None
+
+
+def find_tokenizer(
+    config: ILQLRun,
+    folder: Path | None,
+    source: DialogueSource | None = None,
+    *,
+    may_mend: bool = False,
+) -> Tokenizer:
+    """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
+
+    source: the rows of files, where they are open already.
+    may_mend: make one that is damaged anew of the data, as whoever goes on with a run may, since
+        what its checkpoints have learnt from is compared. That of games follows from the config.
+
+    >>> find_tokenizer(ILQLRun(), None).num_tokens  # words, rows of colours, and seven more
+    274
+    """
+    if folder is None:
+        return make_tokenizer(config, source)
+    place = folder / TOKENIZER
+    if (place / TOKENIZER_FILE).exists():
+        try:
+            check_manifest(place)
+            return load_tokenizer(place)
+        except (DamagedFileError, FileNotFoundError) as error:
+            if config.task != "wordle" and not may_mend:
+                raise RunError(
+                    f"{error}. `raffia resume {folder}` makes the tokenizer anew of the data; or "
+                    "bring the file back"
+                ) from error
+    made = make_tokenizer(config, source)
+    made.save(place)
+    write_manifest(place, [entry.name for entry in place.iterdir() if _is_of_tokenizer(entry)])
+    return made
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    return path.name != MANIFEST and not is_unfinished(path.name)
+
+
+def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tokenizer:
+    """The tokenizer that a config describes."""
+    if config.task == "wordle":
+        if config.wordle.layout == "letters":
+            return wordle_letter_tokenizer()
+        return wordle_word_tokenizer(make_wordle(config.wordle).vocabulary, non_word=NON_WORD)
+    data = config.data
+    if data.tokenizer in ("characters", "words"):
+        make = character_tokenizer if data.tokenizer == "characters" else WordTokenizer.from_texts
+        with _named_as_settings():
+            return make(_texts(source or source_of(data), skip=data.malformed == "skip"))
+    path = Path(data.tokenizer)
+    if (path / TOKENIZER_FILE).exists():
+        return load_tokenizer(path)
+    if not path.exists():
+        raise RunError(
+            f"data.tokenizer={data.tokenizer!r}: nothing lies there; give a tokenizer's folder, "
+            "or characters, or words, by which it is made of the data"
+        )
+    if path.is_dir() and not (path / TOKENIZER_JSON).exists():
+        raise RunError(
+            f"data.tokenizer={data.tokenizer!r}: the folder has no {TOKENIZER_JSON}. With "
+            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it;"
+            " or take --data.tokenizer characters, or words, by which one is made of the data"
+        )
+    return _of_hugging_face(path, data.add_special_tokens)
+
+
+def _of_hugging_face(path: Path, add_special_tokens: bool) -> HFTokenizer:
+    try:
+        return HFTokenizer(path, add_missing=add_special_tokens)
+    except ValueError as error:
+        if not add_special_tokens:
+            HFTokenizer(path, add_missing=True)  # raises where it is something else
+            raise RunError(f"{error}. Of a run, --data.add_special_tokens adds them") from error
+        raise
+
+
+@contextmanager
+def _named_as_settings() -> Iterator[None]:
+    """What is wrong with a row, with the settings of a run that mend it."""
+    try:
+        yield
+    except RowTooLongError as error:
+        mend = "Of a run these are --data.max_len, --data.too_long and --model.trunk.block_size"
+        raise RowTooLongError(error.path, error.where, f"{error.why}. {mend}") from error
+    except MalformedDataError as error:
+        mend = "--data.malformed skip leaves such rows out"
+        if "columns={" in error.why:
+            mend = f"Of a run: --data.columns chat=messages score=reward tokens=. {mend}"
+        if "roles={" in error.why:
+            mend = f"Of a run: --data.roles bot=agent caller=environment. {mend}"
+        raise MalformedDataError(error.path, error.where, f"{error.why}. {mend}") from error
+
+
+def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:
+    """What is said in all rows."""
+    for place, raw in source.rows():
+        try:
+            found: Any = source.read(raw, place)
+        except MalformedDataError:
+            if not skip:
+                raise
+            continue
+        if isinstance(found, TokenRow):
+            place.fail("it is of tokens, whose tokenizer must be given: --data.tokenizer FOLDER")
+        yield from (text for text, _ in found.to_sequence()[0])

@@ -1,0 +1,286 @@
+"""What a run's agent thinks of a few dialogues, token by token, for a page that shows it.
+
+They are the same at every evaluation: games of the same secrets, rows from the worst to the best.
+So one sees how values grow, and a file depends on the checkpoint and the config alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.algorithms.ilql.terms import min_target_q
+from raffia.files import make_folder, write_atomically
+from raffia.functional.seeds import derive_seed, generator_for
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue import DialogueDataset
+from raffia.lm.envs.play import play_dialogues
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.games import game_seeds
+from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import Lessons, make_wordle
+from raffia.recipes.ilql.evaluation import for_games
+from raffia.recipes.ilql.networks import Networks, Stoppable
+
+__all__ = ["seen_dialogues", "told_data", "write_dialogues"]
+
+NUM_OF_EACH = 4  # games of its own, and rows
+MOST_TOKENS = 300  # of a dialogue; what comes behind is not looked at
+NUM_OTHERS = 3  # tokens that were not said, of each decision
+_Z95 = 1.959964  # of the normal distribution, both sides
+Record = dict[str, Any]  # for JSON
+
+
+def seen_dialogues(
+    networks: Networks,
+    lessons: Lessons,
+    config: ILQLRun,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Record:
+    """Games of the agent's own, where there are games, and logged rows, with Q and V; for JSON.
+
+    Raises `Interrupted` if `stop` says so.
+
+    >>> from raffia.recipes.ilql.data import make_lessons
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["ilql-smoke"]
+    >>> found = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    >>> [one["source"] for one in found["dialogues"]][3:5], found["data"]["num_rows"]
+    (['own', 'logged'], 200)
+    """
+    tokenizer, shown = lessons.tokenizer, []
+    if config.task == "wordle":
+        for game in _own_games(networks, lessons, config, stop):
+            shown.append(("own", game))
+    rows = lessons.learnt if lessons.held_out is None else lessons.held_out
+    source = "logged" if lessons.held_out is None else "held out"
+    shown += [(source, rows[number]) for number in _worst_to_best(rows)]
+    # A game that is over can be longer than what the agent ever had to read of it.
+    most = min(MOST_TOKENS, config.model.trunk.block_size)
+    return {
+        "values": config.loss.needs_values,
+        "policy": config.loss.awac_weight > 0,
+        "data": told_data(lessons, config),
+        "dialogues": [
+            {"source": source, **_told(networks, tokenizer, config, point.cut(most))}
+            for source, point in shown
+        ],
+    }
+
+
+def told_data(lessons: Lessons, config: ILQLRun) -> Record:
+    """What the logged dialogues brought, all of them, and those that are learnt from.
+
+    >>> from raffia.recipes.ilql.data import make_lessons
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["wordle-branching"]
+    >>> found = told_data(make_lessons(config, None), config)
+    >>> found["num_rows"], found["learnt"]["num_rows"]
+    (168, 168)
+    """
+    learnt = lessons.learnt
+    returns = learnt.store.summary.episode_return
+    error = float(np.std(returns, ddof=1)) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
+    mean = float(np.mean(returns))
+    found: Record = {
+        "num_rows": len(returns),
+        "mean_return": mean,
+        "low": mean - _Z95 * error,
+        "high": mean + _Z95 * error,
+        "learnt": {
+            "num_rows": len(learnt),
+            "mean_return": float(np.mean(returns[learnt.rows])),
+        },
+    }
+    if config.task == "wordle":  # each guess but the winning one costs 1
+        found["share_won"] = float(np.mean(returns > -make_wordle(config.wordle).num_tries))
+    return found
+
+
+def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) -> Path:
+    """Write `dialogues/<update>.json` of a run, all at once; gives where it stands.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     write_dialogues(there, 500, {"dialogues": []}).name
+    '000000500.json'
+    """
+    path = Path(folder) / "dialogues" / f"{update:09}.json"
+    make_folder(path.parent)
+    text = json.dumps({"update": update, **record}, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
+    return path
+
+
+# -- which
+
+
+def _own_games(
+    networks: Networks, lessons: Lessons, config: ILQLRun, stop: Callable[[], bool]
+) -> list[DataPoint]:
+    wordle = make_wordle(config.wordle)
+    policy = ILQL_Policy(
+        networks,
+        lessons.tokenizer,
+        for_games(config.decode, config.wordle),
+        generator=generator_for(config.seed, "dialogues"),
+    )
+    seeds = game_seeds(derive_seed(config.wordle.data_seed, "dialogues"), NUM_OF_EACH)
+    played = play_dialogues(lambda: WordleEnv(wordle), Stoppable(policy, stop), seeds)
+    return [DataPoint.from_obs(game.observation, lessons.tokenizer) for game in played]
+
+
+def _worst_to_best(data: DialogueDataset) -> list[int]:
+    """Numbers of rows that lie evenly in the order of their returns."""
+    order = np.argsort(data.store.summary.episode_return[data.rows], kind="stable")
+    places = np.linspace(0, len(order) - 1, min(NUM_OF_EACH, len(order))).round().astype(np.int64)
+    found: list[int] = order[places].tolist()
+    return found
+
+
+# -- what is told of one
+
+
+def _told(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: DataPoint) -> Record:
+    per_token = config.model.per_token
+    firsts = point.action_idxs if per_token else point.utterance_state_idxs[:-1]
+    lasts = [at + 1 for at in point.action_idxs] if per_token else point.utterance_action_idxs
+    states = point.state_idxs if per_token else point.utterance_state_idxs
+    rewards = point.rewards if per_token else point.utterance_rewards
+    actions: list[Record] = [
+        {"first": first + 1, "last": last, "reward": _short(reward)}
+        for first, last, reward in zip(firsts, lasts, rewards, strict=True)
+    ]
+    told: Record = {
+        "return": _short(point.episode_return),
+        "ended": bool(point.terminals[-1]),
+        "cut": point.was_cut,
+        "tokens": pieces(tokenizer, point.tokens),
+        "marks": [at for at, token in enumerate(point.tokens) if token in _marks(tokenizer)],
+        "actions": actions,
+        "states": list(states),
+    }
+    if actions:
+        told |= _thoughts(networks, tokenizer, config, point, actions)
+    return told
+
+
+@torch.no_grad()
+def _thoughts(
+    networks: Networks,
+    tokenizer: Tokenizer,
+    config: ILQLRun,
+    point: DataPoint,
+    actions: list[Record],  # to which is added what is thought of them
+) -> Record:
+    """V at the states; None behind the end."""
+    model, loss, per_token = networks.model, config.loss, config.model.per_token
+    device = next(model.parameters()).device
+    states = point.state_idxs if per_token else point.utterance_state_idxs
+    places = point.action_idxs if per_token else point.utterance_action_idxs
+
+    def row(numbers: Sequence[int]) -> Tensor:  # [1, n]
+        return torch.tensor([list(numbers)], device=device)
+
+    out = model(
+        row(point.tokens),
+        row(states),
+        row(places),
+        target=networks.target if loss.needs_values else None,
+        with_logits=loss.awac_weight > 0,
+    )
+    log_probs = None
+    if out.logits is not None:
+        log_probs = out.logits[0, point.action_idxs].float().log_softmax(-1)  # [own tokens, V]
+        said = [at + 1 for at in point.action_idxs]
+        of_token = log_probs.gather(1, row([point.tokens[at] for at in said]).T).squeeze(1)
+        by_place = dict(zip(said, of_token.tolist(), strict=True))
+        for action in actions:
+            within = range(action["first"], action["last"] + 1)
+            action["log_prob"] = _short(math.fsum(by_place[at] for at in within))
+    target_q = None
+    v: list[float | None] = []
+    if loss.needs_values:
+        rows = [q[0].float() for q in out.target_q]
+        target_q = min_target_q(rows, loss.value_min, loss.value_max)  # [A, V], or [A, 1]
+        v = [_short(value) for value in out.v[0].tolist()]
+        for action, value, q_row in zip(actions, v, target_q, strict=False):
+            token = point.tokens[action["last"]] if per_token else 0
+            action["q"], action["v"] = _short(float(q_row[token])), value
+            action["advantage"] = _short(float(q_row[token]) - (value or 0.0))
+        if point.terminals[-1]:
+            v[-1] = None
+    if per_token:
+        _add_others(tokenizer, point, actions, log_probs, target_q)
+    return {"v": v} if v else {}
+
+
+def _add_others(
+    tokenizer: Tokenizer,
+    point: DataPoint,
+    actions: list[Record],
+    log_probs: Tensor | None,  # [A, V]
+    target_q: Tensor | None,  # [A, V]
+) -> None:
+    """What else might have been said: the policy's likeliest; without one, the highest Q."""
+    order = target_q if log_probs is None else log_probs
+    if order is None:
+        return
+    likeliest = order.topk(min(NUM_OTHERS + 1, order.shape[-1]), dim=-1).indices.tolist()
+    for place, (action, tokens) in enumerate(zip(actions, likeliest, strict=True)):
+        others = [token for token in tokens if token != point.tokens[action["last"]]]
+        action["others"] = [
+            {
+                "token": pieces(tokenizer, [token])[0],
+                **({} if log_probs is None else {"log_prob": _short(log_probs[place, token])}),
+                **({} if target_q is None else {"q": _short(target_q[place, token])}),
+            }
+            for token in others[:NUM_OTHERS]
+        ]
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The texts of tokens such that, one behind the other, those of an utterance are its text.
+
+    >>> from raffia.lm.tokenizers.tokenizer import WordTokenizer
+    >>> words = WordTokenizer.from_texts(["the cat"])
+    >>> pieces(words, [words.bos_token_id, 1, 0, words.eos_token_id])
+    ['<s>', 'the', ' cat', '</s>']
+    """
+    found: list[str] = []
+    begun: list[int] = []  # the utterance so far
+    text = ""
+    for token in tokens:
+        alone = tokenizer.decode([token])
+        if not alone:  # a mark between utterances
+            found.append(tokenizer.id_to_token(token))
+            begun, text = [], ""
+            continue
+        begun.append(token)
+        whole = tokenizer.decode(begun)
+        # A letter of several tokens is not there before the last of them.
+        found.append(whole[len(text) :] if whole.startswith(text) else alone)
+        text = whole
+    return found
+
+
+def _marks(tokenizer: Tokenizer) -> set[int]:
+    """What begins and ends utterances and dialogues."""
+    begins = {tokenizer.bos_token_id, tokenizer.boa_token_id}
+    return begins | {tokenizer.eos_token_id, tokenizer.eoa_token_id, tokenizer.eod_token_id}
+
+
+def _short(value: float | Tensor) -> float | None:
+    """With as many digits as anybody reads; None for what is no number."""
+    number = float(value)
+    return float(f"{number:.5g}") if math.isfinite(number) else None

@@ -1,0 +1,315 @@
+"""How good a run's agent is: by games that it plays, or by rows that were held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raffia.algorithms.ilql.learner import hyper_of
+from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.algorithms.ilql.token_weights import masks_of
+from raffia.functional.seeds import generator_for
+from raffia.lm.data.dialogue import DialogueDataset
+from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.play import WordleEvaluation
+from raffia.lm.envs.wordle.play import evaluate as play
+from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.recipes.ilql.config import ILQLRun, WordleConfig
+from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.tasks import Evaluated
+
+__all__ = [
+    "ILQLEvaluation",
+    "Replies",
+    "decodings",
+    "evaluated",
+    "fitness_of",
+    "for_games",
+    "held_out_means",
+    "logged_replies",
+    "play_wordle",
+    "with_estimate",
+]
+
+AS_SET = "decode"  # the name of the decoding that the config has
+HELD_OUT = "decode, held-out secrets"  # ... in games whose secrets are never those of the data
+GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
+Stop = Callable[[], bool]
+
+
+class Replies(NamedTuple):
+    """What an agent would say of the logged answers: N held-out dialogues of A actions at most.
+
+    >>> Replies(*[torch.zeros(2, 3)] * 3, torch.ones(2, 3, dtype=torch.bool), -1.0).fit
+    0.0
+    """
+
+    said: Tensor  # [N, A] log-probability when decoding
+    alone: Tensor  # [N, A] ... of the policy alone
+    rewards: Tensor  # [N, A]
+    mask: Tensor  # bool [N, A]
+    worst: float  # the least return of all logged dialogues
+
+    @property
+    def fit(self) -> float:
+        """How well the policy knows the data: its mean log-probability of their actions."""
+        return float(self.alone[self.mask].mean()) if self.mask.any() else 0.0
+
+
+@dataclass(frozen=True)
+class ILQLEvaluation:
+    """What came of an evaluation: games by decoding, or means over rows that were held out.
+
+    >>> ILQLEvaluation(held_out={"loss": 0.5}).games
+    {}
+    """
+
+    games: dict[str, WordleEvaluation] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)  # losses; `with_estimate` adds to it
+    replies: Replies | None = field(default=None, repr=False, compare=False)
+    dialogues: dict[str, Any] = field(default_factory=dict)  # see `ilql_dialogues`
+    update: int = 0  # after which the agent was asked
+
+
+def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
+    """The ways of speaking that are compared, the config's first.
+
+    >>> from raffia.recipes.ilql.config import ILQLEvaluateConfig
+    >>> list(decodings(ILQLRun(evaluate=ILQLEvaluateConfig(adv_weights=(0.0, 4.0)))))
+    ['decode', 'adv_weight=0', 'adv_weight=4']
+    """
+    found = {AS_SET: config.decode}
+    for weight in config.evaluate.adv_weights:
+        found[f"adv_weight={weight:g}"] = (
+            replace(config.decode, include_adv=True, adv_weight=weight)
+            if weight
+            else replace(config.decode, include_adv=False, include_logits=True)
+        )
+    return found
+
+
+def spoken(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
+    """The config with the decoding of a member of a population, who may have its own numbers.
+
+    >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
+    >>> decode = spoken(ILQLRun(), hyper).decode
+    >>> decode.temperature, decode.adv_weight == ILQLRun().decode.adv_weight
+    (0.5, True)
+    """
+    own = {}
+    for name in ("temperature", "adv_weight"):
+        number = hyper[name].cpu()
+        if number != torch.tensor(getattr(config.decode, name), dtype=number.dtype):
+            own[name] = number.item()
+    return replace(config, decode=replace(config.decode, **own)) if own else config
+
+
+def for_games(decode: DecodeConfig, config: WordleConfig) -> DecodeConfig:
+    """The decoding with an end to what is no guess any more.
+
+    >>> for_games(DecodeConfig(), WordleConfig()).max_new_tokens
+    2
+    """
+    most = GUESS[config.layout]
+    return replace(decode, max_new_tokens=min(most, decode.max_new_tokens or most))
+
+
+def longest_game(config: WordleConfig) -> int:
+    """Tokens that a game may have: those of the data, and what the agent may see.
+
+    >>> longest_game(WordleConfig()), longest_game(WordleConfig(layout="letters"))
+    (28, 80)
+    """
+    colours = {"words": 1, "letters": 5}[config.layout] + 1  # with their end
+    guess = GUESS[config.layout]
+    # A guess that was cut where it had no end gets one when it is read again.
+    return max(1 + 6 * (guess + colours) + 1, 1 + 5 * (guess + 1 + colours) + guess)
+
+
+def play_wordle(
+    networks: Networks,
+    tokenizer: Tokenizer,
+    wordle: Wordle,
+    config: ILQLRun,
+    *,
+    held_out: Wordle | None = None,  # the game with the secrets that are held out
+    seed: int,
+    stop: Stop = lambda: False,
+) -> dict[str, WordleEvaluation]:
+    """Games of each decoding, which all meet the same chances."""
+    found = {}
+    ways = [(name, decode, wordle) for name, decode in decodings(config).items()]
+    if held_out is not None:
+        ways.append((HELD_OUT, config.decode, held_out))
+    for name, decode, game in ways:
+        policy = ILQL_Policy(
+            networks,
+            tokenizer,
+            for_games(decode, config.wordle),
+            generator=generator_for(seed, "decode", name),
+        )
+        found[name] = play(
+            Stoppable(policy, stop),
+            game,
+            config.evaluate.num_episodes,
+            seed,
+            batch_size=config.evaluate.batch_size,
+        )
+    return found
+
+
+def held_out_means(
+    networks: Networks,
+    data: DialogueDataset,
+    config: ILQLRun,
+    *,
+    stop: Stop = lambda: False,
+) -> dict[str, float]:
+    """The losses of all these rows as of one batch, and the means of V, Q and the advantage.
+
+    By the weights, tau and gamma of the config: what a member of a population has of its own
+    changes how it learns, and not what it is measured by.
+    """
+    rows = _rows_of(data, config)
+    num, like = len(rows), next(networks.model.parameters())
+    size, device = config.evaluate.batch_size, like.device
+    numbers = hyper_of(config, like).to(device)
+    batches = []
+    for start in range(0, num, size):
+        batch = data.take(rows[start : start + size], per_token=config.model.per_token)
+        mask = masks_of(batch["action_mask"], batch["terminals"], config.loss.mask).values
+        batches.append((batch, int(mask.sum()), int(batch["attn_mask"][:, 1:].sum())))
+    actions, tokens = (sum(counts) for counts in list(zip(*batches, strict=True))[1:])
+    means: dict[str, float] = {}
+    for batch, own_actions, _ in batches:
+        if stop():
+            raise Interrupted
+        # Losses are divided by what rows have in the mean over all of them, so that the mean over
+        # the rows of all batches is that of one batch.
+        for name, total in (("actions_per_row", actions), ("next_tokens_per_row", tokens)):
+            batch[name] = torch.full((len(batch),), max(total, 1) / num)
+        with torch.no_grad():
+            _, told = networks.loss(batch.to(device), numbers)
+        for name, value in told.items():
+            if name == "num_tokens":
+                continue
+            of_actions = name.endswith("_mean")
+            share = own_actions / max(actions, 1) if of_actions else len(batch) / num
+            means[name] = means.get(name, 0.0) + share * float(value)
+    return means
+
+
+def logged_replies(
+    networks: Networks,
+    data: DialogueDataset,
+    config: ILQLRun,
+    pad_token: int,
+    *,
+    stop: Stop = lambda: False,
+) -> Replies | None:
+    """What the agent would say of these rows; None where that can't be known.
+
+    The policy stands for whoever made the data, so it has to be a cloning of them, of tokens.
+    """
+    loss, decode = config.loss, config.decode
+    cloned = loss.awac_weight > 0 and not loss.needs_advantage
+    values = not decode.shifts or (loss.needs_values and config.model.per_token)
+    if not (cloned and decode.include_logits and values):
+        return None
+    rows, size = _rows_of(data, config), config.evaluate.batch_size
+    device = next(networks.model.parameters()).device
+    parts: list[tuple[Tensor, ...]] = []
+    for start in range(0, len(rows), size):
+        if stop():
+            raise Interrupted
+        batch = data.take(rows[start : start + size]).to(device)
+        both = action_log_probs(networks.model, networks.target, batch, decode, pad_token=pad_token)
+        parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
+    most = max(part[0].shape[1] for part in parts)
+    said, alone, rewards, mask = (
+        torch.cat([F.pad(entry, (0, most - entry.shape[1])) for entry in entries])
+        for entries in zip(*parts, strict=True)
+    )
+    worst = float(data.store.summary.episode_return.min())
+    return Replies(said, alone, rewards.double(), mask, worst)
+
+
+def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -> ILQLEvaluation:
+    """With an estimate of what the decoding would bring, and by how much it is surely better.
+
+    made_the_data: of the agent whose policy knows the data best, of several; None: its own
+
+    The score is the estimated gain over the logged dialogues where the 95 % interval leaves no
+    room for none, and else 0: then the newest checkpoint is as good as any. Not the least gain: an
+    agent that learns says less and less of what the data say, its interval grows, and the best
+    checkpoint would be an early one. Without an estimate it is minus the loss.
+
+    >>> with_estimate(ILQLEvaluation(held_out={"loss": 0.5})).held_out["score"]
+    -0.5
+    """
+    replies, told = found.replies, dict(found.held_out)
+    if replies is None:
+        return replace(found, held_out=told | {"score": -told["loss"]})
+    reference = (made_the_data or replies).alone
+    one = off_policy_return(replies.said - reference, replies.rewards, replies.worst)
+    told |= {
+        "score": one.gain if one.gain_low > 0 else 0.0,
+        "estimated_return": one.mean_return,
+        "estimated_low": one.low,
+        "estimated_high": one.high,
+        "logged_return": one.logged_return,
+        "gain_low": one.gain_low,
+        "effective_rows": one.effective_rows,
+        "support": one.support,
+    }
+    return replace(found, held_out=told)
+
+
+def _rows_of(data: DialogueDataset, config: ILQLRun) -> npt.NDArray[np.int64]:
+    num = min(len(data), config.evaluate.num_episodes)
+    return np.linspace(0, len(data) - 1, num).round().astype(np.int64)
+
+
+def fitness_of(found: ILQLEvaluation) -> float:
+    """What the members of a population are chosen by.
+
+    >>> fitness_of(ILQLEvaluation(held_out={"score": 0.0, "gain_low": -0.5}))
+    -0.5
+    """
+    if found.held_out:
+        return found.held_out.get("gain_low", found.held_out["score"])
+    return found.games[AS_SET].mean_return
+
+
+def evaluated(found: ILQLEvaluation) -> Evaluated:
+    """The row that tells of an evaluation.
+
+    >>> evaluated(ILQLEvaluation(held_out={"loss": 0.5, "score": 0.25})).score
+    0.25
+    """
+    if found.held_out:
+        return Evaluated(found.held_out["score"], found.held_out)
+    by_name = {name: _figures(games) for name, games in found.games.items()}
+    first = found.games[AS_SET]
+    values = {**by_name[AS_SET], "returns": list(first.returns), "decodings": by_name}
+    return Evaluated(first.mean_return, values)
+
+
+def _figures(games: WordleEvaluation) -> dict[str, Any]:
+    low, high = games.interval
+    return {
+        "mean_return": games.mean_return,
+        "low": low,
+        "high": high,
+        "share_won": games.share_won,
+    }

@@ -1,0 +1,280 @@
+"""The parts of a run of ILQL: data -> batches -> learner -> networks -> games or held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.algorithms.ilql.loss import with_row_means
+from raffia.evolution.population import member_seeds
+from raffia.functional.seeds import derive_seed
+from raffia.learner import Accumulate, Learner, step_of
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import Lessons, make_lessons, make_wordle, told_lessons, told_template
+from raffia.recipes.ilql.dialogues import Record, seen_dialogues, write_dialogues
+from raffia.recipes.ilql.evaluation import (
+    ILQLEvaluation,
+    evaluated,
+    fitness_of,
+    held_out_means,
+    logged_replies,
+    play_wordle,
+    spoken,
+    with_estimate,
+)
+from raffia.recipes.ilql.language_model import begin_making
+from raffia.recipes.ilql.networks import Interrupted, Networks
+from raffia.recipes.ilql.sizes import refuse_unfit
+from raffia.recipes.members import Members
+from raffia.recipes.parts import compiled, require_device
+from raffia.recipes.run_folder import (
+    LANGUAGE_MODEL,
+    RunError,
+    refuse_other_state,
+    refuse_to_begin_anew,
+)
+from raffia.tensordict.stack import stack
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoint
+from raffia.train.collect import EndedEpisode
+from raffia.train.damage import Guard
+from raffia.train.metrics import PhaseClock
+from raffia.train.sitting import Kept, Plan, RunResult, Sitting
+from raffia.train.stream import OfflineStream
+from raffia.train.tasks import Evaluated
+from raffia.train.view import View
+
+__all__ = ["DialogueRun", "evaluate_networks", "plan_of"]
+
+# what a state's shapes come from
+SHAPES = "model.*, the task's tokens, population.size and optimizer.*"
+
+
+class DialogueRun:
+    """ILQL's parts of a run in its folder; the rest of it is the `Sitting`."""
+
+    def __init__(self, config: ILQLRun, folder: Path, view: View) -> None:
+        self.config, self.folder = config, folder
+        self.plan = plan_of(config)
+        require_device(config.device)
+        self.lessons = make_lessons(config, folder)
+        refuse_unfit(config, self.lessons.tokenizer)
+        self.making = begin_making(config, folder).on(config.device)
+        self.networks = ILQLLearner(
+            config,
+            num_updates=config.num_updates,
+            model_factory=self.making.fresh,
+            fixed=self.making.fixed,
+        )
+        self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+        if config.num_micro_batches > 1:
+            self.learner = Accumulate(self.learner, config.num_micro_batches)
+        self.members: Members | None = None
+        if config.population.size > 1:
+            self.members = Members(
+                config.population, self.learner, config.seed, batch_size=config.batch_size
+            )
+            self.learner = self.members.learner
+        self.seen = Networks(config, config.device, making=self.making)  # what is evaluated
+        self.guard = Guard(folder / "damage", seed=config.seed)
+        self.clock = PhaseClock()
+        self.stream = OfflineStream(self._batches)
+        self.num_tokens = 0  # read in this sitting
+        self.sitting = Sitting(self, folder, view)
+
+    def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
+        """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
+        self.sitting.view.say(f"learning from {told_lessons(self.lessons)}")
+        if told := told_template(self.config):
+            self.sitting.view.say(told)
+        return self.sitting.go(stop, begun)
+
+    def close(self) -> None:
+        """Close the files."""
+        self.sitting.close()
+
+    # -- what a sitting asks for
+
+    def init(self) -> TensorDict:
+        """Fresh networks of the run's seed, or what lies in the language model's folder."""
+        first = self.networks.state_of(self.making.first(), self.making.seed)
+        return first if self.members is None else self.members.begin(self._states(first))
+
+    def _states(self, first: TensorDict) -> TensorDict:  # [P]
+        """Of the members before the first update; those of a language model begin alike."""
+        size = self.config.population.size
+        if self.config.language_model:
+            return stack([first] * size)
+        others = member_seeds(self.making.seed, size)[1:]
+        return stack([first, *(self.networks.init(seed) for seed in others)])
+
+    def begin_anew(self, passed_over: Sequence[str]) -> None:
+        """Nothing else was left."""
+        refuse_to_begin_anew(self.folder, passed_over)
+
+    def check(self, found: Checkpoint) -> None:
+        """All of a checkpoint is in its own folder."""
+
+    def restore(self, found: Checkpoint) -> TensorDict:
+        """The learner's state, if it learns from what it has learnt from before."""
+        state = found.tensors("state")
+        like = self.learner.init(0)
+        if self.members is not None:
+            like = self.members.begin(like)
+        refuse_other_state(state, like, found.root, keep=SHAPES)
+        if found.extras["data"] != self._data():
+            raise RunError(
+                f"{found.root} has learnt from other rows than those that are there now: bring "
+                "back the files as they were, or train anew on these in another folder"
+            )
+        if found.extras.get("language_model", "") != self.making.checksum:
+            raise RunError(
+                f"{found.root} has learnt changes of another language model than the one in "
+                f"{self.folder / LANGUAGE_MODEL}: bring that folder back as it was"
+            )
+        self.stream.load_state(TensorDict())
+        if self.members is not None:
+            self.members.restore(found)
+        return state
+
+    def keep(self) -> Kept:
+        """What was learnt from; where the stream stands is the number of the update."""
+        told = {"data": self._data(), "language_model": self.making.checksum}
+        return Kept({}, told if self.members is None else told | self.members.kept())
+
+    def saved(self, kept: Sequence[Checkpoint]) -> None:
+        """Nothing lies beside the checkpoints."""
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """None are played to learn from."""
+        return []
+
+    def counters(self) -> dict[str, int]:
+        """Tokens that were read."""
+        return {"tokens": self.num_tokens}
+
+    def extra(self, update: int) -> dict[str, float]:
+        """What a row of means tells besides."""
+        if self.members is not None:  # each has its own, which rows of generations tell
+            return {}
+        return {"learning_rate": self.networks.learning_rate(update)}
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation of a population."""
+        return None if self.members is None else self.members.evolve(state)
+
+    def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
+        """Games, or held-out rows; None if `stop` said so meanwhile."""
+        self.guard.check_state(state)
+        update = step_of(state)
+        with self.clock.phase("evaluate"):
+            try:
+                if self.members is None:
+                    found = self._look(state, update, stop)
+                    told, dialogues = evaluated(found), found.dialogues
+                else:
+                    told, dialogues = self._look_at_all(self.members, state, update, stop)
+            except Interrupted:
+                return None
+            try:
+                write_dialogues(self.folder, update, dialogues)
+            except OSError as error:  # nothing of the run depends on them
+                self.sitting.view.say(f"update {update:,}: no dialogues were written: {error}")
+        return told
+
+    def _look(self, state: TensorDict, update: int, stop: Callable[[], bool]) -> ILQLEvaluation:
+        """What one agent is worth, and dialogues to look at."""
+        self.seen.refresh(state)
+        return evaluate_networks(
+            self.seen,
+            self.lessons,
+            spoken(self.config, state["hyper"]),
+            seed=derive_seed(self.config.seed, "evaluate", update),
+            stop=stop,
+        )
+
+    def _look_at_all(
+        self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
+    ) -> tuple[Evaluated, Record]:
+        """The same of all members: the best one's, and the fitness of each."""
+        seen = {place: self._look(state[place], update, stop) for place in members.able(state)}
+        # All by one policy, so that none can choose what it is held against.
+        knowing = max(
+            (found.replies for found in seen.values() if found.replies is not None),
+            key=lambda replies: replies.fit,
+            default=None,
+        )
+        if knowing is not None:
+            seen = {place: with_estimate(found, knowing) for place, found in seen.items()}
+        size = len(state)
+        told = members.evaluated(
+            [fitness_of(seen[place]) if place in seen else math.nan for place in range(size)]
+        )
+        best = evaluated(seen[members.best])
+        return Evaluated(best.score, {**best.values, **told}), seen[members.best].dialogues
+
+    # -- data
+
+    def _data(self) -> dict[str, object]:
+        return {"rows": len(self.lessons.learnt), "digest": self.lessons.digest()}
+
+    def _batches(self, update: int) -> Iterator[TensorDict]:
+        config = self.config
+        seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
+        size = config.population.longest_batch(config.batch_size)
+        batches = self.lessons.learnt.batches(seed, update, size, per_token=per_token)
+        while True:
+            with self.clock.phase("data"):
+                batch = next(batches)
+                self.num_tokens += int(batch["attn_mask"].sum())
+                if config.num_micro_batches > 1:
+                    batch = with_row_means(batch, config.loss.mask)
+                batch = batch.to(config.device)
+            yield batch
+
+
+def plan_of(config: ILQLRun) -> Plan:
+    """How long a run is, and what is done how often.
+
+    >>> plan_of(ILQLRun(seed=3)).title
+    'ILQL on wordle, seed 3'
+    """
+    return Plan(
+        title=f"{config.title}, seed {config.seed}",
+        num_updates=config.num_updates,
+        evaluate_every=config.evaluate.every_updates,
+        of_returns=config.task == "wordle",
+        target_return=config.evaluate.target_return,
+        save_every=config.checkpoint.every_updates,
+        keep=config.checkpoint.keep,
+        device=config.device,
+        num_threads=config.num_threads,
+    )
+
+
+def evaluate_networks(
+    networks: Networks,
+    lessons: Lessons,
+    config: ILQLRun,
+    *,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> ILQLEvaluation:
+    """Games where the task has some, else held-out rows; `Interrupted` if `stop` says so."""
+    if lessons.held_out is not None:
+        held_out, pad_token = lessons.held_out, lessons.tokenizer.pad_token_id
+        means = held_out_means(networks, held_out, config, stop=stop)
+        replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
+        found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
+    else:
+        wordle = make_wordle(config.wordle)
+        others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
+        played = play_wordle(
+            *(networks, lessons.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
+        )
+        found = ILQLEvaluation(games=played)
+    return replace(found, dialogues=seen_dialogues(networks, lessons, config, stop=stop))

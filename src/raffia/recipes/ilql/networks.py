@@ -1,0 +1,114 @@
+"""The networks of a learner's state, to look at and to speak with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.loss import Loss
+from raffia.algorithms.ilql.model import ILQLModel
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.lm.data.utterances import Observation
+from raffia.recipes.ilql.language_model import Making
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Interrupted", "Networks", "Stoppable"]
+
+
+class Interrupted(Exception):
+    """Raised by an agent that was asked to stop.
+
+    >>> raise Interrupted
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.ilql.networks.Interrupted
+    """
+
+
+class Networks:
+    """The networks of a learner's state, to look at and to speak with.
+
+    making: of a run's, which may go on from a language model; None for those of the config alone.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.learner import ILQLLearner
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> config = ILQLConfig(model=ILQLModelConfig(trunk=trunk))
+    >>> state = ILQLLearner(config).init(seed=3)
+    >>> networks = Networks(config)
+    >>> networks.refresh(state)
+    >>> torch.equal(networks.model.v[0].weight, state["params", "v", "0", "weight"])
+    True
+    """
+
+    def __init__(
+        self, config: ILQLConfig, device: str = "cpu", *, making: Making | None = None
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):  # drawn weights are replaced in any case
+            model = ILQLModel(config.model) if making is None else making.fresh()
+        self.loss = Loss(model, config.loss, precision=config.precision).to(device).eval()
+        self.loss.requires_grad_(False)
+        self.model, self.target = model, self.loss.target
+        self._fixed: dict[str, Tensor] = {}
+        if making is not None and making.fixed is not None:
+            fixed = making.fixed.to(device)
+            self._fixed = {**_dotted("target", fixed), **_dotted("model", fixed)}
+        for name, parameter in self.loss.named_parameters():
+            if name in self._fixed:  # the same memory, wherever it is needed
+                parameter.data = self._fixed[name]
+
+    def refresh(self, state: TensorDict) -> None:
+        """Take over the weights of a learner's state."""
+        named = {
+            **_dotted("target", state["buffers"]),  # what does not learn is the same in both
+            **_dotted("target", state["target"]),
+            **_dotted("model", state["buffers"]),
+            **_dotted("model", state["params"]),
+        }
+        for name, tensor in chain(self.loss.named_parameters(), self.loss.named_buffers()):
+            if name in self._fixed:
+                continue
+            if name not in named:
+                raise ValueError(
+                    f"the state has no {name}: it is of other networks. Those of a run are "
+                    "Networks(config, making=making_of(config, folder))"
+                )
+            tensor.copy_(named[name])
+
+
+def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
+    items = nest.items(True, True)
+    return {
+        f"{prefix}.{key if isinstance(key, str) else '.'.join(key)}": value for key, value in items
+    }
+
+
+class Stoppable:
+    """A policy that raises `Interrupted` in place of an answer, once it is to stop.
+
+    >>> from raffia.recipes.ilql.data import make_tokenizer
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> config = ILQL_PRESETS["ilql-smoke"]
+    >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
+    >>> Stoppable(policy, lambda: True).act_batch([])
+    Traceback (most recent call last):
+    ...
+    raffia.recipes.ilql.networks.Interrupted
+    """
+
+    def __init__(self, policy: ILQL_Policy, stop: Callable[[], bool]) -> None:
+        self.policy, self._stop = policy, stop
+
+    def act(self, observation: Observation) -> str:
+        """What to say next in a dialogue."""
+        return self.act_batch([observation])[0]
+
+    def act_batch(self, observations: Sequence[Observation]) -> list[str]:
+        """What to say next in each of the dialogues."""
+        if self._stop():
+            raise Interrupted
+        return self.policy.act_batch(observations)

@@ -1,0 +1,153 @@
+"""Runs of ILQL by name. Imports no torch: help comes at once.
+
+Each is a whole `ILQLRun`; what it does not name has the paper's value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raffia.algorithms.ilql.config import (
+    DecodeConfig,
+    ILQLLossConfig,
+    ILQLModelConfig,
+    OptimizerConfig,
+    TargetConfig,
+    TrunkConfig,
+    method,
+)
+from raffia.recipes.efficientzero.config import CheckpointConfig
+from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, ScriptsConfig, WordleConfig
+from raffia.train.settings import Presets
+
+__all__ = ["ILQL_PRESETS", "ILQL_SUMMARIES"]
+
+MORE_TOKENS = 250  # of Wordle beside the words: 243 rows of colours, six marks, one for non-words
+
+
+def of_words(num_words: int, *, n_layer: int, n_head: int, n_embd: int) -> ILQLModelConfig:
+    """A small GPT for games of so many words, where a word is a token.
+
+    >>> of_words(24, n_layer=2, n_head=4, n_embd=64).trunk.vocab_size
+    274
+    """
+    trunk = TrunkConfig(
+        vocab_size=num_words + MORE_TOKENS,
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=32,
+    )
+    return ILQLModelConfig(trunk=trunk)
+
+
+SMOKE = ILQLRun(
+    model=of_words(12, n_layer=1, n_head=2, n_embd=16),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    wordle=WordleConfig(num_words=12, num_games=200),
+    num_updates=40,
+    batch_size=16,
+    evaluate=ILQLEvaluateConfig(every_updates=20, num_episodes=16),
+    checkpoint=CheckpointConfig(every_updates=20),
+)
+
+PLAYERS = ScriptsConfig(
+    expert=0.3, fair=0.25, random=0.15, wrong=0.05, stuck=0.2, non_word=0.05
+)  # a mean return of -3.2, where the experts have -1.0
+WORDLE = ILQLRun(
+    model=of_words(24, n_layer=2, n_head=4, n_embd=64),
+    # Below tau 0.8 the values are more of the players in the data than of the best of them.
+    loss=ILQLLossConfig(tau=0.8),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_updates=100, decay="cosine"),
+    decode=DecodeConfig(adv_weight=8.0),
+    # With a fifth of these games the networks learn them by heart, and not the game.
+    wordle=WordleConfig(num_words=24, num_games=20_000, scripts=PLAYERS),
+    num_updates=5_000,
+    batch_size=64,
+    evaluate=ILQLEvaluateConfig(every_updates=1_000, adv_weights=(0.0, 2.0, 32.0)),
+    checkpoint=CheckpointConfig(every_updates=1_000),
+)
+
+ALONE = replace(WORDLE, evaluate=replace(WORDLE.evaluate, adv_weights=()))  # for lack of values
+
+BRANCHING = replace(
+    WORDLE,
+    wordle=replace(WORDLE.wordle, games="branching"),
+    num_updates=3_000,
+    evaluate=replace(WORDLE.evaluate, every_updates=500),
+    checkpoint=CheckpointConfig(every_updates=500),
+)
+
+# No expert: one who always says the same is copied by saying what is most frequent, and even where
+# few games are an expert's nothing is left for values to bring. Mean return: -4.1.
+FALLIBLE = ScriptsConfig(expert=0.0, fair=0.5, random=0.15, wrong=0.05, stuck=0.25, non_word=0.05)
+LETTERS = replace(  # the paper's setting: letters, more words, greedy, advantages that only forbid
+    WORDLE,
+    model=ILQLModelConfig(
+        trunk=TrunkConfig(vocab_size=35, n_layer=2, n_head=4, n_embd=64, block_size=80)
+    ),
+    # A guess is six tokens: at 0.005 a reward would need all of the run to reach the first.
+    target=TargetConfig(alpha=0.05),
+    decode=DecodeConfig(num_beams=1, adv_weight=16.0, adv_clip=0.0),
+    wordle=WordleConfig(
+        num_words=200,
+        num_held_out=40,
+        layout="letters",
+        num_games=50_000,
+        scripts=FALLIBLE,
+    ),
+    evaluate=ILQLEvaluateConfig(every_updates=1_000, adv_weights=(0.0,)),
+)
+LETTERS_ALONE = replace(LETTERS, evaluate=replace(LETTERS.evaluate, adv_weights=()))
+
+DIALOGUE = ILQLRun(
+    model=ILQLModelConfig(trunk=TrunkConfig(n_layer=4, n_head=4, n_embd=128, block_size=512)),
+    loss=ILQLLossConfig(tau=0.8),
+    # A reward moves back by a token in about 1 / alpha updates, and answers have dozens of them.
+    target=TargetConfig(alpha=0.05),
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_updates=100, decay="cosine"),
+    decode=DecodeConfig(adv_weight=8.0),
+    task="data",
+    num_updates=3_000,
+    batch_size=32,
+    evaluate=ILQLEvaluateConfig(every_updates=500, num_episodes=1_000, batch_size=32),
+)
+
+# `fitted` sets the sizes. As in the paper the policy is a model of its own, which learns to speak
+# as the data do and nothing else; the heads are new, and their gradients go into the other trunk.
+LANGUAGE_MODEL = replace(
+    DIALOGUE,
+    model=replace(DIALOGUE.model, policy="separate"),
+    optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0),
+)
+
+ILQL_PRESETS: Presets[ILQLRun] = Presets(
+    {
+        "ilql-smoke": SMOKE,
+        "wordle": WORDLE,
+        "wordle-bc": method("bc", ALONE),
+        "wordle-filtered-bc": method("filtered_bc", ALONE),
+        "wordle-single-step": method("single_step", WORDLE),
+        "wordle-cql": method("cql", ALONE),
+        "wordle-branching": BRANCHING,
+        "wordle-branching-single-step": method("single_step", BRANCHING),
+        "wordle-letters": LETTERS,
+        "wordle-letters-bc": method("bc", LETTERS_ALONE),
+        "dialogue": DIALOGUE,
+        "language-model": LANGUAGE_MODEL,
+    }
+)
+ILQL_SUMMARIES: dict[str, str] = {  # a line of each
+    "ilql-smoke": "seconds, tiny networks: does all of it run?",
+    "wordle": "24 words, from 20,000 games of players good and bad",
+    "wordle-bc": "... by behaviour cloning, to compare with",
+    "wordle-filtered-bc": "... of the best tenth of the games",
+    "wordle-single-step": "... by one step of improvement (tau 0.5)",
+    "wordle-cql": "... by conservative Q-learning",
+    "wordle-branching": "games where one step of improvement misleads",
+    "wordle-branching-single-step": "... and the one step, to compare with",
+    "wordle-letters": "200 words in letters, 40 of the secrets held out",
+    "wordle-letters-bc": "... by behaviour cloning, to compare with",
+    "dialogue": "your own, of --data FILE, from nothing",
+    "language-model": "... and of --model FOLDER, to go on from",
+}
