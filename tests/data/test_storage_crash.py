@@ -477,6 +477,7 @@ def test_batches_beside_a_process_that_writes_say_which_items_they_hold(tmp_path
         report(1)
         while True:
             storage.extend(step(range(storage.total, storage.total + 5)))
+            time.sleep(0.001)  # else no batch of all items can be whole
 
     pid, pipe = child(work)
     try:
