@@ -12,7 +12,7 @@ from torch import nn
 from raffia import TensorDict
 from raffia.algorithms.efficientzero import make_model
 from raffia.algorithms.efficientzero.config import SearchConfig
-from raffia.envs import Discrete, Env, EnvSpec, check_env, worlds_of
+from raffia.envs import Discrete, Env, EnvSpec, check_env, env_factory
 from raffia.recipes import PRESETS, train
 
 
@@ -57,5 +57,5 @@ run = replace(
 
 if __name__ == "__main__":
     print(check_env(Corridor()))
-    result = train(run, "runs/corridor", worlds=worlds_of(Corridor), networks=networks)
+    result = train(run, "runs/corridor", worlds=env_factory(Corridor), networks=networks)
     print(f"mean return {result.mean_return:.2f}; by where it begins the best is 0.94 to 0.98")

@@ -44,7 +44,7 @@ def walks():
     return SerialBatch([Walk() for _ in range(4)])
 
 
-def test_rows_are_what_the_worlds_say_one_by_one(walks):
+def test_rows_are_what_the_envs_say_one_by_one(walks):
     state = walks.reset(torch.tensor([0, 1, 2, 3]))
     assert state.batch_size == (4,) and set(state.keys()) == {"observation"}
     after = walks.step(torch.tensor([4, 3, 2, 1]))
@@ -97,7 +97,7 @@ def test_a_row_that_never_began_is_refused(walks):
         walks.step(torch.tensor([0]), rows=torch.tensor([2]))
 
 
-def test_a_world_that_raises_must_be_reset_and_the_rest_goes_on(walks):
+def test_an_env_that_raises_must_be_reset_and_the_rest_goes_on(walks):
     walks.reset(torch.arange(4))
     walks.envs[1].place = None
     with pytest.raises(TypeError):
@@ -158,7 +158,7 @@ def test_what_was_given_stays_as_it_was(walks):
     assert part["observation"][:, 0].tolist() == [0, 1]
 
 
-def test_box_actions_of_a_row_reach_its_world():
+def test_box_actions_of_a_row_reach_its_env():
     class Echo(Walk):
         spec = EnvSpec(observation_shape=(2,), action=Box((-1.0, 0.0), (1.0, 8.0)))
 
@@ -201,7 +201,7 @@ def test_masks_and_turns_are_rows_too():
     assert batch.step(torch.tensor([1, 0]))["to_play"].tolist() == [0, 1]
 
 
-def test_a_row_goes_on_where_its_world_says_that_it_continues():
+def test_a_row_goes_on_where_its_env_says_that_it_continues():
     class Lives(Walk):
         spec = EnvSpec(observation_shape=(3,), action=Discrete(5), continues=True)
 
@@ -228,7 +228,7 @@ def test_a_row_goes_on_where_its_world_says_that_it_continues():
         (torch.zeros(3, dtype=torch.float64), r"float64 \[3\]"),
     ],
 )
-def test_a_world_that_says_other_than_its_spec_is_named(observation, text):
+def test_an_env_that_says_other_than_its_spec_is_named(observation, text):
     class Wrong(Walk):
         def seen(self):
             return observation
@@ -237,14 +237,14 @@ def test_a_world_that_says_other_than_its_spec_is_named(observation, text):
         SerialBatch([Wrong()]).reset(torch.tensor([0]))
 
 
-def test_worlds_of_two_kinds_and_none_are_refused():
+def test_envs_of_two_kinds_and_none_are_refused():
     with pytest.raises(ValueError, match="row 0 is .*walk.*row 1 is .*probe/value"):
         SerialBatch([Walk(), ValueProbe()])
-    with pytest.raises(ValueError, match="one world or more"):
+    with pytest.raises(ValueError, match="one environment or more"):
         SerialBatch([])
 
 
-def test_pictures_and_closing_reach_the_worlds(walks):
+def test_pictures_and_closing_reach_the_envs(walks):
     walks.reset(torch.arange(4))
     assert walks.render(2).shape == (2, 3, 3) and walks.render(2).max() == 2
     walks.close()
@@ -286,7 +286,7 @@ def test_an_end_of_the_task_at_the_limit_is_no_truncation():
         TimeLimit(batch, 0)
 
 
-def test_gym_rows_equal_gym_worlds_alone():
+def test_gym_rows_equal_gym_envs_alone():
     batch, alone = SerialBatch([GymEnv("CartPole-v1") for _ in range(3)]), GymEnv("CartPole-v1")
     seen = [batch.reset(torch.arange(3))["observation"]]
     actions = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 1]])

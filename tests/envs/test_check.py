@@ -1,4 +1,4 @@
-"""A world that keeps the contract passes; each of the broken ones is found by the right check."""
+"""An environment that keeps the contract passes; each broken one fails the right check."""
 
 from functools import partial
 
@@ -157,7 +157,7 @@ class Remembers(Good):
 
 
 class SharedPlace(Good):
-    """One place for all worlds, as a class attribute is."""
+    """One place for all environments, as a class attribute is."""
 
     everywhere = {"place": 0}
     place = property(
@@ -204,7 +204,7 @@ def fails(report):
     return [finding.name for finding in report.findings if finding.verdict == "fails"]
 
 
-def test_a_world_that_keeps_the_contract_passes():
+def test_an_env_that_keeps_the_contract_passes():
     report = check_env(Good)
     report.require()
     assert report.ok and {finding.verdict for finding in report.findings} == {"ok"}, str(report)
@@ -212,7 +212,7 @@ def test_a_world_that_keeps_the_contract_passes():
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_world_is_found(kind):
+def test_a_broken_env_is_found(kind):
     check, text = BROKEN[kind]
     report = check_env(kind)
     assert check in fails(report), str(report)
@@ -222,7 +222,7 @@ def test_a_broken_world_is_found(kind):
         report.require()
 
 
-def test_worlds_that_share_a_place_are_found():
+def test_envs_that_share_a_place_are_found():
     """Alone it keeps the contract: only others of its kind show it."""
     check_env(SharedPlace()).require()
     assert "rows" in fails(check_env(SharedPlace))
@@ -320,7 +320,7 @@ def test_pictures_that_were_cut_to_0_and_1_are_noted():
     assert "multiply by 255" in str(check_env(Cut))
 
 
-def test_worlds_of_gymnasium_can_be_given_as_they_are():
+def test_envs_of_gymnasium_can_be_given_as_they_are():
     report = check_env(gymnasium.make("CartPole-v1"))
     report.require()
     assert str(report).startswith("CartPole-v1 keeps the contract")

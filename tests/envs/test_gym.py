@@ -13,7 +13,7 @@ from raffia.envs.gym import GymEnv, gym_names, made
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)
 
 
-class World(gymnasium.Env):
+class ShownEnv(gymnasium.Env):
     """Shows what it is given, and keeps the action that it took."""
 
     def __init__(self, shown=None, space=VECTOR, action_space=None, ends=(False, False)):
@@ -34,7 +34,7 @@ class World(gymnasium.Env):
 
 
 def seen(shown, space):
-    env = GymEnv(World(shown, space))
+    env = GymEnv(ShownEnv(shown, space))
     observation = env.reset(0)["observation"]
     assert observation.shape == env.spec.observation_shape
     assert observation.dtype == env.spec.observation_dtype
@@ -109,13 +109,13 @@ def test_numbers_and_parts_become_one_vector(space, shown, vector):
     ],
 )
 def test_other_observations_are_refused_by_name(space, text):
-    with pytest.raises(ValueError, match=f"World shows.*{text}"):
-        GymEnv(World(space=space))
+    with pytest.raises(ValueError, match=f"ShownEnv shows.*{text}"):
+        GymEnv(ShownEnv(space=space))
 
 
 @pytest.mark.parametrize(("says", "text"), [("reset", "gave 3 things"), ("step", "gave 4 things")])
-def test_worlds_of_the_old_gym_are_told_apart(says, text):
-    class Old(World):
+def test_envs_of_the_old_gym_are_told_apart(says, text):
+    class Old(ShownEnv):
         def reset(self, **options):
             return self.shown if says == "reset" else (self.shown, {})
 
@@ -133,25 +133,25 @@ def test_worlds_of_the_old_gym_are_told_apart(says, text):
 
 @pytest.mark.parametrize("start", [0, 1, -2])
 def test_discrete_actions_count_from_0(start):
-    world = World(action_space=spaces.Discrete(3, start=start))
-    env = GymEnv(world)
+    inner = ShownEnv(action_space=spaces.Discrete(3, start=start))
+    env = GymEnv(inner)
     assert env.spec.action == Discrete(3)
     env.reset(0)
     for action in range(3):
         env.step(torch.tensor(action))
-        assert world.taken == action + start
+        assert inner.taken == action + start
 
 
 def test_box_actions_are_flat_and_stay_in_their_bounds():
     low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
-    world = World(action_space=spaces.Box(low, high, dtype=np.float64))
-    env = GymEnv(world)
+    inner = ShownEnv(action_space=spaces.Box(low, high, dtype=np.float64))
+    env = GymEnv(inner)
     assert env.spec.action == Box((-1.0, 0.1, -2.0, -3.0), (1.0, 2.0, 0.0, 5.0))
     env.reset(0)
     env.step(torch.tensor([0.5, 1.5, -1.0, 4.0]))
-    assert world.taken.tolist() == [[0.5, 1.5], [-1, 4]] and world.taken.dtype == np.float64
+    assert inner.taken.tolist() == [[0.5, 1.5], [-1, 4]] and inner.taken.dtype == np.float64
     env.step(torch.tensor([1.0, 0.1, 0.0, 5.0]) - 1e-6)  # a rounding below 0.1
-    assert world.taken[0, 1] == 0.1
+    assert inner.taken[0, 1] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_box_actions_are_flat_and_stay_in_their_bounds():
     ],
 )
 def test_other_actions_are_refused_by_name(space, text):
-    with pytest.raises(ValueError, match=f"World takes.*{text}"):
-        GymEnv(World(action_space=space))
+    with pytest.raises(ValueError, match=f"ShownEnv takes.*{text}"):
+        GymEnv(ShownEnv(action_space=space))
 
 
 # Episodes
@@ -180,7 +180,7 @@ def test_other_actions_are_refused_by_name(space, text):
     ],
 )
 def test_an_episode_ends_in_one_way(ends, told):
-    env = GymEnv(World(ends=ends))
+    env = GymEnv(ShownEnv(ends=ends))
     env.reset(0)
     after = env.step(torch.tensor(0))
     assert (bool(after["terminated"]), bool(after["truncated"])) == told
@@ -202,16 +202,16 @@ def test_episodes_are_gymnasiums_own_of_the_same_seed():
 
 
 def test_great_seeds_are_made_small_and_stay_apart():
-    world = World()
-    env = GymEnv(world)
+    inner = ShownEnv()
+    env = GymEnv(inner)
     used = []
     for seed in (7, 2**31 - 1, 2**31, 2**32 + 7, 2**63 - 1):
         env.reset(seed)
-        used.append(world.seed)
+        used.append(inner.seed)
     assert used[:2] == [7, 2**31 - 1]
     assert len(set(used)) == 5 and all(0 <= seed < 2**31 for seed in used)
     env.reset(2**32 + 7)
-    assert world.seed == used[3]
+    assert inner.seed == used[3]
 
 
 def test_limits_of_time_are_set_or_those_of_the_id():
@@ -221,7 +221,7 @@ def test_limits_of_time_are_set_or_those_of_the_id():
     assert cut == [False, False, True]
     assert GymEnv("CartPole-v1").gym.spec.max_episode_steps == 500
     with pytest.raises(ValueError, match="max_episode_steps and render are for ids"):
-        GymEnv(World(), max_episode_steps=3)
+        GymEnv(ShownEnv(), max_episode_steps=3)
 
 
 def test_pictures_come_where_they_are_asked_for():
@@ -255,7 +255,7 @@ WORLDS = [  # of each kind of space one
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_worlds_of_gymnasium_keep_the_contract(name):
+def test_envs_of_gymnasium_keep_the_contract(name):
     if name.startswith("Lunar"):
         pytest.importorskip("Box2D")
     assert name in gym_names()

@@ -7,7 +7,7 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.check import check_env
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv
-from raffia.envs.make import env_names, make_env, worlds_of
+from raffia.envs.make import env_factory, env_names, make_env
 from raffia.envs.probe import ValueProbe
 from raffia.envs.timelimit import TimeLimit
 from raffia.envs.workers import WorkerBatch
@@ -47,13 +47,13 @@ def test_names_are_listed_once():
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(wrong, near):
-    with pytest.raises(ValueError, match=rf"no world '{wrong}'\. Did you mean '{near}'\?"):
+    with pytest.raises(ValueError, match=rf"no environment '{wrong}'\. Did you mean '{near}'\?"):
         make_env(EnvConfig(id=wrong))
-    with pytest.raises(ValueError, match="no world 'qqqq'. All names"):
+    with pytest.raises(ValueError, match="no environment 'qqqq'. All names"):
         make_env(EnvConfig(id="qqqq"))
 
 
-def test_the_number_of_worlds_can_be_set_beside_the_config():
+def test_the_number_of_envs_can_be_set_beside_the_config():
     config = EnvConfig(id="probe/value", num_envs=5)
     assert make_env(config, num_envs=2).num_envs == 2
     with pytest.raises(ValueError, match="num_envs=0 must be at least 1"):
@@ -72,8 +72,8 @@ def test_a_limit_of_gymnasium_can_be_raised_too():
     assert isinstance(batch, SerialBatch) and batch.envs[0].gym.spec.max_episode_steps == 700
 
 
-def test_worlds_that_are_stepped_at_once_take_no_workers():
-    with pytest.raises(ValueError, match="tictactoe steps all its worlds at once.*num_workers=0"):
+def test_envs_that_are_stepped_at_once_take_no_workers():
+    with pytest.raises(ValueError, match="tictactoe steps all its env.* at once.*num_workers=0"):
         make_env(EnvConfig(id="tictactoe", num_workers=2))
 
 
@@ -102,12 +102,12 @@ def test_atari_shows_true_rewards_and_whole_games_when_evaluated():
 
 
 @pytest.mark.slow
-def test_worlds_of_ones_own_come_as_the_config_says():
-    worlds = worlds_of(ValueProbe)
-    batch = worlds(EnvConfig(id="mine", num_envs=3, max_episode_steps=7), evaluation=True)
+def test_envs_of_ones_own_come_as_the_config_says():
+    envs = env_factory(ValueProbe)
+    batch = envs(EnvConfig(id="mine", num_envs=3, max_episode_steps=7), evaluation=True)
     assert batch.num_envs == 3 and isinstance(batch, TimeLimit)
-    assert worlds(EnvConfig(id="mine", num_envs=3), num_envs=2, render=True).num_envs == 2
-    spread = worlds(EnvConfig(id="mine", num_envs=2, num_workers=5))
+    assert envs(EnvConfig(id="mine", num_envs=3), num_envs=2, render=True).num_envs == 2
+    spread = envs(EnvConfig(id="mine", num_envs=2, num_workers=5))
     try:
         assert isinstance(spread, WorkerBatch)
         assert spread.reset(torch.arange(2))["observation"].shape == (2, 1)

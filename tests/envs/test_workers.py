@@ -1,4 +1,4 @@
-"""What makes worlds here is importable in any process: raffia's own and Gymnasium's."""
+"""What makes environments here is importable in any process: raffia's own and Gymnasium's."""
 
 import math
 import os
@@ -172,14 +172,14 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
     [
         ([lambda: GymEnv("CartPole-v1")], TypeError, "cannot be sent.*functools.partial"),
         (
-            [CARTPOLE, partial(GymEnv, "NoSuchWorld-v0")],
+            [CARTPOLE, partial(GymEnv, "NoSuchEnv-v0")],
             WorkerError,
-            r"row 1 \(worker 0\): .*NoSuchWorld",
+            r"row 1 \(worker 0\): .*NoSuchEnv",
         ),
         ([CARTPOLE, PENDULUM], WorkerError, "must be of one kind"),
     ],
 )
-def test_worlds_that_cannot_be_made_are_told(makes, kind, text):
+def test_envs_that_cannot_be_made_are_told(makes, kind, text):
     with pytest.raises(kind, match=text):
         WorkerBatch(makes, 1)
 
@@ -274,7 +274,7 @@ def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
     assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
 
 
-def test_a_config_spreads_worlds_over_processes():
+def test_a_config_spreads_envs_over_processes():
     from raffia.envs.config import EnvConfig
 
     batch = make_env(EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2))

@@ -9,7 +9,7 @@ import pytest
 from raffia.envs.batch import SerialBatch
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.envs.make import make_env, worlds_of
+from raffia.envs.make import env_factory, make_env
 from raffia.envs.probe import ValueProbe
 from raffia.recipes import ILQL_PRESETS, PRESETS, EfficientZeroRun, ILQLRun, ilql
 from raffia.recipes.efficientzero import train
@@ -46,10 +46,16 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("worlds", "message"),
         [
-            (cartpole(), r"worlds is one environment, a .*: pass worlds_of\(make\)"),
-            (ValueProbe, r"worlds is the class ValueProbe: pass worlds_of\(ValueProbe\)"),
-            (lambda config, **_: cartpole(), r"worlds\(config\) gave a .*, which is no batch"),
-            (lambda config, **_: ValueProbe(), r"worlds\(config\) gave a ValueProbe, which is no"),
+            (cartpole(), r"make_env is one environment, a .*: pass make_env=env_factory\(make\)"),
+            (
+                ValueProbe,
+                r"make_env is the class ValueProbe: pass make_env=env_factory\(ValueProbe\)",
+            ),
+            (lambda config, **_: cartpole(), r"make_env\(config\) gave a .*, which is no batch"),
+            (
+                lambda config, **_: ValueProbe(),
+                r"make_env\(config\) gave a ValueProbe, which is no",
+            ),
         ],
     )
     def test_an_environment_in_place_of_what_makes_them(self, tmp_path, worlds, message):
@@ -58,7 +64,7 @@ class TestTrain:
         assert not (tmp_path / "run").exists()
 
     def test_environments_of_gymnasium_can_be_trained_on_as_they_are(self, tmp_path):
-        result = train(short(48), tmp_path / "run", worlds=worlds_of(cartpole), view=Quiet())
+        result = train(short(48), tmp_path / "run", worlds=env_factory(cartpole), view=Quiet())
         assert result.reason == "finished"
 
 
@@ -68,7 +74,7 @@ class TestMakeEnv:
             make_env("CartPole-v1")
 
     def test_an_environment_gets_the_call(self):
-        with pytest.raises(TypeError, match=r"takes an EnvConfig.*worlds_of"):
+        with pytest.raises(TypeError, match=r"takes an EnvConfig.*env_factory"):
             make_env(cartpole())
 
     def test_a_raw_one_is_no_row_of_a_batch(self):
@@ -77,7 +83,7 @@ class TestMakeEnv:
 
     @pytest.mark.slow
     def test_workers_take_those_of_gymnasium_too(self):
-        batch = worlds_of(cartpole)(EnvConfig(id="mine", num_envs=2, num_workers=2))
+        batch = env_factory(cartpole)(EnvConfig(id="mine", num_envs=2, num_workers=2))
         assert batch.num_envs == 2
         batch.close()
 

@@ -1,4 +1,4 @@
-"""Several worlds as one BatchEnv, in this process."""
+"""Several environments as one BatchEnv, in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class SerialBatch:
-    """E worlds of one kind, stepped one after the other.
+    """E environments of one kind, stepped one after the other.
 
     >>> from raffia.envs.gym import GymEnv
     >>> batch = SerialBatch([GymEnv("CartPole-v1") for _ in range(3)])
@@ -33,7 +33,7 @@ class SerialBatch:
     def __init__(self, envs: Sequence[Env], rows: Rows | None = None) -> None:
         """`rows` are arrays to write into, as in memory that is shared; None: its own."""
         if not envs:
-            raise ValueError("SerialBatch(envs) needs one world or more")
+            raise ValueError("SerialBatch(envs) needs one environment or more")
         if not isinstance(getattr(envs[0], "spec", None), EnvSpec):
             kind = type(envs[0]).__name__
             raise TypeError(
@@ -44,7 +44,7 @@ class SerialBatch:
         for row, env in enumerate(envs):
             if env.spec != self.spec:
                 raise ValueError(
-                    f"worlds of a batch must be of one kind; row 0 is {self.spec}, "
+                    f"environments of a batch must be of one kind; row 0 is {self.spec}, "
                     f"row {row} is {env.spec}"
                 )
         self.num_envs = len(envs)
@@ -71,7 +71,7 @@ class SerialBatch:
 
     def reset_row(self, row: int, seed: int) -> None:
         """Begin the episode of a seed in one row; the state lies in `rows`."""
-        self.rows.runs[row] = False  # if the world raises, nothing runs there
+        self.rows.runs[row] = False  # if the environment raises, nothing runs there
         self._writers[row].reset_row(seed, self.rows, row)
         self.rows.runs[row] = True
 
@@ -84,7 +84,7 @@ class SerialBatch:
         said.runs[row] = not ended or (said.continues is not None and said.continues[row])
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
         return self.envs[row].render()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Whether a world keeps the contract of env.py: a suite for anyone's Env, BatchEnv or gym env.
+"""A conformance suite: whether an Env, a BatchEnv or a Gymnasium environment keeps the contract.
 
 In a test of your own:
 
-    check_env(MyWorld).require()
+    check_env(MyEnv).require()
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Report:
 
 
 def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
-    """Play in a world with random actions, and look whether it keeps the contract.
+    """Play in an environment with random actions, and look whether it keeps the contract.
 
     env: a function that makes an Env, a BatchEnv or an env of Gymnasium, which shows more; or one
         that is made already
@@ -90,7 +90,7 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     >>> print(report.lines()[1])
     ok     spec: observation float32 [1], 2 actions, one player
     """
-    makes_more = not play.is_world(env)
+    makes_more = not play.is_env(env)
     first = env() if makes_more else env
     others = [env(), env()] if makes_more else []
     subject = Subject(first, others, seed, num_steps)
@@ -101,8 +101,8 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
         findings.append(finding)
         if finding.verdict == "fails" and check in FIRST:
             break  # the others would only stumble over the same
-    for world in (first, *others):
-        world.close()
+    for made in (first, *others):
+        made.close()
     return Report(name, tuple(findings))
 
 
@@ -115,12 +115,12 @@ class Subject:
     (2, 1)
     """
 
-    def __init__(self, world: Any, others: Sequence[Any], seed: int, num_steps: int) -> None:
+    def __init__(self, env: Any, others: Sequence[Any], seed: int, num_steps: int) -> None:
         self.seed, self.num_steps = seed, num_steps
-        self.is_batch = hasattr(world, "num_envs")
-        world, *others = [play.as_world(each) for each in (world, *others)]
-        self.world = world
-        self.batch: BatchEnv = world if self.is_batch else Bare([world, *others[:1]])
+        self.is_batch = hasattr(env, "num_envs")
+        env, *others = [play.as_env(each) for each in (env, *others)]
+        self.env = env
+        self.batch: BatchEnv = env if self.is_batch else Bare([env, *others[:1]])
         self.twin: BatchEnv = self.batch
         if others:
             self.twin = others[0] if self.is_batch else Bare(others[1:])
@@ -128,7 +128,7 @@ class Subject:
 
     @property
     def spec(self) -> EnvSpec:
-        """Of the world."""
+        """Of the environment."""
         return self.batch.spec
 
     @property
@@ -142,7 +142,7 @@ def _check_spec(subject: Subject) -> str:
     kind = BatchEnv if subject.is_batch else Env
     names = ("spec", "num_envs") if subject.is_batch else ("spec",)
     methods = ("reset", "step", "render", "close")
-    missing = [name for name in (*names, *methods) if not hasattr(subject.world, name)]
+    missing = [name for name in (*names, *methods) if not hasattr(subject.env, name)]
     if missing:
         raise Seen(
             f"no {', '.join(missing)}", f"see raffia.envs.env.{kind.__name__} for what it is"
@@ -286,7 +286,7 @@ def _check_repeats(subject: Subject) -> str:
         play.require_same(once, play.episode(batch, last, seed, steps), f"in row {last}")
     twin = subject.twin
     if twin is not batch:
-        play.require_same(once, play.episode(twin, 0, seed, steps), "in another world")
+        play.require_same(once, play.episode(twin, 0, seed, steps), "in another environment")
     return "the same seed and actions give the same episode"
 
 
@@ -295,7 +295,9 @@ def _check_differs(subject: Subject) -> str:
     seeds = [subject.seed + number for number in range(8)]
     played = [play.episode(subject.batch, 0, seed, 20, draw=0) for seed in seeds]
     if all(play.difference(played[0], other) is None for other in played[1:]):
-        raise Noted("8 seeds gave the same steps", "fine where there is no chance in the world")
+        raise Noted(
+            "8 seeds gave the same steps", "fine where there is no chance in the environment"
+        )
     return "different seeds give different episodes"
 
 
@@ -313,7 +315,7 @@ def _check_rows(subject: Subject) -> str:
             apart[row],
             together[row],
             f"in row {row}, stepped with rows [{last}, 0]",
-            "keep what a world knows in its own row, and answer in the order of `rows`",
+            "keep what an environment knows in its own row, and answer in the order of `rows`",
         )
     return "each has its own episode, in the order that is asked for"
 
@@ -379,5 +381,5 @@ def _finding(check: Check, subject: Subject) -> Finding:
         return Finding(name, "note", noted.seen, noted.mend)
     except Seen as seen:
         return Finding(name, "fails", seen.seen, seen.mend)
-    except Exception as error:  # the world's own, which is a finding too
+    except Exception as error:  # the environment's own, which is a finding too
         return Finding(name, "fails", f"raised {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""How check.py plays in a world, and compares what it says."""
+"""How check.py plays in an environment, and compares what it says."""
 
 from __future__ import annotations
 
@@ -101,21 +101,21 @@ class Moment:
         return f"after {self.number} steps"
 
 
-def is_world(env: Any) -> bool:
-    """Whether this is a world, rather than what makes one.
+def is_env(env: Any) -> bool:
+    """Whether this is an environment, rather than what makes one.
 
     >>> from raffia.envs.probe import ValueProbe
-    >>> is_world(ValueProbe()), is_world(ValueProbe)
+    >>> is_env(ValueProbe()), is_env(ValueProbe)
     (True, False)
     """
     return not isinstance(env, type) and (hasattr(env, "step") or hasattr(env, "reset"))
 
 
-def as_world(env: Any) -> Any:
+def as_env(env: Any) -> Any:
     """An env of Gymnasium as an Env; others as they are.
 
     >>> from raffia.envs.probe import ValueProbe
-    >>> as_world(ValueProbe()).spec.name
+    >>> as_env(ValueProbe()).spec.name
     'probe/value'
     """
     if hasattr(env, "observation_space") and hasattr(env, "action_space"):

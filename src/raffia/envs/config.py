@@ -1,4 +1,4 @@
-"""Which world, and how it is shown. Imports no torch: help comes at once."""
+"""Which environment, and how it is shown. Imports no torch: help comes at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AtariConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """A world.
+    """An environment.
 
     >>> EnvConfig(id="atari/pong", num_envs=4).atari.size
     96
@@ -47,7 +47,7 @@ class EnvConfig:
     num_envs: int = 8  # stepped together; one search serves all of them
     num_workers: int = 0  # processes they are spread over; 0: this one
     step_timeout_seconds: float = 300.0  # of one call of a worker; 0: waits for as long as it takes
-    max_episode_steps: int = 0  # 0: what the world itself says
+    max_episode_steps: int = 0  # 0: what the environment itself says
     frame_stack: int = 1  # the newest observations, seen together
     atari: AtariConfig = field(default_factory=AtariConfig)
 

@@ -10,7 +10,7 @@ is; where not, the same lines run as Python, a hundred times slower.
 
 from __future__ import annotations
 
-from raffia.envs.compiled import compiled
+from raffia.jit.kernel import kernel
 
 __all__ = ["CELLS", "NO_MOVE", "WIN", "column_scores"]
 
@@ -35,7 +35,7 @@ _LINE_STARTS = (  # where a line of four may begin, for each direction
 )
 
 
-@compiled
+@kernel
 def num_bits(word: int) -> int:
     """How many bits are set.
 
@@ -49,7 +49,7 @@ def num_bits(word: int) -> int:
     return count
 
 
-@compiled
+@kernel
 def has_four(stones: int) -> bool:
     """Whether four of these stones lie in a line.
 
@@ -63,7 +63,7 @@ def has_four(stones: int) -> bool:
     return False
 
 
-@compiled
+@kernel
 def open_lines(own: int, other: int) -> int:
     """How many lines are still open to who owns them: 1 for one stone, 4 for two, 16 for three.
 
@@ -89,7 +89,7 @@ def open_lines(own: int, other: int) -> int:
     return total
 
 
-@compiled
+@kernel
 def winning_cells(stones: int, playable: int) -> int:
     """Those of the playable cells that make a line of four with these stones.
 
@@ -105,7 +105,7 @@ def winning_cells(stones: int, playable: int) -> int:
     return wins
 
 
-@compiled
+@kernel
 def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
     """What a position is worth to who is to move and owns `own`; outside alpha..beta a bound.
 

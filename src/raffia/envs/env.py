@@ -1,7 +1,7 @@
-"""What an environment is: the contract between a world and whoever acts in it.
+"""The contract between an environment and an agent: `Env`, `BatchEnv`, `EnvSpec`.
 
-An `Env` is one world. A `BatchEnv` is E of them that are stepped together, which is what collecting
-and evaluating work on. Whatever an env says is a TensorDict with these entries:
+An `Env` is one environment. A `BatchEnv` is E of them that are stepped together; collection and
+evaluation work on these. Each state and each step is a TensorDict with these entries:
 
     observation   spec.observation_shape, spec.observation_dtype: images uint8 [C, H, W] of 0..255
     action_mask   bool [n], True where the action is legal; only if spec.masked
@@ -11,9 +11,9 @@ and after a step besides
 
     reward        float32 []: to the player who acted
     terminated    bool []: the task has ended, nothing follows
-    truncated     bool []: we stopped looking, as at a limit of time; more would have followed
-    continues     bool []: this end is one for learning only, as a lost life: the world goes on from
-                  here and takes the next action without a reset; only if spec.continues
+    truncated     bool []: the episode was cut, as by a time limit; more would have followed
+    continues     bool []: this end is one for learning only, as a lost life: the next action is
+                  taken without a reset; only if spec.continues
 
 An episode is made of its seed and its actions alone: `reset` with the same seed, and the same
 actions, give the same episode in any process. Resume stands on that.
@@ -87,7 +87,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What can be seen and done in a world.
+    """Shapes, dtypes and actions of an environment, and how many play in it.
 
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
     >>> spec.observation_dtype, spec.num_players, spec.masked
@@ -104,7 +104,7 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         if self.num_players not in (1, 2):
-            raise ValueError(f"num_players={self.num_players}: worlds have one player or two")
+            raise ValueError(f"num_players={self.num_players}: environments have one player or two")
         if self.masked and isinstance(self.action, Box):
             raise ValueError("masked=True needs Discrete actions: which are legal is said of each")
 
@@ -126,7 +126,7 @@ STEP_KEYS = ("reward", "terminated", "truncated")
 
 @runtime_checkable
 class Env(Protocol):
-    """One world; `raffia.envs.check.check_env` says whether yours keeps the contract.
+    """One environment; `raffia.envs.check.check_env` says whether yours keeps the contract.
 
     >>> class Corridor:  # walk right to the end, one metre a step
     ...     spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
@@ -164,7 +164,7 @@ class Env(Protocol):
 
 @runtime_checkable
 class BatchEnv(Protocol):
-    """E worlds of one kind, stepped together; a row is one of them.
+    """E environments of one kind, stepped together; a row is one of them.
 
     An episode that has ended stays so until its row is reset: nothing resets by itself, so that the
     last observation of an episode is never mistaken for the first of the next.
@@ -185,7 +185,7 @@ class BatchEnv(Protocol):
         """Act in these rows (None: all), action [n, ...]: the states after it, [n]."""
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
 
     def close(self) -> None:
         """Give back what all of them hold."""

@@ -1,4 +1,4 @@
-"""Any world of Gymnasium as an Env."""
+"""Any environment of Gymnasium as an Env."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXTRAS = {"box2d": "box2d", "classic_control": "video"}  # rooms of Gymnasium t
 
 
 class GymEnv:
-    """One world of Gymnasium, by its id or as an object that is made already.
+    """One environment of Gymnasium, by its id or as an object that is made already.
 
     Observations: a Box of one axis is a float32 vector; one of three axes is a picture and comes as
     [C, H, W] in its own dtype (the shorter one of first and last axis is the channels), a uint8 one
@@ -74,7 +74,7 @@ class GymEnv:
     def reset(self, seed: int) -> TensorDict:
         """Begin the episode of this seed; gives its first state [].
 
-        Seeds below 2**31 are Gymnasium's own; greater ones, which some worlds do not take, are
+        Seeds below 2**31 are Gymnasium's own; greater ones, which some environments refuse, are
         hashed to one of them.
         """
         self.reset_row(seed, self._row, 0)
@@ -127,14 +127,15 @@ class GymEnv:
         return torch.from_numpy(np.array(picture, dtype=np.uint8))
 
     def close(self) -> None:
-        """Close the world of Gymnasium."""
+        """Close the environment of Gymnasium."""
         self.gym.close()
 
     def _odd(self, method: str, wanted: str, num: int) -> ValueError:
-        """The answer to a world of another interface, such as that of gym before Gymnasium."""
+        """The error about an environment of another interface, such as gym's before Gymnasium."""
         return ValueError(
-            f"{method} of {self.spec.name} gave {num} things; Gymnasium's gives {wanted}. A world "
-            "of the old gym is brought to that by the package shimmy, or by a few lines of its own"
+            f"{method} of {self.spec.name} gave {num} things; Gymnasium's gives {wanted}. An "
+            "environment of the old gym is brought to that by the package shimmy, or by a few "
+            "lines of its own"
         )
 
     def _said(self, keys: tuple[str, ...]) -> TensorDict:
@@ -155,17 +156,17 @@ def as_env(make: Callable[[], Any]) -> Any:
 
 
 def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasium.Env[Any, Any]:
-    """A world of Gymnasium by its id, without the checker that doubles the time of a step.
+    """An environment of Gymnasium by its id, without the checker that doubles the time of a step.
 
     >>> made("CartPole-v1", max_episode_steps=200).spec.max_episode_steps
     200
     """
-    options: dict[str, Any] = {}  # a world need not take render_mode
+    options: dict[str, Any] = {}  # an environment need not take render_mode
     if render:
         _draw_without_a_display()
         options["render_mode"] = "rgb_array"
     try:
-        with warnings.catch_warnings():  # of packages that worlds import, not of worlds
+        with warnings.catch_warnings():  # of packages that environments import, not of environments
             warnings.filterwarnings(
                 "ignore", "builtin type .* has no __module__", DeprecationWarning
             )
@@ -229,7 +230,7 @@ def known_to_gymnasium(name: str) -> bool:
 def observation_reader(
     space: GymSpace, name: str
 ) -> tuple[tuple[int, ...], torch.dtype, Callable[[Any], Any]]:
-    """How what a world shows becomes one tensor: its shape, its dtype, and the function.
+    """How what an environment shows becomes one tensor: its shape, its dtype, and the function.
 
     >>> shape, dtype, read = observation_reader(spaces.Discrete(3, start=1), "mine")
     >>> shape, read(2)
@@ -262,7 +263,7 @@ def observation_reader(
 
 
 def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[[Any], Any]]:
-    """What can be done in a world, and how an action becomes what it takes.
+    """What can be done in an environment, and how an action becomes what it takes.
 
     >>> kind, write = action_writer(spaces.Discrete(3, start=-1), "mine")
     >>> kind, write(0)

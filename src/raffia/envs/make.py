@@ -1,4 +1,4 @@
-"""From the name of a world to a BatchEnv."""
+"""From the name of an environment to a BatchEnv."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def make_env(
     render: bool = False,
     num_envs: int | None = None,
 ) -> BatchEnv:
-    """The world of a config, as often as it says; stacking frames is left to who collects.
+    """A batch of the environments that a config names; the collector stacks their frames.
 
     evaluation: whole episodes with their true rewards: of Atari games a lost life is no end and the
         reward is not clipped
-    render: pictures are asked for, which cost time in Gymnasium's worlds; ours can always give them
-    num_envs: instead of the config's, and then no more workers than worlds
+    render: pictures will be asked for; they cost time in Gymnasium's environments only
+    num_envs: instead of the config's, and then no more workers than environments
 
     >>> batch = make_env(EnvConfig(id="probe/value", num_envs=3))
     >>> batch.num_envs, batch.spec.name
@@ -40,7 +40,7 @@ def make_env(
     if (make_batch := whole_batch(config.id)) is not None:
         if num_workers:
             raise ValueError(
-                f"num_workers={num_workers}: {config.id} steps all its worlds at once in "
+                f"num_workers={num_workers}: {config.id} steps all its environments at once in "
                 "this process, which is faster; set num_workers=0"
             )
         return limited(make_batch(num_envs), config.max_episode_steps)
@@ -64,30 +64,29 @@ def _no_config(given: object) -> TypeError:
         )
     return TypeError(
         f"make_env was given a {type(given).__name__}; it takes an EnvConfig. For an environment "
-        "that you make yourself: worlds_of(a_function_that_makes_one)"
+        "that you make yourself: env_factory(a_function_that_makes_one)"
     )
 
 
-def refuse_world(worlds: object) -> None:
+def require_env_factory(make_env: object) -> None:
     """TypeError where an environment is given in place of a function that makes as many as wanted.
 
-    >>> refuse_world(make_env)
+    >>> require_env_factory(make_env)
     >>> from raffia.envs.probe import ValueProbe
-    >>> refuse_world(ValueProbe())
+    >>> require_env_factory(ValueProbe())
     Traceback (most recent call last):
     ...
-    TypeError: worlds is one environment, a ValueProbe, and a run plays and evaluates in several:
-    pass worlds_of(make), where make() gives a new one
+    TypeError: make_env is one environment, a ValueProbe, and a run plays and evaluates in several:
+    pass make_env=env_factory(make), where make() gives a new one
     """
-    if callable(worlds) and not isinstance(worlds, type):
-        return
-    if isinstance(worlds, type):
-        name = worlds.__name__
-        raise TypeError(f"worlds is the class {name}: pass worlds_of({name})")
-    raise TypeError(
-        f"worlds is one environment, a {type(worlds).__name__}, and a run plays and evaluates in "
-        "several: pass worlds_of(make), where make() gives a new one"
-    )
+    if isinstance(make_env, type):
+        name = make_env.__name__
+        raise TypeError(f"make_env is the class {name}: pass make_env=env_factory({name})")
+    if not callable(make_env):
+        raise TypeError(
+            f"make_env is one environment, a {type(make_env).__name__}, and a run plays and "
+            "evaluates in several: pass make_env=env_factory(make), where make() gives a new one"
+        )
 
 
 def require_batch(env: object) -> None:
@@ -98,30 +97,32 @@ def require_batch(env: object) -> None:
     >>> require_batch(ValueProbe())
     Traceback (most recent call last):
     ...
-    TypeError: worlds(config) gave a ValueProbe, which is no batch of environments: pass
-    worlds_of(make), where make() gives one environment, or wrap them in a SerialBatch
+    TypeError: make_env(config) gave a ValueProbe, which is no batch of environments: pass
+    make_env=env_factory(make), where make() gives one environment, or wrap them in a SerialBatch
     """
-    lacks = [name for name in ("num_envs", "reset", "step", "render") if not hasattr(env, name)]
-    if lacks or not isinstance(getattr(env, "spec", None), EnvSpec):
+    missing = [name for name in ("num_envs", "reset", "step", "render") if not hasattr(env, name)]
+    if missing or not isinstance(getattr(env, "spec", None), EnvSpec):
         raise TypeError(
-            f"worlds(config) gave a {type(env).__name__}, which is no batch of environments: pass "
-            "worlds_of(make), where make() gives one environment, or wrap them in a SerialBatch"
+            f"make_env(config) gave a {type(env).__name__}, which is no batch of environments: "
+            "pass make_env=env_factory(make), where make() gives one environment, or wrap them "
+            "in a SerialBatch"
         )
 
 
-def worlds_of(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
-    """A function like `make_env` for worlds of one's own: as many, and in as many workers, as a
-    config says; its `id` names them only.
+def env_factory(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
+    """A function like `make_env` for a custom environment.
 
-    make: makes one world, an Env or one of Gymnasium. For worker processes it must be a class or a
-        function of a module.
+    It makes as many, in as many workers, as a config says; the config's `id` only names them.
+
+    make: makes one environment, an Env or one of Gymnasium. For worker processes it must be a
+        class or a function of a module.
 
     >>> from raffia.envs.probe import ValueProbe
-    >>> worlds_of(ValueProbe)(EnvConfig(id="mine", num_envs=3)).num_envs
+    >>> env_factory(ValueProbe)(EnvConfig(id="mine", num_envs=3)).num_envs
     3
     """
 
-    def worlds(
+    def make_custom(
         config: EnvConfig,
         *,
         evaluation: bool = False,
@@ -135,7 +136,7 @@ def worlds_of(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
         batch = spread(partial(as_env, make), num, num_workers, config.step_timeout_seconds)
         return limited(batch, config.max_episode_steps)
 
-    return worlds
+    return make_custom
 
 
 def env_names() -> list[str]:
@@ -162,7 +163,7 @@ def spread(
     num_workers: int,
     step_timeout_seconds: float = 0.0,  # of worker processes; 0: none
 ) -> BatchEnv:
-    """So many worlds, in this process or in others.
+    """A batch of `num_envs` environments, in this process or in worker processes.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> spread(ValueProbe, 2, num_workers=0).num_envs
@@ -180,7 +181,7 @@ def spread(
 
 
 def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
-    """With a limit of time besides its own, if one is asked for.
+    """The batch with a limit of time besides its own, if one is asked for.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> limited(spread(ValueProbe, 2, 0), 7).max_episode_steps
@@ -194,7 +195,7 @@ def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
 
 
 def whole_batch(name: str) -> Callable[[int], BatchEnv] | None:
-    """What makes so many worlds that are stepped at once, by their name; None: no such name.
+    """The class of a batch that steps all its environments at once, by name; None: no such name.
 
     >>> whole_batch("tictactoe")(2).num_envs
     2
@@ -211,7 +212,7 @@ def whole_batch(name: str) -> Callable[[int], BatchEnv] | None:
 
 
 def one_of_ours(name: str, atari: AtariConfig, evaluation: bool) -> Callable[[], Env] | None:
-    """What makes a single world, by its name; None: no such name.
+    """A function that makes one of Raffia's single environments, by name; None: no such name.
 
     >>> one_of_ours("probe/delay", AtariConfig(), evaluation=False)().spec.name
     'probe/delay'
@@ -228,16 +229,16 @@ def one_of_ours(name: str, atari: AtariConfig, evaluation: bool) -> Callable[[],
 
 
 def unknown(name: str) -> ValueError:
-    """The error about a name that nobody knows, with the nearest one.
+    """The error about an unknown name, with the nearest known one.
 
     >>> unknown("Cartpole-v1")
-    ValueError("there is no world 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
+    ValueError("there is no environment 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
     """
     names = {known.lower(): known for known in env_names()}
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f" Did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(
-        f"there is no world {name!r}.{hint} All names: `raffia list environments`, or "
+        f"there is no environment {name!r}.{hint} All names: `raffia list environments`, or "
         "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "
         "importing its.module registers it with Gymnasium"
     )

@@ -142,7 +142,7 @@ def make_opponent(name: str, spec: EnvSpec) -> Opponent:
     """
     if spec.num_players != 2:
         raise ValueError(
-            f"{spec.name or 'this world'} has one player: there is nobody to play with"
+            f"{spec.name or 'this environment'} has one player: there is nobody to play with"
         )
     anywhere: dict[str, Callable[[], Opponent]] = {"random": RandomOpponent}
     choices = anywhere | _OF_GAME.get(spec.name, {})

@@ -1,4 +1,4 @@
-"""Five tiny worlds whose values are known exactly, to see whether an agent learns what it should.
+"""Five tiny environments with exactly known values, which show what an agent fails to learn.
 
 Each one needs one thing more than those before it, so the first that fails points at the mistake:
 
@@ -27,7 +27,7 @@ NUM_ACTIONS = 2
 
 @dataclass(frozen=True)
 class Known:
-    """What is true of N states of a world, under the best policy.
+    """What is true of N states of an environment, under the best policy.
 
     `best_action` is -1 where both actions are as good.
     """

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia import jit
-
 __all__ = ["area"]
 
 LARGEST = 1 << 23  # pixels: 255 times as many still fit into 32 bits
@@ -50,25 +48,11 @@ def area(
         raise ValueError(f"height={height} and width={width} must be at least 1")
     if picture.shape[0] * picture.shape[1] > LARGEST:
         raise ValueError(f"a picture of {list(picture.shape)} has more than {LARGEST} pixels")
-    if not jit.available():
-        return tensor_area(picture, height, width)
     channels = picture.shape[2]
     target = torch.empty(channels, height, width, dtype=torch.uint8)
     lines = picture.contiguous().flatten(1).numpy()
     _kernels().area(lines, channels, *taps(picture.shape[1], width), target.numpy())
     return target
-
-
-def tensor_area(picture: Tensor, height: int, width: int) -> Tensor:
-    """The same as `area`, bit for bit, in tensor operations: ten times slower.
-
-    >>> tensor_area(torch.tensor([[[1], [4]]], dtype=torch.uint8), 1, 1)
-    tensor([[[3]]], dtype=torch.uint8)
-    """
-    rows, columns = overlaps(picture.shape[0], height), overlaps(picture.shape[1], width)
-    total = rows @ picture.permute(2, 0, 1).double() @ columns.T  # whole numbers: exact
-    whole = picture.shape[0] * picture.shape[1]
-    return ((2 * total + whole) / (2 * whole)).floor().to(torch.uint8)
 
 
 @functools.lru_cache(maxsize=16)

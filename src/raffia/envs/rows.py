@@ -1,4 +1,4 @@
-"""Rows of a BatchEnv: the arrays that hold what their worlds say, and what may be asked of them."""
+"""Rows of a BatchEnv: the arrays of their latest steps, and checks of indices and actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # an array of zero
 
 @dataclass(frozen=True)
 class Rows:
-    """What E worlds say, as arrays [E, ...] that are written in place.
+    """What E environments say, as arrays [E, ...] that are written in place.
 
     >>> rows = Rows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
     >>> rows.observation.shape, rows.reward.dtype, rows.action_mask is None
@@ -38,7 +38,7 @@ class Rows:
 
     @classmethod
     def for_spec(cls, spec: EnvSpec, num_envs: int, allocate: Allocate = np.zeros) -> Rows:
-        """Arrays for so many worlds, in memory that `allocate` gives.
+        """Arrays for so many environments, in memory that `allocate` gives.
 
         >>> from raffia.envs.env import Discrete
         >>> spec = EnvSpec(observation_shape=(3,), action=Discrete(2), masked=True)
@@ -84,10 +84,10 @@ class Rows:
 
 @runtime_checkable
 class RowEnv(Protocol):
-    """An Env that also writes what it says into a row of arrays.
+    """An Env that can also write its steps into a row of arrays.
 
-    A SerialBatch uses these two methods where a world has them: they spare the TensorDict of each
-    step, which takes longer than the step of a small world.
+    A SerialBatch uses these two methods where an environment has them: they spare a TensorDict for
+    each step, which takes longer than the step of a small environment.
 
     >>> from raffia.envs.gym import GymEnv
     >>> isinstance(GymEnv("CartPole-v1"), RowEnv)

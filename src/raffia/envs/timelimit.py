@@ -55,7 +55,7 @@ class TimeLimit:
         return after
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
         return self.batch.render(row)
 
     def close(self) -> None:

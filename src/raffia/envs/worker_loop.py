@@ -1,13 +1,13 @@
-"""What a worker process of a WorkerBatch does: worlds of its own, told by messages what to do.
+"""The loop of a WorkerBatch's worker process: it steps its environments as messages ask.
 
 A message is one letter and what belongs to it; whole numbers are int64. Rows count from 0 within
-the worker. Seeds and actions lie in shared memory, and so does what the worlds say.
+the worker. Seeds and actions lie in shared memory, and so do the steps.
 
     r  rows               reset them, with the seeds of those rows
     s  rows               step them, with the actions of those rows
     p  row, seed, actions reset the row and act so: how a new worker takes over from a dead one
     v  row                view: a picture of the row
-    c                     close the worlds and leave
+    c                     close the environments and leave
 
 The answer is "k" (done), for a picture with its shape and its bytes; or "e", the number of rows
 that were done before the one that raised, and the text of the error.
@@ -35,7 +35,7 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class Shared:
-    """Arrays in memory that processes share: what worlds say, and what they are told.
+    """Arrays in memory that processes share: what environments say, and what they are told.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> shared = Shared.over(ValueProbe.spec, 3, None)
@@ -101,7 +101,7 @@ def work(
         for make in makes:
             env = make()
             if env.spec != spec:
-                raise ValueError(f"worlds of a batch must be of one kind: {spec}, {env.spec}")
+                raise ValueError(f"environments of a batch must be of one kind: {spec}, {env.spec}")
             envs.append(env)
     except Exception as error:
         connection.send_bytes(_failure(len(envs), error))
@@ -161,7 +161,7 @@ def numbers(data: bytes) -> list[int]:
 
 
 def _action(value: Array) -> Any:
-    return value.copy() if value.ndim else int(value)  # a copy: worlds may keep it
+    return value.copy() if value.ndim else int(value)  # a copy: environments may keep it
 
 
 def _picture(picture: torch.Tensor | None) -> bytes:

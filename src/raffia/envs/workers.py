@@ -1,4 +1,4 @@
-"""Several worlds as one BatchEnv, spread over worker processes."""
+"""Several environments as one BatchEnv, spread over worker processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 5.0  # for a process that was told to leave
 
 
 class WorkerError(RuntimeError):
-    """A world raised in its worker, or a worker does not live any more.
+    """An environment raised in its worker, or a worker does not live any more.
 
     >>> WorkerError("row 3 (worker 1): ValueError: too cold")
     WorkerError('row 3 (worker 1): ValueError: too cold')
@@ -77,11 +77,11 @@ class _Worker:
 
 
 class WorkerBatch:
-    """E worlds of one kind, in worker processes; the same results as a SerialBatch, bit for bit.
+    """E environments of one kind in worker processes, with a SerialBatch's results bit for bit.
 
-    What makes the worlds must be importable in another process: a class, a function of a module, a
-    `functools.partial` of one; not a lambda. A script that is run must start under
-    `if __name__ == "__main__":`, since its file is read by each worker.
+    The functions that make the environments must be importable in another process: a class, a
+    function of a module, a `functools.partial` of one; not a lambda. A script that is run must
+    start under `if __name__ == "__main__":`, since its file is read by each worker.
 
     A worker that dies, as when the system kills it for its memory, is started again, and its rows
     play their episodes once more up to where they were: seed and actions are all that is needed.
@@ -105,7 +105,7 @@ class WorkerBatch:
         step_timeout_seconds: float = 0.0,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """makes: each gives one world. The first is called here too, once, to learn the spec.
+        """makes: each gives one environment. The first is called here too, once, to learn the spec.
         max_restarts: of one worker within one call; more is an error. 0: the first death is one
         step_timeout_seconds: for one answer of a worker to a step, a reset or a picture; one that
             takes longer hangs, and is an error. Starting, and playing episodes once more, may take
@@ -114,7 +114,7 @@ class WorkerBatch:
         """
         if not 1 <= num_workers <= len(makes):
             raise ValueError(
-                f"num_workers={num_workers} must lie in 1..{len(makes)}, the number of worlds"
+                f"num_workers={num_workers} must lie in 1..{len(makes)}, the number of environments"
             )
         if max_restarts < 0:
             raise ValueError(f"max_restarts={max_restarts} must not be negative")
@@ -178,7 +178,7 @@ class WorkerBatch:
         return said(self._tensors, self.spec.step_keys, rows, len(chosen))
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one world, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
         (number,) = chosen_rows(torch.tensor([row]), self.num_envs)
         with self._closing_if_broken():
             self._tell(self._number_of[number], b"v", [row])
@@ -191,7 +191,7 @@ class WorkerBatch:
         return torch.from_numpy(picture.reshape(numbers(answer[1:25])))
 
     def close(self) -> None:
-        """Have the workers close their worlds and leave; a second time does nothing."""
+        """Have the workers close their environments and leave; a second time does nothing."""
         if self._open:
             for worker in self._workers:
                 worker.send(b"c")
@@ -246,7 +246,7 @@ class WorkerBatch:
                 if deaths > self._max_restarts:
                     raise WorkerError(
                         f"{told}, {how}, {deaths} times in one call; the batch is closed. "
-                        "Where memory is short, use fewer workers or worlds"
+                        "Where memory is short, use fewer workers or environments"
                     ) from error
                 if self._say is not None:
                     self._say(f"{told}, {how}; it is started again and replays its episodes")
@@ -256,7 +256,7 @@ class WorkerBatch:
     def _heard(self, number: int, worker: _Worker, num_calls: int) -> bytes:
         """What a worker says; WorkerError if it says nothing for too long.
 
-        num_calls: of its worlds, that it was asked for: each may take the whole time.
+        num_calls: of its environments, that it was asked for: each may take the whole time.
         """
         limit = self._timeout * num_calls
         if limit and not worker.connection.poll(limit):
@@ -290,7 +290,7 @@ class WorkerBatch:
         process = self._context.Process(
             target=work,
             args=(theirs, makes, self.spec, self.num_envs, first, self._shared.memory),
-            name=f"raffia worlds {first}..{stop - 1}",
+            name=f"raffia environments {first}..{stop - 1}",
             daemon=True,
         )
         with theirs, _interrupts_held():

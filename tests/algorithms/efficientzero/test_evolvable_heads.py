@@ -21,7 +21,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 from .test_learner import LINE, batch_of, learner_of
 
-WORLDS = {
+ENVS = {
     "vectors": LINE,
     "images": EnvSpec(observation_shape=(2, 5, 4), action=Discrete(3)),
     "continuous": EnvSpec(observation_shape=(4,), action=Box(low=(-1.0, -1.0), high=(1.0, 1.0))),
@@ -81,9 +81,9 @@ def inputs(spec, size=5):
     return torch.rand(size, *spec.observation_shape), action
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_heads_begin_with_one_layer_and_say_nothing(world):
-    spec = WORLDS[world]
+@pytest.mark.parametrize("env", ENVS)
+def test_heads_begin_with_one_layer_and_say_nothing(env):
+    spec = ENVS[env]
     learner = evolvable(spec)
     model = learner.make_model(0)
     heads = {n: m for n, m in model.named_modules() if isinstance(m, EvolvableMLP)}
@@ -95,16 +95,16 @@ def test_heads_begin_with_one_layer_and_say_nothing(world):
     root = model.initial_inference(obs)
     step = model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
     assert not root.value.any() and not step.value_prefix.any()
-    if world == "continuous":
+    if env == "continuous":
         assert root.policy_logits.tolist() == [[0, 0, 1, 1]] * 5
     else:
         assert not root.policy_logits.any()
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("what", list(GROWTH))
-def test_what_grows_says_the_same_at_that_moment(world, what):
-    spec = WORLDS[world]
+def test_what_grows_says_the_same_at_that_moment(env, what):
+    spec = ENVS[env]
     learner, (obs, action) = evolvable(spec), inputs(spec)
     state = members(learner, generations=3)
     grown = 0
@@ -135,9 +135,9 @@ def test_a_target_keeps_its_form_until_it_is_copied():
     assert said(learner, state, obs, action).equal(said(learner, state["target"], obs, action))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_folded_model_says_what_the_model_says_whatever_its_form(world):
-    spec = WORLDS[world]
+@pytest.mark.parametrize("env", ENVS)
+def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
+    spec = ENVS[env]
     learner, (obs, action) = evolvable(spec), inputs(spec)
     model = learner.make_model(0)
     folded = fold(model)

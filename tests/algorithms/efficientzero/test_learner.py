@@ -394,7 +394,7 @@ def test_networks_of_ones_own():
     assert state["params", "dynamics_network", "lstm", "weight_hh_l0"].shape == (28, 7)
 
 
-def test_worlds_without_networks_for_them_are_refused():
+def test_envs_without_networks_for_them_are_refused():
     spec = EnvSpec(observation_shape=(4, 4), action=Discrete(2))
     with pytest.raises(ValueError, match="model_factory"):
         EfficientZeroLearner(spec, CONFIG, num_updates=10)

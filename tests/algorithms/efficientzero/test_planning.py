@@ -1,4 +1,4 @@
-"""The planner: what of a world's state, and which settings, a search gets."""
+"""The planner: what of an environment's state, and which settings, a search gets."""
 
 from dataclasses import replace
 

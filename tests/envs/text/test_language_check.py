@@ -124,7 +124,7 @@ class Tensors(Count):
         return said
 
 
-def test_a_world_that_keeps_the_contract():
+def test_an_env_that_keeps_the_contract():
     report = check_language_environment(Count, ["0", "1"])
     assert report.ok and "note" not in str(report)
     report.require()
@@ -145,7 +145,7 @@ def test_wordle_keeps_the_contract():
 
 
 @pytest.mark.parametrize(
-    ("world", "complaint"),
+    ("env", "complaint"),
     [
         (Forgets, "growth: what was said before is no longer there"),
         (SaysNothingOfTheAgent, "growth: the agent said '[01]', and .*'so'"),
@@ -159,8 +159,8 @@ def test_wordle_keeps_the_contract():
         (Tensors, "metadata: .* is not JSON"),
     ],
 )
-def test_what_breaks_the_contract_is_named(world, complaint):
-    report = check_language_environment(world, ["0", "1"])
+def test_what_breaks_the_contract_is_named(env, complaint):
+    report = check_language_environment(env, ["0", "1"])
     assert not report.ok
     with pytest.raises(AssertionError, match=complaint):
         report.require()
@@ -171,7 +171,7 @@ def test_observations_that_change_are_seen():
     assert not report.ok and "memory" in str(report) or "growth" in str(report)
 
 
-def test_a_world_without_an_end_is_noted():
+def test_an_env_without_an_end_is_noted():
     report = check_language_environment(NoEnd, ["0", "1"], max_steps=1)
     assert report.ok and "note   ends: no dialogue ended in 1 steps" in str(report)
 

@@ -1,4 +1,4 @@
-"""The networks that a world and a config ask for."""
+"""The networks that an environment and a config ask for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_model(
     if spec.observation_dtype not in (torch.float32, torch.uint8):
         raise ValueError(
             f"observation_dtype={spec.observation_dtype}: the networks take float32, or uint8 of "
-            "0..255; have the world give observation.float(), and say so in its spec"
+            "0..255; have the environment give observation.float(), and say so in its spec"
         )
     first, *rest = spec.observation_shape or (0,)
     shape = (frame_stack * first, *rest)

@@ -212,7 +212,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientZeroConfig:
-    """The agent; how long it trains, and in which world, is said by the run.
+    """The agent; how long it trains, and in which environment, is said by the run.
 
     >>> EfficientZeroConfig(search=SearchConfig(num_simulations=25)).targets.n_step
     5

@@ -59,7 +59,8 @@ class EfficientZeroLearner:
         if config.loss.augmentation and len(spec.observation_shape) != 3:
             raise ValueError(
                 f"augmentation={config.loss.augmentation} is of images [C, H, W], and "
-                f"{spec.name or 'this world'} shows {list(spec.observation_shape)}: leave it out"
+                f"{spec.name or 'this environment'} shows {list(spec.observation_shape)}: "
+                "leave it out"
             )
 
         def default() -> LatentModel:

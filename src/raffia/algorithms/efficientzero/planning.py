@@ -62,15 +62,15 @@ class _Copy:
 
 
 class Planner:
-    """Searches from states of a world with a snapshot of the networks, which `refresh` renews.
+    """Searches from states of an environment with a snapshot of the networks; `refresh` renews it.
 
     model: the networks, whose weights do not matter: they are those of the last `refresh`.
     frame_stack: S, how many observations are seen together.
     num_threads: of a search; the roots are divided among them.
 
     A state is a TensorDict [B] with "observation" [B, *O], or [B, S, *O] if S > 1, and with
-    "action_mask" and "to_play" as the world has them. Rows are searched together in one call; a
-    row's result does not depend on the others.
+    "action_mask" and "to_play" where the environment gives them. Rows are searched together in one
+    call; a row's result does not depend on the others.
 
     >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP

@@ -40,8 +40,8 @@ def make_batch(
 ) -> tuple[TensorDict, TensorDict | None]:
     """The batch [B] of the learner, and what was searched anew for it [M], or None.
 
-    The windows hold "observation", "action", "reward", "policy", "value", and where the world or
-    its actions need them "action_mask", "to_play" and "sampled_actions". The batch holds
+    The segments hold "observation", "action", "reward", "policy", "value", and where environment or
+    actions need them "action_mask", "to_play" and "sampled_actions". The batch holds
 
         observation           [B, *O]
         next_observation      [B, K, *O]   if there is a loss of consistency

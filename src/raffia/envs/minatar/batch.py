@@ -1,4 +1,4 @@
-"""A batch of MinAtar's games: many worlds, stepped by one compiled loop."""
+"""A batch of MinAtar's games: many games, stepped by one compiled loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.envs.minatar.world import ENDED, SIZE, TIME_OVER
+from raffia.envs.minatar.game import ENDED, SIZE, TIME_OVER
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["MinAtarBatch"]
+__all__ = ["MinAtarBatch", "RampingBatch"]
 
 CELL = 24  # pixels, of a picture's cells
 _GROUND = (18, 18, 24)
@@ -26,7 +26,7 @@ _COLOURS = (  # of the planes in a picture, in their order
 
 
 class MinAtarBatch:
-    """E worlds of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), written anew.
+    """E games of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), written anew.
 
     Observations are uint8 [channels, 10, 10], 255 where something is. Actions are those that do
     something in the game; with `all_actions` the six of all games: nothing, left, up, right, down,
@@ -38,23 +38,18 @@ class MinAtarBatch:
     (Discrete(n=3), Discrete(n=6))
     """
 
+    name: str
     channels: tuple[str, ...]  # what each plane shows
-    minimal_actions: tuple[int, ...]  # of the six, those that do something
+    minimal_actions: tuple[int, ...]  # those of the six that do something
+    num_words: int  # of a game's row
+    begin_rows: Callable[..., None]  # compiled; a static method
+    step_rows: Callable[..., None]
 
     def __init__(
-        self,
-        num_envs: int,
-        name: str,
-        *,
-        num_words: int,  # of a world
-        begin_rows: Callable[..., None],
-        step_rows: Callable[..., None],
-        sticky_actions: float,
-        all_actions: bool,
-        ramping: bool = False,
+        self, num_envs: int, *, sticky_actions: float = 0.1, all_actions: bool = False
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: there must be at least one world")
+            raise ValueError(f"num_envs={num_envs}: there must be at least one game")
         if not 0 <= sticky_actions <= 1:
             raise ValueError(f"sticky_actions={sticky_actions} must lie in 0..1, a probability")
         self.num_envs = num_envs
@@ -62,25 +57,24 @@ class MinAtarBatch:
             observation_shape=(len(self.channels), SIZE, SIZE),
             observation_dtype=torch.uint8,
             action=Discrete(6 if all_actions else len(self.minimal_actions)),
-            name=f"minatar/{name}",
+            name=f"minatar/{self.name}",
         )
         self._actions = np.array(range(6) if all_actions else self.minimal_actions)
-        self._sticky, self._ramping = float(sticky_actions), ramping
-        self._begin_rows, self._step_rows = begin_rows, step_rows
-        self._worlds = np.zeros((num_envs, num_words), np.int64)
-        self._worlds[:, ENDED] = 1  # until its first reset
+        self._sticky, self._ramping = float(sticky_actions), False
+        self._games = np.zeros((num_envs, self.num_words), np.int64)
+        self._games[:, ENDED] = 1  # until its first reset
         self._seen = np.zeros((num_envs, *self.spec.observation_shape), np.uint8)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
         numbers = chosen_rows(rows, self.num_envs)
         for row, seed in zip(numbers, checked_seeds(seeds, len(numbers)), strict=True):
-            self._worlds[row] = 0
+            self._games[row] = 0
             for half in range(2):
                 word = derive_seed(seed, "minatar", half)
-                self._worlds[row, 2 * half : 2 * half + 2] = word >> 31, word & 0xFFFFFFFF
+                self._games[row, 2 * half : 2 * half + 2] = word >> 31, word & 0xFFFFFFFF
         planes = self._planes(len(numbers))
-        self._begin_rows(self._worlds, np.array(numbers, np.int64), planes)
+        self.begin_rows(self._games, np.array(numbers, np.int64), planes)
         self._seen[numbers] = planes
         return TensorDict(observation=torch.from_numpy(planes), batch_size=[len(numbers)])
 
@@ -89,23 +83,23 @@ class MinAtarBatch:
         numbers = chosen_rows(rows, self.num_envs)
         actions = self._actions[checked_actions(action, self.spec, len(numbers))]
         index = np.array(numbers, np.int64)
-        over = self._worlds[index, ENDED] | self._worlds[index, TIME_OVER]
+        over = self._games[index, ENDED] | self._games[index, TIME_OVER]
         refuse_ended(index[over != 0].tolist())
         planes = self._planes(len(numbers))
         reward = np.empty(len(numbers), np.float32)
-        self._step_rows(self._worlds, index, actions, self._sticky, self._ramping, reward, planes)
+        self.step_rows(self._games, index, actions, self._sticky, self._ramping, reward, planes)
         self._seen[index] = planes
-        ended = self._worlds[index, ENDED] != 0
+        ended = self._games[index, ENDED] != 0
         return TensorDict(
             observation=torch.from_numpy(planes),
             reward=torch.from_numpy(reward),
             terminated=torch.from_numpy(ended),
-            truncated=torch.from_numpy((self._worlds[index, TIME_OVER] != 0) & ~ended),
+            truncated=torch.from_numpy((self._games[index, TIME_OVER] != 0) & ~ended),
             batch_size=[len(numbers)],
         )
 
     def render(self, row: int) -> Tensor:
-        """A picture of one world, uint8 [240, 240, 3]: each plane its colour, the first on top."""
+        """A picture of one game, uint8 [240, 240, 3]: each plane its colour, the first on top."""
         picture = np.empty((SIZE, SIZE, 3), np.uint8)
         picture[:] = _GROUND
         for plane in reversed(range(len(self.channels))):
@@ -117,3 +111,23 @@ class MinAtarBatch:
 
     def _planes(self, num_rows: int) -> Any:
         return np.zeros((num_rows, *self.spec.observation_shape), np.uint8)
+
+
+class RampingBatch(MinAtarBatch):
+    """A batch of a game that becomes harder with the steps, if `difficulty_ramping` says so.
+
+    >>> from raffia.envs.minatar.asterix import MinAtarAsterix
+    >>> MinAtarAsterix(2, difficulty_ramping=False).num_envs
+    2
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        sticky_actions: float = 0.1,
+        difficulty_ramping: bool = True,
+        all_actions: bool = False,
+    ) -> None:
+        super().__init__(num_envs, sticky_actions=sticky_actions, all_actions=all_actions)
+        self._ramping = difficulty_ramping

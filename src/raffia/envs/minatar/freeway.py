@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.compiled import compiled
 from raffia.envs.minatar.batch import MinAtarBatch
-from raffia.envs.minatar.world import (
+from raffia.envs.minatar.game import (
     DOWN,
     NONE,
     OWN,
@@ -22,6 +21,7 @@ from raffia.envs.minatar.world import (
     next_word,
     stuck_action,
 )
+from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarFreeway"]
 
@@ -37,75 +37,75 @@ _PACE = _WAIT + _LANES  # how long it waits each time; negative where it drives 
 _WORDS = _PACE + _LANES
 
 
-@compiled
-def _new_cars(world: Any) -> None:
+@kernel
+def _new_cars(game: Any) -> None:
     """Speeds and directions; the cars stay where they are."""
     for lane in range(_LANES):
-        world[_WAIT + lane] = world[_PACE + lane] = 1 + below(world, _SLOWEST)
+        game[_WAIT + lane] = game[_PACE + lane] = 1 + below(game, _SLOWEST)
     for lane in range(_LANES):
-        if next_word(world) < 0x80000000:
-            world[_PACE + lane] = -world[_PACE + lane]
+        if next_word(game) < 0x80000000:
+            game[_PACE + lane] = -game[_PACE + lane]
 
 
-@compiled
-def _begin(world: Any) -> None:
-    world[_ROW], world[_RESTING], world[_TIME_LEFT] = _START, _REST, _TIME
-    _new_cars(world)
+@kernel
+def _begin(game: Any) -> None:
+    game[_ROW], game[_RESTING], game[_TIME_LEFT] = _START, _REST, _TIME
+    _new_cars(game)
 
 
-@compiled
-def _act(world: Any, action: int) -> int:
-    if (action == UP or action == DOWN) and world[_RESTING] == 0:
-        world[_RESTING] = _REST
-        world[_ROW] = min(_START, world[_ROW] + (1 if action == DOWN else -1))
+@kernel
+def _act(game: Any, action: int) -> int:
+    if (action == UP or action == DOWN) and game[_RESTING] == 0:
+        game[_RESTING] = _REST
+        game[_ROW] = min(_START, game[_ROW] + (1 if action == DOWN else -1))
     reward = 0
-    if world[_ROW] == 0:
+    if game[_ROW] == 0:
         reward = 1
-        world[_ROW] = _START
-        _new_cars(world)
+        game[_ROW] = _START
+        _new_cars(game)
     for lane in range(_LANES):
-        here = world[_ROW] == lane + 1
-        hit = here and world[_X + lane] == _COLUMN
-        if world[_WAIT + lane] == 0:
-            pace = world[_PACE + lane]
-            world[_WAIT + lane] = abs(pace)
-            world[_X + lane] = (world[_X + lane] + (1 if pace > 0 else SIZE - 1)) % SIZE
-            hit = hit or (here and world[_X + lane] == _COLUMN)
+        here = game[_ROW] == lane + 1
+        hit = here and game[_X + lane] == _COLUMN
+        if game[_WAIT + lane] == 0:
+            pace = game[_PACE + lane]
+            game[_WAIT + lane] = abs(pace)
+            game[_X + lane] = (game[_X + lane] + (1 if pace > 0 else SIZE - 1)) % SIZE
+            hit = hit or (here and game[_X + lane] == _COLUMN)
         else:
-            world[_WAIT + lane] -= 1
+            game[_WAIT + lane] -= 1
         if hit:
-            world[_ROW] = _START
-    world[_RESTING] = max(0, world[_RESTING] - 1)
-    world[_TIME_LEFT] -= 1
-    world[TIME_OVER] = world[_TIME_LEFT] == 0
+            game[_ROW] = _START
+    game[_RESTING] = max(0, game[_RESTING] - 1)
+    game[_TIME_LEFT] -= 1
+    game[TIME_OVER] = game[_TIME_LEFT] == 0
     return reward
 
 
-@compiled
-def _draw(world: Any, planes: Any) -> None:
-    planes[0, world[_ROW], _COLUMN] = 255
+@kernel
+def _draw(game: Any, planes: Any) -> None:
+    planes[0, game[_ROW], _COLUMN] = 255
     for lane in range(_LANES):
-        x, pace = world[_X + lane], world[_PACE + lane]
+        x, pace = game[_X + lane], game[_PACE + lane]
         planes[1, lane + 1, x] = 255
         behind = (x + (SIZE - 1 if pace > 0 else 1)) % SIZE
         planes[1 + abs(pace), lane + 1, behind] = 255
 
 
-@compiled
-def _begin_rows(worlds: Any, rows: Any, planes: Any) -> None:
+@kernel
+def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
     for i in range(len(rows)):
-        _begin(worlds[rows[i]])
-        _draw(worlds[rows[i]], planes[i])
+        _begin(games[rows[i]])
+        _draw(games[rows[i]], planes[i])
 
 
-@compiled
+@kernel
 def _step_rows(
-    worlds: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
+    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
 ) -> None:
     for i in range(len(rows)):
-        world = worlds[rows[i]]
-        reward[i] = _act(world, stuck_action(world, action[i], sticky))
-        _draw(world, planes[i])
+        game = games[rows[i]]
+        reward[i] = _act(game, stuck_action(game, action[i], sticky))
+        _draw(game, planes[i])
 
 
 class MinAtarFreeway(MinAtarBatch):
@@ -121,18 +121,8 @@ class MinAtarFreeway(MinAtarBatch):
     8
     """
 
+    name = "freeway"
     channels = ("chicken", "car", "speed 1", "speed 2", "speed 3", "speed 4", "speed 5")
     minimal_actions = (NONE, UP, DOWN)
-
-    def __init__(
-        self, num_envs: int, *, sticky_actions: float = 0.1, all_actions: bool = False
-    ) -> None:
-        super().__init__(
-            num_envs,
-            "freeway",
-            num_words=_WORDS,
-            begin_rows=_begin_rows,
-            step_rows=_step_rows,
-            sticky_actions=sticky_actions,
-            all_actions=all_actions,
-        )
+    num_words = _WORDS
+    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)

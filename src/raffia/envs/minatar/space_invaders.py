@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.compiled import compiled
-from raffia.envs.minatar.batch import MinAtarBatch
-from raffia.envs.minatar.world import (
+from raffia.envs.minatar.batch import RampingBatch
+from raffia.envs.minatar.game import (
     ENDED,
     FIRE,
     LEFT,
@@ -22,6 +21,7 @@ from raffia.envs.minatar.world import (
     SIZE,
     stuck_action,
 )
+from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarSpaceInvaders"]
 
@@ -39,136 +39,136 @@ _SHOOT_EVERY = 10  # steps, of the aliens
 _SLOWEST, _FASTEST = 12, 6  # steps from one move of a full block to the next, by waves
 
 
-@compiled
-def _new_wave(world: Any) -> None:
-    world[_ALIENS : _ALIENS + _WAVE_ROWS] = _WAVE
+@kernel
+def _new_wave(game: Any) -> None:
+    game[_ALIENS : _ALIENS + _WAVE_ROWS] = _WAVE
 
 
-@compiled
-def _begin(world: Any) -> None:
-    world[_CANNON] = 5
-    world[_MARCH_EVERY] = world[_MARCH_IN] = _SLOWEST
-    world[_SHOOT_IN] = _SHOOT_EVERY
-    _new_wave(world)
+@kernel
+def _begin(game: Any) -> None:
+    game[_CANNON] = 5
+    game[_MARCH_EVERY] = game[_MARCH_IN] = _SLOWEST
+    game[_SHOOT_IN] = _SHOOT_EVERY
+    _new_wave(game)
 
 
-@compiled
-def _num_aliens(world: Any) -> int:
+@kernel
+def _num_aliens(game: Any) -> int:
     count = 0
     for row in range(SIZE):
-        word = world[_ALIENS + row]
+        word = game[_ALIENS + row]
         while word:
             word &= word - 1
             count += 1
     return count
 
 
-@compiled
-def _march(world: Any) -> None:
+@kernel
+def _march(game: Any) -> None:
     """One column on; at the end of the field a row down, and back from there."""
-    edge = 1 << _LOWEST if world[_TO_RIGHT] else 1
+    edge = 1 << _LOWEST if game[_TO_RIGHT] else 1
     at_edge = False
     for row in range(SIZE):
-        at_edge = at_edge or world[_ALIENS + row] & edge != 0
+        at_edge = at_edge or game[_ALIENS + row] & edge != 0
     if at_edge:
-        world[_TO_RIGHT] = 1 - world[_TO_RIGHT]
-        lowest = world[_ALIENS + _LOWEST]
+        game[_TO_RIGHT] = 1 - game[_TO_RIGHT]
+        lowest = game[_ALIENS + _LOWEST]
         if lowest:
-            world[ENDED] = 1
+            game[ENDED] = 1
         for row in range(_LOWEST, 0, -1):
-            world[_ALIENS + row] = world[_ALIENS + row - 1]
-        world[_ALIENS] = lowest  # it comes in again above, as the original's picture has it
+            game[_ALIENS + row] = game[_ALIENS + row - 1]
+        game[_ALIENS] = lowest  # it comes in again above, as the original's picture has it
     else:
         for row in range(SIZE):
-            aliens = world[_ALIENS + row]
-            world[_ALIENS + row] = aliens << 1 if world[_TO_RIGHT] else aliens >> 1
+            aliens = game[_ALIENS + row]
+            game[_ALIENS + row] = aliens << 1 if game[_TO_RIGHT] else aliens >> 1
 
 
-@compiled
-def _shoot(world: Any) -> None:
+@kernel
+def _shoot(game: Any) -> None:
     """The lowest alien of the column that is nearest to the cannon, of two the left one."""
     for distance in range(SIZE):
         for side in range(2):
-            column = world[_CANNON] + (distance if side else -distance)
+            column = game[_CANNON] + (distance if side else -distance)
             if 0 <= column < SIZE:
                 for row in range(_LOWEST, -1, -1):
-                    if world[_ALIENS + row] >> column & 1:
-                        world[_BOMBS + row] |= 1 << column
+                    if game[_ALIENS + row] >> column & 1:
+                        game[_BOMBS + row] |= 1 << column
                         return
 
 
-@compiled
-def _act(world: Any, action: int, ramping: bool) -> int:
-    if action == FIRE and world[_RELOAD] == 0:
-        world[_SHOTS + _LOWEST] |= 1 << world[_CANNON]
-        world[_RELOAD] = _RELOADING
+@kernel
+def _act(game: Any, action: int, ramping: bool) -> int:
+    if action == FIRE and game[_RELOAD] == 0:
+        game[_SHOTS + _LOWEST] |= 1 << game[_CANNON]
+        game[_RELOAD] = _RELOADING
     elif action == LEFT:
-        world[_CANNON] = max(0, world[_CANNON] - 1)
+        game[_CANNON] = max(0, game[_CANNON] - 1)
     elif action == RIGHT:
-        world[_CANNON] = min(_LOWEST, world[_CANNON] + 1)
+        game[_CANNON] = min(_LOWEST, game[_CANNON] + 1)
     for row in range(_LOWEST):
-        world[_SHOTS + row] = world[_SHOTS + row + 1]
-        world[_BOMBS + _LOWEST - row] = world[_BOMBS + _LOWEST - row - 1]
-    world[_SHOTS + _LOWEST] = world[_BOMBS] = 0
-    cannon = 1 << world[_CANNON]
-    if (world[_BOMBS + _LOWEST] | world[_ALIENS + _LOWEST]) & cannon:
-        world[ENDED] = 1
-    if world[_MARCH_IN] == 0:
-        world[_MARCH_IN] = min(_num_aliens(world), world[_MARCH_EVERY])
-        _march(world)
-        if world[_ALIENS + _LOWEST] & cannon:
-            world[ENDED] = 1
-    if world[_SHOOT_IN] == 0:
-        world[_SHOOT_IN] = _SHOOT_EVERY
-        _shoot(world)
-    before = _num_aliens(world)
+        game[_SHOTS + row] = game[_SHOTS + row + 1]
+        game[_BOMBS + _LOWEST - row] = game[_BOMBS + _LOWEST - row - 1]
+    game[_SHOTS + _LOWEST] = game[_BOMBS] = 0
+    cannon = 1 << game[_CANNON]
+    if (game[_BOMBS + _LOWEST] | game[_ALIENS + _LOWEST]) & cannon:
+        game[ENDED] = 1
+    if game[_MARCH_IN] == 0:
+        game[_MARCH_IN] = min(_num_aliens(game), game[_MARCH_EVERY])
+        _march(game)
+        if game[_ALIENS + _LOWEST] & cannon:
+            game[ENDED] = 1
+    if game[_SHOOT_IN] == 0:
+        game[_SHOOT_IN] = _SHOOT_EVERY
+        _shoot(game)
+    before = _num_aliens(game)
     for row in range(SIZE):
-        hit = world[_ALIENS + row] & world[_SHOTS + row]
-        world[_ALIENS + row] ^= hit
-        world[_SHOTS + row] ^= hit
-    left = _num_aliens(world)
-    world[_RELOAD] = max(0, world[_RELOAD] - 1)
-    world[_MARCH_IN] -= 1
-    world[_SHOOT_IN] -= 1
+        hit = game[_ALIENS + row] & game[_SHOTS + row]
+        game[_ALIENS + row] ^= hit
+        game[_SHOTS + row] ^= hit
+    left = _num_aliens(game)
+    game[_RELOAD] = max(0, game[_RELOAD] - 1)
+    game[_MARCH_IN] -= 1
+    game[_SHOOT_IN] -= 1
     if left == 0:
-        if ramping and world[_MARCH_EVERY] > _FASTEST:
-            world[_MARCH_EVERY] -= 1
-        _new_wave(world)
+        if ramping and game[_MARCH_EVERY] > _FASTEST:
+            game[_MARCH_EVERY] -= 1
+        _new_wave(game)
     return before - left
 
 
-@compiled
-def _draw(world: Any, planes: Any) -> None:
-    planes[0, _LOWEST, world[_CANNON]] = 255
+@kernel
+def _draw(game: Any, planes: Any) -> None:
+    planes[0, _LOWEST, game[_CANNON]] = 255
     for row in range(SIZE):
-        aliens = world[_ALIENS + row]
-        shots, bombs = world[_SHOTS + row], world[_BOMBS + row]
+        aliens = game[_ALIENS + row]
+        shots, bombs = game[_SHOTS + row], game[_BOMBS + row]
         for column in range(SIZE):
             alien = 255 * (aliens >> column & 1)
             planes[1, row, column] = alien
-            planes[3 if world[_TO_RIGHT] else 2, row, column] = alien
+            planes[3 if game[_TO_RIGHT] else 2, row, column] = alien
             planes[4, row, column] = 255 * (shots >> column & 1)
             planes[5, row, column] = 255 * (bombs >> column & 1)
 
 
-@compiled
-def _begin_rows(worlds: Any, rows: Any, planes: Any) -> None:
+@kernel
+def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
     for i in range(len(rows)):
-        _begin(worlds[rows[i]])
-        _draw(worlds[rows[i]], planes[i])
+        _begin(games[rows[i]])
+        _draw(games[rows[i]], planes[i])
 
 
-@compiled
+@kernel
 def _step_rows(
-    worlds: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
+    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
 ) -> None:
     for i in range(len(rows)):
-        world = worlds[rows[i]]
-        reward[i] = _act(world, stuck_action(world, action[i], sticky), ramping)
-        _draw(world, planes[i])
+        game = games[rows[i]]
+        reward[i] = _act(game, stuck_action(game, action[i], sticky), ramping)
+        _draw(game, planes[i])
 
 
-class MinAtarSpaceInvaders(MinAtarBatch):
+class MinAtarSpaceInvaders(RampingBatch):
     """E games of Space Invaders, seen as planes.
 
     They are the cannon, the aliens, the aliens if they march to the left, if to the right, the
@@ -180,24 +180,8 @@ class MinAtarSpaceInvaders(MinAtarBatch):
     24
     """
 
+    name = "space_invaders"
     channels = ("cannon", "alien", "alien left", "alien right", "friendly bullet", "enemy bullet")
     minimal_actions = (NONE, LEFT, RIGHT, FIRE)
-
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        sticky_actions: float = 0.1,
-        difficulty_ramping: bool = True,
-        all_actions: bool = False,
-    ) -> None:
-        super().__init__(
-            num_envs,
-            "space_invaders",
-            num_words=_WORDS,
-            begin_rows=_begin_rows,
-            step_rows=_step_rows,
-            sticky_actions=sticky_actions,
-            all_actions=all_actions,
-            ramping=difficulty_ramping,
-        )
+    num_words = _WORDS
+    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)

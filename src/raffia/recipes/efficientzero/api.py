@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
-from raffia.envs.make import make_env, refuse_world
+from raffia.envs.make import make_env, require_env_factory
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording
@@ -68,7 +68,7 @@ def train(
     ('finished', 120)
     """
     require_config(config, "efficientzero")
-    refuse_world(worlds)
+    require_env_factory(worlds)
     create_run(Path(folder), config, preset, _own(worlds, networks))
     with given_back(Path(folder)):
         return _sit(config, Path(folder), view, worlds, networks)

@@ -1,14 +1,14 @@
-"""What the games have in common: a world as one row of whole numbers, and its random stream.
+"""What the games have in common: a game as one row of whole numbers, and its random stream.
 
 The first words of a row are the same in all games; a game counts its own from `OWN` on. Everything
-that a world will ever do follows from its row and the actions.
+that a game will ever do follows from its row and the actions.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.compiled import compiled
+from raffia.jit.kernel import kernel
 
 __all__ = ["ENDED", "LAST_ACTION", "OWN", "SIZE", "TIME_OVER", "below", "next_word", "stuck_action"]
 
@@ -21,9 +21,9 @@ NONE, LEFT, UP, RIGHT, DOWN, FIRE = range(6)  # actions
 _WORD = 0xFFFFFFFF
 
 
-@compiled
-def next_word(world: Any) -> int:
-    """The next 32 bits of the world's random stream.
+@kernel
+def next_word(game: Any) -> int:
+    """The next 32 bits of the game's random stream.
 
     xoshiro128++ (Blackman & Vigna, "Scrambled linear pseudorandom number generators", 2021).
 
@@ -31,35 +31,35 @@ def next_word(world: Any) -> int:
     >>> next_word(np.array([1, 2, 3, 4]))
     641
     """
-    a, b, c, d = world[0], world[1], world[2], world[3]
+    a, b, c, d = game[0], game[1], game[2], game[3]
     total = (a + d) & _WORD
     result = ((((total << 7) & _WORD) | (total >> 25)) + a) & _WORD
     c, d = c ^ a, d ^ b
-    world[0], world[1], world[2] = a ^ d, b ^ c, c ^ ((b << 9) & _WORD)
-    world[3] = ((d << 11) & _WORD) | (d >> 21)
+    game[0], game[1], game[2] = a ^ d, b ^ c, c ^ ((b << 9) & _WORD)
+    game[3] = ((d << 11) & _WORD) | (d >> 21)
     return result
 
 
-@compiled
-def below(world: Any, n: int) -> int:
+@kernel
+def below(game: Any, n: int) -> int:
     """A random number of 0..n - 1.
 
     >>> import numpy as np
     >>> below(np.array([1, 2, 3, 4]), 6)
     0
     """
-    return (next_word(world) * n) >> 32
+    return (next_word(game) * n) >> 32
 
 
-@compiled
-def stuck_action(world: Any, action: int, sticky: float) -> int:
+@kernel
+def stuck_action(game: Any, action: int, sticky: float) -> int:
     """This action, or with probability `sticky` the one before it once more.
 
     >>> import numpy as np
     >>> stuck_action(np.array([1, 2, 3, 4, 5]), 2, sticky=1.0)
     5
     """
-    if next_word(world) < sticky * 4294967296.0:
-        action = world[LAST_ACTION]
-    world[LAST_ACTION] = action
+    if next_word(game) < sticky * 4294967296.0:
+        action = game[LAST_ACTION]
+    game[LAST_ACTION] = action
     return action
