@@ -489,7 +489,9 @@ def densify(td: Any, layout: torch.layout = torch.strided) -> Any:
     'TensorDict'
     """
     entries = {
-        name: value.densify(layout) if isinstance(value, Node) else value
+        name: value
+        if value.__class__ is Tensor or not isinstance(value, Node)
+        else value.densify(layout)
         for name, value in td._entries().items()
     }
     if all([entries[name] is value for name, value in td._entries().items()]):
@@ -1200,33 +1202,35 @@ def state_dict(
     out: Any = collections.OrderedDict() if destination is None else destination
     if not hasattr(out, "_metadata"):
         out._metadata = {}
-    written: dict[str, None] = {}
+    written: set[str] = set()
     _write_state(td, out, prefix, keep_vars, flatten, written)
     return out
 
 
 def _write_state(
-    td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: dict[str, None]
+    td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: set[str]
 ) -> None:
     if hasattr(td, "tensordicts"):
         td._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
-        if isinstance(value, Node) and not value._is_data() and flatten:
-            _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten, written)
-            continue
-        if prefix + name in written:
+        if value.__class__ is not Tensor and isinstance(value, Node):
+            if flatten and not value._is_data():
+                _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten, written)
+                continue
+        full = prefix + name
+        if full in written:
             raise KeyError(
-                f"two entries would be named {prefix + name!r} in the state dict; "
+                f"two entries would be named {full!r} in the state dict; "
                 "flatten=False gives nested dicts, in which they stay apart"
             )
-        written[prefix + name] = None
+        written.add(full)
         if isinstance(value, Tensor):
-            out[prefix + name] = value if keep_vars else value.detach()
+            out[full] = value if keep_vars else value.detach()
         elif value._is_data():
-            out._metadata[prefix + name] = _data_state(value)
+            out._metadata[full] = _data_state(value)
         else:
-            out[prefix + name] = value.state_dict(None, "", keep_vars, False)
+            out[full] = value.state_dict(None, "", keep_vars, False)
 
 
 def _data_state(node: Any) -> dict[str, Any]:

@@ -104,14 +104,16 @@ def collect_keys(
     """Append the nested keys of what lies below `node`; content comes before its node."""
     append = out.append
     for name, value in (node._d if node.__class__ is node._plain else node._peek()).items():
-        if value.__class__ is not Tensor and isinstance(value, Node):
-            if isinstance(value, Tensor):
-                pass  # an UnbatchedTensor: a leaf
-            elif is_leaf is None or not is_leaf(type(value)):
-                collect_keys(value, (*prefix, name), leaves_only, is_leaf, out)
-                if leaves_only:
-                    continue
-        append((*prefix, name) if prefix else name)
+        key = prefix + (name,) if prefix else name  # noqa: RUF005 (faster than unpacking)
+        if value.__class__ is Tensor:
+            append(key)
+            continue
+        # an UnbatchedTensor is a node and a tensor: a leaf
+        if not isinstance(value, Tensor) and (is_leaf is None or not is_leaf(type(value))):
+            collect_keys(value, key if prefix else (name,), leaves_only, is_leaf, out)
+            if leaves_only:
+                continue
+        append(key)
 
 
 def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
