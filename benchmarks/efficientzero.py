@@ -102,20 +102,20 @@ def parts_table(preset: str, rounds: int, clock: str) -> list[list[str]]:
         parts.run.close()
     seconds = {name: statistics.median(found) for name, found in times.items()}
     config = parts.config
-    steps = config.env.num_envs * config.collect.steps_per_turn
+    steps = config.env.num_envs * config.collect.rollout_length
     table = [[f"`{preset}`", "ms", "each second"]]
     for name, taken in seconds.items():
         rates = [f"{steps / taken:,.0f} env steps" if name == "collect" else f"{1 / taken:,.1f}"]
         if name in searched:
             rates.append(f"{searched[name] / taken:,.0f} simulations")
         table.append([name, digits(1e3 * taken), ", ".join(rates)])
-    share = config.targets.reanalyse_ratio
+    share = config.targets.reanalyze_ratio
     extra = seconds["targets, all searched anew"] - seconds["targets"]
     update = seconds["targets"] + share * extra + seconds["gradients"] + seconds["optimiser"]
     whole = seconds["collect"] / steps + config.collect.updates_per_env_step * update
     return [
         *table,
-        [f"an update (reanalyse {share})", digits(1e3 * update), f"{1 / update:,.1f}"],
+        [f"an update (reanalyze {share})", digits(1e3 * update), f"{1 / update:,.1f}"],
         ["an env step with all that goes with it", digits(1e3 * whole), f"{1 / whole:,.0f}"],
     ]
 

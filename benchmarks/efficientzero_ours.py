@@ -45,10 +45,11 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero.config import CollectConfig, EfficientZeroRun, ReplayConfig
-from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.loop import train
+from raffia.train.session import TrainingSession
 from raffia.train.view import PlainView
 
 # LightZero's CartPole configuration; supports, projection and norms are our defaults as well.
@@ -57,7 +58,7 @@ CARTPOLE = EfficientZeroRun(
     model=ModelConfig(latent_state_dim=LATENT, lstm_hidden_size=LSTM, head_hidden_channels=(HEAD,)),
     loss=LossConfig(lstm_horizon=HORIZON),
     targets=TargetConfig(
-        discount=DISCOUNT, n_step=5, target_interval=100, reanalyse_ratio=0.0, correct_horizon=False
+        discount=DISCOUNT, n_step=5, target_interval=100, reanalyze_ratio=0.0, correct_horizon=False
     ),
     optimizer=OptimizerConfig(name="adamw", learning_rate=3e-3, max_grad_norm=10.0),
     search=SearchConfig(num_simulations=25, temperatures=(TEMPERATURE,), temperature_from=(0.0,)),
@@ -135,10 +136,12 @@ class OurUpdate:
         return {"model": 1.0}
 
 
-def make_run(config: EfficientZeroRun, folder: Path, networks: ModelFactory | None = None) -> Run:
+def make_run(
+    config: EfficientZeroRun, folder: Path, networks: ModelFactory | None = None
+) -> EfficientZeroExperiment:
     """The parts of a run, joined; it shows nothing."""
     with open(os.devnull, "w") as nowhere:
-        return Run(config, folder, PlainView(nowhere), make_env, networks)
+        return EfficientZeroExperiment(config, folder, PlainView(nowhere), make_env, networks)
 
 
 class OurActing:
@@ -162,7 +165,7 @@ class OurActing:
 
     def __call__(self) -> Any:
         run = self.run
-        run.replay.extend(run.collector.collect(run._begin_turn(self.state), 1))
+        run.replay.extend(run.collector.collect(run._begin_rollout(self.state), 1))
 
     def shares(self) -> dict[str, float]:
         """Parts of it are `benchmarks.search`'s to tell."""
@@ -179,6 +182,7 @@ class OurTraining:
         self.folder = tempfile.TemporaryDirectory()
         config = CARTPOLE if case.policy == "train" else PRESETS["cartpole"]
         self.run = make_run(config, Path(self.folder.name))
+        self.session = TrainingSession(self.run)
         self.state = self.run.networks.init(0)
 
     def __call__(self) -> Any:
@@ -190,7 +194,7 @@ class OurTraining:
             num_updates=int(self.state["step"]) + self.num_updates,
             clock=run.clock,
             check=run.guard,
-            told=run.sitting.log.told,
+            on_metrics=self.session.log.on_metrics,
         )
         return reason
 
@@ -222,7 +226,7 @@ class Parts:
         self.apply()  # the first one takes longer
 
     def _analyst(self, ratio: float) -> Planner:
-        config = replace(self.config, targets=replace(self.config.targets, reanalyse_ratio=ratio))
+        config = replace(self.config, targets=replace(self.config.targets, reanalyze_ratio=ratio))
         stack = config.env.frame_stack
         model = self.run.networks.make_model(0)
         planner = Planner(model, self.run.env.spec, config, frame_stack=stack)
@@ -232,8 +236,8 @@ class Parts:
     def collect(self) -> None:
         """A turn: the newest weights, then so many steps in each world, put into the replay."""
         run = self.run
-        act = run._begin_turn(self.state)
-        run.replay.extend(run.collector.collect(act, self.config.collect.steps_per_turn))
+        act = run._begin_rollout(self.state)
+        run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))
 
     def targets(self, ratio: float) -> TensorDict:
         """A batch, of which this share of policies is searched anew and put back."""

@@ -1,4 +1,5 @@
-"""A world and networks of one's own, trained by EfficientZero: python examples/own_environment.py
+"""An environment and networks of one's own, trained by EfficientZero: python
+examples/own_environment.py
 
 A minute at most. The run's folder, runs/corridor, is one like any other: `raffia report
 runs/corridor` shows it, and `resume` of `raffia.recipes` goes on with it.
@@ -57,5 +58,5 @@ run = replace(
 
 if __name__ == "__main__":
     print(check_env(Corridor()))
-    result = train(run, "runs/corridor", worlds=env_factory(Corridor), networks=networks)
+    result = train(run, "runs/corridor", make_env=env_factory(Corridor), networks=networks)
     print(f"mean return {result.mean_return:.2f}; by where it begins the best is 0.94 to 0.98")

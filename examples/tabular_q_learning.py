@@ -18,7 +18,7 @@ from raffia import TensorDict
 from raffia.data import TensorDictMap
 
 NUM_ENVS, LEARNING_RATE, DISCOUNT = 32, 0.5, 0.99
-WORLDS = {  # steps of all environments together, options, the bonus for what was never tried
+ENVS = {  # steps of all environments together, options, the bonus for what was never tried
     "Taxi-v4": (800, {}, 0.05),
     "FrozenLake8x8-v1": (500, {"is_slippery": False}, 0.01),
 }
@@ -48,10 +48,10 @@ class Table:
         self.map.update(pairs, TensorDict(value=value, batch_size=state.shape), **how)
 
 
-def explore(world: str, bonus: float, epsilon: float, seed: int) -> list[float]:
+def explore(env: str, bonus: float, epsilon: float, seed: int) -> list[float]:
     """The mean reward of a step in each twentieth of the run."""
-    num_steps, options, _ = WORLDS[world]
-    envs = gym.make_vec(world, num_envs=NUM_ENVS, vectorization_mode="sync", **options)
+    num_steps, options, _ = ENVS[env]
+    envs = gym.make_vec(env, num_envs=NUM_ENVS, vectorization_mode="sync", **options)
     rng = torch.Generator().manual_seed(seed)
     num_actions = int(envs.single_action_space.n)
     q, counts = Table(num_actions), Table(num_actions)
@@ -88,7 +88,7 @@ def explore(world: str, bonus: float, epsilon: float, seed: int) -> list[float]:
             rewards, num_rewards = 0.0, 0
     envs.close()
     how = f"bonus {bonus:4.2f}  epsilon {epsilon:.1f}"
-    print(f"{world:18s} {how}   reward a step {curve[-1]:6.3f}   {len(q.map)} pairs seen")
+    print(f"{env:18s} {how}   reward a step {curve[-1]:6.3f}   {len(q.map)} pairs seen")
     return curve
 
 
@@ -96,16 +96,16 @@ def main() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(WORLDS), figsize=(10, 4), layout="constrained")
-    for axis, (world, (num_steps, _, bonus)) in zip(axes, WORLDS.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(ENVS), figsize=(10, 4), layout="constrained")
+    for axis, (env, (num_steps, _, bonus)) in zip(axes, ENVS.items(), strict=True):
         for label, how in {
             "random one time in five": {"bonus": 0.0, "epsilon": 0.2},
             "bonus for what is rare": {"bonus": bonus, "epsilon": 0.0},
         }.items():
-            curve = explore(world, seed=0, **how)
+            curve = explore(env, seed=0, **how)
             env_steps = [NUM_ENVS * num_steps * (i + 1) / 20 for i in range(20)]
             axis.plot(env_steps, curve, label=label)
-        axis.set(title=world, xlabel="env steps", ylabel="mean reward of a step")
+        axis.set(title=env, xlabel="env steps", ylabel="mean reward of a step")
         axis.legend(frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig("tabular_q_learning.png", dpi=120)

@@ -8,7 +8,7 @@ The map of the package:
 - `raffia.search`: planning: batched tree search with a model.
 - `raffia.functional`: returns, transforms, losses, optimisers, seeds.
 - `raffia.learner`: what a learner is.
-- `raffia.envs`: worlds, and the contract between them and who acts in them.
+- `raffia.envs`: environments, and the contract between them and who acts in them.
 - `raffia.lm`: language models, tokenizers, dialogues with rewards, decoding.
 - `raffia.algorithms.efficientzero`: EfficientZero: networks, targets, loss, learner, planner.
 - `raffia.train`: the loop, streams, checkpoints, settings.

@@ -34,7 +34,7 @@ def tiny(num_env_steps=80, *, every_updates=5, **changes):
         config,
         loss=replace(config.loss, unroll_steps=5),
         targets=replace(config.targets, n_step=5),
-        collect=replace(config.collect, updates_per_env_step=0.25, steps_per_turn=1),
+        collect=replace(config.collect, updates_per_env_step=0.25, rollout_length=1),
         checkpoint=replace(config.checkpoint, every_updates=every_updates),
         evaluate=replace(config.evaluate, every_env_steps=60),
     )
@@ -165,7 +165,7 @@ def test_runs_are_listed(pole, capsys):
     assert row.split()[1:5] == ["CartPole-v1", "0", "finished", "80"]
 
 
-def test_worlds_and_the_machine_are_checked(capsys, tmp_path, monkeypatch):
+def test_envs_and_the_machine_are_checked(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["check-env", "CartPole-v1", "--steps", "20"]) == 0
     assert main(["doctor"]) == 0
@@ -246,9 +246,9 @@ def stopped_by_nan(config, home, capsys):
     assert err.count("\n") == 2 and "The run failed after update" in err, err
     error = err.strip()
     assert error.startswith("error: update ") and "Traceback" not in error and len(error) < 1500
-    (damage,) = (run / "damage").iterdir()
-    assert str(damage) in error
-    assert {path.name for path in damage.iterdir()} == {"batch.safetensors", "report.json"}
+    (dump,) = (run / "nan_dump").iterdir()
+    assert str(dump) in error
+    assert {path.name for path in dump.iterdir()} == {"batch.safetensors", "report.json"}
     said = []
     assert Checkpoints(run / "checkpoints").newest(said.append) and said == []
     return run, error
@@ -263,7 +263,7 @@ def register():
 
 
 @pytest.mark.parametrize("where", ["observation", "reward"])
-def test_nan_in_a_world_is_told(where, register, tmp_path, capsys):
+def test_nan_in_an_environment_is_told(where, register, tmp_path, capsys):
     name = f"Broken{where}-v0"
     register(name, entry_point=lambda: Broken(where))
     config = tiny(200, every_updates=1)
@@ -408,7 +408,7 @@ def test_a_second_signal_leaves_at_once(tmp_path):
         search=replace(config.search, num_simulations=300),
         env=replace(config.env, num_envs=64),
         collect=replace(
-            config.collect, num_env_steps=64_000, steps_per_turn=300, random_env_steps=0
+            config.collect, num_env_steps=64_000, rollout_length=300, random_env_steps=0
         ),
     )
     run = tmp_path / "run"

@@ -10,8 +10,8 @@ from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero import match as matches
 from raffia.recipes.efficientzero.match import Match
-from raffia.recipes.run_folder import RunError
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
 
 
 class Scripted:
@@ -142,7 +142,7 @@ def test_a_match_says_who_won_and_is_not_shared():
     assert other.legal == list(range(9)) and other.winner is None
 
 
-def test_other_worlds_are_refused():
+def test_other_envs_are_refused():
     class Walker:
         spec = EnvSpec(observation_shape=(1,), action=Discrete(2), name="walker")
 

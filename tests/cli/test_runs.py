@@ -552,24 +552,26 @@ def test_a_report_is_written(here, capsys):
     assert "<html" in Path("both.html").read_text()
 
 
-def test_a_world_is_checked(capsys):
+def test_a_env_is_checked(capsys):
     assert main("check-env probe/delay --steps 20".split()) == 0
     said = capsys.readouterr().out
     assert said.startswith("probe/delay keeps the contract\nok ")
 
 
-def test_a_world_that_fails_is_told_by_the_exit_status(monkeypatch, capsys):
+def test_a_env_that_fails_is_told_by_the_exit_status(monkeypatch, capsys):
     from raffia.envs.check import Finding, Report
 
     found = Report("mine", (Finding("numbers", "fails", "nan at step 3", "give finite ones"),))
-    monkeypatch.setattr("raffia.recipes.worlds.check_world", lambda name, seed, num_steps: found)
+    monkeypatch.setattr(
+        "raffia.recipes.environments.check_env_id", lambda name, seed, num_steps: found
+    )
     assert main(["check-env", "mine"]) == 1
     said = capsys.readouterr().out
     assert said.splitlines()[0] == "mine does not keep the contract"
     assert "fails  numbers: nan at step 3" in said
 
 
-def test_an_unknown_world_gets_the_nearest(capsys):
+def test_an_unknown_env_gets_the_nearest(capsys):
     assert "Did you mean 'CartPole-v1'?" in fails("check-env Cartpole-v1", capsys, status=1)
     assert "raffia check-env CartPole-v1" in fails("check-env", capsys)
 

@@ -15,9 +15,9 @@ from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.run_folder import RunError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints
+from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
 
 CLEAN = (OSError, RunError, CheckpointError, DamagedFileError)  # what a user may get to see

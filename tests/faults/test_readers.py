@@ -27,11 +27,12 @@ from raffia.recipes import ilql
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import read_run
 from raffia.report.page import write_report
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.config import ConfigError, read_config, to_json
+from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
 
 OURS = (DamagedFileError, ConfigError, RunError, CheckpointError, FileNotFoundError)

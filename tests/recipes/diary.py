@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ import torch
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero import evaluation as evaluation_module
 from raffia.recipes.efficientzero import experiment as run_module
-from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.train.checkpoint import Checkpoints
+from raffia.train.session import TrainingSession
 from tests.recipes.runs import Quiet
 
 
@@ -25,20 +26,21 @@ class Diary:
         ("save", update) and ("log", update). Weights are known by the update they came of.
     """
 
-    def __init__(self, config, folder, worlds=make_env):
+    def __init__(self, config, folder, make_env=make_env):
         folder.mkdir()
         self.config, self.folder, self.events = config, folder, []
         self.states, self.windows, self.batches, self.metrics, self.updates = [], [], [], [], []
         self.replayed = []  # what can be drawn, what was, and which priorities it got
         with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
-            self.run = run = Run(config, folder, Quiet(), worlds, None)
+            self.run = run = EfficientZeroExperiment(config, folder, Quiet(), make_env, None)
             opened.callback(run.close)
+            session = opened.enter_context(closing(TrainingSession(run)))
             self._watch_playing(patch)
             self._watch_replay(run.stream)
             self._watch_learning(run)
             self._watch_files(patch)
-            self.result = run.go(lambda: False, lambda: None)
-            self.last = run.checkpoints.newest().tensors("state")
+            self.result = session.run()
+            self.last = session.checkpoints.newest().tensors("state")
         self._name_weights()
 
     def rows(self, kind):
@@ -84,8 +86,8 @@ class Diary:
             return at_random(*args, **options)
 
         def makes_batch(windows, planner, *, generator, total, correction_interval):
-            assert planner is run.analyst
-            beta = run.replays.replay.beta
+            assert planner is run.reanalyze_planner
+            beta = run.replay.beta
             noted = (-1.0 if beta is None else beta, self._seen_by(planner))
             self.events.append(("batch", *noted, correction_interval, len(windows)))
             self.windows.append(windows.clone())
@@ -229,7 +231,7 @@ def expected(config, returns):
     for update in range(num_updates):
         due = collect.random_env_steps + math.ceil((update + 1) / collect.updates_per_env_step)
         while step < min(due, collect.num_env_steps):
-            for _ in range(collect.steps_per_turn):
+            for _ in range(collect.rollout_length):
                 # A turn is begun with what was known before it.
                 if _turn_begins(step, config) < collect.random_env_steps:
                     events.append(("random", step))
@@ -275,7 +277,7 @@ def expected(config, returns):
 
 def _turn_begins(step, config):
     """The step at which the turn begins that this step is of."""
-    return step - step % (config.env.num_envs * config.collect.steps_per_turn)
+    return step - step % (config.env.num_envs * config.collect.rollout_length)
 
 
 def assert_same(found, wanted):

@@ -13,7 +13,7 @@ from raffia.train.view import PlainView
 
 
 def short(num_env_steps=160, **changes) -> EfficientZeroRun:
-    """The smoke preset, shorter, and with all that has a state: priorities, reanalyse, stacks."""
+    """The smoke preset, shorter, and with all that has a state: priorities, reanalyze, stacks."""
     smoke = PRESETS["smoke"]
     return replace(
         smoke,
@@ -21,7 +21,7 @@ def short(num_env_steps=160, **changes) -> EfficientZeroRun:
             "env": replace(smoke.env, num_envs=4, frame_stack=2),
             "search": replace(smoke.search, num_simulations=4),
             "replay": replace(smoke.replay, batch_size=16),
-            "targets": replace(smoke.targets, n_step=5, reanalyse_ratio=0.25, target_interval=20),
+            "targets": replace(smoke.targets, n_step=5, reanalyze_ratio=0.25, target_interval=20),
             "collect": replace(smoke.collect, num_env_steps=num_env_steps, random_env_steps=40),
             "evaluate": replace(smoke.evaluate, every_env_steps=50, num_episodes=2, max_steps=20),
             "checkpoint": replace(smoke.checkpoint, every_updates=7),
@@ -41,7 +41,7 @@ class Quiet(PlainView):
         if status.update in self.at:
             self.at.pop(status.update)()
 
-    def say(self, line):
+    def message(self, line):
         self.said.append(line)
 
 

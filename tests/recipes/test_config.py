@@ -35,7 +35,7 @@ from raffia.recipes.efficientzero.presets import PRESETS
         (ReplayConfig, {"batch_size": 0}, "batch_size=0 must be at least 1"),
         (ReplayConfig, {"beta": 1.5}, "beta=1.5 must lie in 0..1"),
         (CollectConfig, {"updates_per_env_step": 0.0}, "updates_per_env_step=0.0 must be above 0"),
-        (CollectConfig, {"steps_per_turn": 0}, "steps_per_turn=0 must be at least 1"),
+        (CollectConfig, {"rollout_length": 0}, "rollout_length=0 must be at least 1"),
         (EvaluateConfig, {"every_env_steps": 0}, "every_env_steps=0 must be at least 1"),
         (EvaluateConfig, {"num_episodes": 0}, "num_episodes=0 must be at least 1"),
         (CheckpointConfig, {"every_updates": 0}, "every_updates=0 must be at least 1"),

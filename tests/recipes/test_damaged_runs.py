@@ -12,8 +12,9 @@ from raffia.cli.runs import refuse_taken
 from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.recipes import efficientzero, ilql
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.recipes.run_folder import RunError, create_run, find_checkpoint, read_run
+from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
 from raffia.tensordict import disk
+from raffia.train.experiment import RunError
 
 from .ilql_runs import write_chats
 from .runs import Quiet, short

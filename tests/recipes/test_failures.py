@@ -40,7 +40,7 @@ def fail(folder, every_updates):
     )
     Breaks.steps = 0
     with pytest.raises(KeyError, match="no piece stands there") as caught:
-        train(config, folder, worlds=env_factory(Breaks), view=Quiet())
+        train(config, folder, make_env=env_factory(Breaks), view=Quiet())
     return caught.value
 
 
@@ -78,5 +78,5 @@ def test_lists_and_reports_show_it(tmp_path, capsys):
 def test_a_resume_takes_the_failure_back(tmp_path):
     fail(tmp_path / "run", every_updates=2)
     Breaks.steps = -10_000
-    assert resume(tmp_path / "run", worlds=env_factory(Breaks), view=Quiet()).reason == "finished"
+    assert resume(tmp_path / "run", make_env=env_factory(Breaks), view=Quiet()).reason == "finished"
     assert read_run(tmp_path / "run").state == "finished" and not read_run(tmp_path / "run").failure

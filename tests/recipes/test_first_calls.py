@@ -44,7 +44,7 @@ class TestTrain:
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(
-        ("worlds", "message"),
+        ("envs", "message"),
         [
             (cartpole(), r"make_env is one environment, a .*: pass make_env=env_factory\(make\)"),
             (
@@ -58,13 +58,13 @@ class TestTrain:
             ),
         ],
     )
-    def test_an_environment_in_place_of_what_makes_them(self, tmp_path, worlds, message):
+    def test_an_environment_in_place_of_what_makes_them(self, tmp_path, envs, message):
         with pytest.raises(TypeError, match=message):
-            train(short(), tmp_path / "run", worlds=worlds, view=Quiet())
+            train(short(), tmp_path / "run", make_env=envs, view=Quiet())
         assert not (tmp_path / "run").exists()
 
     def test_environments_of_gymnasium_can_be_trained_on_as_they_are(self, tmp_path):
-        result = train(short(48), tmp_path / "run", worlds=env_factory(cartpole), view=Quiet())
+        result = train(short(48), tmp_path / "run", make_env=env_factory(cartpole), view=Quiet())
         assert result.reason == "finished"
 
 

@@ -29,10 +29,11 @@ from raffia.recipes.ilql.config import (
 )
 from raffia.recipes.ilql.data import make_lessons, play_games
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import read_run
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
-from raffia.train.damage import NonFiniteError
+from raffia.train.experiment import RunError
+from raffia.train.nan_guard import NonFiniteError
 from tests.recipes.runs import Quiet, same, short, terminate
 from tests.recipes.test_kills import PROGRAM, ROOT, newest_update, of_time, scalars
 from tests.train.kills import run_with_kills
@@ -57,7 +58,7 @@ def brief(**changes) -> ILQLRun:
 
 
 def rows(folder, *kinds):
-    """What was written down, without the sittings and without times."""
+    """What was written down, without the sessions and without times."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if not of_time(name)}
@@ -190,7 +191,7 @@ def test_nan_stops_the_run_before_it_is_saved(tmp_path):
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=1e30))
     with pytest.raises(NonFiniteError, match="update 2 is not finite: .*Nothing of it was saved"):
         train(config, tmp_path / "run", view=Quiet())
-    assert (tmp_path / "run" / "damage").exists() and last(tmp_path / "run") is None
+    assert (tmp_path / "run" / "nan_dump").exists() and last(tmp_path / "run") is None
 
 
 def test_a_run_ends_at_its_target(tmp_path):

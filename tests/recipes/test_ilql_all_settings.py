@@ -1,6 +1,7 @@
 """Each setting of a run of ILQL acts, and acts there; see `test_settings`."""
 
 import ast
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import fitted
 from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, WordleConfig
 from raffia.recipes.ilql.data import make_wordle
-from raffia.recipes.ilql.experiment import DialogueRun
+from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from raffia.train.config import setting_names
+from raffia.train.session import TrainingSession
 from tests.recipes.ilql_runs import of_file, write_chats, write_model
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import changed, with_all
@@ -258,8 +260,9 @@ def test_words_come_from_a_file(plain, tmp_path):
 
 def test_networks_lie_on_the_device(tmp_path):
     (tmp_path / "run").mkdir()
-    run = DialogueRun(changed(WORDLE, "device", "meta"), tmp_path / "run", Quiet())
-    state, batch = run.sitting._begin(), next(run._batches(0))
+    run = ILQLExperiment(changed(WORDLE, "device", "meta"), tmp_path / "run", Quiet())
+    with closing(TrainingSession(run)) as session:
+        state, batch = session._begin(), next(run._batches(0))
     for tree in (state, batch):
         assert {value.device.type for value in tree.values(True, True)} == {"meta"}
     run.close()

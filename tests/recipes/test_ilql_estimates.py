@@ -21,7 +21,7 @@ from raffia.cli.evaluate_ilql import figures, table
 from raffia.recipes.ilql import evaluate, fitted, load_agent, train
 from raffia.recipes.ilql.config import DialogueDataConfig
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate
-from raffia.recipes.ilql.experiment import DialogueRun
+from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from raffia.report.folder import read_run
@@ -47,7 +47,7 @@ def test_a_member_gains_nothing_by_other_weights_of_its_loss(name, tmp_path):
     """Three members of the same networks, who only learn by other numbers."""
     config = method(name, population(tmp_path))
     (tmp_path / "run").mkdir()
-    run = DialogueRun(config, tmp_path / "run", Quiet())
+    run = ILQLExperiment(config, tmp_path / "run", Quiet())
     state = run.init()
     for entries in (state["params"], state["target"]):
         for tensor in entries.values(True, True):

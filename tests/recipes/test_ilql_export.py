@@ -18,7 +18,8 @@ from raffia.recipes.ilql import fitted, load_agent, train
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, LoRAConfig
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.recipes.run_folder import RunError, create_run
+from raffia.recipes.run_folder import create_run
+from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
 
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from raffia.recipes.ilql import train
 from raffia.recipes.ilql.config import WordleConfig
 from raffia.recipes.ilql.data import make_wordle, play_games, told_template
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.recipes.run_folder import RunError
+from raffia.train.experiment import RunError
 
 from .runs import Quiet
 

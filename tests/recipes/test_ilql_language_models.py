@@ -13,8 +13,9 @@ from raffia.lm.lora import merge_lora
 from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
 from raffia.recipes.ilql.config import LoRAConfig
 from raffia.recipes.ilql.networks import Networks
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import read_run
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
 from tests.recipes.ilql_runs import (
     NUM_TOKENS,
     Asked,

@@ -17,7 +17,8 @@ from raffia.recipes.ilql import fitted, resume, train
 from raffia.recipes.ilql.data import make_lessons
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.ilql.sizes import with_threads
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import read_run
+from raffia.train.experiment import RunError
 from tests.recipes.ilql_runs import (
     last,
     of_file,

@@ -23,7 +23,7 @@ PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 
 
 def plain(num_env_steps, every_updates):
-    """Priorities, reanalyse, a stack of frames, evaluations."""
+    """Priorities, reanalyze, a stack of frames, evaluations."""
     config = short(num_env_steps)
     return replace(
         config,
@@ -114,7 +114,7 @@ def assert_same_run(straight, killed):
 
 
 def rows(folder):
-    """What was written down, without the sittings and without times."""
+    """What was written down, without the sessions and without times."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if not of_time(name)}
@@ -167,7 +167,7 @@ def brief():
         config,
         loss=replace(config.loss, unroll_steps=5),
         targets=replace(config.targets, n_step=5),
-        collect=replace(config.collect, updates_per_env_step=0.25, steps_per_turn=1),
+        collect=replace(config.collect, updates_per_env_step=0.25, rollout_length=1),
     )
 
 

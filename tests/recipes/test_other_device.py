@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.make import make_env
-from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.session import TrainingSession
 from tests import elsewhere
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import BASES, VECTOR, changed, with_all
@@ -87,9 +89,10 @@ def test_networks_on_a_device_of_python_plan_as_those_on_the_cpu():
 def test_a_run_on_a_gpu_ends(base, tmp_path):
     config = changed(with_all(BASES[base]), "device", "cuda")
     (tmp_path / "run").mkdir()
-    run = Run(config, tmp_path / "run", Quiet(), make_env, None)
-    assert run.go(lambda: False, lambda: None).reason == "finished"
-    state = run.checkpoints.newest().tensors("state")
+    run = EfficientZeroExperiment(config, tmp_path / "run", Quiet(), make_env, None)
+    with closing(TrainingSession(run)) as session:
+        assert session.run().reason == "finished"
+    state = session.checkpoints.newest().tensors("state")
     assert bool(
         torch.cat([value.flatten() for value in state["params"].values(True, True)])
         .isfinite()
@@ -99,12 +102,15 @@ def test_a_run_on_a_gpu_ends(base, tmp_path):
 
 
 def test_networks_and_states_lie_on_the_device(tmp_path):
-    """The rest is as it is elsewhere: worlds and replay on the CPU."""
+    """The rest is as it is elsewhere: environments and replay on the CPU."""
     (tmp_path / "run").mkdir()
-    run = Run(replace(VECTOR, device="meta"), tmp_path / "run", Quiet(), make_env, None)
-    state = run.sitting._begin()
+    run = EfficientZeroExperiment(
+        replace(VECTOR, device="meta"), tmp_path / "run", Quiet(), make_env, None
+    )
+    with closing(TrainingSession(run)) as session:
+        state = session._begin()
     assert {value.device.type for value in state.values(True, True)} == {"meta"}
-    assert run.actor._device.type == run.analyst._device.type == "meta"
+    assert run.actor._device.type == run.reanalyze_planner._device.type == "meta"
     assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
     run.close()
 

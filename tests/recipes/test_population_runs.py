@@ -167,7 +167,7 @@ def test_batch_sizes_and_parts_of_a_batch():
 
 
 def played(**changes):
-    """Three members in six worlds, with reanalyse, priorities and target networks that are old."""
+    """Three members in six environments, with reanalyze, priorities and old target networks."""
     return short(
         env=replace(PRESETS["smoke"].env, num_envs=6, frame_stack=2),
         population=PopulationConfig(size=3, spread=30.0, parameters=0.5, **changes),
@@ -186,7 +186,7 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     assert state.batch_size == (3,)
     assert len(set(state["hyper", "learning_rate"].tolist())) > 1
     agent = efficientzero.load_agent(tmp_path / "run")
-    observation = torch.zeros(2, 2, 4)  # two worlds, two frames
+    observation = torch.zeros(2, 2, 4)  # two environments, two frames
     assert agent.act(TensorDict(observation=observation, batch_size=[2]))["action"].shape == (2,)
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
 
@@ -266,7 +266,7 @@ def test_dialogues_are_shared_by_all():
         replace(RUN, population=replace(POPULATION, replay="own"))
 
 
-def test_worlds_that_cannot_be_shared_out():
+def test_envs_that_cannot_be_shared_out():
     with pytest.raises(ValueError, match=r"not as many for each: take env\.num_envs=9"):
         replace(played(), env=replace(played().env, num_envs=7))
 

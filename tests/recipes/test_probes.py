@@ -1,4 +1,4 @@
-"""Whole runs in worlds whose values are known: what is learnt is what is true.
+"""Whole runs in environments whose values are known: what is learnt is what is true.
 
 Each run goes through all that a long one does: collecting, replay, targets, learner, checkpoint.
 """
@@ -65,7 +65,7 @@ def run_of(name, *, num_updates=240, **changes):
                 pred_out=16,
             ),
             loss=LossConfig(unroll_steps=2, lstm_horizon=2, consistency_weight=0.2),
-            targets=TargetConfig(discount=GAMMA, n_step=3, target_interval=10, reanalyse_ratio=0.0),
+            targets=TargetConfig(discount=GAMMA, n_step=3, target_interval=10, reanalyze_ratio=0.0),
             optimizer=OptimizerConfig(
                 name="adamw",
                 learning_rate=5e-3,
@@ -88,13 +88,13 @@ def run_of(name, *, num_updates=240, **changes):
 
 
 def trained(config, folder, make=None):
-    """The agent of a finished run, in a world that is made by `make` in place of one by name."""
+    """The agent of a finished run, in an environment made by `make` in place of one by name."""
 
-    def worlds(env, *, num_envs=None, evaluation=False, render=False):
+    def envs(env, *, num_envs=None, evaluation=False, render=False):
         num = env.num_envs if num_envs is None else num_envs
         return make(num)
 
-    more = {} if make is None else {"worlds": worlds}
+    more = {} if make is None else {"make_env": envs}
     assert train(config, folder / "run", view=Quiet(), **more).reason == "finished"
     return load_agent(folder / "run", "newest", **more)
 

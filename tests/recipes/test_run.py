@@ -9,9 +9,10 @@ import torch
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import read_run
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.damage import NonFiniteError
+from raffia.train.experiment import RunError
+from raffia.train.nan_guard import NonFiniteError
 from tests.recipes.runs import Quiet, last_state, same, short, terminate
 
 
@@ -117,7 +118,7 @@ def test_a_run_that_cannot_go_on_with_another_config_keeps_its_own(tmp_path):
     assert resume(tmp_path / "run", config=short(num_env_steps=140), view=Quiet()).env_step == 140
 
 
-def test_a_world_that_is_not_there_leaves_no_folder_behind(tmp_path):
+def test_a_env_that_is_not_there_leaves_no_folder_behind(tmp_path):
     config = short()
     config = replace(config, env=replace(config.env, id="CartPol-v1"))
     with pytest.raises(ValueError, match="CartPole-v1"):
@@ -228,24 +229,24 @@ class Breaks:
 
 
 def test_nan_in_an_observation_stops_the_run_with_its_place(tmp_path):
-    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+    def envs(config, *, evaluation=False, render=False, num_envs=None):
         return SerialBatch([Breaks() for _ in range(num_envs or config.num_envs)])
 
     with pytest.raises(NonFiniteError, match="observation: nan in rows 0, 1, 2, 3") as raised:
-        train(short(), tmp_path / "run", view=Quiet(), worlds=worlds)
-    assert (tmp_path / "run" / "damage").exists()
+        train(short(), tmp_path / "run", view=Quiet(), make_env=envs)
+    assert (tmp_path / "run" / "nan_dump").exists()
     assert "batch.safetensors" in str(list((tmp_path / "run").rglob("*")))
     assert raised.value.path
 
 
 @pytest.mark.parametrize("place", ["observation", "reward"])
 def test_nan_in_an_evaluation_is_looked_for_where_it_is(place, tmp_path):
-    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+    def envs(config, *, evaluation=False, render=False, num_envs=None):
         where = place if evaluation else "nowhere"
         return SerialBatch([Breaks(where) for _ in range(num_envs or config.num_envs)])
 
     with pytest.raises(NonFiniteError, match=f"batch {place}: nan in rows 0, 1") as raised:
-        train(short(), tmp_path / "run", view=Quiet(), worlds=worlds)
+        train(short(), tmp_path / "run", view=Quiet(), make_env=envs)
     saved = TensorDict.load(f"{raised.value.path}/batch.safetensors")
     assert saved[place].isnan().any()
 
@@ -260,17 +261,20 @@ def corridor(config, *, evaluation=False, render=False, num_envs=None):
     return SerialBatch([Breaks("nowhere") for _ in range(num_envs or config.num_envs)])
 
 
-def test_a_run_in_worlds_of_ones_own_is_not_resumed_in_others(tmp_path):
-    folder, config = tmp_path / "run", short(num_env_steps=60)  # whose env.id is of another world
-    train(config, folder, view=Quiet(), worlds=corridor)
+def test_a_run_in_envs_of_ones_own_is_not_resumed_in_others(tmp_path):
+    folder, config = (
+        tmp_path / "run",
+        short(num_env_steps=60),
+    )  # whose env.id is of another environment
+    train(config, folder, view=Quiet(), make_env=corridor)
     for call in (resume, load_agent, lambda run: evaluate(run, episodes=1)):
-        with pytest.raises(RunError, match="begun with worlds of its own: pass the same"):
+        with pytest.raises(RunError, match="begun with custom make_env: pass the same"):
             call(folder)
     longer = short(num_env_steps=80)
-    assert resume(folder, config=longer, view=Quiet(), worlds=corridor).env_step == 80
-    with pytest.raises(RunError, match="worlds of its own"):
+    assert resume(folder, config=longer, view=Quiet(), make_env=corridor).env_step == 80
+    with pytest.raises(RunError, match="custom make_env"):
         resume(folder)
-    assert load_agent(folder, worlds=corridor).spec.name == "breaks"
+    assert load_agent(folder, make_env=corridor).spec.name == "breaks"
 
 
 def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
@@ -283,7 +287,7 @@ def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
         return make_model(spec, config.model, frame_stack=2)
 
     train(config, tmp_path / "run", view=Quiet(), networks=networks)
-    with pytest.raises(RunError, match=r"networks of its own: .*networks=\.\.\."):
+    with pytest.raises(RunError, match=r"custom networks: .*networks=\.\.\."):
         resume(tmp_path / "run", view=Quiet())
     assert resume(tmp_path / "run", view=Quiet(), networks=networks).reason == "finished"
 
@@ -319,19 +323,19 @@ def test_a_device_that_is_not_there_is_said(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_worlds_are_closed_if_a_run_cannot_be_made(tmp_path):
+def test_envs_are_closed_if_a_run_cannot_be_made(tmp_path):
     closed = []
 
     class Closes(SerialBatch):
         def close(self):
             closed.append(self)
 
-    def worlds(config, *, evaluation=False, render=False, num_envs=None):
+    def envs(config, *, evaluation=False, render=False, num_envs=None):
         return Closes([Breaks() for _ in range(num_envs or config.num_envs)])
 
     with pytest.raises(ValueError, match="is of images"):
         config = short(loss=replace(short().loss, augmentation=("shift",)))
-        train(config, tmp_path / "run", view=Quiet(), worlds=worlds)
+        train(config, tmp_path / "run", view=Quiet(), make_env=envs)
     assert len(closed) == 1
 
 
@@ -384,3 +388,21 @@ def test_a_run_does_not_go_on_with_another_learner(part, change, finished, tmp_p
     with pytest.raises(RunError, match="is of other networks or another optimizer"):
         resume(tmp_path / "run", config=other, view=Quiet())
     assert read_run(tmp_path / "run") == short()
+
+
+def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
+    """Its settings had other names, and so had what the caller gave."""
+    result = train(short(), tmp_path / "run", view=Quiet({6: terminate}))
+    assert result.reason == "stopped"
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["collect"]["steps_per_turn"] = config["collect"].pop("rollout_length")
+    for name in ("ratio", "noise"):
+        config["targets"][f"reanalyse_{name}"] = config["targets"].pop(f"reanalyze_{name}")
+    path.write_text(json.dumps(config))
+    assert read_run(tmp_path / "run") == short()
+    assert resume(tmp_path / "run", view=Quiet()).reason == "finished"
+    config["run"]["own"] = ["worlds"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(RunError, match="begun with custom make_env: pass the same"):
+        resume(tmp_path / "run", view=Quiet())

@@ -30,7 +30,7 @@ def config_with(**changes) -> EfficientZeroRun:
     return with_changes(
         config_of(
             optimizer=GRADIENT_DESCENT,
-            targets=TargetConfig(n_step=3, target_interval=3, reanalyse_ratio=0.25),
+            targets=TargetConfig(n_step=3, target_interval=3, reanalyze_ratio=0.25),
             search=SearchConfig(num_simulations=2),
             collect=CollectConfig(
                 num_env_steps=84, random_env_steps=40, updates_per_env_step=0.25, extra_updates=2
@@ -61,7 +61,7 @@ CASES = {
         "replay": {"beta": 0.0},
     },
     "turns of three steps": {
-        "collect": {"steps_per_turn": 3, "extra_updates": 13, "random_env_steps": 30},
+        "collect": {"rollout_length": 3, "extra_updates": 13, "random_env_steps": 30},
         "evaluate": {"num_simulations": 5, "every_env_steps": 7},
         "targets": {"target_interval": 1, "horizon_share": 0.1},
     },
@@ -136,7 +136,7 @@ def plans(draw):
             "num_env_steps": first + draw(st.integers(10, 40)),
             "updates_per_env_step": draw(st.floats(0.1, 0.6)),
             "extra_updates": draw(st.integers(0, 12)),
-            "steps_per_turn": turn,
+            "rollout_length": turn,
         },
         "replay": {"alpha": draw(st.sampled_from([0.0, 0.6])), "beta": draw(st.floats(0, 1))},
         "optimizer": {
@@ -180,7 +180,7 @@ def decaying(tmp_path_factory):
         {"collect": {"extra_updates": 3}},
         {"collect": {"random_env_steps": 44}},
         {"collect": {"updates_per_env_step": 0.3}},
-        {"collect": {"steps_per_turn": 2}},
+        {"collect": {"rollout_length": 2}},
         {"replay": {"beta": 0.41}},
         {"targets": {"target_interval": 4}},
         {"targets": {"horizon_share": 0.4}},

@@ -39,7 +39,7 @@ VECTOR = EfficientZeroRun(
         value_support_range=(-9.0, 10.0, 1.0),
     ),
     loss=LossConfig(unroll_steps=3, lstm_horizon=2),
-    targets=TargetConfig(n_step=3, target_interval=3, reanalyse_ratio=0.25),
+    targets=TargetConfig(n_step=3, target_interval=3, reanalyze_ratio=0.25),
     optimizer=OptimizerConfig(
         learning_rate=0.05, max_grad_norm=0.5, decay_updates=5, weight_decay=0.01, warmup_share=0.2
     ),
@@ -200,8 +200,8 @@ SETTINGS = {
     "targets.n_step": ("vector", 2, "drawn"),
     "targets.bootstrap": ("vector", "search", "targets"),
     "targets.target_interval": ("vector", 2, "step"),
-    "targets.reanalyse_ratio": ("vector", 0.5, "targets"),
-    "targets.reanalyse_noise": ("vector", False, "targets"),
+    "targets.reanalyze_ratio": ("vector", 0.5, "targets"),
+    "targets.reanalyze_noise": ("vector", False, "targets"),
     "targets.correct_horizon": ("vector", False, "targets"),
     "targets.horizon_share": ("vector", 0.1, "targets"),
     "optimizer.name": ("vector", "adamw", "shapes"),
@@ -248,7 +248,7 @@ SETTINGS = {
     "collect.random_env_steps": ("vector", 48, "random"),
     "collect.updates_per_env_step": ("vector", 0.5, "drawn"),
     "collect.extra_updates": ("vector", 2, "step"),
-    "collect.steps_per_turn": ("vector", 2, "random"),
+    "collect.rollout_length": ("vector", 2, "random"),
     "evaluate.every_env_steps": ("vector", 40, "act"),
     "evaluate.num_episodes": ("vector", 3, "evaluate"),
     "evaluate.num_simulations": ("vector", 5, "evaluate"),

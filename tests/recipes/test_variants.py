@@ -1,5 +1,6 @@
 """What can be chosen of a run: each choice runs, and does what it says."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ from raffia.algorithms.efficientzero.config import OptimizerConfig
 from raffia.envs.config import EnvConfig
 from raffia.envs.make import make_env
 from raffia.learner import Accumulate
-from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS, gumbel, muzero
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.session import TrainingSession
 from tests.recipes.runs import Quiet, short
 
 TINY = {
@@ -26,7 +28,7 @@ TINY = {
 
 
 def config_of(preset="smoke", **changes):
-    """Ten updates with tiny networks, in four worlds; `changes` are those of each section."""
+    """Ten updates with tiny networks, in four environments; `changes` are those of each section."""
     base = PRESETS[preset]
     small = short(
         80,
@@ -69,28 +71,28 @@ class Played:
 
     def __init__(self, config, folder, wrap=lambda learner: learner):
         folder.mkdir()
-        self.run = run = Run(config, folder, Quiet(), make_env, None)
+        self.run = run = EfficientZeroExperiment(config, folder, Quiet(), make_env, None)
         run.learner = self.watched = Watched(wrap(run.learner))
-        assert run.go(lambda: False, lambda: None).reason == "finished"
-        run.close()
+        with closing(run), closing(TrainingSession(run)) as session:
+            assert session.run().reason == "finished"
         self.batches, self.metrics = self.watched.batches, self.watched.metrics
         assert len(self.batches) == config.num_updates > 0
         assert all(bool(m["loss"].isfinite()) for m in self.metrics)
-        found = run.checkpoints.newest()
+        found = session.checkpoints.newest()
         self.state = found.tensors("state")
 
     def windows(self, num=64):
-        return self.run.replays.replay.sample(num)
+        return self.run.replay.sample(num)
 
 
 @pytest.mark.slow
-def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyse(tmp_path):
+def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyze(tmp_path):
     efficient = Played(config_of(), tmp_path / "efficient")
     plain = Played(muzero(config_of()), tmp_path / "muzero")
     assert "projection" in efficient.state["params"].keys()
     assert not any("project" in str(key) for key in plain.state["params"].keys(True))
-    assert efficient.run.analyst.num_simulations > 0
-    assert plain.run.analyst.num_simulations == 0 < plain.run.actor.num_simulations
+    assert efficient.run.reanalyze_planner.num_simulations > 0
+    assert plain.run.reanalyze_planner.num_simulations == 0 < plain.run.actor.num_simulations
     rewards, prefixes = (played.batches[0]["target_value_prefix"] for played in (plain, efficient))
     assert set(rewards.unique().tolist()) <= {0.0, 1.0}  # CartPole gives 1 at each step
     assert prefixes.max() == 5 and rewards[:, 0].equal(prefixes[:, 0])
@@ -120,7 +122,7 @@ def test_continuous_actions_are_sampled_within_their_bounds(tmp_path):
     config = config_of(
         "pendulum",
         search={"num_sampled_actions": 5},
-        targets={"reanalyse_ratio": 0.0},  # it draws others than those that were taken
+        targets={"reanalyze_ratio": 0.0},  # it draws others than those that were taken
     )
     played = Played(config, tmp_path / "run")
     batch, windows = played.batches[-1], played.windows()
@@ -188,35 +190,37 @@ def test_priorities_change_what_is_drawn(tmp_path):
     priority = torch.full((len(index),), 1e-6)
     priority[0] = 1e6
     told = TensorDict(priority=priority)
-    played.run.stream.learnt(TensorDict(index=index, batch_size=[len(index)]), told)
+    played.run.stream.on_update(TensorDict(index=index, batch_size=[len(index)]), told)
     assert (played.windows(64)["index"] == index[0]).float().mean() > 0.8
 
 
 def test_without_priorities_all_steps_count_alike(tmp_path):
     played = Played(config_of(replay={"alpha": 0.0}), tmp_path / "run")
     assert all(bool((batch["weight"] == 1).all()) for batch in played.batches)
-    assert played.run.replays.replay.beta is None
+    assert played.run.replay.beta is None
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_reanalyse_renews_what_was_stored(ratio, tmp_path):
-    played = Played(config_of(targets={"reanalyse_ratio": ratio}), tmp_path / "run")
+def test_reanalyze_renews_what_was_stored(ratio, tmp_path):
+    played = Played(config_of(targets={"reanalyze_ratio": ratio}), tmp_path / "run")
     run, windows = played.run, played.windows()
-    searched = run.analyst.num_simulations
+    searched = run.reanalyze_planner.num_simulations
     run._make_batch(played.state, windows)
-    again = run.replays.replay.read(windows["index"])
+    again = run.replay.read(windows["index"])
     rows = windows["valid_step"] & (torch.arange(windows["reward"].shape[1]) <= 5)
     steps = windows["step_index"][rows].unique()
     if ratio:
         assert not again["policy"].equal(windows["policy"])
-        assert run.analyst.num_simulations - searched == 4 * len(steps)  # each step once
+        assert run.reanalyze_planner.num_simulations - searched == 4 * len(steps)  # each step once
     else:
-        assert again["policy"].equal(windows["policy"]) and run.analyst.num_simulations == 0
+        assert (
+            again["policy"].equal(windows["policy"]) and run.reanalyze_planner.num_simulations == 0
+        )
 
 
 @pytest.mark.parametrize("bootstrap", ["network", "search"])
 def test_sums_end_in_the_network_s_value_or_in_the_search_s(bootstrap, tmp_path):
-    targets = {"bootstrap": bootstrap, "reanalyse_ratio": 0.0, "correct_horizon": False}
+    targets = {"bootstrap": bootstrap, "reanalyze_ratio": 0.0, "correct_horizon": False}
     played = Played(config_of(targets=targets), tmp_path / "run")
     run, windows = played.run, played.windows()
     going_on = windows["valid_step"][:, 5]
@@ -226,7 +230,7 @@ def test_sums_end_in_the_network_s_value_or_in_the_search_s(bootstrap, tmp_path)
     gamma = run.config.targets.discount
     value = {"search": torch.tensor(7.0)}.get(bootstrap)
     if value is None:
-        value = run.analyst.values(windows["observation"][:, 5])[going_on]
+        value = run.reanalyze_planner.values(windows["observation"][:, 5])[going_on]
     expected = sum(gamma**i for i in range(5)) + gamma**5 * value
     found = batch["target_value"][going_on, 0]
     torch.testing.assert_close(found, expected.expand_as(found))
@@ -238,7 +242,7 @@ def test_old_steps_get_a_shorter_horizon(corrected, tmp_path):
         "correct_horizon": corrected,
         "horizon_share": 1 / 80,  # of 80 steps: a step less for each row that came since
         "target_interval": 10**6,  # the target network says 0, as at its start
-        "reanalyse_ratio": 0.0,
+        "reanalyze_ratio": 0.0,
         "discount": 1.0,
     }
     played = Played(config_of(targets=targets), tmp_path / "run")

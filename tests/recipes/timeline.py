@@ -9,8 +9,8 @@ import torch
 from raffia.recipes import efficientzero, ilql
 from raffia.recipes.efficientzero import evaluation
 from raffia.recipes.efficientzero import experiment as run_module
-from raffia.recipes.efficientzero.experiment import Run
-from raffia.recipes.ilql.experiment import DialogueRun
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 from tests.recipes.runs import Quiet
@@ -53,7 +53,8 @@ def timeline(config, folder):
 
     made: what does not show in numbers: where rows lie, how many workers and threads there are
     shapes, weights: of the first state
-    random, act: what was chosen, and what of the search is kept; stepped: what the worlds said
+    random, act: what was chosen, and what of the search is kept; stepped: what the environments
+    said
     drawn: which windows, and their weights; targets: the batch
     gradient, step: of the update
     evaluate: returns and lengths; save: which checkpoints there are then; generation; end
@@ -65,17 +66,17 @@ def timeline(config, folder):
 
     with pytest.MonkeyPatch.context() as patch, ExitStack():
 
-        class Noted(Run):
-            def go(self, stop, begun):
+        class Noted(EfficientZeroExperiment):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
                 note("made", *_made(self))
                 self.learner = _learner(self.learner, note)
-                return super().go(stop, begun)
 
             def init(self):
                 state = super().init()
                 note("shapes", [(str(k), list(v.shape)) for k, v in state.items(True, True)])
                 note("weights", state.select("params", "buffers"))
-                _watch_worlds(self, note)
+                _watch_envs(self, note)
                 return state
 
             def evolve(self, state):
@@ -108,7 +109,7 @@ def timeline(config, folder):
             note("save", sorted(p.name for p in path.parent.iterdir()))
             return path
 
-        patch.setattr(efficientzero.api, "Run", Noted)
+        patch.setattr(efficientzero.api, "EfficientZeroExperiment", Noted)
         patch.setattr(run_module, "act", noted("act", act))
         patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
         patch.setattr(run_module, "make_batch", makes_batch)
@@ -128,15 +129,15 @@ def ilql_timeline(config, folder):
     def note(kind, *things):
         events.append((kind, *(digest(thing) for thing in things)))
 
-    class Noted(DialogueRun):
-        def go(self, stop, begun):
+    class Noted(ILQLExperiment):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             lessons = self.lessons
             learnt, held_out = lessons.learnt, lessons.held_out
             kinds = [type(self.learner).__name__, self.config.device, torch.get_num_threads()]
             note("made", kinds, self.config.compile)
             note("data", lessons.digest(), None if held_out is None else len(held_out), len(learnt))
             self.learner = _learner(self.learner, note)
-            return super().go(stop, begun)
 
         def init(self):
             state = super().init()
@@ -173,7 +174,7 @@ def ilql_timeline(config, folder):
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ilql.api, "DialogueRun", Noted)
+        patch.setattr(ilql.api, "ILQLExperiment", Noted)
         patch.setattr(Checkpoints, "save", saves)
         result = ilql.train(config, folder, view=Quiet())
     note("end", result.reason)
@@ -182,7 +183,7 @@ def ilql_timeline(config, folder):
 
 def _made(run):
     """What of a run does not show in what it learns."""
-    env, storage = run.env, run.replays.buffers[0].storage
+    env, storage = run.env, run.steps.buffers[0].storage
     return (
         torch.get_num_threads(),
         run.config.device,
@@ -191,11 +192,11 @@ def _made(run):
         len(getattr(env, "_workers", [])),
         env.num_envs,
         type(storage).__name__,
-        len(run.replays.buffers),
+        len(run.steps.buffers),
     )
 
 
-def _watch_worlds(run, note):
+def _watch_envs(run, note):
     env, step = run.env, run.env.step
 
     def steps(action, rows=None):

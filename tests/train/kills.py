@@ -22,9 +22,9 @@ class Report(NamedTuple):
     """What came of it all."""
 
     kills: list[Kill]
-    num_sittings: int
+    num_sessions: int
     seconds: float
-    output: str  # of the last sitting, which ended by itself
+    output: str  # of the last session, which ended by itself
 
     @property
     def num_at_work(self) -> int:
@@ -54,15 +54,15 @@ def run_with_kills(
         comes up to `at_work_seconds` after it grew; but `starting_share` of the kills come at any
         time from the start on, at the latest when it grows: a start may be quicker than the last.
     can_resume: whether there is something to resume; until then the first command is run again.
-    limit_seconds: of one sitting. AssertionError if it takes longer, or fails by itself; the text
+    limit_seconds: of one session. AssertionError if it takes longer, or fails by itself; the text
         has its output.
     """
     draw, kills, begun = random.Random(seed), [], time.monotonic()
-    started = at_work_seconds  # how long a sitting took until it wrote something, the last time
-    sittings = 0
+    started = at_work_seconds  # how long a session took until it wrote something, the last time
+    sessions = 0
     while True:
-        resumed = sittings > 0 and can_resume()
-        sittings += 1
+        resumed = sessions > 0 and can_resume()
+        sessions += 1
         with _Sitting(resume_argv if resumed else first_argv, env, watched, limit_seconds) as run:
             if len(kills) == num_kills:
                 run.wait(lambda: False)
@@ -77,7 +77,7 @@ def run_with_kills(
             if ended:
                 break
             kills.append(Kill(resumed, run.seconds, run.written))
-    return Report(kills, sittings, time.monotonic() - begun, run.output)
+    return Report(kills, sessions, time.monotonic() - begun, run.output)
 
 
 class _Sitting:

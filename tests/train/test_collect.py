@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.train.envs import Count, by_observation, counts
 
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -9,7 +10,6 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
-from tests.train.worlds import Count, by_observation, counts
 
 
 def test_steps_follow_from_each_other_and_episodes_end_where_they_should():
@@ -139,8 +139,8 @@ def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
         seen.append(states["observation"].clone())
         return by_observation(states)
 
-    worlds = lambda: SerialBatch([Lives(flag) for _ in range(2)])  # noqa: E731
-    collector = Collector(worlds(), seed=1, frame_stack=3)
+    envs = lambda: SerialBatch([Lives(flag) for _ in range(2)])  # noqa: E731
+    collector = Collector(envs(), seed=1, frame_stack=3)
     steps = collector.collect(look, 9)
     first = steps["observation"][0, :, 0]
     assert (steps["observation"][:8, 0, 0] - first[0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -149,15 +149,15 @@ def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
     assert (seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
     assert [episode.length for episode in collector.take_ended()] == [8, 8]
 
-    straight = Collector(worlds(), seed=1, frame_stack=3)
+    straight = Collector(envs(), seed=1, frame_stack=3)
     straight.collect(by_observation, num_before)
-    resumed = Collector(worlds(), seed=1, frame_stack=3)
+    resumed = Collector(envs(), seed=1, frame_stack=3)
     resumed.load_state(straight.state().clone())
     assert torch.equal(straight.now["observation"], resumed.now["observation"])
     assert (straight.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
 
 
-def test_a_state_of_other_worlds_is_refused():
+def test_a_state_of_other_envs_is_refused():
     state = Collector(counts(3), seed=2).state()
     with pytest.raises(ValueError, match="3 environments, and there are 2: take env.num_envs"):
         Collector(counts(2), seed=2).load_state(state)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.train.envs import by_observation, counts
 
 from raffia.envs.board import TicTacToe
 from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import play_episodes, play_members
-from tests.train.worlds import by_observation, counts
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
@@ -125,12 +125,12 @@ def by(member):
 def test_members_play_what_each_would_play_alone(num_envs, frame_stack):
     lengths = [2, 7, 3, 4] * 5
     settings = {"num_episodes": 5, "seed": 4, "frame_stack": frame_stack}
-    worlds = counts(num_envs, lengths[:num_envs]) if num_envs > 1 else counts(1)
-    found = play_members(worlds, of_member, [0, 2, 1], **settings)
+    envs = counts(num_envs, lengths[:num_envs]) if num_envs > 1 else counts(1)
+    found = play_members(envs, of_member, [0, 2, 1], **settings)
     assert list(found) == [0, 2, 1]
     for member, episodes in found.items():
         assert len(episodes.returns) == 5
-        if num_envs == 1:  # worlds of unlike lengths are met in another order
+        if num_envs == 1:  # environments of unlike lengths are met in another order
             assert episodes == play_episodes(counts(1), by(member), **settings)
     assert num_envs > 1 or found[0] != found[1]
 

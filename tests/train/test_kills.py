@@ -42,7 +42,7 @@ def test_a_command_that_is_killed_comes_to_its_end(tmp_path):
         at_work_seconds=0.05,
     )
     assert report.output == "done 400\n" and len(report.kills) == 6
-    assert report.num_sittings == 7 and report.num_at_work >= 3
+    assert report.num_sessions == 7 and report.num_at_work >= 3
     assert sum(kill.resumed for kill in report.kills) >= 3
     assert 400 <= os.path.getsize(tmp_path / "log") <= 420  # a kill loses one at most
 

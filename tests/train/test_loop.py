@@ -33,7 +33,7 @@ def ones():
     return OfflineStream(lambda update: repeat(TensorDict(x=torch.ones(2), batch_size=[2])))
 
 
-def go(state=None, *, num_updates=5, tasks=(), stop=lambda: False, told=lambda metrics: None):
+def go(state=None, *, num_updates=5, tasks=(), stop=lambda: False, on_metrics=lambda metrics: None):
     learner = Adds()
     return train(
         learner,
@@ -42,7 +42,7 @@ def go(state=None, *, num_updates=5, tasks=(), stop=lambda: False, told=lambda m
         num_updates=num_updates,
         clock=PhaseClock(),
         check=lambda *seen: None,
-        told=told,
+        on_metrics=on_metrics,
         tasks=tasks,
         stop=stop,
     )
@@ -50,7 +50,7 @@ def go(state=None, *, num_updates=5, tasks=(), stop=lambda: False, told=lambda m
 
 def test_it_updates_as_often_as_asked_and_tells_of_each():
     told = []
-    state, reason = go(told=lambda metrics: told.append(float(metrics["loss"])))
+    state, reason = go(on_metrics=lambda metrics: told.append(float(metrics["loss"])))
     assert (int(state["step"]), float(state["x"]), reason) == (5, 15.0, "finished")
     assert told == [1.0] * 5
 
@@ -99,7 +99,7 @@ def test_what_is_not_finite_is_not_applied():
             num_updates=3,
             clock=PhaseClock(),
             check=check,
-            told=lambda metrics: None,
+            on_metrics=lambda metrics: None,
         )
     assert applied == []
 

@@ -16,11 +16,11 @@ def buffer(**options):
     )
 
 
-def steps(times=5, worlds=6):
-    no = torch.zeros(times, worlds, dtype=torch.bool)
-    where = torch.arange(worlds).expand(times, worlds)
+def steps(times=5, envs=6):
+    no = torch.zeros(times, envs, dtype=torch.bool)
+    where = torch.arange(envs).expand(times, envs)
     entries = {"obs": where, "value": where.float(), "terminated": no, "truncated": no}
-    return TensorDict(entries, [times, worlds])
+    return TensorDict(entries, [times, envs])
 
 
 def test_shared_windows_are_the_same_for_all():
@@ -35,19 +35,19 @@ def test_shared_windows_are_the_same_for_all():
 def test_shared_priorities_are_means_of_those_who_say_something():
     nan = torch.nan
     replay = SharedReplay(buffer(alpha=1.0, beta=1.0, eps=0.0), size=2)
-    numbers = replay.extend(steps(worlds=2)).flatten()[:4]
+    numbers = replay.extend(steps(envs=2)).flatten()[:4]
     replay.update_priority(numbers.expand(2, 4), torch.full((2, 4), 4.0))
     said = torch.tensor([[1.0, nan, 3.0, nan], [3.0, 1.0, nan, nan]])
     replay.update_priority(numbers.expand(2, 4), said)
     alone = buffer(alpha=1.0, beta=1.0, eps=0.0)
-    alone.extend(steps(worlds=2))
+    alone.extend(steps(envs=2))
     alone.update_priority(numbers, torch.tensor([2.0, 1.0, 3.0, 4.0]))
     wanted, found = alone.sample(64), replay.sample(64)
     assert torch.equal(found["index"][0], wanted["index"])
     assert torch.equal(found["priority_weight"][1], wanted["priority_weight"])
 
 
-def test_own_windows_are_of_ones_own_worlds():
+def test_own_windows_are_of_ones_own_envs():
     replay = OwnReplays([buffer(), buffer(), buffer()])
     numbers = replay.extend(steps())
     assert numbers.shape == (5, 6) and len(replay) == 8
@@ -62,12 +62,12 @@ def test_own_windows_are_of_ones_own_worlds():
 def test_own_priorities_stay_where_a_member_says_nothing():
     made = [buffer(alpha=1.0, beta=1.0, eps=0.0) for _ in range(2)]
     replay = OwnReplays(made)
-    numbers = replay.extend(steps(worlds=2)).T[:, :4]
+    numbers = replay.extend(steps(envs=2)).T[:, :4]
     replay.update_priority(numbers, torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 5.0, 5.0]]))
     replay.update_priority(numbers, torch.tensor([[torch.nan] * 4, [1.0, torch.nan, 1.0, 1.0]]))
     for member, priority in enumerate([[1.0, 2.0, 3.0, 4.0], [1.0, 5.0, 1.0, 1.0]]):
         alone = buffer(alpha=1.0, beta=1.0, eps=0.0)
-        alone.extend(steps(worlds=1))
+        alone.extend(steps(envs=1))
         alone.update_priority(numbers[member], torch.tensor(priority))
         wanted = alone.sample(64)["index"]
         assert torch.equal(replay.buffers[member].sample(64)["index"], wanted)
@@ -86,7 +86,7 @@ def test_beta_is_that_of_all(own):
 def test_what_was_searched_anew(own):
     made = [buffer() for _ in range(2)]
     replay = OwnReplays(made) if own else SharedReplay(made[0], 2)
-    replay.extend(steps(worlds=2))
+    replay.extend(steps(envs=2))
     fresh = TensorDict(
         step_index=torch.tensor([0, 1, 0, 1]),
         member=torch.tensor([0, 0, 1, 1]),

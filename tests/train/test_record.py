@@ -167,13 +167,13 @@ def test_errors(tmp_path):
         EpisodeRecorder(tmp_path, max_frames=1)
 
 
-def test_a_world_is_recorded(tmp_path):
+def test_a_env_is_recorded(tmp_path):
     from raffia.envs.board import TicTacToe
 
-    worlds = TicTacToe(2)
-    worlds.reset(torch.arange(2))
+    envs = TicTacToe(2)
+    envs.reset(torch.arange(2))
     recorder = EpisodeRecorder(tmp_path, fps=2)
-    recorder.frame(worlds.render(1), value=0.0, policy=torch.full((9,), 1 / 9))
-    worlds.step(torch.tensor([0, 4]))
-    recorder.frame(worlds.render(1))
+    recorder.frame(envs.render(1), value=0.0, policy=torch.full((9,), 1 / 9))
+    envs.step(torch.tensor([0, 4]))
+    recorder.frame(envs.render(1))
     assert len(film(recorder.save("board"))[0]) == 2

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.train.envs import by_observation, counts
 
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -9,13 +10,12 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.metrics import PhaseClock
 from raffia.train.stream import OfflineStream, OnlineStream
-from tests.train.worlds import by_observation, counts
 
 
 def online(*, seed=0, ratio=0.5, first=6, last=20, alpha=None, log=None):
     log = [] if log is None else log
 
-    def begin_turn(state):
+    def begin_rollout(state):
         log.append(("turn", int(state["step"])))
         return by_observation
 
@@ -34,14 +34,14 @@ def online(*, seed=0, ratio=0.5, first=6, last=20, alpha=None, log=None):
     return OnlineStream(
         Collector(counts(2), seed=seed),
         replay,
-        begin_turn=begin_turn,
+        begin_rollout=begin_rollout,
         act_first=act_first,
         make_batch=lambda state, windows: windows,
         batch_size=4,
         updates_per_env_step=ratio,
         random_env_steps=first,
         num_env_steps=last,
-        steps_per_turn=1,
+        rollout_length=1,
         clock=PhaseClock(),
         beta=None if alpha is None else lambda update: 0.4 + 0.1 * update,
     )
@@ -61,7 +61,7 @@ def test_updates_follow_steps_by_their_ratio_until_the_last_step(ratio, expected
     for update in range(8):
         stream.next(at(update))
         played.append(stream.num_env_steps)
-    # after update u there are at least first + (u + 1) / ratio steps, of two worlds each time
+    # after update u there are at least first + (u + 1) / ratio steps, of two environments each time
     assert played == expected
 
 
@@ -84,7 +84,7 @@ def test_priorities_go_back_and_their_weight_rises():
     stream = online(alpha=1.0)
     batch = stream.next(at(0))
     assert stream.replay.beta == pytest.approx(0.4)
-    stream.learnt(batch, TensorDict(priority=torch.zeros(4)))
+    stream.on_update(batch, TensorDict(priority=torch.zeros(4)))
     batch = stream.next(at(3))
     assert stream.replay.beta == pytest.approx(0.7)
     assert len(batch) == 4

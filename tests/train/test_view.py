@@ -56,7 +56,7 @@ def test_plain_lines_come_now_and_then_and_the_last_state_at_the_end():
             now[0] = float(second)
             view.show(replace(STATUS, update=second))
             if second == 15:
-                view.say("episode recorded: a.gif")
+                view.message("episode recorded: a.gif")
     lines = stream.getvalue().splitlines()
     assert lines.pop(2) == "episode recorded: a.gif"
     shown = [line.split("update ")[1].split("/")[0] for line in lines]
@@ -106,7 +106,7 @@ class Gone(io.StringIO):
 def test_a_stream_that_is_gone_does_not_stop_the_run(make):
     with make(Gone()) as view:
         view.show(STATUS)
-        view.say("hello")
+        view.message("hello")
         view.show(STATUS)
 
 
@@ -124,7 +124,7 @@ def test_letters_that_the_encoding_lacks_do_not_stop_the_run(make):
     file = io.BytesIO()
     stream = io.TextIOWrapper(file, encoding="ascii", errors="strict")
     with make(stream) as view:
-        view.say("Größe")
+        view.message("Größe")
         view.show(replace(STATUS, title="Würfel"))
     stream.flush()
     assert b"Gr??e" in file.getvalue() and b"4,812" in file.getvalue()
@@ -176,7 +176,7 @@ def test_clocks_go_on_between_two_states():
 def test_marks_of_rich_in_texts_are_texts():
     stream = io.StringIO()
     with LiveView(stream, width=80) as view:
-        view.say("checkpoint [/bold] is [red]damaged")
+        view.message("checkpoint [/bold] is [red]damaged")
         view.show(replace(STATUS, title="[red]run[/x]"))
     assert "checkpoint [/bold] is [red]damaged\n" in stream.getvalue()
     assert "[red]run[/x]" in stream.getvalue()
@@ -191,7 +191,7 @@ with make_view() as view:
     print(type(view).__name__)
     for update in range(5):
         view.show(Status(title="a run", update=update, num_updates=4, losses={"loss": 0.5}))
-        view.say(f"said {update} " + "x" * 70)
+        view.message(f"said {update} " + "x" * 70)
         print(f"printed {update}")
         print(f"warned {update}", file=sys.stderr)
         time.sleep(0.1)

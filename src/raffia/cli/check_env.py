@@ -18,7 +18,7 @@ An environment of your own: register it with Gymnasium in a module, and name bot
 EXAMPLES = [
     "raffia check-env CartPole-v1",
     "raffia check-env atari/pong --steps 500",
-    "raffia check-env my_worlds:Corridor-v0  # importing it registers",
+    "raffia check-env my_envs:Corridor-v0  # importing it registers",
 ]
 COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 
@@ -39,9 +39,9 @@ def check_env(words: Sequence[str]) -> int:
     if args.id is None:
         raise UsageError("which environment?", "raffia check-env CartPole-v1")
 
-    from raffia.recipes.worlds import check_world
+    from raffia.recipes.environments import check_env_id
 
-    found = check_world(args.id, seed=args.seed, num_steps=args.steps)
+    found = check_env_id(args.id, seed=args.seed, num_steps=args.steps)
     head, *lines = found.lines()
     print(paint(head, "bold", sys.stdout))
     for line in lines:

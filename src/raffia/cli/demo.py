@@ -18,8 +18,8 @@ from raffia.recipes.efficientzero.presets import PRESETS
 TARGET = 200.0  # mean return: the pole stands for 200 steps, the limit of CartPole's first version
 ABOUT = f"""\
 Train EfficientZero on CartPole, live, until the pole stands for {TARGET:.0f} steps in the mean, and
-write a report. It starts from nothing: the agent learns a model of the world, plans with it, and
-learns from what it planned. Ctrl-C saves and leaves.
+write a report. It starts from nothing: the agent learns a model of the environment, plans with it,
+and learns from what it planned. Ctrl-C saves and leaves.
 
 writes runs/demo (a run like any other) and report.html in it."""
 EXAMPLES = ["raffia demo", "raffia demo --seed 3 --out /tmp/demo"]
@@ -62,7 +62,7 @@ def demo(words: Sequence[str]) -> int:
         [
             [call("raffia", "resume", folder, *on), "learn on, to the limit of 500 steps"],
             [call("raffia", "evaluate", folder, "--record"), "100 episodes, three of them filmed"],
-            ["raffia train efficientzero --preset tictactoe", "another world; raffia list"],
+            ["raffia train efficientzero --preset tictactoe", "another environment; raffia list"],
             ["raffia play runs/tictactoe-0", "... to play against, once it is trained"],
         ]
     )

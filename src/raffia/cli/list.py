@@ -120,6 +120,6 @@ def _title(title: str, remark: str) -> str:
 
 
 def _environments() -> list[str]:
-    from raffia.recipes.worlds import world_names
+    from raffia.recipes.environments import env_ids
 
-    return world_names()
+    return env_ids()

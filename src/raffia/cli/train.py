@@ -158,7 +158,7 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
 
 
 def _with_members(config: EfficientZeroRun, text: str) -> EfficientZeroRun:
-    """With worlds for each of them."""
+    """With environments for each of them."""
     members = members_of(config.population, text, "efficientzero")
     num = -(-config.env.num_envs // members.size) * members.size
     return replace(config, population=members, env=replace(config.env, num_envs=num))
@@ -190,7 +190,7 @@ def require_device(name: str) -> None:
 
 
 def tell_end(result: RunResult) -> int:
-    """Say how a sitting ended and what can be done next; gives the exit status."""
+    """Say how a session ended and what can be done next; gives the exit status."""
     print(end_line(result))
     calls = uses(result.folder, speaks=result.env_step is None)
     if result.reason == "stopped":
@@ -219,7 +219,7 @@ def uses(run: Path, speaks: bool) -> list[list[str]]:
 
 
 def end_line(result: RunResult) -> str:
-    """How a sitting ended: why, after how much, how good."""
+    """How a session ended: why, after how much, how good."""
     played = result.env_step is not None
     steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
     plural = "" if result.update == 1 else "s"

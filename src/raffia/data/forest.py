@@ -37,8 +37,8 @@ class MCTSForest:
 
     A step is an observation, an action and the next observation; equal ones are stored once and
     counted. So a state that is reached in several ways is one node, and an action with several
-    outcomes (a stochastic world) branches into all of them. `get_tree` gives what is known from
-    an observation on. There is no limit unless `max_size` sets one.
+    outcomes (a stochastic environment) branches into all of them. `get_tree` gives what is known
+    from an observation on. There is no limit unless `max_size` sets one.
 
     Not safe under threads: let one thread at a time extend it or grow a tree. A tree is a copy of
     what was known when it grew, and is not touched by what comes later.
@@ -276,8 +276,8 @@ class MCTSForest:
 
         What follows a node is there once: where several ways lead to it, the vertices below stand
         below all of them. Where the first of these ways leads back to the root, or to where a
-        vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of a world
-        with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
+        vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of an
+        environment with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
         """
         if max_depth is not None and max_depth < 0:
             raise ValueError(f"max_depth is 0 or more, or None for no limit; got {max_depth}")

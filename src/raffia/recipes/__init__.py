@@ -19,8 +19,9 @@ if TYPE_CHECKING:
         train,
     )
     from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun
-    from raffia.recipes.run_folder import RunError, read_run
-    from raffia.train.sitting import RunResult
+    from raffia.recipes.run_folder import read_run
+    from raffia.train.experiment import RunError
+    from raffia.train.session import RunResult
 
 __all__ = [
     "ILQL_PRESETS",
@@ -40,6 +41,10 @@ __all__ = [
 
 _HOMES = {name: f"{__name__}.efficientzero" for name in __all__}
 _HOMES |= {name: f"{__name__}.ilql" for name in ("ILQL_PRESETS", "ILQLRun", "ilql")}
-_HOMES |= {name: f"{__name__}.run_folder" for name in ("RunError", "read_run")}
-_HOMES |= {"RunResult": "raffia.train.sitting", "efficientzero": f"{__name__}.efficientzero"}
+_HOMES |= {
+    "RunError": "raffia.train.experiment",
+    "RunResult": "raffia.train.session",
+    "efficientzero": f"{__name__}.efficientzero",
+    "read_run": f"{__name__}.run_folder",
+}
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -20,7 +20,7 @@ from raffia.learner import Learner
 from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
-from raffia.train.damage import all_finite
+from raffia.train.nan_guard import all_finite
 
 __all__ = ["Members", "best_of", "weights_of_each"]
 

@@ -7,8 +7,7 @@ import torch
 from raffia.envs.env import EnvSpec
 from raffia.learner import Learner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.run_folder import RunError
-from raffia.train.sitting import Plan
+from raffia.train.experiment import Plan, RunError
 
 PICTURE = 48  # pixels: games of fewer are boards, and quick
 

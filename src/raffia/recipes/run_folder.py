@@ -24,29 +24,25 @@ from raffia.files import (
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.config import ConfigError, from_json, nearest_name, to_json
+from raffia.train.experiment import RunError
 
 CONFIG, ROWS = "config.json", "metrics.jsonl"
 TOKENS, TOKENIZER = "tokens", "tokenizer"  # folders that a run of ILQL makes of its data
 LANGUAGE_MODEL = "language_model"  # ... and of the model that it goes on from
 RunConfig = EfficientZeroRun | ILQLRun
+# Settings of runs that an earlier version began, by section and name: what they are called now.
+RENAMED = {
+    ("collect", "steps_per_turn"): "rollout_length",
+    ("targets", "reanalyse_ratio"): "reanalyze_ratio",
+    ("targets", "reanalyse_noise"): "reanalyze_noise",
+}
 Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
 ALGORITHMS: dict[str, type[EfficientZeroRun] | type[ILQLRun]] = {
     "efficientzero": EfficientZeroRun,
     "ilql": ILQLRun,
 }
-
-
-class RunError(RuntimeError):
-    """A run's folder is not as it should be; the message says what to do.
-
-    >>> raise RunError("there is no run in runs/x")
-    Traceback (most recent call last):
-    ...
-    raffia.recipes.run_folder.RunError: there is no run in runs/x
-    """
 
 
 def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[str] = ()) -> None:
@@ -123,7 +119,7 @@ def _has_not_begun(folder: Path) -> bool:
 def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str] = ()) -> None:
     """Write the config, complete, with what it is run by.
 
-    own: of "worlds" and "networks", what the caller gave, which no config can hold.
+    own: of "make_env" and "networks", what the caller gave, which no config can hold.
     """
     write_atomically(str(folder / CONFIG), _config_text(config, preset, own))
 
@@ -156,7 +152,7 @@ def read_run(folder: str | Path) -> RunConfig:
     >>> read_run("runs/nowhere")
     Traceback (most recent call last):
     ...
-    raffia.recipes.run_folder.RunError: there is no run in runs/nowhere: it has no config.json
+    raffia.train.experiment.RunError: there is no run in runs/nowhere: it has no config.json
     """
     config, _ = _read(Path(folder))
     return config
@@ -193,7 +189,7 @@ def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
         made_by = data.pop("run")
         algorithm = made_by["algorithm"]
         if algorithm in ALGORITHMS:
-            return from_json(ALGORITHMS[algorithm], data), made_by
+            return from_json(ALGORITHMS[algorithm], _renamed(data)), made_by
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
     except DamagedFileError as error:
@@ -208,65 +204,26 @@ def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     )
 
 
+def _renamed(data: dict[str, Any]) -> dict[str, Any]:
+    for (section, old), new in RENAMED.items():
+        if old in data.get(section, {}):
+            data[section][new] = data[section].pop(old)
+    return data
+
+
 def refuse_without_own(folder: Path, given: Sequence[str]) -> None:
-    """RunError if a run was begun with worlds or networks of its own that are not given now.
+    """RunError if a run was begun with custom environments or networks that are not given now.
 
     Others would do as well as these if their shapes are alike, and it would not show.
     """
-    lacks = [name for name in read_made_by(folder).get("own", []) if name not in given]
+    own = ["make_env" if name == "worlds" else name for name in read_made_by(folder).get("own", [])]
+    lacks = [name for name in own if name not in given]
     if lacks:
         call = ", ".join(f"{name}=..." for name in lacks)
         raise RunError(
-            f"{folder} was begun with {' and '.join(lacks)} of its own: pass the same, "
+            f"{folder} was begun with custom {' and '.join(lacks)}: pass the same, "
             f"as in resume({str(folder)!r}, {call}), from the script that it was begun by"
         )
-
-
-def refuse_to_begin_anew(folder: Path, passed_over: Sequence[str], remark: str = "") -> None:
-    """RunError if there are checkpoints, of which none can be used: they would be removed.
-
-    >>> refuse_to_begin_anew(Path("runs/x"), [])
-    """
-    if passed_over:
-        raise RunError(
-            f"none of the {len(passed_over)} checkpoints in {folder} can be gone on with, as said "
-            f"above. Nothing was changed: bring back what is missing, or begin another run{remark}"
-        )
-
-
-def refuse_other_state(
-    state: TensorDict,
-    like: TensorDict,
-    where: str,
-    *,
-    # the settings that shape a state
-    keep: str = "model.*, env.*, population.size and optimizer.name",
-) -> None:
-    """RunError unless a state that was saved is one of the learner that is to go on with it.
-
-    >>> one = TensorDict(weight=torch.ones(2))
-    >>> refuse_other_state(one, TensorDict(weight=torch.ones(3)), "checkpoints/7")
-    Traceback (most recent call last):
-    ...
-    raffia.recipes.run_folder.RunError: checkpoints/7 is of other networks or another optimizer: ...
-    """
-    saved, wanted = _shapes(state), _shapes(like)
-    differ = [key for key in {**wanted, **saved} if saved.get(key) != wanted.get(key)]
-    if differ:
-        key = differ[0]
-        raise RunError(
-            f"{where} is of other networks or another optimizer: {key} is "
-            f"{saved.get(key, 'not there')} in it, and {wanted.get(key, 'not there')} here, and "
-            f"{len(differ) - 1} more differ. Go on with {keep} as they were, and with the same "
-            "networks"
-        )
-
-
-def _shapes(state: TensorDict) -> dict[str, list[int]]:
-    return {
-        key if isinstance(key, str) else ".".join(key): list(value.shape)
-        for key, value in state.items(True, True)
-    }
 
 
 @contextlib.contextmanager
@@ -311,7 +268,7 @@ def refuse_without_checkpoints(folder: Path) -> None:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether a sitting of a run came to its end, finished or stopped: then it was saved.
+    """Whether a session of a run came to its end, finished or stopped: then it was saved.
 
     >>> has_ended(Path("no such run"))
     False

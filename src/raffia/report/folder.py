@@ -112,7 +112,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall time over all sittings; nan if no row says it."""
+        """Wall time over all sessions; nan if no row says it."""
         return self._newest("seconds")
 
     @property

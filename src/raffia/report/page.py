@@ -87,7 +87,7 @@ def write_report(
 
 
 _FOOTER = (
-    "Every figure was read from the files of the runs. Wall time is that of all sittings together; "
+    "Every figure was read from the files of the runs. Wall time is that of all sessions together; "
     "rates are over all of it, evaluation included."
 )
 

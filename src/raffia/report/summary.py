@@ -27,7 +27,7 @@ class RunSummary:
     best_return: float | None = None  # mean of the best one
     env_step: int | None = None
     update: int | None = None
-    seconds: float | None = None  # wall time over all sittings
+    seconds: float | None = None  # wall time over all sessions
     last_loss: float | None = None  # where rows that were held out are evaluated: of the newest
     best_loss: float | None = None  # ... and the least
     notes: tuple[str, ...] = ()  # what is missing or damaged

@@ -1,56 +1,61 @@
 """The loop that trains any learner; streams, checkpoints, metrics and views around it.
 
-Names are imported when first asked for, so that `config.py` comes without torch.
+An algorithm brings an `Experiment`, which a `TrainingSession` trains, evaluates and saves.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints
     from raffia.train.collect import Collector
-    from raffia.train.damage import Guard, NonFiniteError
     from raffia.train.evaluate import Episodes, play_episodes
+    from raffia.train.experiment import CheckpointPayload, Experiment, Plan, RunError
     from raffia.train.loop import Ended, train
     from raffia.train.metrics import PhaseClock
+    from raffia.train.nan_guard import NaNGuard, NonFiniteError
+    from raffia.train.replay_log import ReplayLog
+    from raffia.train.session import RunResult, TrainingSession
     from raffia.train.stream import OfflineStream, OnlineStream
+    from raffia.train.tasks import Evaluated
+
+_NAMES = {
+    "checkpoint": ["Checkpoint", "CheckpointError", "Checkpoints"],
+    "collect": ["Collector"],
+    "evaluate": ["Episodes", "play_episodes"],
+    "experiment": ["CheckpointPayload", "Experiment", "Plan", "RunError"],
+    "loop": ["Ended", "train"],
+    "metrics": ["PhaseClock"],
+    "nan_guard": ["NaNGuard", "NonFiniteError"],
+    "replay_log": ["ReplayLog"],
+    "session": ["RunResult", "TrainingSession"],
+    "stream": ["OfflineStream", "OnlineStream"],
+    "tasks": ["Evaluated"],
+}
+_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "CheckpointPayload",
     "Checkpoints",
     "Collector",
     "Ended",
     "Episodes",
-    "Guard",
+    "Evaluated",
+    "Experiment",
+    "NaNGuard",
     "NonFiniteError",
     "OfflineStream",
     "OnlineStream",
     "PhaseClock",
+    "Plan",
+    "ReplayLog",
+    "RunError",
+    "RunResult",
+    "TrainingSession",
     "play_episodes",
     "train",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    match name:
-        case "Checkpoint" | "CheckpointError" | "Checkpoints":
-            return getattr(import_module("raffia.train.checkpoint"), name)
-        case "Collector":
-            return import_module("raffia.train.collect").Collector
-        case "Guard" | "NonFiniteError":
-            return getattr(import_module("raffia.train.damage"), name)
-        case "Episodes" | "play_episodes":
-            return getattr(import_module("raffia.train.evaluate"), name)
-        case "Ended" | "train":
-            return getattr(import_module("raffia.train.loop"), name)
-        case "PhaseClock":
-            return import_module("raffia.train.metrics").PhaseClock
-        case "OfflineStream" | "OnlineStream":
-            return getattr(import_module("raffia.train.stream"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]

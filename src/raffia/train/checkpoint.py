@@ -86,6 +86,10 @@ class Checkpoint:
         """The part that was a TensorDict."""
         return TensorDict.load(self.folder.path(f"{name}.safetensors"), device)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a part of this name."""
+        return name in self.folder.files or f"{name}.safetensors" in self.folder.files
+
     def path(self, name: str) -> str:
         """Where the part lies that was bytes, or was written by a function."""
         return self.folder.path(name)

@@ -1,6 +1,6 @@
-"""Worlds played without pause: steps come out as they are, whatever they are for.
+"""Environments played without pause: steps come out as they are, whatever they are for.
 
-Legend: T times, E worlds, S frames in a stack.
+Legend: T times, E environments, S frames in a stack.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class EndedEpisode(NamedTuple):
 
 
 class Collector:
-    """E worlds and where each of them stands.
+    """E environments and where each of them stands.
 
-    env: the worlds.
+    env: the environments.
     seed: of the run; an episode's own seed is made of it, of its row and of its number there.
     frame_stack: S, how many observations an actor sees together; before an episode's first one
         stands the first one again.
-    check: is shown what the worlds said after each step; it may raise.
+    check: is shown what the environments said after each step; it may raise.
 
-    Where a world plays on behind an end ("continues", as behind a lost life), the next episode
-    begins without a reset; returns and lengths that are told are those of the whole game.
+    Where an environment plays on behind an end ("continues", as behind a lost life), the next
+    episode begins without a reset; returns and lengths that are told are those of the whole game.
 
     Steps [T, E] hold the states' entries (the newest frame), what the actor gave, "reward",
     "terminated", "truncated", and under "next" the state after each step, as
@@ -83,7 +83,7 @@ class Collector:
         self._frames: Tensor | None = None  # [E, S, *O]
 
     def collect(self, act: Act, num_steps: int) -> TensorDict:
-        """Play this many steps in each world, and give them: [T, E]."""
+        """Play this many steps in each environment, and give them: [T, E]."""
         if self._state is None:
             self._begin(everywhere(self.env))
         return stack([self._step(act) for _ in range(num_steps)], 0)
@@ -124,7 +124,7 @@ class Collector:
         return step
 
     def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
-        """Where an episode has ended and the world plays on, nothing before is seen any more."""
+        """Where an episode has ended and the environment plays on, nothing before it is seen."""
         if self._frames is None or "continues" not in after.keys():
             return
         going_on = (after["terminated"] | after["truncated"]) & after["continues"]
@@ -226,7 +226,7 @@ class Collector:
 
 
 def everywhere(env: BatchEnv) -> Tensor:
-    """The numbers of all worlds: int64 [E].
+    """The numbers of all environments: int64 [E].
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe

@@ -1,6 +1,6 @@
 """Whole episodes, played to see how good an agent is.
 
-Legend: E worlds, S frames in a stack.
+Legend: E environments, S frames in a stack.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def play_episodes(
     stop: Callable[[], bool] = lambda: False,
     check: Callable[[TensorDict], None] = lambda said: None,
 ) -> Episodes | None:
-    """Play episodes, as many at a time as there are worlds; None if `stop` said so meanwhile.
+    """Play episodes, as many at a time as there are environments; None if `stop` said so meanwhile.
 
     Episode i has the seed derive_seed(seed, "evaluate", i), whatever E is. In games of two players
     the agent begins the even episodes and `opponent` the odd ones; returns are the agent's.
-    An episode of more than `max_steps` steps is broken off there. `check` is shown what the worlds
-    said, after each reset and step; it may raise.
+    An episode of more than `max_steps` steps is broken off there. `check` is shown what the
+    environments said, after each reset and step; it may raise.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
@@ -180,7 +180,7 @@ def _show(
 
 
 class _Table:
-    """The worlds in which episodes are going on."""
+    """The environments in which episodes are going on."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Table:
         self.total = torch.zeros(env.num_envs, dtype=torch.float64)
         self.length = torch.zeros(env.num_envs, dtype=torch.int64)
         self.found: dict[tuple[int, int], tuple[float, int]] = {}
-        self.rows = torch.arange(min(env.num_envs, self.num_all))  # of worlds that are played
+        self.rows = torch.arange(min(env.num_envs, self.num_all))  # of environments that are played
         self.states: TensorDict  # [n] of these rows
         self.frames: Tensor | None = None  # [n, S, *O]
 

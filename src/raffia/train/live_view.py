@@ -93,7 +93,7 @@ class LiveView:
         """Remember the state; the panel shows it when it is drawn next."""
         self._latest = status, self._clock()
 
-    def say(self, line: str) -> None:
+    def message(self, line: str) -> None:
         """Print a line above the panel."""
         self._console.print(line, soft_wrap=True)
 

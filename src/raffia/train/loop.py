@@ -31,7 +31,7 @@ class Ended(Exception):
 
 
 Check = Callable[[TensorDict, TensorDict, TensorDict, TensorDict], None]
-Told = Callable[[TensorDict], None]
+OnMetrics = Callable[[TensorDict], None]
 
 
 def train(
@@ -42,7 +42,7 @@ def train(
     num_updates: int,
     clock: PhaseClock,
     check: Check,  # (state, batch, update, metrics): raises if something is not finite
-    told: Told,  # gets the metrics of each update
+    on_metrics: OnMetrics,  # gets the metrics of each update
     tasks: Sequence[Task] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[TensorDict, str]:
@@ -62,7 +62,8 @@ def train(
     >>> learner = Count()
     >>> state, reason = train(
     ...     learner, learner.init(seed=0), OfflineStream(lambda update: repeat(TensorDict())),
-    ...     num_updates=3, clock=PhaseClock(), check=lambda *seen: None, told=lambda metrics: None)
+    ...     num_updates=3, clock=PhaseClock(), check=lambda *given: None,
+    ...     on_metrics=lambda metrics: None)
     >>> state["step"], reason
     (tensor(3), 'finished')
     """
@@ -74,8 +75,8 @@ def train(
             update, metrics = learner.grads(state, batch)
             check(state, batch, update, metrics)
             state = learner.apply(state, update)
-        stream.learnt(batch, metrics)
-        told(metrics)
+        stream.on_update(batch, metrics)
+        on_metrics(metrics)
         try:
             for task in tasks:
                 changed = task(state)

@@ -1,6 +1,6 @@
 """Replay for a population: all members learn from one, or each from its own.
 
-Legend: P members, B windows of each, T times, E worlds, of which each member has E / P.
+Legend: P members, B windows of each, T times, E environments, of which each member has E / P.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class OwnReplays:
             buffer.beta = beta
 
     def extend(self, steps: TensorDict) -> Tensor:
-        """Append steps [T, E]: the first E / P worlds are the first member's, and so on."""
+        """Append steps [T, E]: the first E / P environments are the first member's, and so on."""
         parts = steps.split(steps.batch_size[1] // self.size, 1)
         pairs = zip(self.buffers, parts, strict=True)
         return torch.cat([buffer.extend(part) for buffer, part in pairs], 1)

@@ -1,4 +1,4 @@
-"""Episodes as films: what a world shows, with what the agent thought of it below."""
+"""Episodes as films: what an environment shows, with what the agent thought of it below."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def require_picture(picture: Tensor | None) -> Tensor:
     """
     if picture is None:
         raise ValueError(
-            "there is no picture to record: render gave None. Worlds of Gymnasium draw one "
+            "there is no picture to record: render gave None. Environments of Gymnasium draw one "
             "after make_env(config, render=True); with other ones, do not record"
         )
     return picture
@@ -94,7 +94,7 @@ class EpisodeRecorder:
         if self._pictures and kept.shape != self._pictures[0].shape:
             raise ValueError(
                 f"a picture of {list(picture.shape)} does not fit the ones before, which are kept "
-                f"as {list(self._pictures[0].shape)}: save() between different worlds"
+                f"as {list(self._pictures[0].shape)}: save() between different environments"
             )
         self._pictures.append(kept)
         self._values.append(float("nan") if value is None else float(value))

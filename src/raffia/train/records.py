@@ -17,7 +17,7 @@ from raffia.train.metrics import MetricsFile
 class Records:
     """`metrics.jsonl` and TensorBoard's event file of a run folder.
 
-    seconds: how long the run had lasted before this sitting.
+    seconds: how long the run had lasted before this session.
 
     What can't be written, as the disk is full, waits until it can; `state` and `close` raise the
     OSError if that is not yet so.
@@ -41,7 +41,7 @@ class Records:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run, over all its sittings."""
+        """Wall time of the run, over all its sessions."""
         return self._before + time.monotonic() - self._begun
 
     def write(

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import Act, Collector
+from raffia.train.collect import Act, Collector, EndedEpisode
 from raffia.train.metrics import PhaseClock
 
-BeginTurn = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
+BeginRollout = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
 MakeBatch = Callable[[TensorDict, TensorDict], TensorDict]  # a learner's state, windows -> batch
 
 
@@ -27,8 +27,11 @@ class Stream(Protocol):
     def next(self, state: TensorDict) -> TensorDict:
         """The batch of the update that comes next; `state` is the learner's."""
 
-    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
+    def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
         """The update of this batch was made."""
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since the last call."""
 
     def state(self) -> TensorDict:
         """Where the stream stands, but for what replay keeps itself."""
@@ -58,11 +61,11 @@ class Replay(Protocol):
 class OnlineStream:
     """Play, keep what was played, learn from it: so many updates for each step.
 
-    begin_turn: from the learner's state to how its agent acts; asked before each turn.
+    begin_rollout: from the learner's state to how its agent acts; asked before each turn.
     act_first: how to act in the first `random_env_steps`.
     make_batch: from the learner's state and windows of the replay to a batch.
     updates_per_env_step: update u comes after random_env_steps + u / updates_per_env_step steps of
-        all worlds together, or after num_env_steps if that is less.
+        all environments together, or after num_env_steps if that is less.
     beta: of the priorities, by the number of the update.
 
     >>> from raffia.data.segment import SegmentReplayBuffer
@@ -77,9 +80,9 @@ class OnlineStream:
     ...     generator=torch.Generator().manual_seed(0))
     >>> stream = OnlineStream(
     ...     Collector(SerialBatch([ValueProbe(), ValueProbe()]), seed=0), replay,
-    ...     begin_turn=lambda state: first, act_first=first,
+    ...     begin_rollout=lambda state: first, act_first=first,
     ...     make_batch=lambda state, windows: windows, batch_size=3, updates_per_env_step=0.5,
-    ...     random_env_steps=4, num_env_steps=10, steps_per_turn=1, clock=PhaseClock())
+    ...     random_env_steps=4, num_env_steps=10, rollout_length=1, clock=PhaseClock())
     >>> state = TensorDict(step=torch.tensor(0))
     >>> stream.next(state)["reward"][:, 0], stream.num_env_steps
     (tensor([1., 1., 1.]), 6)
@@ -90,27 +93,31 @@ class OnlineStream:
         collector: Collector,
         replay: Replay,
         *,
-        begin_turn: BeginTurn,
+        begin_rollout: BeginRollout,
         act_first: Act,
         make_batch: MakeBatch,
         batch_size: int,
         updates_per_env_step: float,
         random_env_steps: int,
         num_env_steps: int,
-        steps_per_turn: int,
+        rollout_length: int,
         clock: PhaseClock,
         beta: Callable[[int], float] | None = None,
     ) -> None:
         self.collector, self.replay = collector, replay
-        self._begin_turn, self._act_first, self._make_batch = begin_turn, act_first, make_batch
+        self._begin_rollout, self._act_first, self._make_batch = (
+            begin_rollout,
+            act_first,
+            make_batch,
+        )
         self._batch_size, self._ratio = batch_size, updates_per_env_step
         self._first, self._last = random_env_steps, num_env_steps
-        self._steps_per_turn = steps_per_turn
+        self._rollout_length = rollout_length
         self._clock, self._beta = clock, beta
 
     @property
     def num_env_steps(self) -> int:
-        """How many steps were played so far, of all worlds together."""
+        """How many steps were played so far, of all environments together."""
         return self.collector.num_env_steps
 
     def next(self, state: TensorDict) -> TensorDict:
@@ -126,20 +133,24 @@ class OnlineStream:
             return self._make_batch(state, self.replay.sample(self._batch_size))
 
     def _turn(self, state: TensorDict) -> None:
-        act = self._act_first if self.num_env_steps < self._first else self._begin_turn(state)
-        self.replay.extend(self.collector.collect(act, self._steps_per_turn))
+        act = self._act_first if self.num_env_steps < self._first else self._begin_rollout(state)
+        self.replay.extend(self.collector.collect(act, self._rollout_length))
 
-    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
+    def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
         """Priorities go back to the replay."""
         if self.replay.beta is not None:
             self.replay.update_priority(batch["index"].cpu(), metrics["priority"].cpu())
 
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since the last call."""
+        return self.collector.take_ended()
+
     def state(self) -> TensorDict:
-        """Of the worlds; the replay is kept by itself."""
+        """Of the environments; the replay is kept by itself."""
         return TensorDict(collector=self.collector.state())
 
     def load_state(self, state: TensorDict) -> None:
-        """The worlds as they were."""
+        """The environments as they were."""
         self.collector.load_state(state["collector"])
 
 
@@ -173,8 +184,12 @@ class OfflineStream:
             self._going = self._batches(step_of(state))
         return next(self._going)
 
-    def learnt(self, batch: TensorDict, metrics: TensorDict) -> None:
-        """There is nobody to tell."""
+    def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
+        """A fixed data set has no priorities."""
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """No episodes are played."""
+        return []
 
     def state(self) -> TensorDict:
         """All of it is the number of the update."""
@@ -185,4 +200,4 @@ class OfflineStream:
         self._going = None
 
 
-__all__ = ["BeginTurn", "MakeBatch", "OfflineStream", "OnlineStream", "Replay", "Stream"]
+__all__ = ["BeginRollout", "MakeBatch", "OfflineStream", "OnlineStream", "Replay", "Stream"]

@@ -50,8 +50,8 @@ class Log:
         self.status = status
         self._before: tuple[float, dict[str, int]] | None = None  # seconds, counts
 
-    def told(self, metrics: TensorDict) -> None:
-        """Hear of an update; of a population's members that have come to grief nothing is told."""
+    def on_metrics(self, metrics: TensorDict) -> None:
+        """Add the metrics of an update to the means; members that are not finite are left out."""
         self._means.add(
             {
                 key: value[value.isfinite()] if value.dim() else value
@@ -98,7 +98,7 @@ class Log:
         return {"updates": update, **played, **self._counters()}
 
     def _rates(self, update: int) -> dict[str, float]:
-        if self._before is None:  # nothing was learnt in this sitting
+        if self._before is None:  # nothing was learnt in this session
             return {}
         seconds, before = self._before
         took = max(self._records.seconds - seconds, 1e-9)
@@ -171,7 +171,7 @@ class Evaluated:
 
 
 class Evaluate:
-    """An evaluation each so many steps of the worlds, or each so many updates.
+    """An evaluation each so many steps of the environments, or each so many updates.
 
     play: from the learner's state and the number of steps (or updates) to what came of it; None if
         it was interrupted, in which case it is due still.

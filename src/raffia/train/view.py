@@ -31,7 +31,7 @@ class Status:
     num_updates: int = 0
     env_step: int | None = 0  # None: none are played
     num_env_steps: int | None = 0
-    seconds: float = 0.0  # of the run so far, over all its sittings
+    seconds: float = 0.0  # of the run so far, over all its sessions
     seconds_left: float | None = None
     env_steps_per_second: float | None = None
     updates_per_second: float | None = None
@@ -55,14 +55,14 @@ class View(Protocol):
 
     >>> def watched(view: View) -> None:
     ...     with view as shown:
-    ...         shown.say("resumed from update 100")
+    ...         shown.message("resumed from update 100")
     ...         shown.show(Status(update=101, num_updates=200))
     """
 
     def show(self, status: Status) -> None:
         """Hear of the latest state; cheap, as it is called after every update."""
 
-    def say(self, line: str) -> None:
+    def message(self, line: str) -> None:
         """Print a line that stays."""
 
     def __enter__(self) -> Self: ...
@@ -117,7 +117,7 @@ class PlainView:
         if self._clock() >= self._due:
             self._print()
 
-    def say(self, line: str) -> None:
+    def message(self, line: str) -> None:
         """Print a line."""
         self._out.line(line)
 

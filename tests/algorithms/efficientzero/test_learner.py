@@ -321,7 +321,7 @@ def test_compiled_gradients_are_the_same(norm_type):
 def test_muzero_is_a_configuration():
     """Single rewards, no consistency, nothing searched anew."""
     learner = learner_of(
-        loss={"lstm_horizon": 1, "consistency_weight": 0.0}, targets={"reanalyse_ratio": 0.0}
+        loss={"lstm_horizon": 1, "consistency_weight": 0.0}, targets={"reanalyze_ratio": 0.0}
     )
     state = learner.init(0)
     assert not any("proj" in name or "prediction_head" in name for name in state["params"].keys())
@@ -338,7 +338,7 @@ def test_muzero_is_a_configuration():
 def test_gumbel_muzero_is_a_configuration():
     parts = dict(
         loss={"lstm_horizon": 1, "consistency_weight": 0.0},
-        targets={"reanalyse_ratio": 0.0},
+        targets={"reanalyze_ratio": 0.0},
         search={"policy": "gumbel", "num_simulations": 4},
     )
     learner = learner_of(**parts)

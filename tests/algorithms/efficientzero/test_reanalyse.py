@@ -16,7 +16,7 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.reanalyse import reanalyse
+from raffia.algorithms.efficientzero.reanalyze import reanalyze
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
@@ -34,7 +34,7 @@ CONFIG = EfficientZeroConfig(
         value_support_range=(-3, 4, 1),
     ),
     loss=LossConfig(unroll_steps=2, consistency_weight=0.0),
-    targets=TargetConfig(n_step=2, reanalyse_ratio=1.0),
+    targets=TargetConfig(n_step=2, reanalyze_ratio=1.0),
     search=SearchConfig(num_simulations=6, num_sampled_actions=5),
 )
 LINE = EnvSpec(observation_shape=(3,), action=Discrete(4))
@@ -99,7 +99,7 @@ def test_each_step_is_searched_once_and_the_end_is_not():
     asked = []
     plan = planner.plan
     planner.plan = lambda state, **options: asked.append(state) or plan(state, **options)
-    fresh = reanalyse(windows_of(replay, [3, 4, 3, 11]), planner, generator=generator())
+    fresh = reanalyze(windows_of(replay, [3, 4, 3, 11]), planner, generator=generator())
     assert len(asked) == 1
     assert fresh["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
     assert asked[0]["observation"].equal(windows_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0])
@@ -109,7 +109,7 @@ def test_each_step_is_searched_once_and_the_end_is_not():
 
 @pytest.mark.parametrize("ratio, steps", [(0.5, [2, 3, 4]), (0.0, []), (0.1, [])])
 def test_a_share_of_the_windows_is_searched(ratio, steps):
-    planner = planner_of(config=configured(targets={"reanalyse_ratio": ratio}))
+    planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
     windows = windows_of(replay_of(), [2, 7])
     batch, fresh = make_batch(windows, planner, generator=generator())
     assert (fresh["step_index"].tolist() if steps else fresh) == (steps or None)
@@ -128,12 +128,12 @@ def test_targets_are_those_of_a_search_of_the_same_states():
 
 
 def test_noise_is_as_configured():
-    quiet = planner_of(config=configured(targets={"reanalyse_noise": False}))
+    quiet = planner_of(config=configured(targets={"reanalyze_noise": False}))
     windows = windows_of(replay_of(), list(range(12)))
-    found = [reanalyse(windows, quiet, generator=generator(seed)) for seed in (0, 1)]
+    found = [reanalyze(windows, quiet, generator=generator(seed)) for seed in (0, 1)]
     assert found[0]["policy"].equal(found[1]["policy"])
     noisy = planner_of()
-    found = [reanalyse(windows, noisy, generator=generator(seed)) for seed in (0, 0, 1)]
+    found = [reanalyze(windows, noisy, generator=generator(seed)) for seed in (0, 0, 1)]
     assert found[0]["policy"].equal(found[1]["policy"])
     assert not found[0]["policy"].equal(found[2]["policy"])
 
@@ -184,10 +184,10 @@ def test_only_legal_actions_of_games_of_two_get_visits():
 
 
 def test_gumbel_policies_are_searched_anew():
-    config = configured(search={"policy": "gumbel"}, targets={"reanalyse_noise": False})
+    config = configured(search={"policy": "gumbel"}, targets={"reanalyze_noise": False})
     planner, replay = planner_of(config=config), replay_of()
     windows = windows_of(replay, [0])
-    one, two = (reanalyse(windows, planner, generator=generator(seed)) for seed in (0, 1))
+    one, two = (reanalyze(windows, planner, generator=generator(seed)) for seed in (0, 1))
     assert one["policy"].equal(two["policy"])  # without noise nothing is drawn
     assert (one["policy"] > 0).all() and one["policy"].sum(-1).sub(1).abs().max() < 1e-6
 
@@ -210,7 +210,7 @@ def test_continuous_actions_are_sampled_anew():
 def test_threads_change_nothing():
     windows = windows_of(replay_of(size=80), list(range(80)))
     one, two = (
-        reanalyse(windows, planner_of(num_threads=num), generator=generator()) for num in (1, 2)
+        reanalyze(windows, planner_of(num_threads=num), generator=generator()) for num in (1, 2)
     )
     assert (
         len(one) == 80 and one["policy"].equal(two["policy"]) and one["value"].equal(two["value"])
@@ -221,7 +221,7 @@ def test_what_a_search_gives_is_kept_as_when_acting():
     planner = planner_of()
     state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
     entries = kept(planner.plan(state, generator=generator()))
-    fresh = reanalyse(windows_of(replay_of(), [0]), planner, generator=generator())
+    fresh = reanalyze(windows_of(replay_of(), [0]), planner, generator=generator())
     assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
 
 
@@ -230,7 +230,7 @@ def test_what_a_search_gives_is_kept_as_when_acting():
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
     config = configured(
-        targets={"reanalyse_ratio": ratio, "bootstrap": bootstrap, "reanalyse_noise": False}
+        targets={"reanalyze_ratio": ratio, "bootstrap": bootstrap, "reanalyze_noise": False}
     )
     learner = EfficientZeroLearner(LINE, config, num_updates=10)
     states = torch.stack([learner.init(seed) for seed in range(3)])

@@ -39,7 +39,7 @@ class Table(Planner):
 
 def configured(num_unrolled, n_step, horizon=5, *, absorb=("terminated",), **targets):
     loss = LossConfig(unroll_steps=num_unrolled, lstm_horizon=horizon, absorb=absorb)
-    targets = TargetConfig(n_step=n_step, **({"reanalyse_ratio": 0.0} | targets))
+    targets = TargetConfig(n_step=n_step, **({"reanalyze_ratio": 0.0} | targets))
     return EfficientZeroConfig(loss=loss, targets=targets)
 
 
@@ -283,7 +283,7 @@ def test_windows_of_another_length_are_refused():
 def images(kinds):
     config = EfficientZeroConfig(
         loss=LossConfig(unroll_steps=2, augmentation=kinds),
-        targets=TargetConfig(n_step=1, reanalyse_ratio=0.0),
+        targets=TargetConfig(n_step=1, reanalyze_ratio=0.0),
         search=SearchConfig(num_simulations=2),
     )
     spec = EnvSpec(observation_shape=(2, 9, 9), action=Discrete(3), observation_dtype=torch.uint8)

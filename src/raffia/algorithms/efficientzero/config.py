@@ -1,7 +1,7 @@
 """What can be set of EfficientZero, with the paper's numbers. Imports no torch: help comes at once.
 
 MuZero is EfficientZero with a `lstm_horizon` of 1 (each prefix is one reward), no consistency and
-no reanalyse; Gumbel MuZero is that with `search.policy="gumbel"`.
+no reanalyze; Gumbel MuZero is that with `search.policy="gumbel"`.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class TargetConfig:
     # That value: the target network's, or the root value of the search that was made there.
     bootstrap: Literal["network", "search"] = "network"
     target_interval: int = 200  # updates between copies into the target network
-    reanalyse_ratio: float = 0.99  # share of a batch whose policy is searched anew
-    reanalyse_noise: bool = True  # ... with noise at the root, as when acting
+    reanalyze_ratio: float = 0.99  # share of a batch whose policy is searched anew
+    reanalyze_noise: bool = True  # ... with noise at the root, as when acting
     correct_horizon: bool = (
         True  # a smaller n_step for old data, whose actions are not ours any more
     )
@@ -142,7 +142,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_share(self, "discount", "reanalyse_ratio")
+        check_share(self, "discount", "reanalyze_ratio")
         check_above_zero(self, "discount")
         check_least(self, 1, "n_step", "target_interval")
         check_least(self, 0, "horizon_share")

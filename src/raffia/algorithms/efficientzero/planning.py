@@ -1,4 +1,4 @@
-"""Planning with a snapshot of the networks: for acting, for evaluating and for reanalysing."""
+"""Planning with a snapshot of the networks: for acting, for evaluating and for reanalyzing."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.observations import as_input
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.reanalyse import (
+from raffia.algorithms.efficientzero.reanalyze import (
     MEMBER,
     distinct,
-    reanalyse,
+    reanalyze,
     steps_of,
     with_fresh,
 )
@@ -64,7 +64,7 @@ def make_batch(
     >>> from raffia.data.segment import SegmentReplayBuffer
     >>> from raffia.data.storage import TensorStorage
     >>> from raffia.envs.env import Discrete, EnvSpec
-    >>> config = EfficientZeroConfig(targets=TargetConfig(n_step=3, reanalyse_ratio=0.0))
+    >>> config = EfficientZeroConfig(targets=TargetConfig(n_step=3, reanalyze_ratio=0.0))
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
     >>> replay = SegmentReplayBuffer(
     ...     TensorStorage(100), unroll_steps=5, n_step=3, obs_keys=["observation"])
@@ -86,7 +86,7 @@ def make_batch(
     config, spec = planner.config, planner.spec
     num_unrolled, n_step = config.loss.unroll_steps, config.targets.n_step
     _check(windows, num_unrolled + n_step + 1)
-    fresh = reanalyse(windows, planner, generator=generator)
+    fresh = reanalyze(windows, planner, generator=generator)
     if fresh is not None:
         windows = with_fresh(windows, fresh)
     n = n_step_of_age(total - windows["index"], n_step, correction_interval)

@@ -1,4 +1,4 @@
-"""`ILQL_Evaluator`: how an agent fares in a world of text, and how far it is from its policy."""
+"""`ILQL_Evaluator`: returns in an environment of text, and distance from another policy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AgentEvaluation:
 class ILQL_Evaluator:
     """Lets an agent play, in evaluation mode and without gradients.
 
-    make_env: a world for each game.
+    make_env: an environment for each game.
     decode: how it speaks.
     token_reward: what its tokens are worth by themselves; None for nothing.
     num_games, seed: the games, and all chance in them, follow from the seed.

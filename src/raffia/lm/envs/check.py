@@ -1,8 +1,8 @@
-"""Whether a world of language keeps the contract of contract.py: a suite for anyone's.
+"""Whether an environment of language keeps the contract of contract.py: a suite for anyone's.
 
 In a test of your own:
 
-    check_language_environment(MyWorld, ["yes", "no"]).require()
+    check_language_environment(MyEnv, ["yes", "no"]).require()
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def check_language_environment(
     num_dialogues: int = 8,
     max_steps: int = 200,
 ) -> Report:
-    """Talk to a world in words drawn from `actions`, and look whether it keeps the contract.
+    """Talk to an environment in words drawn from `actions`, and look whether it keeps the contract.
 
-    make_env: makes a world, each time one of its own
+    make_env: makes an environment, each time one of its own
     actions: what to say; good ones and bad ones, so that dialogues end in different ways
     tokenizer: also look whether it can read all that is said
 
@@ -94,7 +94,7 @@ class Subject:
 
 @dataclass
 class Dialogue:
-    """What was said by the world: at the time it was seen, and (in `seen`) still."""
+    """What was said by the environment: at the time it was seen, and (in `seen`) still."""
 
     seed: int
     seen: list[Language_Observation]
@@ -148,7 +148,7 @@ def _check_utterances(subject: Subject) -> str:
 
 
 def _require_utterance(utterance: Any, where: str) -> None:
-    mend = 'make each utterance ("text", reward), or ("text", None) if the world said it'
+    mend = 'make each utterance ("text", reward), or ("text", None) if the environment said it'
     if not isinstance(utterance, tuple | list) or len(utterance) != 2:
         raise Seen(f"an utterance is {utterance!r} {where}", mend)
     text, reward = utterance
@@ -174,7 +174,7 @@ def _check_growth(subject: Subject) -> str:
             if not new or new[0][0] != action or new[0][1] is None:
                 raise Seen(
                     f"the agent said {action!r}, and {list(new)} was added {where}",
-                    "add (action, reward) first, then what the world answers with None",
+                    "add (action, reward) first, then what the environment answers with None",
                 )
             if any(reward is not None for _, reward in new[1:]):
                 raise Seen(f"one step added two utterances of the agent {where}", "add one")
@@ -238,7 +238,7 @@ def _check_after_end(subject: Subject) -> str:
 
 def _check_repeats(subject: Subject) -> str:
     """seeds repeat"""
-    for env, how in ((subject.env, "again"), (subject.make_env(), "in another world")):
+    for env, how in ((subject.env, "again"), (subject.make_env(), "in another environment")):
         for dialogue in subject.dialogues:
             if subject.play(env, dialogue.seed).said != dialogue.said:
                 raise Seen(
@@ -296,7 +296,7 @@ def _finding(check: Callable[[Subject], str], subject: Subject) -> Finding:
         return Finding(name, "note", note.seen, note.mend)
     except Seen as seen:
         return Finding(name, "fails", seen.seen, seen.mend)
-    except Exception as error:  # the world's own, which is a finding too
+    except Exception as error:  # the environment's own, which is a finding too
         return Finding(name, "fails", f"{type(error).__name__}: {error}", "see contract.py")
 
 

@@ -1,4 +1,4 @@
-"""What a task in language is: observations that are dialogues so far, and worlds that answer.
+"""What a task in language is: observations that are dialogues so far, and environments that answer.
 
 A dialogue is a sequence of utterances, each an agent's, with the reward that followed it, or the
 environment's, with None in its place.
@@ -49,7 +49,7 @@ class Language_Observation(ABC):
 
 
 class Language_Environment(ABC):
-    """A world that is talked to: the agent says a text, the world answers.
+    """An environment that is talked to: the agent says a text, the environment answers.
 
     >>> class Said(Language_Observation):
     ...     def __init__(self, *utterances, terminal=False):

@@ -1,4 +1,4 @@
-"""Playing many dialogues with a policy, whatever the world."""
+"""Playing many dialogues with a policy, whatever the environment."""
 
 from __future__ import annotations
 

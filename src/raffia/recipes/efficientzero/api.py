@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from raffia.envs.make import make_env, require_env_factory
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording
-from raffia.recipes.efficientzero.experiment import Run
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
     create_run,
@@ -29,10 +28,10 @@ from raffia.recipes.run_folder import (
     require_config,
     write_config,
 )
-from raffia.recipes.sit import nothing, sit, threads
+from raffia.recipes.running import run_session, threads
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.sitting import RunResult
+from raffia.train.session import RunResult
 from raffia.train.view import View
 
 __all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
@@ -44,14 +43,14 @@ def train(
     *,
     view: View | None = None,
     preset: str = "",
-    worlds: MakeEnv = make_env,
+    make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> RunResult:
     """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be told in the report.
-    worlds, networks: in place of those that the config names: functions like
+    make_env, networks: in place of those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.
     Raises RunError if the folder holds a run already, TypeError for what is no config.
@@ -68,10 +67,13 @@ def train(
     ('finished', 120)
     """
     require_config(config, "efficientzero")
-    require_env_factory(worlds)
-    create_run(Path(folder), config, preset, _own(worlds, networks))
+    require_env_factory(make_env)
+    create_run(Path(folder), config, preset, _own(make_env, networks))
     with given_back(Path(folder)):
-        return _sit(config, Path(folder), view, worlds, networks)
+        make = functools.partial(
+            EfficientZeroExperiment, config, Path(folder), make_env=make_env, networks=networks
+        )
+        return run_session(Path(folder), make, num_threads=config.num_threads, view=view)
 
 
 def resume(
@@ -79,7 +81,7 @@ def resume(
     *,
     config: EfficientZeroRun | None = None,
     view: View | None = None,
-    worlds: MakeEnv = make_env,
+    make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> RunResult:
     """Go on at the newest checkpoint, as if the run had never been stopped.
@@ -99,43 +101,34 @@ def resume(
     >>> first.update, then.update
     (2, 4)
     """
-    folder, own = Path(folder), _own(worlds, networks)
+    folder, own = Path(folder), _own(make_env, networks)
     before = read_run_of(EfficientZeroRun, folder)
+    after = config or before
     refuse_without_own(folder, own)
     refuse_without_checkpoints(folder)
-    begun = nothing
-    if config is not None and config != before:
-        preset = read_made_by(folder)["preset"]
-        begun = functools.partial(write_config, folder, config, preset, own)
-    return _sit(config or before, folder, view, worlds, networks, begun)
+
+    def on_start() -> None:
+        if after != before:
+            write_config(folder, after, read_made_by(folder)["preset"], own)
+
+    make = functools.partial(
+        EfficientZeroExperiment, after, folder, make_env=make_env, networks=networks
+    )
+    return run_session(folder, make, num_threads=after.num_threads, view=view, on_start=on_start)
 
 
-def _own(worlds: MakeEnv, networks: ModelFactory | None) -> list[str]:
+def _own(factory: MakeEnv, networks: ModelFactory | None) -> list[str]:
     """What of a run does not follow from its config."""
-    given = {"worlds": worlds is not make_env, "networks": networks is not None}
+    given = {"make_env": factory is not make_env, "networks": networks is not None}
     return [name for name, is_own in given.items() if is_own]
-
-
-def _sit(
-    config: EfficientZeroRun,
-    folder: Path,
-    view: View | None,
-    worlds: MakeEnv,
-    networks: ModelFactory | None,
-    begun: Callable[[], None] = nothing,
-) -> RunResult:
-    def make(shown: View) -> Run:
-        return Run(config, folder, shown, worlds, networks)
-
-    return sit(folder, make, num_threads=config.num_threads, view=view, begun=begun)
 
 
 @dataclass(frozen=True)
 class Agent:
     """A trained agent: what to do, and what it thought.
 
-    A state is a TensorDict [n], as the world's `reset` and `step` give it; with a frame_stack of
-    S > 1 its "observation" is [n, S, ...].
+    A state is a TensorDict [n], as the environment's `reset` and `step` give it; with a frame_stack
+    of S > 1 its "observation" is [n, S, ...].
 
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
@@ -173,7 +166,7 @@ def load_agent(
     checkpoint: str = "best",
     *,
     num_simulations: int | None = None,  # of a search; None: as the run evaluates
-    worlds: MakeEnv = make_env,
+    make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> Agent:
     """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
@@ -190,8 +183,8 @@ def load_agent(
     torch.Size([2])
     """
     config = read_run_of(EfficientZeroRun, folder)
-    refuse_without_own(Path(folder), _own(worlds, networks))
-    with contextlib.closing(worlds(config.env, num_envs=1)) as env:
+    refuse_without_own(Path(folder), _own(make_env, networks))
+    with contextlib.closing(make_env(config.env, num_envs=1)) as env:
         spec = env.spec
     made = EfficientZeroLearner(
         spec,
@@ -238,7 +231,7 @@ def evaluate(
     record: int = 0,
     suffix: str = "gif",
     opponent: str | None = None,
-    worlds: MakeEnv = make_env,
+    make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> Evaluation:
     """Play whole episodes with the agent of a run, without noise.
@@ -259,10 +252,10 @@ def evaluate(
     """
     folder = Path(folder)
     agent = load_agent(
-        folder, checkpoint, num_simulations=num_simulations, worlds=worlds, networks=networks
+        folder, checkpoint, num_simulations=num_simulations, make_env=make_env, networks=networks
     )
     if opponent is not None:
-        make_opponent(opponent, agent.spec)  # refuses it in a world of one player
+        make_opponent(opponent, agent.spec)  # refuses it in an environment of one player
     config = agent_config(
         read_run_of(EfficientZeroRun, folder), episodes, agent.num_simulations, opponent
     )
@@ -273,7 +266,7 @@ def evaluate(
         recording = Recording(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
-    evaluator = Evaluator(config, worlds, record=record > 0)
+    evaluator = Evaluator(config, make_env, record=record > 0)
     with contextlib.closing(evaluator), threads(config.num_threads):
         found = evaluator.play(agent.planner, seed=seed, recording=recording)
     assert found is not None  # nobody stops it

@@ -50,11 +50,11 @@ class CollectConfig:
     random_env_steps: int = 2_000  # at the start, with random actions, before the first update
     updates_per_env_step: float = 1.0
     extra_updates: int = 0  # after the last step, without new data
-    steps_per_turn: int = 1  # of each environment, between updates
+    rollout_length: int = 1  # of each environment, between updates
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "num_env_steps", "steps_per_turn")
+        check_least(self, 1, "num_env_steps", "rollout_length")
         check_least(self, 0, "random_env_steps", "extra_updates")
         check_above_zero(self, "updates_per_env_step")
 
@@ -126,8 +126,8 @@ class EfficientZeroRun(EfficientZeroConfig):
         size, num_envs = self.population.size, self.env.num_envs
         if size > 1 and num_envs % size:
             raise ValueError(
-                f"population.size={size} members play in env.num_envs={num_envs} worlds, which are "
-                f"not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
+                f"population.size={size} members share env.num_envs={num_envs} environments, "
+                f"which are not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
             )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.segment import SegmentReplayBuffer
@@ -13,13 +11,12 @@ from raffia.envs.env import EnvSpec
 from raffia.functional.seeds import generator_for
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint
 from raffia.train.member_replay import OwnReplays, SharedReplay
 from raffia.train.replay_log import ReplayLog
 
 __all__ = ["Replays", "make_replay"]
 
-SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyse writes anew into the replay
+SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes anew into the replay
 
 
 class Replays:
@@ -38,7 +35,8 @@ class Replays:
         own = config.population.replay == "own" and size > 1
         members: list[int | None] = [*range(size)] if own else [None]
         self.buffers = [make_replay(config, spec, folder, member) for member in members]
-        self.logs = [_log(folder, member) for member in members]
+        logs = [_log(folder, member) for member in members]
+        self.logged = list(zip(logs, self.buffers, strict=True))
         self.replay: SegmentReplayBuffer | SharedReplay | OwnReplays = self.buffers[0]
         if own:
             self.replay = OwnReplays(self.buffers)
@@ -52,35 +50,8 @@ class Replays:
         else:
             self.replay.update(fresh, best)
 
-    def empty(self) -> None:
-        """Forget all."""
-        for buffer in self.buffers:
-            buffer.empty()
-
-    def check(self, found: Checkpoint) -> None:
-        """Raises DamagedFileError where rows of a checkpoint are not as they were written."""
-        for log in self.logs:
-            log.check(found)
-
-    def restore(self, found: Checkpoint) -> None:
-        """What there was at a checkpoint."""
-        for log, buffer in zip(self.logs, self.buffers, strict=True):
-            log.restore(found, buffer)
-
-    def files(self) -> tuple[dict[str, TensorDict], dict[str, Any]]:
-        """Parts and extras of a checkpoint."""
-        logged = [log.files(buffer) for log, buffer in zip(self.logs, self.buffers, strict=True)]
-        parts = {name: part for found in logged for name, part in found.parts.items()}
-        names = [log.name for log in self.logs]
-        return parts, {name: found.extras for name, found in zip(names, logged, strict=True)}
-
-    def prune(self, kept: Sequence[Checkpoint]) -> None:
-        """Remove the rows that none of these needs."""
-        for log in self.logs:
-            log.prune(kept)
-
     def close(self) -> None:
-        """On disk, the next sitting of this process would be refused its files else."""
+        """On disk, the next session of this process would be refused its files else."""
         for buffer in self.buffers:
             if isinstance(buffer.storage, MemmapStorage):
                 buffer.storage.close()
@@ -100,8 +71,8 @@ def make_replay(
     11
     """
     replay, stack = config.replay, config.env.frame_stack
-    # Of the capacity alone, so that a run can be made longer. Each of the worlds can end at once,
-    # and needs a closing row besides its step then.
+    # Of the capacity alone, so that a run can be made longer. Each of the environments can end at
+    # once, and needs a closing row besides its step then.
     rows = replay.capacity + 2 * config.env.num_envs
     at = _place(folder, member) / "rows"
     return SegmentReplayBuffer(

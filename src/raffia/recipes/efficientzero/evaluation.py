@@ -22,15 +22,15 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import Episodes, play_episodes, play_members
 from raffia.train.record import EpisodeRecorder, require_picture
 
-AT_ONCE = 32  # worlds that are played together
+AT_ONCE = 32  # environments that are played together
 
 MakeEnv = Callable[..., BatchEnv]  # as `raffia.envs.make.make_env`
 
 
 class Evaluator:
-    """Plays whole episodes of a world as a config says, in worlds of its own.
+    """Plays whole episodes of an environment as a config says, in environments of its own.
 
-    worlds: makes them.
+    make_env: makes them.
     record: whether they can give pictures.
 
     >>> from raffia.envs.config import EnvConfig
@@ -42,10 +42,10 @@ class Evaluator:
     """
 
     def __init__(
-        self, config: EfficientZeroRun, worlds: MakeEnv = make_env, *, record: bool = False
+        self, config: EfficientZeroRun, make_env: MakeEnv = make_env, *, record: bool = False
     ) -> None:
         self.config, self.record = config, record
-        self._worlds = worlds
+        self._make_env = make_env
         self._env: BatchEnv | None = None
 
     @property
@@ -53,7 +53,7 @@ class Evaluator:
         """Made when it is asked for."""
         if self._env is None:
             num = min(self.config.evaluate.num_episodes * self.config.population.size, AT_ONCE)
-            self._env = self._worlds(
+            self._env = self._make_env(
                 self.config.env, evaluation=True, render=self.record, num_envs=num
             )
         return self._env
@@ -84,7 +84,7 @@ class Evaluator:
     ) -> Episodes | None:
         """Play as many episodes as the config says; None if `stop` said so meanwhile.
 
-        check: is shown what the worlds said; it may raise.
+        check: is shown what the environments said; it may raise.
         """
         return play_episodes(
             self.env,
@@ -107,7 +107,7 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         check: Callable[[TensorDict], None] = lambda said: None,
     ) -> dict[int, Episodes] | None:
-        """The same for each of these members, in the same worlds at once."""
+        """The same for each of these members, in the same environments at once."""
         return play_members(
             self.env,
             self._choose(planner),
@@ -143,7 +143,7 @@ class Evaluator:
         }
 
     def close(self) -> None:
-        """Close the worlds."""
+        """Close the environments."""
         if self._env is not None:
             self._env.close()
             self._env = None

@@ -1,13 +1,14 @@
 """The parts of a run of EfficientZero, and how they are joined.
 
-worlds -> collector -> replay -> windows -> targets -> learner -> parameters -> planner -> worlds
+environments -> collector -> replay -> segments -> targets -> learner -> planner -> environments
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,53 +28,53 @@ from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording, save_tree
 from raffia.recipes.members import Members, weights_of_each
 from raffia.recipes.parts import compiled, plan_of, require_device, wants_a_gpu
-from raffia.recipes.run_folder import refuse_other_state, refuse_to_begin_anew
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint, Checkpoints
-from raffia.train.collect import Act, Collector, EndedEpisode
-from raffia.train.damage import Guard
+from raffia.train.checkpoint import Checkpoint
+from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
-from raffia.train.metrics import PhaseClock
-from raffia.train.sitting import Kept, RunResult, Sitting
+from raffia.train.experiment import CheckpointPayload, Experiment
 from raffia.train.stream import OnlineStream
 from raffia.train.tasks import Evaluated, Outcome
 from raffia.train.view import View
 
 
-class Run:
-    """EfficientZero's parts of a run in its folder; the rest of it is the `Sitting`."""
+class EfficientZeroExperiment(Experiment):
+    """A run of EfficientZero: what it is made of, and how that is joined."""
+
+    unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
 
     def __init__(
         self,
         config: EfficientZeroRun,
         folder: Path,
         view: View,
-        worlds: MakeEnv,
+        make_env: MakeEnv,
         networks: ModelFactory | None,
     ) -> None:
-        self.config, self.folder, self.view = config, folder, view
+        super().__init__(folder, view, seed=config.seed)
+        self.config = config
         self.plan = plan_of(config)
         self._update = 0
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
-            self.env = worlds(config.env)
+            self.env = make_env(config.env)
             require_batch(self.env)
             opened.callback(self.env.close)
-            self.evaluator = Evaluator(config, worlds, record=config.evaluate.record != "none")
+            self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
             self.evaluator.prepare(self.env.spec)
             self._make_parts(networks)
-            self.replays = Replays(config, self.env.spec, folder)
-            opened.callback(self.replays.close)
+            self.steps = Replays(config, self.env.spec, folder)
+            opened.callback(self.steps.close)
+            self.replay, self.replays = self.steps.replay, self.steps.logged
             self.stream = self._make_stream()
-            self.sitting = Sitting(self, folder, view)
             if remark := wants_a_gpu(config, self.env.spec):
-                view.say(remark)
+                view.message(remark)
             self._opened = opened.pop_all()
 
     def _make_parts(self, networks: ModelFactory | None) -> None:
-        config, folder = self.config, self.folder
+        config = self.config
         self.networks = EfficientZeroLearner(
             self.env.spec,
             config,
@@ -83,8 +84,8 @@ class Run:
         )
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         # Act and are evaluated, with the newest weights; and make targets, with the target network.
-        self.actor, self.analyst = self._make_planner(), self._make_planner()
-        self._analyst_is_new = False
+        self.actor, self.reanalyze_planner = self._make_planner(), self._make_planner()
+        self._reanalyze_is_current = False
         self.members: Members | None = None
         if config.population.size > 1:
             # Of small networks the operations alone are two thirds of a step on a CPU.
@@ -98,8 +99,6 @@ class Run:
                 batch_size=config.replay.batch_size,
             )
             self.learner = self.members.learner
-        self.guard = Guard(folder / "damage", seed=config.seed)
-        self.clock = PhaseClock()
         self.collector = Collector(
             self.env,
             seed=config.seed,
@@ -123,101 +122,66 @@ class Run:
         collect, replay = self.config.collect, self.config.replay
         return OnlineStream(
             self.collector,
-            self.replays.replay,
-            begin_turn=self._begin_turn,
+            self.replay,
+            begin_rollout=self._begin_rollout,
             act_first=self._act_first,
             make_batch=self._make_batch,
             batch_size=self.config.population.longest_batch(replay.batch_size),
             updates_per_env_step=collect.updates_per_env_step,
             random_env_steps=collect.random_env_steps,
             num_env_steps=collect.num_env_steps,
-            steps_per_turn=collect.steps_per_turn,
+            rollout_length=collect.rollout_length,
             clock=self.clock,
             beta=self._beta if replay.alpha else None,
         )
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """Those of the run."""
-        return self.sitting.checkpoints
-
-    def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
-        """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
-        return self.sitting.go(stop, begun)
-
     def close(self) -> None:
-        """Close worlds and files."""
-        with self._opened:
-            self.sitting.close()
-
-    # -- what a sitting asks for
+        """Close environments and files."""
+        self._opened.close()
 
     def init(self) -> TensorDict:
-        """Fresh networks, of the run's seed."""
-        seed = derive_seed(self.config.seed, "networks")
-        if self.members is None:
-            return self.networks.init(seed)
-        return self.members.begin(self.learner.init(seed))
-
-    def begin_anew(self, passed_over: Sequence[str]) -> None:
-        """On disk, a run that was killed before may have left rows."""
-        remark = ". Where the replay alone is missing, they can still be evaluated"
-        refuse_to_begin_anew(self.folder, passed_over, remark)
-        self.replays.empty()
-
-    def check(self, found: Checkpoint) -> None:
-        """The replay lies beside the checkpoints."""
-        self.replays.check(found)
+        """New networks from the run's seed; of a population with their spread of settings."""
+        state = super().init()
+        return state if self.members is None else self.members.begin(state)
 
     def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state; worlds and replay as they were."""
-        state = found.tensors("state")
-        refuse_other_state(state, self.init(), found.root)
-        self.stream.load_state(found.tensors("stream"))
-        self.replays.restore(found)
+        """The learner's state; environments, replay and population are put back."""
+        state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
 
-    def keep(self) -> Kept:
-        """Worlds, and which rows of the replay there are."""
-        parts, extras = self.replays.files()
-        if self.members is not None:
-            extras |= self.members.kept()
-        return Kept({"stream": self.stream.state(), **parts}, extras)
-
-    def saved(self, kept: Sequence[Checkpoint]) -> None:
-        """Rows of the replay that no checkpoint needs any more go."""
-        self.replays.prune(kept)
+    def payload(self) -> CheckpointPayload:
+        """Environments, which rows of the replay there are, and the population's history."""
+        payload = super().payload()
+        if self.members is None:
+            return payload
+        return replace(payload, extras={**payload.extras, **self.members.kept()})
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
         if self.members is None:
             return None
-        self._analyst_is_new = False
+        self._reanalyze_is_current = False
         return self.members.evolve(state)
-
-    def take_ended(self) -> list[EndedEpisode]:
-        """The episodes that have ended since this was asked."""
-        return self.collector.take_ended()
 
     def counters(self) -> dict[str, int]:
         """Simulations of both searches."""
-        return {"simulations": self.actor.num_simulations + self.analyst.num_simulations}
+        return {"simulations": self.actor.num_simulations + self.reanalyze_planner.num_simulations}
 
-    def extra(self, update: int) -> dict[str, float]:
-        """What a row of means tells besides."""
-        told = {
+    def extra_metrics(self, update: int) -> dict[str, float]:
+        """Temperature, size of the replay, and the learning rate."""
+        found = {
             "temperature": self.config.search.temperature(self._share),
-            "replay_steps": float(len(self.replays.replay)),
+            "replay_steps": float(len(self.replay)),
         }
         if self.members is None:  # else each has its own, which rows of generations tell
-            told["learning_rate"] = self.networks.learning_rate(update)
-        return told
+            found["learning_rate"] = self.networks.learning_rate(update)
+        return found
 
     # -- playing and learning
 
-    def _begin_turn(self, state: TensorDict) -> Act:
+    def _begin_rollout(self, state: TensorDict) -> Act:
         self._update = step_of(state)
         self.actor.refresh(state)
         temperature = self.config.search.temperature(self._share)
@@ -240,10 +204,10 @@ class Run:
     def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
         """windows: [B]; of members [P, B], as the batch is then."""
         targets, update = self.config.targets, step_of(state)
-        if update % targets.target_interval == 0 or not self._analyst_is_new:
-            self._renew_analyst(state)
+        if update % targets.target_interval == 0 or not self._reanalyze_is_current:
+            self._refresh_reanalyze(state)
         horizon = targets.horizon_share * self.config.collect.num_env_steps
-        shape, flat, total = windows.batch_size, windows, self.replays.buffers[0].storage.total
+        shape, flat, total = windows.batch_size, windows, self.steps.buffers[0].storage.total
         if self.members is not None:
             flat = windows.reshape(-1)
             flat["member"] = torch.arange(len(windows)).repeat_interleave(shape[1])
@@ -251,21 +215,21 @@ class Run:
         with self._guarded(state, windows):
             batch, fresh = make_batch(
                 flat,
-                self.analyst,
+                self.reanalyze_planner,
                 generator=generator_for(self.config.seed, "targets", update),
                 total=total,
                 correction_interval=round(horizon) if targets.correct_horizon else 0,
             )
         if fresh is not None:
-            self.replays.update(fresh, 0 if self.members is None else self.members.best)
+            self.steps.update(fresh, 0 if self.members is None else self.members.best)
         batch = batch.reshape(shape)
         if BATCH_SIZE in state["hyper"].keys():
             batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
         return batch.to(self.config.device)
 
-    def _renew_analyst(self, state: TensorDict) -> None:
-        self.analyst.refresh(state["target"].copy().set("hyper", state["hyper"]))
-        self._analyst_is_new = True
+    def _refresh_reanalyze(self, state: TensorDict) -> None:
+        self.reanalyze_planner.refresh(state["target"].copy().set("hyper", state["hyper"]))
+        self._reanalyze_is_current = True
 
     @contextlib.contextmanager
     def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
@@ -280,7 +244,7 @@ class Run:
 
     @property
     def _share(self) -> float:
-        """Of the training that lies behind us, in steps of the worlds."""
+        """Of the training that lies behind us, in steps of the environments."""
         return min(1.0, self.stream.num_env_steps / max(1, self.config.collect.num_env_steps))
 
     def _beta(self, update: int) -> float:
@@ -333,7 +297,7 @@ class Run:
                 lambda _: f"{env_step:09d}",
                 num=1,
                 suffix=kind,
-                say=self.view.say,
+                say=self.view.message,
             )
         return {
             "seed": derive_seed(self.config.seed, "evaluate", env_step),
@@ -349,4 +313,4 @@ class Run:
         try:
             save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
         except OSError as error:  # a full disk, of which the next save tells more
-            self.view.say(f"the searched tree of step {env_step:,} was not saved: {error}")
+            self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")

@@ -12,8 +12,9 @@ from raffia.envs.board import BoardGame, Connect4, TicTacToe
 from raffia.envs.env import EnvSpec
 from raffia.recipes.efficientzero import load_agent
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.run_folder import RunError, read_run_of
+from raffia.recipes.run_folder import read_run_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
 
 __all__ = ["Match", "Player", "Thought", "load_player"]
 
@@ -93,7 +94,9 @@ class Match:
     def __init__(self, agent: Player) -> None:
         name = agent.spec.name
         if name not in GAMES:
-            raise RunError(f"a person can play {' and '.join(GAMES)}, not {name or 'this world'}")
+            raise RunError(
+                f"a person can play {' and '.join(GAMES)}, not {name or 'this environment'}"
+            )
         self.agent = agent
         self.game: BoardGame = GAMES[name](1)
         self.actions: list[int] = []

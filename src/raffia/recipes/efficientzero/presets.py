@@ -48,12 +48,13 @@ ADAM = OptimizerConfig(
 )
 
 CARTPOLE = EfficientZeroRun(
-    # Few worlds: where episodes are long, what one of them teaches comes in time for the next.
+    # Few environments: where episodes are long, what one of them teaches comes in time for the
+    # next.
     env=EnvConfig(id="CartPole-v1", num_envs=4),
     model=SMALL,
     # A cart that drifts fails after some hundred steps. With 40 rewards in each target this is
     # known after a few copies of the target network; with 20 some seeds take 5 times as long.
-    targets=TargetConfig(discount=0.99, n_step=40, target_interval=25, reanalyse_ratio=0.25),
+    targets=TargetConfig(discount=0.99, n_step=40, target_interval=25, reanalyze_ratio=0.25),
     optimizer=replace(ADAM, learning_rate=2e-3, decay_updates=3_000),
     search=SearchConfig(num_simulations=25, temperatures=(0.25,), temperature_from=(0.0,)),
     replay=ReplayConfig(capacity=50_000, batch_size=128),
@@ -82,7 +83,7 @@ SMOKE = replace(
 LUNARLANDER = replace(
     CARTPOLE,
     env=EnvConfig(id="LunarLander-v3", num_envs=8),
-    targets=TargetConfig(discount=0.99, n_step=20, target_interval=50, reanalyse_ratio=0.25),
+    targets=TargetConfig(discount=0.99, n_step=20, target_interval=50, reanalyze_ratio=0.25),
     optimizer=replace(ADAM, learning_rate=2e-3, decay_updates=15_000),
     search=SearchConfig(num_simulations=30, temperatures=(0.5, 0.25), temperature_from=(0.0, 0.5)),
     replay=ReplayConfig(capacity=200_000, batch_size=128),
@@ -99,7 +100,7 @@ PENDULUM = replace(
         value_support_range=(-60.0, 61.0, 1.0),
     ),
     loss=LossConfig(entropy_weight=0.02),
-    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyse_ratio=0.25),
+    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyze_ratio=0.25),
     optimizer=replace(ADAM, learning_rate=2e-3),
     search=SearchConfig(
         policy="gumbel", num_simulations=24, max_considered=12, num_sampled_actions=12
@@ -121,7 +122,7 @@ TICTACTOE = replace(
     ),
     loss=LossConfig(unroll_steps=3, lstm_horizon=3),
     targets=TargetConfig(  # a value is what came of the game
-        discount=1.0, n_step=9, target_interval=100, reanalyse_ratio=0.0, correct_horizon=False
+        discount=1.0, n_step=9, target_interval=100, reanalyze_ratio=0.0, correct_horizon=False
     ),
     optimizer=replace(ADAM, decay_updates=6_000),
     search=SearchConfig(num_simulations=25, temperatures=(1.0, 0.5), temperature_from=(0.0, 0.75)),
@@ -142,7 +143,7 @@ CONNECT4 = replace(
         reward_support_range=(-3.0, 4.0, 1.0),
         value_support_range=(-3.0, 4.0, 1.0),
     ),
-    targets=replace(TICTACTOE.targets, n_step=42, reanalyse_ratio=0.0),
+    targets=replace(TICTACTOE.targets, n_step=42, reanalyze_ratio=0.0),
     search=replace(TICTACTOE.search, num_simulations=50),
     replay=ReplayConfig(capacity=200_000, batch_size=128, alpha=0.0),
     collect=CollectConfig(num_env_steps=400_000, random_env_steps=2_000, updates_per_env_step=0.05),
@@ -154,7 +155,7 @@ MINATAR_BREAKOUT = replace(
     env=EnvConfig(id="minatar/breakout", num_envs=16),
     # As vectors: a search over convolutions is 20 times slower on two cores.
     model=replace(SMALL, flatten=True, latent_state_dim=128),
-    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyse_ratio=0.0),
+    targets=TargetConfig(discount=0.99, n_step=10, target_interval=50, reanalyze_ratio=0.0),
     optimizer=replace(ADAM, learning_rate=2e-3, decay_updates=15_000),
     search=SearchConfig(num_simulations=25, temperatures=(0.5, 0.25), temperature_from=(0.0, 0.5)),
     replay=ReplayConfig(capacity=200_000, batch_size=128),
@@ -182,13 +183,13 @@ ATARI_PONG = replace(
         reward_support_range=(-50.0, 51.0, 1.0),
         value_support_range=(-50.0, 51.0, 1.0),
     ),
-    targets=replace(ATARI_100K.targets, reanalyse_ratio=0.25),
+    targets=replace(ATARI_100K.targets, reanalyze_ratio=0.25),
     evaluate=EvaluateConfig(every_env_steps=10_000, num_episodes=8),
 )
 
 
 def muzero(run: EfficientZeroRun) -> EfficientZeroRun:
-    """The run without what EfficientZero adds: prefix, consistency and reanalyse.
+    """The run without what EfficientZero adds: prefix, consistency and reanalyze.
 
     >>> muzero(PRESETS["cartpole"]).loss.consistency_weight
     0.0
@@ -196,7 +197,7 @@ def muzero(run: EfficientZeroRun) -> EfficientZeroRun:
     return replace(
         run,
         loss=replace(run.loss, lstm_horizon=1, consistency_weight=0.0),
-        targets=replace(run.targets, reanalyse_ratio=0.0, correct_horizon=False),
+        targets=replace(run.targets, reanalyze_ratio=0.0, correct_horizon=False),
     )
 
 
@@ -228,7 +229,7 @@ PRESETS: Presets[EfficientZeroRun] = Presets(
 SUMMARIES: dict[str, str] = {  # a line of each, beside its environment
     "smoke": "seconds, tiny networks: does all of it run?",
     "cartpole": "the pole stands, in minutes on two cores",
-    "cartpole-muzero": "... by MuZero: no prefix, consistency, reanalyse",
+    "cartpole-muzero": "... by MuZero: no prefix, consistency, reanalyze",
     "cartpole-gumbel": "... with sequential halving at the root",
     "cartpole-gumbel-muzero": "... with both: Gumbel MuZero",
     "lunarlander": "land between the flags (extra: box2d)",

@@ -14,13 +14,12 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes.ilql.config import MAY_CHANGE, ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, make_lessons
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, spoken
-from raffia.recipes.ilql.experiment import DialogueRun, evaluate_networks
+from raffia.recipes.ilql.experiment import ILQLExperiment, evaluate_networks
 from raffia.recipes.ilql.language_model import making_of
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.sizes import fitted, with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
-    RunError,
     create_run,
     find_checkpoint,
     given_back,
@@ -30,9 +29,10 @@ from raffia.recipes.run_folder import (
     require_config,
     write_config,
 )
-from raffia.recipes.sit import nothing, sit, threads
+from raffia.recipes.running import run_session, threads
 from raffia.train.config import changed_settings
-from raffia.train.sitting import RunResult
+from raffia.train.experiment import RunError
+from raffia.train.session import RunResult
 from raffia.train.view import View
 
 __all__ = [
@@ -70,8 +70,8 @@ def train(
     folder, config = Path(folder), with_threads(config)
     create_run(folder, config, preset)
     with given_back(folder):
-        make = functools.partial(DialogueRun, config, folder)
-        return sit(folder, make, num_threads=config.num_threads, view=view, begun=nothing)
+        make = functools.partial(ILQLExperiment, config, folder)
+        return run_session(folder, make, num_threads=config.num_threads, view=view)
 
 
 def resume(
@@ -97,7 +97,7 @@ def resume(
     folder = Path(folder)
     before = read_run_of(ILQLRun, folder)
     refuse_without_checkpoints(folder)
-    after, begun = with_threads(config or before), nothing
+    after = with_threads(config or before)
     if after != before:
         changed = changed_settings(before, after)
         fixed = [name for name in changed if not name.startswith(MAY_CHANGE)]
@@ -106,10 +106,13 @@ def resume(
                 f"{', '.join(fixed)}: {folder} has begun with other values, which shaped what was "
                 f"learnt; only {', '.join(MAY_CHANGE)} may change. Train anew in another folder"
             )
-        preset = read_made_by(folder)["preset"]
-        begun = functools.partial(write_config, folder, after, preset)
-    make = functools.partial(DialogueRun, after, folder)
-    return sit(folder, make, num_threads=after.num_threads, view=view, begun=begun)
+
+    def on_start() -> None:
+        if after != before:
+            write_config(folder, after, read_made_by(folder)["preset"])
+
+    make = functools.partial(ILQLExperiment, after, folder)
+    return run_session(folder, make, num_threads=after.num_threads, view=view, on_start=on_start)
 
 
 def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:

@@ -49,7 +49,8 @@ from raffia.lm.tokenizers.tokenizer import (
     character_tokenizer,
 )
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, WordleConfig
-from raffia.recipes.run_folder import TOKENIZER, TOKENS, RunError
+from raffia.recipes.run_folder import TOKENIZER, TOKENS
+from raffia.train.experiment import RunError
 
 __all__ = [
     "Lessons",
@@ -296,7 +297,7 @@ def source_of(config: DialogueDataConfig) -> DialogueSource:
     >>> source_of(DialogueDataConfig())
     Traceback (most recent call last):
     ...
-    raffia.recipes.run_folder.RunError: no files to learn from: give --data.files chats.jsonl
+    raffia.train.experiment.RunError: no files to learn from: give --data.files chats.jsonl
     """
     if not config.files:
         raise RunError("no files to learn from: give --data.files chats.jsonl")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,34 +31,26 @@ from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
 from raffia.recipes.members import Members
 from raffia.recipes.parts import compiled, require_device
-from raffia.recipes.run_folder import (
-    LANGUAGE_MODEL,
-    RunError,
-    refuse_other_state,
-    refuse_to_begin_anew,
-)
+from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
-from raffia.train.collect import EndedEpisode
-from raffia.train.damage import Guard
-from raffia.train.metrics import PhaseClock
-from raffia.train.sitting import Kept, Plan, RunResult, Sitting
+from raffia.train.experiment import CheckpointPayload, Experiment, Plan, RunError
 from raffia.train.stream import OfflineStream
 from raffia.train.tasks import Evaluated
 from raffia.train.view import View
 
-__all__ = ["DialogueRun", "evaluate_networks", "plan_of"]
-
-# what a state's shapes come from
-SHAPES = "model.*, the task's tokens, population.size and optimizer.*"
+__all__ = ["ILQLExperiment", "evaluate_networks", "plan_of"]
 
 
-class DialogueRun:
-    """ILQL's parts of a run in its folder; the rest of it is the `Sitting`."""
+class ILQLExperiment(Experiment):
+    """A run of ILQL: what it is made of, and how that is joined."""
+
+    shaped_by = "model.*, the task's tokens, population.size and optimizer.*"
 
     def __init__(self, config: ILQLRun, folder: Path, view: View) -> None:
-        self.config, self.folder = config, folder
+        super().__init__(folder, view, seed=config.seed)
+        self.config = config
         self.plan = plan_of(config)
         require_device(config.device)
         self.lessons = make_lessons(config, folder)
@@ -80,29 +72,21 @@ class DialogueRun:
             )
             self.learner = self.members.learner
         self.seen = Networks(config, config.device, making=self.making)  # what is evaluated
-        self.guard = Guard(folder / "damage", seed=config.seed)
-        self.clock = PhaseClock()
         self.stream = OfflineStream(self._batches)
-        self.num_tokens = 0  # read in this sitting
-        self.sitting = Sitting(self, folder, view)
-
-    def go(self, stop: Callable[[], bool], begun: Callable[[], None]) -> RunResult:
-        """Train from the newest checkpoint on, or from the start: see `Sitting.go`."""
-        self.sitting.view.say(f"learning from {told_lessons(self.lessons)}")
-        if told := told_template(self.config):
-            self.sitting.view.say(told)
-        return self.sitting.go(stop, begun)
-
-    def close(self) -> None:
-        """Close the files."""
-        self.sitting.close()
-
-    # -- what a sitting asks for
+        self.num_tokens = 0  # read in this session
+        view.message(f"learning from {told_lessons(self.lessons)}")
+        if template := told_template(config):
+            view.message(template)
 
     def init(self) -> TensorDict:
         """Fresh networks of the run's seed, or what lies in the language model's folder."""
         first = self.networks.state_of(self.making.first(), self.making.seed)
         return first if self.members is None else self.members.begin(self._states(first))
+
+    def example_state(self) -> TensorDict:
+        """Of any weights: the folder that a language model came from may be gone."""
+        state = self.learner.init(0)
+        return state if self.members is None else self.members.begin(state)
 
     def _states(self, first: TensorDict) -> TensorDict:  # [P]
         """Of the members before the first update; those of a language model begin alike."""
@@ -112,20 +96,8 @@ class DialogueRun:
         others = member_seeds(self.making.seed, size)[1:]
         return stack([first, *(self.networks.init(seed) for seed in others)])
 
-    def begin_anew(self, passed_over: Sequence[str]) -> None:
-        """Nothing else was left."""
-        refuse_to_begin_anew(self.folder, passed_over)
-
-    def check(self, found: Checkpoint) -> None:
-        """All of a checkpoint is in its own folder."""
-
     def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state, if it learns from what it has learnt from before."""
-        state = found.tensors("state")
-        like = self.learner.init(0)
-        if self.members is not None:
-            like = self.members.begin(like)
-        refuse_other_state(state, like, found.root, keep=SHAPES)
+        """The learner's state, if the rows and the language model are those that it learnt from."""
         if found.extras["data"] != self._data():
             raise RunError(
                 f"{found.root} has learnt from other rows than those that are there now: bring "
@@ -136,30 +108,23 @@ class DialogueRun:
                 f"{found.root} has learnt changes of another language model than the one in "
                 f"{self.folder / LANGUAGE_MODEL}: bring that folder back as it was"
             )
-        self.stream.load_state(TensorDict())
+        state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
 
-    def keep(self) -> Kept:
-        """What was learnt from; where the stream stands is the number of the update."""
-        told = {"data": self._data(), "language_model": self.making.checksum}
-        return Kept({}, told if self.members is None else told | self.members.kept())
-
-    def saved(self, kept: Sequence[Checkpoint]) -> None:
-        """Nothing lies beside the checkpoints."""
-
-    def take_ended(self) -> list[EndedEpisode]:
-        """None are played to learn from."""
-        return []
+    def payload(self) -> CheckpointPayload:
+        """What was learnt from; the number of the update says where the stream stands."""
+        extras = {"data": self._data(), "language_model": self.making.checksum}
+        return CheckpointPayload({}, extras | (self.members.kept() if self.members else {}))
 
     def counters(self) -> dict[str, int]:
         """Tokens that were read."""
         return {"tokens": self.num_tokens}
 
-    def extra(self, update: int) -> dict[str, float]:
-        """What a row of means tells besides."""
-        if self.members is not None:  # each has its own, which rows of generations tell
+    def extra_metrics(self, update: int) -> dict[str, float]:
+        """The learning rate; of a population each member has its own, in rows of generations."""
+        if self.members is not None:
             return {}
         return {"learning_rate": self.networks.learning_rate(update)}
 
@@ -183,7 +148,7 @@ class DialogueRun:
             try:
                 write_dialogues(self.folder, update, dialogues)
             except OSError as error:  # nothing of the run depends on them
-                self.sitting.view.say(f"update {update:,}: no dialogues were written: {error}")
+                self.view.message(f"update {update:,}: no dialogues were written: {error}")
         return told
 
     def _look(self, state: TensorDict, update: int, stop: Callable[[], bool]) -> ILQLEvaluation:

@@ -44,8 +44,9 @@ from raffia.lm.transformers_files import TEMPLATE, save_for_transformers, specia
 from raffia.recipes.ilql import load_agent
 from raffia.recipes.ilql.card import model_card, scores_at
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.run_folder import RunError, find_checkpoint, read_run_of
+from raffia.recipes.run_folder import find_checkpoint, read_run_of
 from raffia.train.config import from_json, to_json
+from raffia.train.experiment import RunError
 
 __all__ = ["Exported", "ExportedAgent", "export", "load_exported"]
 

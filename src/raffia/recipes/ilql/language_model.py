@@ -29,8 +29,9 @@ from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import add_lora, attention_layers
 from raffia.lm.transformer import CausalLM
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.run_folder import LANGUAGE_MODEL, RunError
+from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
 
 __all__ = ["Making", "begin_making", "making_of", "refuse_other_sizes", "shape_of"]
 
@@ -110,7 +111,7 @@ class Making:
 
 
 def begin_making(config: ILQLRun, folder: Path) -> Making:
-    """The same, at the start of a sitting: what the run's folder lacks is written.
+    """The same, at the start of a session: what the run's folder lacks is written.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> begin_making(ILQL_PRESETS["ilql-smoke"], Path("nowhere")).fixed is None

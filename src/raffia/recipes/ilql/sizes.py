@@ -14,7 +14,7 @@ from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import make_tokenizer
 from raffia.recipes.ilql.evaluation import longest_game
 from raffia.recipes.ilql.language_model import shape_of
-from raffia.recipes.run_folder import RunError
+from raffia.train.experiment import RunError
 
 __all__ = ["fitted", "refuse_unfit", "with_threads"]
 
@@ -62,7 +62,7 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
     >>> refuse_unfit(ILQLRun(), make_tokenizer(ILQLRun()))
     Traceback (most recent call last):
     ...
-    raffia.recipes.run_folder.RunError: model.trunk.vocab_size=50257, and there are 274 tokens: ...
+    raffia.train.experiment.RunError: model.trunk.vocab_size=50257, and there are 274 tokens: ...
     """
     trunk, num = config.model.trunk, tokenizer.num_tokens
     fits = trunk.vocab_size >= num if config.language_model else trunk.vocab_size == num

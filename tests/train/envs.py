@@ -1,4 +1,4 @@
-"""Small worlds and actors for the tests of collecting and evaluating."""
+"""Small environments and actors for the tests of collecting and evaluating."""
 
 import torch
 

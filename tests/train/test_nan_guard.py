@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.damage import Guard, NonFiniteError, all_finite, non_finite
+from raffia.train.nan_guard import NaNGuard, NonFiniteError, all_finite, non_finite
 
 NAN, INF = float("nan"), float("inf")
 
@@ -32,12 +32,12 @@ def stopped(folder, **changes):
     for name, (key, value) in changes.items():
         parts[name][key] = value
     with pytest.raises(NonFiniteError) as error:
-        Guard(folder, seed=3)(*parts.values())
+        NaNGuard(folder, seed=3)(*parts.values())
     return error.value
 
 
 def test_what_is_finite_passes_and_writes_nothing(tmp_path):
-    Guard(tmp_path / "damage", seed=3)(*learner())
+    NaNGuard(tmp_path / "nan_dump", seed=3)(*learner())
     assert os.listdir(tmp_path) == []
     assert all_finite(TensorDict()) and all_finite(TensorDict(n=torch.tensor(3)))
 
@@ -76,8 +76,8 @@ def test_parameters_and_gradients_are_found(tmp_path):
 
 
 def test_the_report_says_all_that_is_known(tmp_path):
-    error = stopped(tmp_path / "run" / "damage", metrics=("loss", torch.tensor(NAN)))
-    assert error.path == str(tmp_path / "run" / "damage" / "000000012")
+    error = stopped(tmp_path / "run" / "nan_dump", metrics=("loss", torch.tensor(NAN)))
+    assert error.path == str(tmp_path / "run" / "nan_dump" / "000000012")
     assert sorted(os.listdir(error.path)) == ["batch.safetensors", "report.json"]
     with open(f"{error.path}/report.json") as file:
         report = json.load(file, parse_constant=lambda name: pytest.fail(name))
@@ -95,9 +95,9 @@ def test_it_can_happen_again(tmp_path):
         assert len(os.listdir(error.path)) == 2
 
 
-def test_what_worlds_say_can_be_checked(tmp_path):
+def test_what_envs_say_can_be_checked(tmp_path):
     steps = TensorDict(observation=torch.ones(4, 3), reward=torch.zeros(4), batch_size=[4])
-    guard = Guard(tmp_path)
+    guard = NaNGuard(tmp_path)
     guard.check(steps, update=5)
     steps["reward"][2] = -INF
     with pytest.raises(
@@ -107,8 +107,8 @@ def test_what_worlds_say_can_be_checked(tmp_path):
 
 
 def test_a_full_disk_does_not_hide_it(tmp_path):
-    (tmp_path / "damage").write_text("a file in the way")
-    error = stopped(tmp_path / "damage", metrics=("loss", torch.tensor(NAN)))
+    (tmp_path / "nan_dump").write_text("a file in the way")
+    error = stopped(tmp_path / "nan_dump", metrics=("loss", torch.tensor(NAN)))
     assert "metrics loss: nan. The batch could not be saved in" in str(error)
 
 
@@ -116,7 +116,7 @@ def test_many_findings_are_cut_short_in_the_text():
     bad = TensorDict({f"w{i}": torch.full((30,), NAN) for i in range(20)})
     found = non_finite("state", bad)
     assert len(found) == 20 and found[0].rows == tuple(range(8))
-    assert "and 12 entries more" in str(NonFiniteError(1, found, "run/damage/1"))
+    assert "and 12 entries more" in str(NonFiniteError(1, found, "run/nan_dump/1"))
 
 
 def test_several_members_at_once(tmp_path):
@@ -124,7 +124,7 @@ def test_several_members_at_once(tmp_path):
     metrics = TensorDict(loss=torch.tensor([0.5, NAN, 0.25]))
     state["step"] = torch.tensor([11, 11, 11])
     with pytest.raises(NonFiniteError, match=r"update 12 .* metrics loss: nan in rows 1"):
-        Guard(tmp_path)(state, batch, update, metrics)
+        NaNGuard(tmp_path)(state, batch, update, metrics)
 
 
 def test_other_numbers_of_bits():

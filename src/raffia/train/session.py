@@ -1,41 +1,37 @@
-"""A sitting of a run: begun anew or gone on with, trained, evaluated, saved, ended.
+"""`TrainingSession`: a run from its newest checkpoint, or from the start, to its end.
 
-What an algorithm brings is `Parts`; what every run has in common is here.
+What an algorithm brings is an `Experiment`; what every run has in common is here.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from raffia._version import __version__
 from raffia.jit.compiling import compiling
-from raffia.learner import Learner, step_of
+from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints, Part
-from raffia.train.collect import EndedEpisode
-from raffia.train.damage import Guard
+from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from raffia.train.experiment import Experiment, Stop
 from raffia.train.loop import Ended, train
-from raffia.train.metrics import PhaseClock
 from raffia.train.records import Records
-from raffia.train.stream import Stream
-from raffia.train.tasks import Evaluate, Log, Outcome, Save
-from raffia.train.view import Status, View
+from raffia.train.tasks import Evaluate, Log, Save
+from raffia.train.view import Status
 
-__all__ = ["Kept", "Parts", "Plan", "RunResult", "Sitting"]
+__all__ = ["RunResult", "TrainingSession"]
 
-Stop = Callable[[], bool]
 LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run, or a sitting of it, ended.
+    """How a run, or a session of it, ended.
 
     >>> RunResult(Path("runs/x"), "target", 500, 2_700, 201.5, 201.5, 60.0).reason
     'target'
@@ -47,131 +43,28 @@ class RunResult:
     env_step: int | None  # None: none are played
     mean_return: float | None  # of the latest evaluation; None also where it is of no episodes
     best_return: float | None
-    seconds: float  # over all sittings
+    seconds: float  # over all sessions
     signal: str = ""  # that stopped it, such as "SIGTERM"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How long a run is, and what is done how often.
+class TrainingSession:
+    """An experiment in its folder, from its newest checkpoint, or from the start, to its end.
 
-    >>> Plan(title="ILQL on data", num_updates=100, evaluate_every=10, save_every=50).log_every
-    10
+    >>> def train(experiment: Experiment) -> RunResult:
+    ...     with contextlib.closing(TrainingSession(experiment)) as session:
+    ...         return session.run()
     """
 
-    title: str
-    num_updates: int
-    num_env_steps: int | None = None  # None: no worlds are played in
-    evaluate_every: int  # environment steps, or updates where there are none
-    num_simulations: int | None = None  # of each search of an evaluation, where there are any
-    of_returns: bool = True  # whether an evaluation's score is a mean return
-    target_return: float | None = None  # the run ends when one reaches it
-    save_every: int  # updates
-    keep: int = 3  # checkpoints
-    device: str = "cpu"
-    num_threads: int = 1
-
-    @property
-    def log_every(self) -> int:
-        """Updates from one row of means to the next."""
-        return min(50, max(10, self.num_updates // 100))
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a checkpoint keeps besides the learner's state.
-
-    >>> Kept({"stream": TensorDict()}).extras
-    {}
-    """
-
-    parts: Mapping[str, Part]
-    extras: Mapping[str, Any] = field(default_factory=dict)  # JSON
-
-
-class Parts(Protocol):
-    """What an algorithm brings to a run.
-
-    `restore` undoes `keep`. The learner, the stream and all else is as after the same number of
-    updates of a run that was never stopped, or a resumed run is another one.
-
-    >>> def name_of(parts: Parts) -> str:
-    ...     return parts.plan.title
-    """
-
-    @property
-    def plan(self) -> Plan:
-        """How long, how often."""
-
-    @property
-    def learner(self) -> Learner:
-        """What learns."""
-
-    @property
-    def stream(self) -> Stream:
-        """Where its batches come from."""
-
-    @property
-    def guard(self) -> Guard:
-        """What stops it at numbers that are not finite."""
-
-    @property
-    def clock(self) -> PhaseClock:
-        """Whose phases are told."""
-
-    def init(self) -> TensorDict:
-        """The learner's state before the first update, on the CPU."""
-
-    def begin_anew(self, passed_over: Sequence[str]) -> None:
-        """There is no checkpoint to go on with: forget what a run that was killed left.
-
-        passed_over: checkpoints that can't be used; raises if it is better to change nothing.
-        """
-
-    def check(self, found: Checkpoint) -> None:
-        """Raises DamagedFileError for a checkpoint whose files elsewhere are not whole."""
-
-    def restore(self, found: Checkpoint) -> TensorDict:
-        """Stand where the checkpoint was saved; gives the learner's state.
-
-        Raises if it is another learner's, before anything is changed.
-        """
-
-    def keep(self) -> Kept:
-        """What `restore` needs."""
-
-    def saved(self, kept: Sequence[Checkpoint]) -> None:
-        """These are the checkpoints that there are: what no other needs may go."""
-
-    def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
-        """How good the learner is; None if `stop` said so meanwhile."""
-
-    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
-        """What follows from an evaluation: another state, and a row of its own; None: nothing."""
-
-    def take_ended(self) -> list[EndedEpisode]:
-        """The episodes that have ended since this was asked."""
-
-    def counters(self) -> dict[str, int]:
-        """What a row tells the rate of, by name; besides updates and environment steps."""
-
-    def extra(self, update: int) -> dict[str, float]:
-        """What else a row tells."""
-
-
-class Sitting:
-    """A run in its folder; `go` trains from the newest checkpoint on, or from the start."""
-
-    def __init__(self, parts: Parts, folder: Path, view: View) -> None:
-        self.parts, self.folder, self.view = parts, folder, view
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment, self.folder, self.view = experiment, experiment.folder, experiment.view
         self._stop: Stop = lambda: False
-        self._plan = plan = parts.plan
-        self.checkpoints = Checkpoints(folder / "checkpoints", keep=plan.keep)
-        self.records = Records(folder)
+        self._plan = plan = experiment.plan
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=plan.keep)
+        self.records = Records(self.folder)
         self.log = Log(
             self.records,
-            view,
-            parts.clock,
+            self.view,
+            experiment.clock,
             Status(
                 title=plan.title,
                 num_updates=plan.num_updates,
@@ -180,12 +73,12 @@ class Sitting:
             ),
             every=plan.log_every,
             env_steps=self._env_steps,
-            ended=parts.take_ended,
-            counters=parts.counters,
-            extra=parts.extra,
+            ended=experiment.take_ended,
+            counters=experiment.counters,
+            extra=experiment.extra_metrics,
         )
         self.evaluate = Evaluate(
-            lambda state, count: parts.evaluate(state, self._stop),
+            lambda state, count: experiment.evaluate(state, self._stop),
             self.records,
             self.log,
             every=plan.evaluate_every,
@@ -201,46 +94,53 @@ class Sitting:
         )
 
     def _env_steps(self) -> int | None:
-        return None if self._plan.num_env_steps is None else self.parts.stream.num_env_steps
+        return None if self._plan.num_env_steps is None else self.experiment.stream.num_env_steps
 
-    def go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
-        """Train until the end, the target, or `stop`; `begun` is called before the first update."""
-        with self._compiling_told():
-            return self._go(stop, begun)
+    def run(
+        self, stop: Stop = lambda: False, on_start: Callable[[], None] = lambda: None
+    ) -> RunResult:
+        """Train until the end, the target, or until `stop` asks to stop.
+
+        on_start: called once the state is there, before the first update.
+        """
+        with self._announce_compiling():
+            return self._run(stop, on_start)
 
     @contextlib.contextmanager
-    def _compiling_told(self) -> Iterator[None]:
-        """Say that kernels are compiled, which takes a while in a machine's first run; and count
-        the time as a phase of its own, not as that of whoever calls them first."""
-        told, phases = False, contextlib.ExitStack()
+    def _announce_compiling(self) -> Iterator[None]:
+        """Announce that kernels are compiled, which takes a while in a machine's first run.
+
+        The time counts as a phase of its own, not as that of whoever calls them first.
+        """
+        announced, phases = False, contextlib.ExitStack()
 
         def enter() -> None:
-            nonlocal told
-            if not told:
-                self.view.say(
+            nonlocal announced
+            if not announced:
+                self.view.message(
                     "compiling kernels for this machine: up to half a minute, once; later runs "
                     "find them done"
                 )
-            told = True
-            phases.enter_context(self.parts.clock.phase("compile"))
+            announced = True
+            phases.enter_context(self.experiment.clock.phase("compile"))
 
         with compiling(enter, phases.close):
             yield
 
-    def _go(self, stop: Stop, begun: Callable[[], None]) -> RunResult:
-        self._stop, parts = stop, self.parts
+    def _run(self, stop: Stop, on_start: Callable[[], None]) -> RunResult:
+        self._stop, experiment = stop, self.experiment
         state = self._begin()
-        begun()
+        on_start()
         try:
             state = self._make_up(state)
             state, reason = train(
-                parts.learner,
+                experiment.learner,
                 state,
-                parts.stream,
+                experiment.stream,
                 num_updates=self._plan.num_updates,
-                clock=parts.clock,
-                check=parts.guard,
-                told=self.log.told,
+                clock=experiment.clock,
+                check=experiment.guard,
+                on_metrics=self.log.on_metrics,
                 tasks=[self.log, self.evaluate, self._evolve, self.save],
                 stop=stop,
             )
@@ -272,17 +172,17 @@ class Sitting:
         )
 
     def _begin(self) -> TensorDict:
-        found = self.checkpoints.newest(self.view.say, check=self.parts.check)
+        found = self.checkpoints.newest(self.view.message, check=self.experiment.check)
         if found is None:
-            state = self.parts.init()
-            self.parts.begin_anew(self.checkpoints.passed_over)
+            state = self.experiment.init()
+            self.experiment.start_over(self.checkpoints.passed_over)
             if self.records.state()["rows"]:
-                self.view.say("no checkpoint was saved yet: it begins anew")
+                self.view.message("no checkpoint was saved yet: it begins anew")
             self.records.rewind({"seconds": 0.0, "rows": 0, "events": 0})
             self._write("start", state, **self._made_by(), **_first_members(state))
         else:
             state = self._restore(found)
-            self.view.say(f"goes on after update {found.update:,}")
+            self.view.message(f"goes on after update {found.update:,}")
             self._write("resume", state, **self._made_by())
         return state.to(self._plan.device)
 
@@ -308,7 +208,7 @@ class Sitting:
         update = step_of(state)
         if self.evaluate.score_of(update) is None or update >= self._plan.num_updates:
             return None
-        changed = self.parts.evolve(state)
+        changed = self.experiment.evolve(state)
         if changed is None:
             return None
         state, row = changed
@@ -356,35 +256,35 @@ class Sitting:
             self._save(state)
         except (CheckpointError, OSError) as error:
             # What is full now may have room later, and what was saved before is whole.
-            self.view.say(f"update {step_of(state):,}: {error}")
+            self.view.message(f"update {step_of(state):,}: {error}")
             return False
         return True
 
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)
-        self.parts.guard.check_state(state)
+        self.experiment.guard.check_state(state)
         try:
-            kept = self.parts.keep()
+            payload = self.experiment.payload()
             self.checkpoints.save(
                 update,
-                {"state": state, **kept.parts},
+                {"state": state, **payload.parts},
                 {
                     "evaluate": self.evaluate.state(),
                     "log": self.log.state(),
                     "records": self.records.state(),
-                    **kept.extras,
+                    **payload.extras,
                 },
                 score=self.evaluate.score_of(update),
             )
         except (CheckpointError, OSError):
             # What was written for it may go at once, or a full disk is made fuller by each try.
             with contextlib.suppress(CheckpointError, OSError):  # the error above tells
-                self.parts.saved(self.checkpoints.kept())
+                self.experiment.on_saved(self.checkpoints.kept())
             raise
-        self.parts.saved(self.checkpoints.kept())
+        self.experiment.on_saved(self.checkpoints.kept())
 
     def _restore(self, found: Checkpoint) -> TensorDict:
-        state = self.parts.restore(found)
+        state = self.experiment.restore(found)
         self.evaluate.load_state(found.extras["evaluate"])
         self.log.load_state(found.extras["log"])
         self.records.rewind(found.extras["records"])

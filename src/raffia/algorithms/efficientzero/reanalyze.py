@@ -40,13 +40,13 @@ def distinct(
     return Distinct(first, of_each)
 
 
-def reanalyse(
+def reanalyze(
     windows: TensorDict,  # [B], rows drawn at random
     planner: Planner,  # refreshed with the target network
     *,
     generator: torch.Generator,
 ) -> TensorDict | None:
-    """Search the first `reanalyse_ratio` of the windows anew, steps t..t+K, all in one call.
+    """Search the first `reanalyze_ratio` of the windows anew, steps t..t+K, all in one call.
 
     Gives, for each of the M distinct steps, "step_index", "policy", "value" (and
     "sampled_actions"); None if there is nothing to search. Windows of a population's members, as
@@ -61,11 +61,11 @@ def reanalyse(
     >>> windows = TensorDict(
     ...     observation=torch.zeros(1, 11, 4), step_index=torch.arange(11).unsqueeze(0),
     ...     valid_step=torch.ones(1, 11, dtype=torch.bool), batch_size=[1])
-    >>> reanalyse(windows, planner, generator=torch.Generator())["policy"].shape
+    >>> reanalyze(windows, planner, generator=torch.Generator())["policy"].shape
     torch.Size([6, 2])
     """
     config = planner.config
-    chosen = _first_share(windows, config.targets.reanalyse_ratio)
+    chosen = _first_share(windows, config.targets.reanalyze_ratio)
     rows = slice(config.loss.unroll_steps + 1)
     step_index = windows["step_index"][chosen, rows]
     place = distinct(steps_of(windows)[chosen, rows], windows["valid_step"][chosen, rows]).first
@@ -77,7 +77,7 @@ def reanalyse(
         state[MEMBER] = windows[MEMBER][window]
     plan = planner.plan(
         TensorDict(state, [len(place)]),
-        noise=config.targets.reanalyse_noise,
+        noise=config.targets.reanalyze_noise,
         temperature=0.0,  # no action is taken, so none is drawn
         generator=generator,
     )

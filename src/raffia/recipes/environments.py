@@ -1,4 +1,4 @@
-"""Worlds by name: which there are, and whether one keeps the contract."""
+"""Environments by name: which there are, and whether one keeps the contract."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.make import env_names, make_env
 
 
-def world_names() -> list[str]:
+def env_ids() -> list[str]:
     """The names that `--env.id` knows.
 
-    >>> "tictactoe" in world_names()
+    >>> "tictactoe" in env_ids()
     True
     """
     return env_names()
 
 
-def check_world(name: str, *, seed: int = 0, num_steps: int = 200, num_envs: int = 2) -> Report:
-    """Play in the world of this name, and look whether it keeps the contract.
+def check_env_id(name: str, *, seed: int = 0, num_steps: int = 200, num_envs: int = 2) -> Report:
+    """Play in the environment of this name, and look whether it keeps the contract.
 
     num_steps: in each of the num_envs that are stepped together
 
-    >>> check_world("probe/value", num_steps=5).ok
+    >>> check_env_id("probe/value", num_steps=5).ok
     True
     """
     config = EnvConfig(id=name, num_envs=num_envs)

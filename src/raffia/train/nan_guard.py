@@ -49,10 +49,10 @@ class Finding:
 class NonFiniteError(FloatingPointError):
     """A run was stopped by NaN or infinity: `found` says where they are, `path` where to look.
 
-    >>> raise NonFiniteError(12, [Finding("metrics", "loss", 1, 1, (), "nan")], "run/damage/12")
+    >>> raise NonFiniteError(12, [Finding("metrics", "loss", 1, 1, (), "nan")], "run/nan_dump/12")
     Traceback (most recent call last):
     ...
-    raffia.train.damage.NonFiniteError: update 12 is not finite: metrics loss: nan. ...
+    raffia.train.nan_guard.NonFiniteError: update 12 is not finite: metrics loss: nan. ...
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def non_finite(where: str, values: TensorDict) -> list[Finding]:
     return found
 
 
-class Guard:
+class NaNGuard:
     """Stops a run at an update that is not finite.
 
     folder: gets a folder for the update, with `batch.safetensors` and `report.json`.
@@ -102,7 +102,7 @@ class Guard:
     >>> state, update = TensorDict(step=torch.tensor(11)), TensorDict()
     >>> batch = TensorDict(observation=torch.tensor([0.5, float("inf")]), batch_size=[2])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     guard = Guard(folder, seed=3)
+    ...     guard = NaNGuard(folder, seed=3)
     ...     guard(state, batch, update, TensorDict(loss=torch.tensor(1.0)))
     ...     try:
     ...         guard(state, batch, update, TensorDict(loss=torch.tensor(float("nan"))))
@@ -131,9 +131,10 @@ class Guard:
         self._stop(step_of(state) + 1, found, batch, metrics)
 
     def check(self, values: TensorDict, *, update: int) -> None:
-        """Raise NonFiniteError unless all values are finite, such as what worlds were seen to say.
+        """Raise NonFiniteError unless all values are finite, such as what environments were seen to
+        say.
 
-        >>> Guard("nowhere").check(TensorDict(observation=torch.ones(2)), update=7)
+        >>> NaNGuard("nowhere").check(TensorDict(observation=torch.ones(2)), update=7)
         """
         if not all_finite(values):
             self._stop(update, non_finite("batch", values), values, TensorDict())
@@ -141,7 +142,7 @@ class Guard:
     def check_state(self, state: TensorDict) -> None:
         """Raise NonFiniteError unless a state is finite: it is not to be saved.
 
-        >>> Guard("nowhere").check_state(TensorDict(step=torch.tensor(7), weight=torch.ones(2)))
+        >>> NaNGuard("nowhere").check_state(TensorDict(step=torch.tensor(7), weight=torch.ones(2)))
         """
         members = state.unbind(0) if state.batch_size else (state,)
         if not any(map(all_finite, members)):
@@ -154,10 +155,10 @@ class Guard:
         >>> import tempfile
         >>> state, seen = TensorDict(step=torch.tensor(7)), TensorDict(observation=torch.ones(2))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Guard(folder).searched(state, seen, "root.value is NaN")
+        ...     NaNGuard(folder).searched(state, seen, "root.value is NaN")
         Traceback (most recent call last):
         ...
-        raffia.train.damage.NonFiniteError: update 8 is not finite: root.value is NaN. The batch ...
+        raffia.train.nan_guard.NonFiniteError: update 8 is not finite: root.value is NaN. ...
         """
         found = [*non_finite("batch", seen), *non_finite("state", state)]
         self._stop(step_of(state) + 1, found, seen, TensorDict(), why)
