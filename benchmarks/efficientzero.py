@@ -39,7 +39,7 @@ TEMPERATURE = 0.25  # of actions
 UPDATES_PER_ENV_STEP = 500 / 3_400  # as LightZero had made them when it reached a return of 200
 
 UNROLLED, SIMULATIONS = 5, 25
-WHOLE_STEPS = 100  # of the worlds, in a block of training: about so many
+WHOLE_STEPS = 100  # of the environments, in a block of training: about so many
 AIM = 3.0  # times LightZero's speed, end to end
 BLOCK = 0.5  # seconds
 CONV_ROUNDS = 3
@@ -122,7 +122,7 @@ def parts_table(preset: str, rounds: int, clock: str) -> list[list[str]]:
 
 # -- the second table
 
-Share = tuple[Case, float]  # how many calls of it a unit has: one update, or one step of a world
+Share = tuple[Case, float]  # ... of how many calls for one update, or one environment step
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,12 @@ class LightZeroUpdate:
 
 
 class LightZeroActing(LightZeroSearch):
-    """case: as "batch" the worlds. A call searches for all of them and steps each.
+    """case: as "batch" the environments. A call searches for all of them and steps each.
 
-    Left out: the processes that its worlds live in, the checks that Gymnasium's worlds make unless
-    they are told not to, its own way of choosing actions, whose entropies take longer than the
-    tree, its game segments, and that worlds wait for the last of eight episodes to end.
+    Left out: the processes that its environments live in, the checks that Gymnasium's environments
+    make unless they are told not to, its own way of choosing actions, whose entropies take longer
+    than the tree, its game segments, and that environments wait for the last of eight episodes to
+    end.
     """
 
     def __init__(self, case: Case):
@@ -121,20 +122,20 @@ class LightZeroActing(LightZeroSearch):
         except ImportError as error:
             raise ImportError("gymnasium is not installed: see README.md, EfficientZero") from error
         super().__init__(case)
-        self.worlds = [
+        self.envs = [
             gymnasium.make(
                 "CartPole-v1", max_episode_steps=MAX_EPISODE_STEPS, disable_env_checker=True
             )
             for _ in range(case.batch)
         ]
         self.draws = np.random.default_rng(0)
-        first = [world.reset(seed=row)[0] for row, world in enumerate(self.worlds)]
+        first = [env.reset(seed=row)[0] for row, env in enumerate(self.envs)]
         self.obs = self.shown(first)
 
     def __call__(self) -> Any:
         visits, _, _ = super().__call__()
         chosen = self.choose(np.asarray(visits, np.float64))
-        seen = [self.step(*pair) for pair in zip(self.worlds, chosen.tolist(), strict=True)]
+        seen = [self.step(*pair) for pair in zip(self.envs, chosen.tolist(), strict=True)]
         self.obs = self.shown(seen)
 
     def choose(self, visits: np.ndarray) -> np.ndarray:
@@ -142,9 +143,9 @@ class LightZeroActing(LightZeroSearch):
         sums = np.cumsum(visits ** (1 / TEMPERATURE), -1)
         return (sums < self.draws.random((len(sums), 1)) * sums[:, -1:]).sum(-1)
 
-    def step(self, world: Any, action: int) -> np.ndarray:
-        seen, _, terminated, truncated, _ = world.step(action)
-        return world.reset()[0] if terminated or truncated else seen
+    def step(self, env: Any, action: int) -> np.ndarray:
+        seen, _, terminated, truncated, _ = env.step(action)
+        return env.reset()[0] if terminated or truncated else seen
 
     def shown(self, seen: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.stack(seen))

@@ -145,8 +145,8 @@ def make_run(
 
 
 class OurActing:
-    """case: as "batch" the worlds. A call is a turn of a run: it takes over the newest weights,
-    plays a step in each world, and puts them into the replay."""
+    """case: as "batch" the environments. A call is a turn of a run: it takes over the newest
+    weights, plays a step in each environment, and puts them into the replay."""
 
     def __init__(self, case: Case):
         def networks() -> EfficientZeroModelMLP:  # heads of zeros would give the null model's tree
@@ -234,7 +234,7 @@ class Parts:
         return planner
 
     def collect(self) -> None:
-        """A turn: the newest weights, then so many steps in each world, put into the replay."""
+        """A rollout with the newest weights in each environment, put into the replay."""
         run = self.run
         act = run._begin_rollout(self.state)
         run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))

@@ -7,7 +7,7 @@ A small language model (2 layers, 4 heads, 32 wide) learns from the 80 games of 
 all of them in each update. Errors are those of V in all 28 states and of both Q heads for all 38
 actions of the data, in percent of the range of the exact values (3.0: from -1 to 2), root mean
 square and largest. Returns are exact expectations, not samples: over all that the policy and the
-world may say.
+environment may say.
 
 Nothing teaches Q what tokens are worth that the data do not have (the CQL term is off, so that the
 exact values are where the losses rest), and a large weight of the advantage finds the one of them

@@ -90,7 +90,7 @@ def solution(gamma: float, tau: float) -> Solution:
 
 
 def exact_return(next_token: NextToken) -> float:
-    """The expected return of a policy, undiscounted, over all that it and the world may say."""
+    """Expected undiscounted return of a policy, over all that it and the environment may say."""
     first = {said for _, said, *_ in GAMES}
 
     def answered(said: str, state: State) -> float:

@@ -193,7 +193,7 @@ ACTING_HEADER = [
     *("acting, 8 members", "one member ms", "one search ms", "8 searches ms", "vmap ms"),
     *("8 searches / one search", "one search / one member"),
 ]
-ACTING_ROWS = (1, 8, 32)  # worlds of each member
+ACTING_ROWS = (1, 8, 32)  # environments of each member
 
 
 def acting_table(args: argparse.Namespace) -> list[list[str]]:
@@ -216,7 +216,7 @@ def acting_table(args: argparse.Namespace) -> list[list[str]]:
         alone, one, each, _ = took
         table.append(
             [
-                f"{rows} worlds each",
+                f"{rows} environments each",
                 *(digits(1e3 * statistics.median(seconds)) for seconds in took),
                 f"{paired_ratio(each, one)[0]:.2f}",
                 f"{paired_ratio(one, alone)[0]:.2f}",

@@ -252,7 +252,7 @@ def count_kernels(steps: Steps) -> int:
 class Searches:
     """A move of all members of `cartpole`: by one search, by one each, and by one that is vmapped.
 
-    rows: worlds of each member.
+    rows: environments of each member.
 
     >>> Searches(members=2, rows=3).one_search().action.shape
     torch.Size([6])

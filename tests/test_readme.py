@@ -63,7 +63,7 @@ def test_the_table_of_presets_is_true():
         for name, run in PRESETS.items()
     ]
     page = (ROOT / "docs" / "training.md").read_text()
-    table = page.partition("| preset | world |")[2].partition("\n\n")[0]
+    table = page.partition("| preset | environment |")[2].partition("\n\n")[0]
     assert table.splitlines()[2:] == rows, "docs/training.md needs:\n" + "\n".join(rows)
 
 

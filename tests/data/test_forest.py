@@ -319,7 +319,7 @@ def test_names_of_entries_are_free_and_may_be_nested_and_several():
         forest.get_tree(late)
 
 
-def test_a_world_without_actions():
+def test_an_environment_without_actions():
     forest = grown(rollout(0, 1), rollout(0, 2, actions=[1]), rollout(0, 1), action_keys=[])
     assert len(forest) == 2 and forest.get_child(root(0))[1].tolist() == [2, 1]
 

@@ -1,4 +1,5 @@
-"""A forest does what a plain Python list of steps does, in any world and however it is filled.
+"""A forest does what a plain Python list of steps does, in any environment and however it is
+filled.
 
 The model is a dictionary from steps (state, action, next state) to how often each was taken, and a
 tree is a plain recursive walk through it.
@@ -48,7 +49,7 @@ def way(steps, step, compact, above=()):
 
 
 def unfolded(steps, node, compact, max_depth=None):
-    """The tree of a world without cycles: (steps, where they lead, whether again, below)."""
+    """The tree of an environment without cycles: (steps, where they lead, whether again, below)."""
 
     def vertex(step, depth):
         passed, node, _ = way(steps, step, compact)
@@ -62,7 +63,7 @@ def unfolded(steps, node, compact, max_depth=None):
 
 
 def walked(steps, root, compact, max_depth=None):
-    """The tree of any world: what follows a node is found once, on the first way to it."""
+    """The tree of any environment: what follows a node is found once, on the first way to it."""
     followed = {}
 
     def vertex(step, above, depth):
@@ -191,7 +192,7 @@ DEPTH = st.sampled_from([None, None, 0, 1, 2, 3])
 
 @EXAMPLES
 @given(walks(cycles=False), HOW, st.booleans(), DEPTH)
-def test_a_world_without_cycles(walks, how, compact, max_depth):
+def test_an_environment_without_cycles(walks, how, compact, max_depth):
     forest, counts, last = filled(walks, how)
     known = {state for s, _, t in counts for state in (s, t)}
     assert len(forest) == len(counts) and len(forest.nodes) == len(known)
@@ -244,7 +245,7 @@ def check_questions(tree, model, counts):
 
 @EXAMPLES
 @given(walks(cycles=True), HOW, st.booleans(), DEPTH)
-def test_a_world_with_cycles(walks, how, compact, max_depth):
+def test_an_environment_with_cycles(walks, how, compact, max_depth):
     check_forest(walks, how, compact, max_depth)
 
 
@@ -262,7 +263,7 @@ def check_forest(walks, how, compact, max_depth):
 
 
 def check_cycles(tree, state, counts, compact):
-    """What must hold of a tree of any world, whatever order it grew in."""
+    """What must hold of a tree of any environment, whatever order it grew in."""
     vertices = list(tree.vertices(key_type="id").values())
     held = [step for v in vertices if v.rollout is not None for step in steps_of(v.rollout)]
     begun = [steps_of(v.rollout)[0] for v in vertices if v.rollout is not None]

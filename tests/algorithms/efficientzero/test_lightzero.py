@@ -40,11 +40,13 @@ def outputs(model, obs, actions):
 def test_outputs_equal_lightzero_s(oracle, mode):
     name, config, weights, tensors = oracle
     model = build(name, config).load_lightzero(weights).train(mode == "train")
+    # Norms over a batch of a few rows divide by small numbers: CPUs differ in more digits there.
+    tolerance = 1e-4 if mode == "train" else 1e-5
     for key, got in outputs(model, tensors["obs"], tensors["actions"]).items():
         want = tensors[f"{mode}/{key}"]
         assert got.shape == want.shape
         torch.testing.assert_close(
-            got, want, rtol=1e-5, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}"
+            got, want, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
         )
     after = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
     for key, want in after.items() if mode == "train" else ():
