@@ -72,6 +72,7 @@ def mean_return(played):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # of the first weights
     assert check_language_environment(Haggle, ["5", "3"]).ok
     logs = play_dialogues(Haggle, Logged(0), range(20_000))
     print(f"logged sellers earn {mean_return(logs):.2f}, as in: {logs[0].observation}")
@@ -79,7 +80,7 @@ if __name__ == "__main__":
     tokenizer = WordTokenizer.from_texts(text for log in logs for text, _ in log.observation.said)
     data = DialogueDataset.build(ObservationDialogues([log.observation for log in logs]), tokenizer)
     small = {"vocab_size": tokenizer.num_tokens, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    agent = ILQL(data, small, batch_size=128, tau=0.9, alpha=0.02)
+    agent = ILQL(data, small, batch_size=128, tau=0.7, alpha=0.02)
     num_updates = 1_000
     for update in range(1, num_updates + 1):
         agent.lr = 3e-3 * (1 - update / num_updates)
@@ -89,7 +90,7 @@ if __name__ == "__main__":
 
     for name, decode in {
         "the logs imitated": DecodeConfig(include_adv=False, max_new_tokens=2),
-        "... and ILQL's values": DecodeConfig(adv_weight=16.0, max_new_tokens=2),
+        "... and ILQL's values": DecodeConfig(adv_weight=4.0, max_new_tokens=2),
     }.items():
         policy = agent.get_policy(tokenizer, decode, generator=torch.Generator().manual_seed(0))
         games = play_dialogues(Haggle, policy, range(10_000, 11_000))

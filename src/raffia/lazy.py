@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib import import_module, util
+from pathlib import Path
 from typing import Any
 
 
@@ -34,3 +35,36 @@ def lazy_names(
         return found
 
     return get, lambda: sorted({*vars(sys.modules[package]), *homes})
+
+
+def imported(reference: Any, *, here: bool = False) -> Any:
+    """What "module:name" or "path/file.py:name" names; anything but a text is given back.
+
+    here: modules are looked for in the current folder, too.
+    Raises ImportError or AttributeError if it is not there, OSError for a file that can't be read.
+
+    >>> imported("math:sqrt")(9.0), imported(len)([1, 2])
+    (3.0, 2)
+    """
+    if not isinstance(reference, str):
+        return reference
+    home, _, name = reference.rpartition(":")
+    if not home.endswith(".py"):
+        if here and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return getattr(import_module(home), name)
+    path = Path(home).resolve()
+    for known in (path.stem, f"{path.stem} of {path.parent}"):
+        if getattr(sys.modules.get(known), "__file__", None) == str(path):
+            return getattr(sys.modules[known], name)
+    module = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.parent}"
+    spec = util.spec_from_file_location(module, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{home} is no file of Python")
+    sys.modules[module] = found = util.module_from_spec(spec)  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(found)
+    except BaseException:
+        del sys.modules[module]
+        raise
+    return getattr(found, name)

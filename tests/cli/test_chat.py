@@ -318,7 +318,7 @@ def test_mistakes(words, texts, here, capsys):
 def test_a_run_of_another_algorithm(here, capsys):
     create_run(Path("runs/tictactoe-0"), PRESETS["tictactoe"])
     said = fails("chat runs/tictactoe-0", capsys)
-    assert "runs/tictactoe-0 is no run of ILQL: it plays tictactoe" in said
+    assert "runs/tictactoe-0 is no run of ILQL: it is EfficientZero on tictactoe" in said
     assert "  raffia play runs/tictactoe-0\n" in said
     assert "is no run of ILQL" in fails("export runs/tictactoe-0", capsys)
 

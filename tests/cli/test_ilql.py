@@ -45,7 +45,7 @@ def test_a_run_from_the_first_word_to_the_last(here, capsys):
     assert "loss.tau shapes what is learnt" in said and "raffia train ilql --config" in said
     said = fails("evaluate runs/ilql-smoke-0 --record", capsys)
     assert "--record is for runs of EfficientZero" in said
-    assert "runs/ilql-smoke-0 plays wordle" in fails("play runs/ilql-smoke-0", capsys)
+    assert "it is ILQL on wordle" in fails("play runs/ilql-smoke-0", capsys)
     assert "wordle" in run("list runs", capsys)
 
 
@@ -94,5 +94,5 @@ def test_a_runs_config_is_read_by_its_algorithm(here, capsys):
 def test_settings_and_presets_come_without_torch():
     import subprocess
 
-    program = "import sys; import raffia.cli.train_ilql; sys.exit('torch' in sys.modules)"
+    program = "import sys; import raffia.cli.ilql; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

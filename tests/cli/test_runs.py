@@ -11,8 +11,7 @@ import pytest
 
 from raffia._version import __version__
 from raffia.cli import main
-from raffia.cli.resume import MAY_CHANGE
-from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.config import MAY_CHANGE, EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.report.summary import summarise
 from raffia.train.checkpoint import Checkpoints
@@ -74,7 +73,11 @@ class Recipe:
         make_run(folder, config=config, preset=preset, rows=STOPPED)
         return self.result(folder)
 
-    def resume(self, folder, *, config=None, view=None):
+    def train_run(self, algorithm, config, folder, *, preset):
+        assert type(config) is algorithm.config
+        return self.train(config, folder, preset=preset)
+
+    def resume_run(self, folder, algorithm, *, config):
         self.calls.append(("resume", folder, config))
         if self.error is not None:
             raise self.error
@@ -88,8 +91,10 @@ class Recipe:
 @pytest.fixture
 def recipe(monkeypatch):
     recipe, module = Recipe(), types.ModuleType("raffia.recipes.efficientzero")
-    module.train, module.resume, module.evaluate = recipe.train, recipe.resume, recipe.evaluate
+    module.train, module.evaluate = recipe.train, recipe.evaluate
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("raffia.recipes.running.train_run", recipe.train_run)
+    monkeypatch.setattr("raffia.recipes.running.resume_run", recipe.resume_run)
     return recipe
 
 
@@ -163,20 +168,13 @@ def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
 
 @pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
 def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
-    here, recipe, capsys, algorithm, monkeypatch
+    here, recipe, capsys, algorithm
 ):
     name = algorithm.rpartition(" ")[2]
-    seen = []
-    monkeypatch.setattr("raffia.cli.train.tell_end", lambda result: 0)
-    monkeypatch.setattr("raffia.cli.train_ilql.tell_end", lambda result: 0)
-    monkeypatch.setattr(
-        "raffia.recipes.ilql.train", lambda config, folder, **_: seen.append(folder)
-    )
     make_run(f"runs/{name}-0", rows=STOPPED)
     (here / f"runs/{name}-0-2").mkdir()
     assert main(f"train {algorithm}".split()) == 0
-    seen += [folder for _, _, folder, _ in recipe.calls]
-    assert seen == [Path(f"runs/{name}-0-3")]
+    assert [folder for _, _, folder, _ in recipe.calls] == [Path(f"runs/{name}-0-3")]
     said = capsys.readouterr().out
     assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
 

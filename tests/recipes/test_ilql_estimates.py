@@ -17,7 +17,7 @@ from raffia.algorithms.ilql.config import (
     TrunkConfig,
     method,
 )
-from raffia.cli.evaluate_ilql import figures, table
+from raffia.cli.ilql import figures, table
 from raffia.recipes.ilql import evaluate, fitted, load_agent, train
 from raffia.recipes.ilql.config import DialogueDataConfig
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate

@@ -112,7 +112,7 @@ def test_a_run_can_be_made_longer(tmp_path):
 def test_a_run_that_cannot_go_on_with_another_config_keeps_its_own(tmp_path):
     train(short(num_env_steps=100), tmp_path / "run", view=Quiet())
     other = short(num_env_steps=140, env=replace(short().env, num_envs=5))
-    with pytest.raises(ValueError, match="of 4 environments, and there are 5"):
+    with pytest.raises(RunError, match="^env.num_envs: .* has begun with other values"):
         resume(tmp_path / "run", config=other, view=Quiet())
     assert read_run(tmp_path / "run") == short(num_env_steps=100)
     assert resume(tmp_path / "run", config=short(num_env_steps=140), view=Quiet()).env_step == 140
@@ -283,12 +283,16 @@ def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
     config = short(num_env_steps=60)
     spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
 
+    larger = replace(config.model, latent_state_dim=48)
+
     def networks():
         return make_model(spec, config.model, frame_stack=2)
 
     train(config, tmp_path / "run", view=Quiet(), networks=networks)
     with pytest.raises(RunError, match=r"custom networks: .*networks=\.\.\."):
         resume(tmp_path / "run", view=Quiet())
+    with pytest.raises(RunError, match="is of other networks or another optimizer"):
+        resume(tmp_path / "run", view=Quiet(), networks=lambda: make_model(spec, larger))
     assert resume(tmp_path / "run", view=Quiet(), networks=networks).reason == "finished"
 
 
@@ -385,7 +389,7 @@ def test_a_run_does_not_go_on_with_another_learner(part, change, finished, tmp_p
 
     shutil.copytree(finished, tmp_path / "run")
     other = replace(short(num_env_steps=180), **{part: replace(getattr(short(), part), **change)})
-    with pytest.raises(RunError, match="is of other networks or another optimizer"):
+    with pytest.raises(RunError, match=f"^{part}.*has begun with other values"):
         resume(tmp_path / "run", config=other, view=Quiet())
     assert read_run(tmp_path / "run") == short()
 

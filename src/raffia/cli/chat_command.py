@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
-from raffia.cli.ilql_runs import chosen_ilql_run, config_of_ilql
 from raffia.cli.parser import Parser
-from raffia.cli.runs import add_checkpoint
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
@@ -37,8 +36,10 @@ def chat(words: Sequence[str]) -> int:
     raffia.cli.errors.UsageError: raffia chat has no --temprature; did you mean --temperature?
     """
     args = _parser().read(words)
-    run = chosen_ilql_run(args.run, "chat")
-    config = config_of_ilql(run, call("raffia", "play", run), call("raffia", "evaluate", run))
+    start = "raffia train ilql --preset wordle"
+    run = chosen_run(args.run, "chat", lambda run: run.algorithm == "ilql", start)
+    calls = [call("raffia", command, run) for command in ("play", "evaluate")]
+    config = config_of_algorithm("ilql", run, *calls)
     if config.population.size > 1:  # whose best member may speak with numbers of its own
         waiting(f"looking at the best member of {run} ...")
         from raffia.recipes.ilql import member_config

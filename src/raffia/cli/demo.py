@@ -10,8 +10,8 @@ from pathlib import Path
 from raffia.cli.parser import Parser
 from raffia.cli.report import write_page
 from raffia.cli.runs import HOME, free_folder, refuse_taken
+from raffia.cli.sessions import end_line, exit_status, tell_next, tell_start
 from raffia.cli.style import call, paint
-from raffia.cli.train import end_line, exit_status, tell_next, tell_start
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raffia.cli.errors import UsageError
-from raffia.cli.ilql_runs import chosen_ilql_run, config_of_ilql
 from raffia.cli.parser import Parser
-from raffia.cli.runs import add_checkpoint, free_folder
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm, free_folder
 from raffia.cli.style import call, columns, paint, waiting
 
 OUT = "export"  # in the run's folder
@@ -50,8 +49,9 @@ def export(words: Sequence[str]) -> int:
     )
     add_checkpoint(parser)
     args = parser.read(words)
-    run = chosen_ilql_run(args.run, "export")
-    config_of_ilql(run, call("raffia", "evaluate", run))
+    start = "raffia train ilql --preset wordle"
+    run = chosen_run(args.run, "export", lambda run: run.algorithm == "ilql", start)
+    config_of_algorithm("ilql", run, call("raffia", "evaluate", run))
     out = Path(args.out) if args.out else run / OUT
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         other = call("raffia", "export", run, "--out", free_folder(out))

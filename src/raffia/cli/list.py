@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from raffia.cli.algorithm import commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
-from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
-from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
+from raffia.recipes.algorithm import ALGORITHMS
 from raffia.report.folder import find_runs
 from raffia.report.summary import RunSummary, summarise
 
@@ -72,11 +72,10 @@ def presets() -> str:
       smoke ...
     """
     rows = [["", "environment", "steps", ""]]
-    for name, config in PRESETS.items():
-        steps = number(config.collect.num_env_steps, 0)
-        rows.append([name, config.env.id, steps, SUMMARIES[name]])
-    for name, dialogues in ILQL_PRESETS.items():  # by updates: no steps are played
-        rows.append([name, f"ilql: {dialogues.task}", "", ILQL_SUMMARIES[name]])
+    for algorithm in ALGORITHMS.values():
+        commands = commands_of(algorithm)
+        for name, config in algorithm.presets.items():
+            rows.append([name, *commands.listed(config), algorithm.summaries[name]])
     return columns(rows, right=[2], width=width_of(sys.stdout))
 
 

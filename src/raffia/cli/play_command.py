@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
-from raffia.cli.runs import chosen_run, config_of
+from raffia.cli.runs import chosen_run, config_of_algorithm
 from raffia.cli.style import call, waiting
-from raffia.recipes.ilql.config import ILQLRun
 
-GAMES = ("tictactoe", "connect4")
 ABOUT = """\
 Play TicTacToe or Connect4 against the agent of a run, in the terminal. It writes nothing."""
 EXAMPLES = [
@@ -38,18 +36,16 @@ def play(words: Sequence[str]) -> int:
         "--num-simulations", type=int, metavar="N", help="of its search, for each move"
     )
     args = parser.read(words)
-    run = chosen_run(args.run, "play", GAMES)
-    config = config_of(run)
-    if isinstance(config, ILQLRun):
-        raise UsageError(
-            f"{run} plays {config.task} by ILQL: with its agent a person talks",
-            call("raffia", "chat", run),
-        )
-    game = config.env.id
+    from raffia.recipes.efficientzero.match import GAMES
+
+    first = call("raffia", "train", "efficientzero", "--preset", next(iter(GAMES)))
+    run = chosen_run(args.run, "play", lambda run: run.env in GAMES, first)
+    talk = call("raffia", "chat", run), call("raffia", "evaluate", run)
+    game = config_of_algorithm("efficientzero", run, *talk).env.id
     if game not in GAMES:
         raise UsageError(
             f"{run} plays {game}; a person can play {' and '.join(GAMES)}",
-            call("raffia", "train", "efficientzero", "--preset", GAMES[0]),
+            first,
             call("raffia", "evaluate", run, "--record"),
         )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+from raffia.cli.algorithm import AlgorithmCommands, commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
+from raffia.cli.sessions import end_line, exit_status, require_device, tell_next, tell_start
 from raffia.cli.style import call, filled, help_width
-from raffia.cli.train import require_device, tell_end, tell_next, tell_start, uses
-from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.ilql.config import MAY_CHANGE as MAY_CHANGE_ILQL
-from raffia.recipes.ilql.config import ILQLRun
+from raffia.cli.train import split_own
 from raffia.report.summary import RunSummary
 from raffia.train.config import changed_settings, from_command_line
 
@@ -48,19 +47,6 @@ examples:
   raffia resume runs/cartpole-0 --collect.num_env_steps 30000
   raffia resume runs/demo --evaluate.target_return none"""
 
-Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
-MAY_CHANGE = (
-    "collect.num_env_steps",
-    "collect.extra_updates",
-    "evaluate.",
-    "checkpoint.",
-    "device",
-    "num_threads",
-    "compile",
-    "env.num_workers",
-    "env.step_timeout_seconds",
-)
-
 
 def resume(words: Sequence[str]) -> int:
     """`raffia resume RUN ...`
@@ -75,43 +61,30 @@ def resume(words: Sequence[str]) -> int:
         return 0
     given = words[0] if words and not words[0].startswith("-") else None
     run = chosen_run(given, "resume")
-    before = config_of(run)
-    if isinstance(before, ILQLRun):
-        return _resume_ilql(run, before, words[1:])
-    after = from_command_line(before, words[1:], prog="raffia resume", description="")
-    if _is_done(run, before, after, MAY_CHANGE, words[1:]):
-        return 0
-    tell_start(after, run, " again")
-    from raffia.recipes.efficientzero import resume
-
-    require_device(after.device)
-    return tell_end(resume(run, config=after))
-
-
-def _resume_ilql(run: Path, before: ILQLRun, words: Sequence[str]) -> int:
-    after = from_command_line(before, words, prog="raffia resume", description="")
-    if _is_done(run, before, after, MAY_CHANGE_ILQL, words):
-        return 0
-    tell_start(after, run, " again")
-    from raffia.recipes.ilql import resume
-
-    require_device(after.device)
-    return tell_end(resume(run, config=after))
-
-
-def _is_done(
-    run: Path, before: Config, after: Config, may_change: tuple[str, ...], words: Sequence[str]
-) -> bool:
-    """Whether nothing is left to do, which is told; UsageError if it must not go on like this."""
+    flags, settings = split_own(words[1:], ["--algorithm"])
+    algorithm, before = config_of(run, flags.get("--algorithm", ""))
+    commands = commands_of(algorithm)
+    after = from_command_line(before, settings, prog="raffia resume", description="")
     changed = changed_settings(before, after)
-    fixed = [name for name in changed if not name.startswith(may_change)]
+    fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
-        _refuse(run, before, fixed, words)
+        _refuse(run, commands, fixed, settings)
     state = state_of(run)
-    if changed or state.state not in ("finished", "target") or not _is_saved(run, state):
-        return False
-    _tell_done(run, before, state.state)
-    return True
+    if not changed and state.state in ("finished", "target") and _is_saved(run, state):
+        _tell_done(run, commands, before, state.state)
+        return 0
+    tell_start(after, run, " again")
+    from raffia.recipes.running import resume_run
+
+    require_device(after.device)
+    result = resume_run(run, algorithm, config=after)
+    print(end_line(result))
+    calls = commands.uses(run)
+    if result.reason == "stopped":
+        again = call("raffia", "resume", run, *commands.named_for_calls())
+        calls.insert(0, [again, "go on where it was stopped"])
+    tell_next(calls)
+    return exit_status(result)
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:
@@ -122,32 +95,23 @@ def _is_saved(run: Path, state: RunSummary) -> bool:
 
 
 def _refuse(
-    run: Path, before: EfficientZeroRun | ILQLRun, fixed: Sequence[str], words: Sequence[str]
+    run: Path, commands: AlgorithmCommands, fixed: Sequence[str], words: Sequence[str]
 ) -> None:
-    algorithm = "ilql" if isinstance(before, ILQLRun) else "efficientzero"
     verb = "shapes" if len(fixed) == 1 else "shape"
     raise UsageError(
         f"{', '.join(fixed)} {verb} what is learnt, and {run} has begun without. Keep it as it is, "
         "or train anew with its settings and yours:",
-        call("raffia", "resume", run),
+        call("raffia", "resume", run, *commands.named_for_calls()),
         call(
-            *("raffia", "train", algorithm, "--config", run / "config.json"),
+            *("raffia", "train", commands.name, "--config", run / "config.json"),
             *(*words, "--run", f"{run}-new"),
         ),
     )
 
 
-def _tell_done(run: Path, config: EfficientZeroRun | ILQLRun, state: str) -> None:
+def _tell_done(run: Path, commands: AlgorithmCommands, config: Any, state: str) -> None:
     print(f"{run} {summary_line(state_of(run))}; there is nothing left to do")
-    if state == "target":
-        flags = ["--evaluate.target_return", "none"]
-    elif isinstance(config, ILQLRun):
-        flags = ["--num_updates", str(2 * config.num_updates)]
-    else:
-        flags = ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
-    tell_next(
-        [
-            [call("raffia", "resume", run, *flags), "go on all the same"],
-            *uses(run, speaks=isinstance(config, ILQLRun)),
-        ]
-    )
+    target = ["--evaluate.target_return", "none"]
+    flags = target if state == "target" else commands.longer(config)
+    again = call("raffia", "resume", run, *commands.named_for_calls(), *flags)
+    tell_next([[again, "go on all the same"], *commands.uses(run)])

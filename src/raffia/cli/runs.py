@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
 from raffia.cli.parser import Parser
 from raffia.cli.style import call, number, printable
 from raffia.files import is_free
-from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
 from raffia.report.folder import find_runs, is_run
 from raffia.report.summary import RunSummary, summarise
 from raffia.train.config import ConfigError, read_config
@@ -47,10 +47,32 @@ def _checkpoint(word: str) -> str:
     return word
 
 
-def chosen_run(given: str | None, command: str, envs: Sequence[str] = ()) -> Path:
+def add_algorithm(parser: Parser) -> None:
+    """The flag that names the algorithm of a run that is no installed package.
+
+    >>> parser = Parser("raffia look", "looks", "")
+    >>> add_algorithm(parser)
+    >>> parser.read(["--algorithm", "dqn.py:dqn"]).algorithm
+    'dqn.py:dqn'
+    """
+    parser.add_argument(
+        "--algorithm",
+        default="",
+        metavar="WHERE",
+        help="of a run by an algorithm of your own: package.module:name or file.py:name",
+    )
+
+
+def chosen_run(
+    given: str | None,
+    command: str,
+    fits: Callable[[RunSummary], bool] = lambda run: True,
+    start: str = "raffia train efficientzero --preset cartpole",
+) -> Path:
     """The folder of the run; UsageError, with runs that there are, if it is none.
 
-    envs: of runs that are offered; none: all.
+    fits: which runs are offered where none is given.
+    start: the call that starts one, where none fits.
 
     >>> chosen_run("away/gone", "evaluate")
     Traceback (most recent call last):
@@ -61,17 +83,17 @@ def chosen_run(given: str | None, command: str, envs: Sequence[str] = ()) -> Pat
         return Path(given)
     runs = sorted(find_runs(HOME), key=_age)
     if given is None:
-        fit = [run for run in runs if not envs or summarise(run).env in envs]
-        calls = [call("raffia", command, run) for run in fit[:3]]
-        calls = calls or [_begin(envs[0] if envs else "cartpole")]
-        raise UsageError("which run?", *calls)
+        fit = [run for run in runs if fits(summarise(run))]
+        raise UsageError(
+            "which run?", *[call("raffia", command, run) for run in fit[:3]] or [start]
+        )
     path = Path(given)
     around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
     near = [around] if around else _near(path, [*runs, *_runs_around(path)])
     seen = "holds no run" if path.exists() else "does not exist"
     raise UsageError(
         f"{given} {seen}; did you mean {near[0]}?" if near else f"{given} {seen}",
-        *[call("raffia", command, run) for run in near[:3]] or ["raffia list", _begin()],
+        *[call("raffia", command, run) for run in near[:3]] or ["raffia list", start],
     )
 
 
@@ -98,15 +120,22 @@ def state_of(run: Path) -> RunSummary:
     return summarise(run)
 
 
-def config_of(run: Path) -> EfficientZeroRun | ILQLRun:
-    """The settings of a run; ConfigError, with the version that wrote it, if it was another one."""
+def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
+    """The algorithm and the settings of a run.
+
+    given: the algorithm as "module:name" or "file.py:name"; nothing: as the run says.
+    Raises ConfigError, with the version that wrote it, if it was another one.
+    """
     path = run / "config.json"
+    made_by = _made_by(path)
     try:
-        if _said_of(path, "algorithm") == "ilql":
-            return read_config(ILQLRun, path)
-        return read_config(EfficientZeroRun, path)
+        if given:
+            algorithm = find_algorithm(given)
+        else:
+            algorithm = recorded_algorithm({"algorithm": next(iter(ALGORITHMS)), **made_by})
+        return algorithm, read_config(algorithm.config, path)
     except ConfigError as error:
-        written_by = _said_of(path, "raffia")
+        written_by = made_by.get("raffia", "")
         if written_by in ("", __version__):
             raise
         raise ConfigError(
@@ -115,13 +144,25 @@ def config_of(run: Path) -> EfficientZeroRun | ILQLRun:
         ) from None
 
 
-def _said_of(path: Path, name: str) -> str:
+def config_of_algorithm(name: str, run: Path, *others: str) -> Any:
+    """The settings of a run; UsageError if it is of another algorithm than this one.
+
+    others: calls that do with such a run what was meant.
+    """
+    algorithm, config = config_of(run)
+    if algorithm.name != name:
+        wanted = ALGORITHMS[name].title
+        raise UsageError(f"{run} is no run of {wanted}: it is {config.title}", *others)
+    return config
+
+
+def _made_by(path: Path) -> dict[str, Any]:
     """What a run's config says under "run"; nothing where it does not."""
     try:
         made_by = json.loads(path.read_text(encoding="utf-8")).get("run", {})
     except (OSError, ValueError, AttributeError):
-        return ""
-    return str(made_by.get(name, "")) if isinstance(made_by, dict) else ""
+        return {}
+    return made_by if isinstance(made_by, dict) else {}
 
 
 def free_folder(wanted: Path) -> Path:
@@ -150,10 +191,6 @@ def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
         what = f"{folder} holds a run already: {summary_line(summarise(folder))}"
         raise UsageError(what, resume, other)
     raise UsageError(f"{folder} is there already, and is no run", other)
-
-
-def _begin(preset: str = "cartpole") -> str:
-    return call("raffia", "train", "efficientzero", "--preset", preset)
 
 
 def _age(run: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 from raffia.envs.check import Report, check_env
@@ -16,6 +17,16 @@ def env_ids() -> list[str]:
     True
     """
     return env_names()
+
+
+def num_players(config: EnvConfig) -> int:
+    """1, or 2 of board games.
+
+    >>> num_players(EnvConfig(id="tictactoe"))
+    2
+    """
+    with contextlib.closing(make_env(config, num_envs=1)) as env:
+        return env.spec.num_players
 
 
 def check_env_id(name: str, *, seed: int = 0, num_steps: int = 200, num_envs: int = 2) -> Report:

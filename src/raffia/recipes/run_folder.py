@@ -22,33 +22,37 @@ from raffia.files import (
     parse_json,
     write_atomically,
 )
-from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.algorithm import ALGORITHMS, Algorithm, recorded_algorithm
 from raffia.train.checkpoint import Checkpoint, Checkpoints
-from raffia.train.config import ConfigError, from_json, nearest_name, to_json
+from raffia.train.config import ConfigError, from_json, to_json
 from raffia.train.experiment import RunError
 
 CONFIG, ROWS = "config.json", "metrics.jsonl"
 TOKENS, TOKENIZER = "tokens", "tokenizer"  # folders that a run of ILQL makes of its data
 LANGUAGE_MODEL = "language_model"  # ... and of the model that it goes on from
-RunConfig = EfficientZeroRun | ILQLRun
 # Settings of runs that an earlier version began, by section and name: what they are called now.
 RENAMED = {
     ("collect", "steps_per_turn"): "rollout_length",
     ("targets", "reanalyse_ratio"): "reanalyze_ratio",
     ("targets", "reanalyse_noise"): "reanalyze_noise",
 }
-Config = TypeVar("Config", EfficientZeroRun, ILQLRun)
-ALGORITHMS: dict[str, type[EfficientZeroRun] | type[ILQLRun]] = {
-    "efficientzero": EfficientZeroRun,
-    "ilql": ILQLRun,
-}
+Config = TypeVar("Config")
 
 
-def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[str] = ()) -> None:
-    """Make the folder of a new run; RunError if there is one already, or something else.
+def create_run(
+    folder: Path,
+    config: Any,
+    preset: str = "",
+    own: Sequence[str] = (),
+    algorithm: Algorithm | None = None,
+) -> None:
+    """Make the folder of a new run.
+
+    algorithm: whose settings these are; None: one of `ALGORITHMS`, by their class.
+    Raises RunError if there is a run already, or something else.
 
     >>> import tempfile
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> with tempfile.TemporaryDirectory() as there:
     ...     create_run(Path(there) / "run", EfficientZeroRun(seed=3))
     ...     read_run(Path(there) / "run").seed
@@ -61,38 +65,39 @@ def create_run(folder: Path, config: RunConfig, preset: str = "", own: Sequence[
         )
     if not is_free(folder):
         raise RunError(f"{folder} exists and is no run: give another folder by `--run OTHER`")
-    text = _config_text(config, preset, own)  # before there is a folder, as it may be refused
+    algorithm = algorithm or algorithm_of(config)
+    text = _config_text(config, preset, own, algorithm)  # before there is a folder: it may fail
     make_folder(folder)
     for left in folder.iterdir():  # a half-written config of a process that was killed
         left.unlink()
     write_atomically(str(folder / CONFIG), text)
 
 
-def require_config(config: object, algorithm: str) -> None:
+def require_config(config: object, algorithm: Algorithm) -> None:
     """TypeError, with the call that was meant, for what is no config of the algorithm.
 
-    >>> require_config("cartpole", "efficientzero")
+    >>> require_config("cartpole", ALGORITHMS["efficientzero"])
     Traceback (most recent call last):
     ...
     TypeError: a run is made of settings, and 'cartpole' is a name: pass PRESETS['cartpole'], from
     raffia.recipes
     """
-    kind = ALGORITHMS[algorithm]
-    if type(config) is kind:
+    if type(config) is algorithm.config:
         return
     if isinstance(config, str):
-        presets = "PRESETS" if algorithm == "efficientzero" else "ILQL_PRESETS"
+        presets = "PRESETS" if algorithm.name == "efficientzero" else "ILQL_PRESETS"
         raise TypeError(
             f"a run is made of settings, and {config!r} is a name: pass {presets}[{config!r}], "
             "from raffia.recipes"
         )
-    other = next((name for name, known in ALGORITHMS.items() if type(config) is known), None)
+    other = next((one.name for one in ALGORITHMS.values() if type(config) is one.config), None)
     if other is not None:
         raise TypeError(
             f"these are settings of {other}: train them by raffia.recipes.{other}.train"
         )
     raise TypeError(
-        f"config is a {type(config).__name__}; it must be a raffia.recipes.{kind.__name__}"
+        f"config is a {type(config).__name__}; it must be a "
+        f"{'' if algorithm.reference else 'raffia.recipes.'}{algorithm.config.__name__}"
     )
 
 
@@ -116,17 +121,26 @@ def _has_not_begun(folder: Path) -> bool:
     return CONFIG in names and not others and not (rows.exists() and rows.stat().st_size)
 
 
-def write_config(folder: Path, config: RunConfig, preset: str, own: Sequence[str] = ()) -> None:
+def write_config(
+    folder: Path,
+    config: Any,
+    preset: str,
+    own: Sequence[str] = (),
+    algorithm: Algorithm | None = None,
+) -> None:
     """Write the config, complete, with what it is run by.
 
     own: of "make_env" and "networks", what the caller gave, which no config can hold.
+    algorithm: whose settings these are; None: one of `ALGORITHMS`, by their class.
     """
-    write_atomically(str(folder / CONFIG), _config_text(config, preset, own))
+    text = _config_text(config, preset, own, algorithm or algorithm_of(config))
+    write_atomically(str(folder / CONFIG), text)
 
 
-def _config_text(config: RunConfig, preset: str, own: Sequence[str]) -> bytes:
+def _config_text(config: Any, preset: str, own: Sequence[str], algorithm: Algorithm) -> bytes:
     made_by = {
-        "algorithm": algorithm_of(config),
+        "algorithm": algorithm.name,
+        **({"reference": algorithm.reference} if algorithm.reference else {}),
         "preset": preset,
         "raffia": __version__,
         "torch": torch.__version__,
@@ -137,24 +151,28 @@ def _config_text(config: RunConfig, preset: str, own: Sequence[str]) -> bytes:
     return (text + "\n").encode()
 
 
-def algorithm_of(config: RunConfig) -> str:
-    """The name of the algorithm that a config is of.
+def algorithm_of(config: object) -> Algorithm:
+    """Which of `ALGORITHMS` a config is of.
 
-    >>> algorithm_of(EfficientZeroRun())
-    'efficientzero'
+    >>> from raffia.recipes.ilql.config import ILQLRun
+    >>> algorithm_of(ILQLRun()).name
+    'ilql'
     """
-    return next(name for name, kind in ALGORITHMS.items() if type(config) is kind)
+    return next(one for one in ALGORITHMS.values() if type(config) is one.config)
 
 
-def read_run(folder: str | Path) -> RunConfig:
-    """The config of a run; RunError if there is none, or if it can't be read.
+def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
+    """The config of a run.
+
+    algorithm: the one that the run is of; None: as the run says.
+    Raises RunError if there is none, or if it can't be read.
 
     >>> read_run("runs/nowhere")
     Traceback (most recent call last):
     ...
     raffia.train.experiment.RunError: there is no run in runs/nowhere: it has no config.json
     """
-    config, _ = _read(Path(folder))
+    _, config, _ = _read(Path(folder), algorithm)
     return config
 
 
@@ -162,46 +180,59 @@ def read_run_of(kind: type[Config], folder: str | Path) -> Config:
     """The same of an algorithm that is known; RunError if the run is of another one.
 
     >>> import tempfile
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> with tempfile.TemporaryDirectory() as there:
     ...     create_run(Path(there) / "run", EfficientZeroRun(seed=3))
     ...     read_run_of(EfficientZeroRun, Path(there) / "run").seed
     3
     """
-    config = read_run(folder)
-    if type(config) is not kind:
-        name = algorithm_of(config)
-        raise RunError(
-            f"{folder} is a run of {name}: use the functions of raffia.recipes.{name} for it"
-        )
+    algorithm, config, _ = _read(Path(folder))
+    if not isinstance(config, kind):
+        raise RunError(_of_another(folder, algorithm.name))
     return config
 
 
-def read_made_by(folder: Path) -> dict[str, Any]:
+def _of_another(folder: str | Path, name: str) -> str:
+    return f"{folder} is a run of {name}: use the functions of raffia.recipes.{name} for it"
+
+
+def read_algorithm(folder: str | Path) -> Algorithm:
+    """The algorithm of a run; RunError if there is none, or if it can't be imported.
+
+    >>> import tempfile
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     create_run(Path(there) / "run", EfficientZeroRun())
+    ...     read_algorithm(Path(there) / "run").title
+    'EfficientZero'
+    """
+    algorithm, _, _ = _read(Path(folder))
+    return algorithm
+
+
+def read_made_by(folder: Path, algorithm: Algorithm | None = None) -> dict[str, Any]:
     """Preset and versions of a run."""
-    _, made_by = _read(folder)
+    _, _, made_by = _read(folder, algorithm)
     return made_by
 
 
-def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+def _read(
+    folder: Path, algorithm: Algorithm | None = None
+) -> tuple[Algorithm, Any, dict[str, Any]]:
     path = folder / CONFIG
     try:
         data = parse_json(path, path.read_bytes())
         made_by = data.pop("run")
-        algorithm = made_by["algorithm"]
-        if algorithm in ALGORITHMS:
-            return from_json(ALGORITHMS[algorithm], _renamed(data)), made_by
+        if algorithm is not None and (recorded := made_by["algorithm"]) != algorithm.name:
+            raise RunError(_of_another(folder, recorded))
+        known = algorithm or recorded_algorithm(made_by)
+        return known, from_json(known.config, _renamed(data)), made_by
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
     except DamagedFileError as error:
         raise RunError(f"{path} can't be read: {error.why}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} can't be read: {error}") from error
-    near = nearest_name(str(algorithm), list(ALGORITHMS))
-    raise RunError(
-        f"{path} is of the algorithm {algorithm!r}, and known are {', '.join(ALGORITHMS)}"
-        f"{f'; did you mean {near}?' if near else ''} The run is of raffia "
-        f"{made_by.get('raffia', '?')}, this is {__version__}"
-    )
 
 
 def _renamed(data: dict[str, Any]) -> dict[str, Any]:
@@ -211,12 +242,15 @@ def _renamed(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def refuse_without_own(folder: Path, given: Sequence[str]) -> None:
+def refuse_without_own(
+    folder: Path, given: Sequence[str], algorithm: Algorithm | None = None
+) -> None:
     """RunError if a run was begun with custom environments or networks that are not given now.
 
     Others would do as well as these if their shapes are alike, and it would not show.
     """
-    own = ["make_env" if name == "worlds" else name for name in read_made_by(folder).get("own", [])]
+    recorded = read_made_by(folder, algorithm).get("own", [])
+    own = ["make_env" if name == "worlds" else name for name in recorded]
     lacks = [name for name in own if name not in given]
     if lacks:
         call = ", ".join(f"{name}=..." for name in lacks)
@@ -283,7 +317,7 @@ def has_ended(folder: Path) -> bool:
 def _gone(folder: Path) -> str:
     return (
         f"the checkpoints of {folder} are gone: bring them back, or train anew, as by "
-        f"`raffia train {algorithm_of(read_run(folder))} --config {folder / CONFIG} "
+        f"`raffia train {read_made_by(folder)['algorithm']} --config {folder / CONFIG} "
         f"--run {folder}-new`"
     )
 

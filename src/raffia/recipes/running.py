@@ -1,42 +1,188 @@
-"""A session of a run of any algorithm: its folder claimed, signals heard, progress shown."""
+"""Runs of any algorithm: started, resumed, evaluated; one session with folder, signals and view."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from raffia.recipes.run_folder import claimed
-from raffia.train.experiment import Experiment
+from raffia.lazy import imported
+from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.run_folder import (
+    claimed,
+    create_run,
+    find_checkpoint,
+    given_back,
+    read_algorithm,
+    read_made_by,
+    read_run,
+    refuse_without_checkpoints,
+    refuse_without_own,
+    require_config,
+    write_config,
+)
+from raffia.train.config import changed_settings
+from raffia.train.experiment import Experiment, RunError
 from raffia.train.session import RunResult, TrainingSession
 from raffia.train.signals import stop_on_signals
 from raffia.train.view import View, make_view
 
-__all__ = ["run_session", "threads"]
+__all__ = ["Evaluation", "evaluate_run", "resume_run", "threads", "train_run"]
 
 
-def run_session(
-    folder: Path,
-    make: Callable[[View], Experiment],
+Make = Callable[[Any, Path, View], Experiment]
+
+
+def train_run(
+    algorithm: Algorithm,
+    config: Any,
+    folder: str | Path,
     *,
-    num_threads: int,
+    view: View | None = None,
+    preset: str = "",
+    own: Sequence[str] = (),
+    make: Make | None = None,
+) -> RunResult:
+    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+
+    view: where progress is shown; None: the terminal.
+    preset: the name of the config, for the report.
+    own: names of what `make` has besides the config, without which there can be no resume.
+    make: in place of the algorithm's.
+    Raises RunError if the folder holds a run already, TypeError for what is no config.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> from raffia.train.view import PlainView
+    >>> ilql = ALGORITHMS["ilql"]
+    >>> short = replace(ilql.presets["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     train_run(ilql, short, f"{there}/run", view=PlainView(io.StringIO())).update
+    2
+    """
+    require_config(config, algorithm)
+    folder, config = Path(folder), algorithm.settled(config)
+    create_run(folder, config, preset, own, algorithm)
+    with given_back(folder):
+        return _run_session(folder, make or imported(algorithm.make), config, view)
+
+
+def resume_run(
+    folder: str | Path,
+    algorithm: Algorithm | None = None,
+    *,
+    config: Any = None,
+    view: View | None = None,
+    own: Sequence[str] = (),
+    make: Make | None = None,
+) -> RunResult:
+    """Go on at the newest checkpoint, as if the run had never been stopped.
+
+    algorithm: of the run; None: the one that the run names.
+    config: in place of the run's, which `read_run(folder)` gives: a longer run, another target.
+    own, make: as in `train_run`.
+    Raises RunError if the config differs in what has shaped what was learnt.
+
+    >>> import io, tempfile
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> from raffia.train.view import PlainView
+    >>> ilql = ALGORITHMS["ilql"]
+    >>> short = replace(ilql.presets["ilql-smoke"], num_updates=2)
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     _ = train_run(ilql, short, f"{there}/run", view=PlainView(io.StringIO()))
+    ...     longer = replace(short, num_updates=3)
+    ...     resume_run(f"{there}/run", config=longer, view=PlainView(io.StringIO())).update
+    3
+    """
+    folder = Path(folder)
+    algorithm = algorithm or read_algorithm(folder)
+    before = read_run(folder, algorithm)
+    if config is not None:
+        require_config(config, algorithm)
+    refuse_without_own(folder, own, algorithm)
+    refuse_without_checkpoints(folder)
+    after = algorithm.settled(before if config is None else config)
+    changed = changed_settings(before, after)
+    fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
+    if fixed:
+        raise RunError(
+            f"{', '.join(fixed)}: {folder} has begun with other values, which shaped what was "
+            f"learnt; only {', '.join(algorithm.may_change)} may change. Train anew in another "
+            "folder"
+        )
+
+    def on_start() -> None:
+        if changed:
+            preset = read_made_by(folder, algorithm)["preset"]
+            write_config(folder, after, preset, own, algorithm)
+
+    return _run_session(folder, make or imported(algorithm.make), after, view, on_start)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the episodes that an agent of a run played.
+
+    >>> Evaluation([1.0, 0.0], [9, 9]).files
+    []
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
+    files: list[Path] = field(default_factory=list)  # recordings
+    update: int | None = None  # of the checkpoint whose agent played
+
+
+def evaluate_run(
+    folder: str | Path,
+    algorithm: Algorithm,
+    *,
+    episodes: int = 100,
+    checkpoint: str = "best",
+    seed: int = 0,
+) -> Evaluation:
+    """Play whole episodes with the agent of a run, by the algorithm's `play`.
+
+    checkpoint: "best", "newest", or the number of one.
+    Raises RunError if there is none, or if the algorithm has no `play`.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> evaluate_run("runs/chats", ALGORITHMS["ilql"])
+    Traceback (most recent call last):
+    ...
+    raffia.train.experiment.RunError: the algorithm ilql has no `play`, by which runs are evaluated
+    """
+    if algorithm.play is None:
+        raise RunError(f"the algorithm {algorithm.name} has no `play`, by which runs are evaluated")
+    folder = Path(folder)
+    config, found = read_run(folder, algorithm), find_checkpoint(folder, checkpoint)
+    with threads(config.num_threads):
+        played = imported(algorithm.play)(config, found, episodes, seed)
+    return Evaluation(played.returns, played.lengths, played.as_first, [], found.update)
+
+
+def _run_session(
+    folder: Path,
+    make: Make,
+    config: Any,
     view: View | None,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunResult:
-    """Train what `make` builds, until the run's end, its target, Ctrl-C or SIGTERM.
+    """A session of a run, until its end, its target, Ctrl-C or SIGTERM.
 
-    view: where progress is shown; None: the terminal.
     on_start: called once the run is restored or initialised, before the first update.
     """
     with (
         claimed(folder) as unclaimed,
         stop_on_signals() as signals,
-        threads(num_threads),
+        threads(config.num_threads),
         view or make_view() as shown,
-        contextlib.closing(make(shown)) as experiment,
+        contextlib.closing(make(config, folder, shown)) as experiment,
         contextlib.closing(TrainingSession(experiment)) as session,
     ):
         if unclaimed:

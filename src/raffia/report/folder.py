@@ -78,6 +78,11 @@ class Run:
         return str(rows[-1].get("error", "")) if rows and self.state == "failed" else ""
 
     @property
+    def algorithm(self) -> str:
+        """Its name, or nothing."""
+        return str(self.about.get("algorithm") or "")
+
+    @property
     def preset(self) -> str:
         """The preset's name, or nothing."""
         return str(self.about.get("preset") or "")
@@ -128,8 +133,8 @@ class Run:
     @property
     def by_updates(self) -> bool:
         """Whether updates alone say where it stands: it plays in no environment to learn."""
-        of_dialogues = self.about.get("algorithm") == "ilql"
-        return math.isnan(self.env_step) and (of_dialogues or not math.isnan(self.update))
+        plays = self.setting("env") is not None
+        return math.isnan(self.env_step) and not (plays and math.isnan(self.update))
 
     @cached_property
     def evaluations(self) -> list[Evaluated]:

@@ -20,6 +20,7 @@ class RunSummary:
 
     folder: Path
     state: str  # "finished", "target" (reached), "stopped", "failed", "running" (or killed) ...
+    algorithm: str = ""
     preset: str = ""
     env: str = ""
     seed: str = ""
@@ -53,6 +54,7 @@ def summarise(run: str | os.PathLike[str]) -> RunSummary:
     return RunSummary(
         folder=found.folder,
         state=found.state,
+        algorithm=found.algorithm,
         preset=found.preset,
         env=found.env,
         seed=found.seed,

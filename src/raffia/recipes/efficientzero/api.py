@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raffia.algorithms.efficientzero.actor import act
@@ -13,28 +13,26 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_env_factory
 from raffia.envs.opponents import make_opponent
+from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
-    create_run,
     find_checkpoint,
-    given_back,
-    read_made_by,
     read_run_of,
-    refuse_without_checkpoints,
     refuse_without_own,
     require_config,
-    write_config,
 )
-from raffia.recipes.running import run_session, threads
+from raffia.recipes.running import Evaluation, Make, resume_run, threads, train_run
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.session import RunResult
 from raffia.train.view import View
 
 __all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
+
+EFFICIENTZERO = ALGORITHMS["efficientzero"]
 
 
 def train(
@@ -66,14 +64,10 @@ def train(
     >>> result.reason, result.env_step
     ('finished', 120)
     """
-    require_config(config, "efficientzero")
+    require_config(config, EFFICIENTZERO)
     require_env_factory(make_env)
-    create_run(Path(folder), config, preset, _own(make_env, networks))
-    with given_back(Path(folder)):
-        make = functools.partial(
-            EfficientZeroExperiment, config, Path(folder), make_env=make_env, networks=networks
-        )
-        return run_session(Path(folder), make, num_threads=config.num_threads, view=view)
+    own, make = _own(make_env, networks)
+    return train_run(EFFICIENTZERO, config, folder, view=view, preset=preset, own=own, make=make)
 
 
 def resume(
@@ -101,26 +95,15 @@ def resume(
     >>> first.update, then.update
     (2, 4)
     """
-    folder, own = Path(folder), _own(make_env, networks)
-    before = read_run_of(EfficientZeroRun, folder)
-    after = config or before
-    refuse_without_own(folder, own)
-    refuse_without_checkpoints(folder)
-
-    def on_start() -> None:
-        if after != before:
-            write_config(folder, after, read_made_by(folder)["preset"], own)
-
-    make = functools.partial(
-        EfficientZeroExperiment, after, folder, make_env=make_env, networks=networks
-    )
-    return run_session(folder, make, num_threads=after.num_threads, view=view, on_start=on_start)
+    own, make = _own(make_env, networks)
+    return resume_run(folder, EFFICIENTZERO, config=config, view=view, own=own, make=make)
 
 
-def _own(factory: MakeEnv, networks: ModelFactory | None) -> list[str]:
-    """What of a run does not follow from its config."""
+def _own(factory: MakeEnv, networks: ModelFactory | None) -> tuple[list[str], Make]:
+    """What of a run does not follow from its config, by name; and what makes the run of it."""
     given = {"make_env": factory is not make_env, "networks": networks is not None}
-    return [name for name, is_own in given.items() if is_own]
+    make = functools.partial(EfficientZeroExperiment, make_env=factory, networks=networks)
+    return [name for name, is_own in given.items() if is_own], make
 
 
 @dataclass(frozen=True)
@@ -183,7 +166,7 @@ def load_agent(
     torch.Size([2])
     """
     config = read_run_of(EfficientZeroRun, folder)
-    refuse_without_own(Path(folder), _own(make_env, networks))
+    refuse_without_own(Path(folder), _own(make_env, networks)[0])
     with contextlib.closing(make_env(config.env, num_envs=1)) as env:
         spec = env.spec
     made = EfficientZeroLearner(
@@ -204,21 +187,6 @@ def load_agent(
     planner.refresh(best_of(found))
     default = config.evaluate.num_simulations or config.search.num_simulations
     return Agent(spec, planner, num_simulations or default, found.update)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What came of an evaluation.
-
-    >>> Evaluation([1.0, 0.0], [9, 9]).files
-    []
-    """
-
-    returns: list[float]
-    lengths: list[int]
-    as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
-    files: list[Path] = field(default_factory=list)  # recordings
-    update: int | None = None  # of the checkpoint whose agent played
 
 
 def evaluate(

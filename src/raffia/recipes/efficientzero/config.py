@@ -17,12 +17,27 @@ from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
 
 __all__ = [
+    "MAY_CHANGE",
     "CheckpointConfig",
     "CollectConfig",
     "EfficientZeroRun",
     "EvaluateConfig",
     "ReplayConfig",
 ]
+
+# Settings that a resumed run may have other values of, or whose names begin so; all others shaped
+# what was learnt.
+MAY_CHANGE = (
+    "collect.num_env_steps",
+    "collect.extra_updates",
+    "evaluate.",
+    "checkpoint.",
+    "device",
+    "num_threads",
+    "compile",
+    "env.num_workers",
+    "env.step_timeout_seconds",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

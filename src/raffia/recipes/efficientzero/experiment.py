@@ -19,7 +19,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.envs.make import require_batch
+from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
@@ -49,8 +49,8 @@ class EfficientZeroExperiment(Experiment):
         config: EfficientZeroRun,
         folder: Path,
         view: View,
-        make_env: MakeEnv,
-        networks: ModelFactory | None,
+        make_env: MakeEnv = make_env,
+        networks: ModelFactory | None = None,
     ) -> None:
         super().__init__(folder, view, seed=config.seed)
         self.config = config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,27 +10,17 @@ import torch
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.functional.seeds import generator_for
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.recipes.ilql.config import MAY_CHANGE, ILQLRun
+from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, make_lessons
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, spoken
-from raffia.recipes.ilql.experiment import ILQLExperiment, evaluate_networks
+from raffia.recipes.ilql.experiment import evaluate_networks
 from raffia.recipes.ilql.language_model import making_of
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.sizes import fitted, with_threads
 from raffia.recipes.members import best_of
-from raffia.recipes.run_folder import (
-    create_run,
-    find_checkpoint,
-    given_back,
-    read_made_by,
-    read_run_of,
-    refuse_without_checkpoints,
-    require_config,
-    write_config,
-)
-from raffia.recipes.running import run_session, threads
-from raffia.train.config import changed_settings
-from raffia.train.experiment import RunError
+from raffia.recipes.run_folder import find_checkpoint, read_run_of
+from raffia.recipes.running import resume_run, threads, train_run
 from raffia.train.session import RunResult
 from raffia.train.view import View
 
@@ -66,12 +55,7 @@ def train(
     >>> result.reason, result.update, result.env_step
     ('finished', 3, None)
     """
-    require_config(config, "ilql")
-    folder, config = Path(folder), with_threads(config)
-    create_run(folder, config, preset)
-    with given_back(folder):
-        make = functools.partial(ILQLExperiment, config, folder)
-        return run_session(folder, make, num_threads=config.num_threads, view=view)
+    return train_run(ALGORITHMS["ilql"], config, folder, view=view, preset=preset)
 
 
 def resume(
@@ -94,25 +78,7 @@ def resume(
     >>> first.update, then.update
     (2, 3)
     """
-    folder = Path(folder)
-    before = read_run_of(ILQLRun, folder)
-    refuse_without_checkpoints(folder)
-    after = with_threads(config or before)
-    if after != before:
-        changed = changed_settings(before, after)
-        fixed = [name for name in changed if not name.startswith(MAY_CHANGE)]
-        if fixed:
-            raise RunError(
-                f"{', '.join(fixed)}: {folder} has begun with other values, which shaped what was "
-                f"learnt; only {', '.join(MAY_CHANGE)} may change. Train anew in another folder"
-            )
-
-    def on_start() -> None:
-        if after != before:
-            write_config(folder, after, read_made_by(folder)["preset"])
-
-    make = functools.partial(ILQLExperiment, after, folder)
-    return run_session(folder, make, num_threads=after.num_threads, view=view, on_start=on_start)
+    return resume_run(folder, ALGORITHMS["ilql"], config=config, view=view)
 
 
 def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:

@@ -1,0 +1,225 @@
+"""`AlgorithmCommands`: an algorithm's part of the command line, with what fits any by default."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raffia._version import __version__
+from raffia.cli.errors import UsageError
+from raffia.cli.figures import (
+    checkpoint_named,
+    file_name,
+    named,
+    plural,
+    spread_of,
+    table,
+    write_record,
+)
+from raffia.cli.parser import nearest
+from raffia.cli.style import call, columns, help_width, paint, waiting
+from raffia.lazy import imported
+from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.population_config import PopulationConfig
+
+if TYPE_CHECKING:
+    from raffia.recipes.running import Evaluation
+
+# Flags of `raffia evaluate` that only some algorithms have, by their names there.
+SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
+ABOUT = """\
+Train {title} in a new folder, and show how it goes. Ctrl-C saves and leaves.
+
+begin with:
+  --preset NAME   one of the settings that have a name, if there are any, below
+  --config FILE   settings from .json or .yaml, such as a run's config.json
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+                  first of runs/NAME-SEED-2, -3 ... that is free
+
+presets:
+{presets}
+
+Then every setting can be given; shown are the values of {shown}."""
+
+
+class AlgorithmCommands:
+    """How `raffia train`, `resume` and `evaluate` treat one algorithm; subclasses have more to say.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> commands_of(ALGORITHMS["ilql"]).uses(Path("runs/chats-0"))[-1]
+    ['raffia chat runs/chats-0', 'talk to it']
+    """
+
+    train_flags: Sequence[str] = ()  # of `raffia train`, besides --preset, --config and --run
+    about = ABOUT  # help of `raffia train`, with {title}, {presets} and {shown}
+    no_preset = "no preset"  # whose values help shows then
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.name = algorithm.reference or algorithm.name  # in calls
+
+    def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, Any]:
+        """The preset's name, or nothing, and the config that settings then change.
+
+        flags: "--preset" and the `train_flags` that were given.
+        words: behind the algorithm's name, for errors.
+        """
+        preset = flags.get("--preset", "")
+        return preset, self.preset(preset, words) if preset else self.algorithm.config()
+
+    def preset(self, name: str, words: Sequence[str]) -> Any:
+        """The preset of this name; UsageError, with the nearest in the call, if there is none.
+
+        >>> from raffia.recipes.algorithm import ALGORITHMS
+        >>> commands_of(ALGORITHMS["efficientzero"]).preset("smoke", []).env.id
+        'CartPole-v1'
+        """
+        presets = self.algorithm.presets
+        if name in presets:
+            return presets[name]
+        hint = nearest(name, list(presets))
+        calls = ["raffia list presets"]
+        if hint:
+            near = hint.removeprefix("; did you mean ").removesuffix("?")
+            typed = {name: near, f"--preset={name}": f"--preset={near}"}
+            meant = [typed.get(word, word) for word in words]
+            calls.insert(0, call("raffia", "train", self.name, *meant))
+        raise UsageError(f"there is no preset {name!r}{hint}", *calls)
+
+    def population(self, config: PopulationConfig, text: str) -> PopulationConfig:
+        """The population with as many members as `--population` says."""
+        try:
+            return replace(config, size=int(text))
+        except ValueError as error:
+            raise UsageError(
+                f"--population {text}: it is a number of members, such as 8 ({error})",
+                f"raffia train {self.name} --help",
+            ) from None
+
+    def check(
+        self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
+    ) -> None:
+        """UsageError for a call without sense, before anything is made.
+
+        settings: the words that are no flags of the command's own, and so name settings.
+        """
+
+    def fitted(self, config: Any, settings: Sequence[str]) -> Any:
+        """The config with what follows from data; called once torch may be loaded."""
+        return config
+
+    def run_name(self, flags: Mapping[str, str], preset: str) -> str:
+        """Name of a new run's folder, without the seed."""
+        stem = Path(flags["--config"]).stem if "--config" in flags else self.algorithm.name
+        return preset or stem
+
+    def help(self, preset: str) -> str:
+        """What `raffia train NAME --help` says above the settings."""
+        shown = f"--preset {preset}" if preset else self.no_preset
+        presets = columns(self.preset_rows(), width=help_width()) or "  none"
+        return self.about.format(title=self.algorithm.title, presets=presets, shown=shown)
+
+    def preset_rows(self) -> list[list[str]]:
+        """Name and summary of each preset."""
+        summaries = self.algorithm.summaries
+        return [[name, summaries.get(name, "")] for name in self.algorithm.presets]
+
+    def listed(self, config: Any) -> list[str]:
+        """Environment or task, and environment steps, of a preset in `raffia list presets`."""
+        return [self.algorithm.name, ""]
+
+    def uses(self, run: Path) -> list[list[str]]:
+        """Calls that use the agent of a run, and what for."""
+        named = self.named_for_calls()
+        return [
+            [call("raffia", "evaluate", run, *named), "play episodes without exploring"],
+            [call("raffia", "report", run), "learning curves on one page"],
+        ]
+
+    def named_for_calls(self) -> list[str]:
+        """The flag that says where the algorithm is imported from; see `recorded_algorithm`."""
+        return ["--algorithm", self.name] if self.algorithm.reference else []
+
+    def longer(self, config: Any) -> list[str]:
+        """Flags that make a run twice as long."""
+        return ["--num_updates", str(2 * config.num_updates)]
+
+    # -- evaluation
+
+    def evaluate(self, run: Path, config: Any, args: argparse.Namespace) -> int:
+        """`raffia evaluate`: play episodes, write the figures, show them."""
+        self.refuse_special(run, args)
+        waiting(f"playing {plural(args.episodes)} with {run} ...")
+        from raffia.recipes.running import evaluate_run
+
+        found = evaluate_run(
+            run,
+            self.algorithm,
+            episodes=args.episodes,
+            checkpoint=args.checkpoint,
+            seed=args.seed,
+        )
+        return show_evaluation(run, args, found)
+
+    def refuse_special(self, run: Path, args: argparse.Namespace) -> None:
+        """UsageError for flags that are EfficientZero's alone."""
+        for name, flag in SPECIAL.items():
+            if getattr(args, name):
+                raise UsageError(
+                    f"{flag} is for runs of EfficientZero; {run} is one of {self.algorithm.title}",
+                    call("raffia", "evaluate", run),
+                )
+
+
+def commands_of(algorithm: Algorithm) -> AlgorithmCommands:
+    """The part of the command line that an algorithm has.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> type(commands_of(ALGORITHMS["efficientzero"])).__name__
+    'EfficientZeroCommands'
+    """
+    found: AlgorithmCommands = imported(algorithm.commands)(algorithm)
+    return found
+
+
+def show_evaluation(
+    run: Path,
+    args: argparse.Namespace,
+    found: Evaluation,
+    more: Mapping[str, Any] | None = None,
+    against: str = "",
+) -> int:
+    """Write what episodes gave as JSON, and show it.
+
+    more: further entries of the JSON.
+    """
+    as_first = list(found.as_first or [])
+    record = {
+        "run": str(run),
+        "checkpoint": args.checkpoint,
+        "update": found.update,
+        "seed": args.seed,
+        **(more or {}),
+        "raffia": __version__,
+        **named(spread_of(found.returns)),
+        "returns": list(found.returns),
+        "lengths": list(found.lengths),
+        **({"as_first": as_first} if as_first else {}),
+        "files": [os.path.relpath(file, run) for file in found.files],
+    }
+    path = write_record(run / "evaluations" / file_name(args, found.update), record)
+    if args.json:
+        print(json.dumps(record))
+        return 0
+    played = plural(len(found.returns))
+    print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}: {played}{against}")
+    print(table(found.returns, found.lengths, as_first))
+    for file in [path, *found.files]:
+        print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
+    return 0

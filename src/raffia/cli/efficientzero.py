@@ -1,0 +1,112 @@
+"""EfficientZero on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raffia.cli.algorithm import AlgorithmCommands, show_evaluation
+from raffia.cli.errors import UsageError
+from raffia.cli.figures import plural
+from raffia.cli.style import call, number, waiting
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+
+# tyro keeps the breaks of indented lines only.
+ABOUT = """\
+Train EfficientZero in a new folder, and show how it goes. Ctrl-C saves and
+leaves.
+
+the folder holds:
+  config.json     all settings, versions and the seed
+  metrics.jsonl   what was measured; TensorBoard files beside it
+  checkpoints     from which `raffia resume` goes on, exactly
+  episodes        recordings, where they are asked for
+
+begin with:
+  --preset NAME   one of the settings that have a name, below
+  --config FILE   settings from .json or .yaml, such as a run's config.json;
+                  together with --preset they change it
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+                  first of runs/NAME-SEED-2, -3 ... that is free
+
+examples:
+  raffia train efficientzero --preset cartpole --seed 1
+  raffia train efficientzero --preset cartpole --search.num_simulations 50
+  raffia train efficientzero --preset lunarlander --config mine.yaml
+  raffia train efficientzero --preset atari100k --env.id atari/breakout
+
+presets:
+{presets}
+
+Then every setting can be given; shown are the values of {shown}."""
+
+
+class EfficientZeroCommands(AlgorithmCommands):
+    """EfficientZero's part of `raffia train`, `resume` and `evaluate`."""
+
+    train_flags = ("--population",)
+    about = ABOUT
+    no_preset = "no preset: the paper's, for Atari"
+
+    def start_with(
+        self, flags: Mapping[str, str], words: Sequence[str]
+    ) -> tuple[str, EfficientZeroRun]:
+        """The preset, with environments for each member of a population."""
+        preset, config = super().start_with(flags, words)
+        if "--population" in flags:
+            population = self.population(config.population, flags["--population"])
+            num_envs = -(-config.env.num_envs // population.size) * population.size
+            env = replace(config.env, num_envs=num_envs)
+            config = replace(config, population=population, env=env)
+        return preset, config
+
+    def check(
+        self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
+    ) -> None:
+        """UsageError where nothing says what is played."""
+        if "--preset" not in flags and "--config" not in flags:
+            example = call("raffia", "train", self.name, "--preset", "cartpole", *words)
+            raise UsageError("train what? Give --preset NAME or --config FILE", example)
+
+    def preset_rows(self) -> list[list[str]]:
+        """Name, environment and summary of each preset."""
+        presets, summaries = self.algorithm.presets, self.algorithm.summaries
+        return [[name, config.env.id, summaries[name]] for name, config in presets.items()]
+
+    def listed(self, config: EfficientZeroRun) -> list[str]:
+        """Environment and steps."""
+        return [config.env.id, number(config.collect.num_env_steps, 0)]
+
+    def longer(self, config: EfficientZeroRun) -> list[str]:
+        """Twice as many environment steps."""
+        return ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
+
+    def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
+        """Episodes without noise; of games of two players against an opponent."""
+        waiting(f"playing {plural(args.episodes)} with {run} ...")
+        from raffia.recipes.efficientzero import evaluate
+        from raffia.recipes.environments import num_players
+
+        two_players = num_players(config.env) == 2
+        if args.opponent and not two_players:
+            raise UsageError(
+                f"--opponent is for games of two players; {run} plays {config.env.id}",
+                call("raffia", "evaluate", run),
+            )
+        found = evaluate(
+            run,
+            episodes=args.episodes,
+            checkpoint=args.checkpoint,
+            seed=args.seed,
+            num_simulations=args.num_simulations,
+            record=args.record,
+            suffix=args.format,
+            opponent=args.opponent,
+        )
+        opponent = (args.opponent or config.evaluate.opponent) if two_players else None
+        more = {"num_simulations": args.num_simulations, "opponent": opponent}
+        against = f" against the {opponent} player" if opponent else ""
+        return show_evaluation(run, args, found, more, against)

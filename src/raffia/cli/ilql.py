@@ -1,0 +1,247 @@
+"""ILQL on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raffia._version import __version__
+from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.errors import UsageError
+from raffia.cli.figures import checkpoint_named, file_name, write_record
+from raffia.cli.style import call, columns, number, paint, waiting
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
+
+if TYPE_CHECKING:
+    from raffia.recipes.ilql import ILQLEvaluation
+
+TRUNK = "--model.trunk."
+FREE = (
+    "kind",
+    "dropout",
+    "gradient_checkpointing",
+)  # of the trunk, whatever the model's folder says
+ABOUT = """\
+Train ILQL in a new folder, on logged dialogues with rewards, and show how it
+goes. Ctrl-C saves and leaves.
+
+the folder holds:
+  config.json     all settings, versions and the seed
+  metrics.jsonl   what was measured; TensorBoard files beside it
+  checkpoints     from which `raffia resume` goes on, exactly
+  tokenizer       and, of files, what it made of them in tokens
+  language_model  of one to go on from, what the checkpoints do not hold
+
+begin with:
+  --preset NAME   one of the settings that have a name, below
+  --data FILE     dialogues of your own: .jsonl, .json, .jsonl.gz or .parquet;
+                  with --data.files several
+  --model FOLDER  a causal language model as Hugging Face keeps it, to go on
+                  from: a GPT-2, or any that transformers knows (extra: hf); with
+                  --lora.rank 8 its weights stay, and small changes are learnt
+  --population N  N members that learn side by side, of whom the better go on,
+                  with other hyper-parameters: --population.ranges and so on
+  --config FILE   settings from .json or .yaml, such as a run's config.json
+  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+                  first of runs/NAME-SEED-2, -3 ... that is free
+
+The trunk's vocab_size, and with --model all its sizes, follow from tokens and
+model.
+
+examples:
+  raffia train ilql --preset wordle --seed 1
+  raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9
+  raffia train ilql --data chats.jsonl --model models/gpt2 --num_updates 20000
+
+presets:
+{presets}
+
+Then every setting can be given; shown are the values of {shown}."""
+
+
+class ILQLCommands(AlgorithmCommands):
+    """ILQL's part of `raffia train`, `resume` and `evaluate`."""
+
+    train_flags = ("--data", "--model", "--population")
+    about = ABOUT
+
+    def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, ILQLRun]:
+        """The preset, which --data and --model may imply, with what these flags change."""
+        preset = flags.get("--preset", "")
+        if not preset and "--data" in flags:
+            preset = "language-model" if "--model" in flags else "dialogue"
+        config = self.preset(preset, words) if preset else ILQLRun()
+        if "--data" in flags:
+            data = replace(config.data, files=(flags["--data"],))
+            # What a preset of games says of games, no user has asked for.
+            evaluate = replace(config.evaluate, adv_weights=(), target_return=None)
+            config = replace(config, task="data", data=data, evaluate=evaluate)
+        if "--population" in flags:
+            population = self.population(config.population, flags["--population"])
+            config = replace(config, population=population)
+        if "--model" in flags:
+            config = replace(config, language_model=flags["--model"])
+            if config.data == replace(DialogueDataConfig(), files=config.data.files):
+                # The model's own tokens, where nothing else is said.
+                data = replace(config.data, tokenizer=flags["--model"], add_special_tokens=True)
+                config = replace(config, data=data)
+        return preset, config
+
+    def check(
+        self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
+    ) -> None:
+        """UsageError where nothing says what is learnt from, or where sizes contradict a model."""
+        if not {"--preset", "--data", "--config"} & set(flags):
+            raise UsageError(
+                "train on what? Give --preset NAME, --data FILE or --config FILE",
+                call("raffia", "train", self.name, "--preset", "wordle", *words),
+                call("raffia", "train", self.name, "--data", "chats.jsonl", *words),
+            )
+        own = [flag.partition("=")[0] for flag in _plain(settings) if flag.startswith(TRUNK)]
+        fixed = [flag for flag in own if flag.removeprefix(TRUNK).removeprefix("no_") not in FREE]
+        if config.language_model and fixed:
+            raise UsageError(
+                f"{', '.join(fixed)}: the sizes are those of the model in {config.language_model}; "
+                "leave them out, or leave out the model"
+            )
+
+    def fitted(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
+        """The vocabulary's size follows from the tokens, unless it was given."""
+        from raffia.recipes.ilql import fitted
+
+        given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
+        return config if given else fitted(config)
+
+    def run_name(self, flags: Mapping[str, str], preset: str) -> str:
+        """That of the data, if they were given."""
+        if "--data" in flags:
+            return Path(flags["--data"]).name.partition(".")[0]
+        return super().run_name(flags, preset)
+
+    def listed(self, config: ILQLRun) -> list[str]:
+        """The task; no environment steps are played."""
+        return [f"{self.algorithm.name}: {config.task}", ""]
+
+    def uses(self, run: Path) -> list[list[str]]:
+        """An agent that speaks can be talked to."""
+        return [
+            [call("raffia", "evaluate", run), "how good it is now"],
+            [call("raffia", "report", run), "curves, and dialogues with what it thinks of them"],
+            [call("raffia", "chat", run), "talk to it"],
+        ]
+
+    def evaluate(self, run: Path, config: ILQLRun, args: argparse.Namespace) -> int:
+        """Games by each decoding, or losses on held-out rows."""
+        self.refuse_special(run, args)
+        waiting(f"evaluating {run} ...")
+        from raffia.recipes.ilql import evaluate
+        from raffia.recipes.ilql.dialogues import write_dialogues
+
+        found = evaluate(run, episodes=args.episodes, checkpoint=args.checkpoint, seed=args.seed)
+        record = {
+            "run": str(run),
+            "checkpoint": args.checkpoint,
+            "update": found.update,
+            "seed": args.seed,
+            "raffia": __version__,
+            **figures(found),
+        }
+        path = write_record(run / "evaluations" / file_name(args, found.update), record)
+        dialogues = write_dialogues(run, found.update, found.dialogues)
+        if args.json:
+            print(json.dumps(record))
+            return 0
+        print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}")
+        print(table(record))
+        for file in (path, dialogues):
+            print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
+        return 0
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """With underscores, as hyphens may stand for them."""
+    return [f"--{word[2:].replace('-', '_')}" for word in words if word.startswith("--")]
+
+
+def figures(found: ILQLEvaluation) -> dict[str, Any]:
+    """All that was found, for JSON."""
+    if found.held_out:
+        return {"held_out": found.held_out}
+    by_name = {}
+    for name, games in found.games.items():
+        low, high = games.interval if len(games.returns) > 1 else (None, None)
+        by_name[name] = {
+            "mean_return": games.mean_return,
+            "low": low,
+            "high": high,
+            "share_won": games.share_won,
+            "returns": list(games.returns),
+        }
+    return {"mean_return": by_name["decode"]["mean_return"], "decodings": by_name}
+
+
+def table(record: dict[str, Any]) -> str:
+    """What the terminal shows.
+
+    >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25, "score": -0.5}}))
+      loss     0.500
+      v_mean  -1.250
+    These are losses and means on held-out rows: they do not say how well it speaks.
+    No return is estimated: for that the policy has to be a cloning of the data (loss.beta 0), and
+    decoding to use it.
+    >>> one = {"mean_return": -2.5, "low": -3.0, "high": -2.0, "share_won": 0.75, "returns": [-2.5]}
+    >>> print(table({"decodings": {"decode": one}}))
+              return    low   high   won  games
+      decode   -2.50  -3.00  -2.00  75 %      1
+    """
+    if "held_out" in record:
+        return _held_out(record["held_out"])
+    rows = [["", "return", "low", "high", "won", "games"]]
+    for name, one in record["decodings"].items():
+        returns = [number(one[key], 2) for key in ("mean_return", "low", "high")]
+        rows.append([name, *returns, f"{100 * one['share_won']:.0f} %", str(len(one["returns"]))])
+    return columns(rows, right=[1, 2, 3, 4, 5])
+
+
+ESTIMATE = {
+    "estimated_return": "return when decoding, estimated",
+    "estimated_low": "... 95 % interval from",
+    "estimated_high": "... to",
+    "logged_return": "return of the same dialogues as logged",
+    "effective_rows": "dialogues that the estimate rests on",
+    "support": "share of what it would say that the data have",
+}
+FEW = 10  # dialogues, below which an estimate says next to nothing
+
+
+def _held_out(told: dict[str, float]) -> str:
+    hidden = {*ESTIMATE, "score", "gain_low"}
+    losses = [[name, f"{value:.3f}"] for name, value in told.items() if name not in hidden]
+    says = [
+        columns(losses, right=[1]),
+        "These are losses and means on held-out rows: they do not say how well it speaks.",
+    ]
+    if "estimated_return" not in told:
+        says.append(
+            "No return is estimated: for that the policy has to be a cloning of the data (loss.beta"
+            " 0), and\ndecoding to use it."
+        )
+        return "\n".join(says)
+    rows = [[spoken, f"{told[name]:.3f}"] for name, spoken in ESTIMATE.items()]
+    says += ["", columns(rows, right=[1])]
+    says.append(
+        "The estimate weighs the held-out dialogues by how likely decoding would say their answers;"
+        "\nwhat it would say beside the data counts as the worst dialogue. It is no game that was "
+        "played."
+    )
+    if told["effective_rows"] < FEW:
+        says.append(
+            f"It rests on {told['effective_rows']:.1f} dialogues, which is too few to rely on: hold"
+            " out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
+        )
+    return "\n".join(says)

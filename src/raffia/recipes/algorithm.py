@@ -1,0 +1,167 @@
+"""`Algorithm`: what run folders and commands know of an algorithm; `ALGORITHMS`: those built in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from raffia._version import __version__
+from raffia.lazy import imported
+from raffia.recipes.efficientzero.config import MAY_CHANGE as EFFICIENTZERO_MAY_CHANGE
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
+from raffia.recipes.ilql.config import MAY_CHANGE as ILQL_MAY_CHANGE
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
+from raffia.train.config import ConfigError, nearest_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from raffia.train.checkpoint import Checkpoint
+    from raffia.train.evaluate import Episodes
+    from raffia.train.experiment import Experiment
+    from raffia.train.view import View
+
+__all__ = ["ALGORITHMS", "Algorithm", "find_algorithm", "recorded_algorithm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """An algorithm by its settings and functions, as `raffia train` and run folders use it.
+
+    A function may be given as "module:name", which is imported when it is first called.
+
+    name: on the command line and in config.json.
+    config: the dataclass of its settings, all with defaults. It has at least `title` (such as "DQN
+        on CartPole-v1"), `seed`, `device` and `num_threads`.
+    make: from settings, the run's folder and a view to the `Experiment`.
+    play: from settings, a checkpoint, a number of episodes and a seed to `Episodes`, for `raffia
+        evaluate`; None: evaluated another way, or not at all.
+    may_change: names of settings, or beginnings of them, that a resumed run may have other values
+        of; all others shaped what was learnt.
+    settle: fills in what settings leave open, before a run is started.
+    commands: the class of its part of the command line; see `raffia.cli.algorithm`.
+    reference: where one from outside the package was found, as "module:name" or "file.py:name".
+
+    >>> ALGORITHMS["ilql"].title, ALGORITHMS["ilql"].presets["wordle"].task
+    ('ILQL', 'wordle')
+    """
+
+    name: str
+    config: type[Any]
+    make: str | Callable[[Any, Path, View], Experiment]
+    play: str | Callable[[Any, Checkpoint, int, int], Episodes] | None = None
+    title: str = ""  # in sentences; the name if none is given
+    summary: str = ""  # one line of help
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    summaries: Mapping[str, str] = field(default_factory=dict)  # of the presets
+    may_change: tuple[str, ...] = (
+        *("num_updates", "evaluate.", "checkpoint.", "device", "num_threads", "compile"),
+    )
+    settle: str | Callable[[Any], Any] | None = None
+    commands: str = "raffia.cli.algorithm:AlgorithmCommands"
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.title:
+            object.__setattr__(self, "title", self.name)
+
+    def settled(self, config: Any) -> Any:
+        """The settings with all filled in that they leave open."""
+        return config if self.settle is None else imported(self.settle)(config)
+
+
+ALGORITHMS = {
+    "efficientzero": Algorithm(
+        name="efficientzero",
+        title="EfficientZero",
+        summary="plans with a learned model; its presets have MuZero, too",
+        config=EfficientZeroRun,
+        make="raffia.recipes.efficientzero.experiment:EfficientZeroExperiment",
+        presets=PRESETS,
+        summaries=SUMMARIES,
+        may_change=EFFICIENTZERO_MAY_CHANGE,
+        commands="raffia.cli.efficientzero:EfficientZeroCommands",
+    ),
+    "ilql": Algorithm(
+        name="ilql",
+        title="ILQL",
+        summary="learns to speak from logged dialogues with rewards",
+        config=ILQLRun,
+        make="raffia.recipes.ilql.experiment:ILQLExperiment",
+        settle="raffia.recipes.ilql.sizes:with_threads",
+        presets=ILQL_PRESETS,
+        summaries=ILQL_SUMMARIES,
+        may_change=ILQL_MAY_CHANGE,
+        commands="raffia.cli.ilql:ILQLCommands",
+    ),
+}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of this name, or from outside the package as "module:name" or "file.py:name".
+
+    Modules are looked for in the current folder, too. Raises ConfigError if there is none.
+
+    >>> find_algorithm("ilql").config.__name__
+    'ILQLRun'
+    >>> find_algorithm("iqll")
+    Traceback (most recent call last):
+    ...
+    raffia.train.settings.ConfigError: there is no algorithm 'iqll'; did you mean ilql?
+    """
+    if ":" not in name:
+        if name in ALGORITHMS:
+            return ALGORITHMS[name]
+        near = nearest_name(name, list(ALGORITHMS))
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"there is no algorithm {name!r}{hint}")
+    try:
+        found = imported(name, here=True)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(
+            f"{name} can't be imported: {error}. It is package.module:name or path/file.py:name, "
+            "of a raffia.recipes.Algorithm"
+        ) from error
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"{name} is a {type(found).__name__}, not a raffia.recipes.Algorithm")
+    return replace(found, reference=name)
+
+
+def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
+    """The algorithm that a run's config.json names under "run".
+
+    A run may come from elsewhere, so what it names is imported only from packages that are
+    installed: a file of Python, or a module of the current folder, the user has to name again.
+    Raises ConfigError if it is none of `ALGORITHMS` and can't be imported so.
+
+    >>> recorded_algorithm({"algorithm": "ilql"}).title
+    'ILQL'
+    >>> recorded_algorithm({"algorithm": "dqn", "reference": "dqn.py:dqn"})
+    Traceback (most recent call last):
+    ...
+    raffia.train.settings.ConfigError: its algorithm is dqn.py:dqn, which is no installed package:
+    if you trust it, name it: --algorithm dqn.py:dqn
+    """
+    name, reference = str(made_by["algorithm"]), str(made_by.get("reference", ""))
+    if not reference:
+        if name in ALGORITHMS:
+            return ALGORITHMS[name]
+        near = nearest_name(name, list(ALGORITHMS))
+        raise ConfigError(
+            f"it is of the algorithm {name!r}, and known are {', '.join(ALGORITHMS)}"
+            f"{f'; did you mean {near}?' if near else ''} The run is of raffia "
+            f"{made_by.get('raffia', '?')}, this is {__version__}"
+        )
+    try:
+        found = None if ".py:" in reference else imported(reference)
+    except (ImportError, AttributeError):
+        found = None
+    if not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"its algorithm is {reference}, which is no installed package: if you trust it, name "
+            f"it: --algorithm {reference}"
+        )
+    return replace(found, reference=reference)
