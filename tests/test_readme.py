@@ -46,13 +46,14 @@ PAGES = [
         "docs/graph.md",
         "docs/search.md",
     ),
-    *("docs/training.md", "docs/ilql.md", "docs/evolution.md"),
+    *("docs/training.md", "docs/ilql.md", "docs/evolution.md", "docs/own_algorithm.md"),
 ]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert run_blocks((ROOT / name).read_text()) >= 10
 
 
@@ -107,7 +108,7 @@ def dead_links(page: Path) -> list[str]:
     [
         *("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"),
         *("docs/functional.md", "docs/graph.md", "docs/tensordict.md", "docs/training.md"),
-        *("docs/ilql.md", "docs/evolution.md", "docs/torchrl.md"),
+        *("docs/ilql.md", "docs/evolution.md", "docs/torchrl.md", "docs/own_algorithm.md"),
     ],
 )
 def test_links_lead_somewhere(name):

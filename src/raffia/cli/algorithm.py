@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -148,7 +149,8 @@ class AlgorithmCommands:
 
     def longer(self, config: Any) -> list[str]:
         """Flags that make a run twice as long."""
-        return ["--num_updates", str(2 * config.num_updates)]
+        length = functools.reduce(getattr, self.algorithm.length.split("."), config)
+        return [f"--{self.algorithm.length}", str(2 * int(length))]
 
     # -- evaluation
 

@@ -80,10 +80,6 @@ class EfficientZeroCommands(AlgorithmCommands):
         """Environment and steps."""
         return [config.env.id, number(config.collect.num_env_steps, 0)]
 
-    def longer(self, config: EfficientZeroRun) -> list[str]:
-        """Twice as many environment steps."""
-        return ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
-
     def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
         """Episodes without noise; of games of two players against an opponent."""
         waiting(f"playing {plural(args.episodes)} with {run} ...")

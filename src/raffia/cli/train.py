@@ -54,7 +54,8 @@ def train(words: Sequence[str]) -> int:
     try:
         algorithm = find_algorithm(name)
     except ConfigError as error:
-        raise UsageError(str(error), call("raffia", "train", first, *words)) from error
+        known = "raffia train --help" if ":" in name else call("raffia", "train", first, *words)
+        raise UsageError(str(error), known) from error
     commands = commands_of(algorithm)
     flags, settings = split_own(words, ["--preset", "--run", *commands.train_flags], name)
     flags |= split_own(words, ["--config"], name)[0]

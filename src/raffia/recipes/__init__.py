@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
     from raffia.recipes.efficientzero import (
         PRESETS,
         Agent,
@@ -20,27 +21,36 @@ if TYPE_CHECKING:
     )
     from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun
     from raffia.recipes.run_folder import read_run
+    from raffia.recipes.running import evaluate_run, resume_run, train_run
     from raffia.train.experiment import RunError
     from raffia.train.session import RunResult
 
 __all__ = [
+    "ALGORITHMS",
     "ILQL_PRESETS",
     "PRESETS",
     "Agent",
+    "Algorithm",
     "EfficientZeroRun",
     "Evaluation",
     "ILQLRun",
     "RunError",
     "RunResult",
     "evaluate",
+    "evaluate_run",
+    "find_algorithm",
     "load_agent",
     "read_run",
     "resume",
+    "resume_run",
     "train",
+    "train_run",
 ]
 
 _HOMES = {name: f"{__name__}.efficientzero" for name in __all__}
 _HOMES |= {name: f"{__name__}.ilql" for name in ("ILQL_PRESETS", "ILQLRun", "ilql")}
+_HOMES |= {name: f"{__name__}.algorithm" for name in ("ALGORITHMS", "Algorithm", "find_algorithm")}
+_HOMES |= {name: f"{__name__}.running" for name in ("evaluate_run", "resume_run", "train_run")}
 _HOMES |= {
     "RunError": "raffia.train.experiment",
     "RunResult": "raffia.train.session",

@@ -19,7 +19,7 @@ from raffia.train.config import ConfigError, nearest_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from raffia.train.checkpoint import Checkpoint
+    from raffia.tensordict.tensordict import TensorDict
     from raffia.train.evaluate import Episodes
     from raffia.train.experiment import Experiment
     from raffia.train.view import View
@@ -37,8 +37,9 @@ class Algorithm:
     config: the dataclass of its settings, all with defaults. It has at least `title` (such as "DQN
         on CartPole-v1"), `seed`, `device` and `num_threads`.
     make: from settings, the run's folder and a view to the `Experiment`.
-    play: from settings, a checkpoint, a number of episodes and a seed to `Episodes`, for `raffia
-        evaluate`; None: evaluated another way, or not at all.
+    play: from settings, a learner's state (of a population the best member's), a number of episodes
+        and a seed to `Episodes`, for `raffia evaluate`; None: evaluated another way, or not at all.
+    length: name of the setting that says how long a run is.
     may_change: names of settings, or beginnings of them, that a resumed run may have other values
         of; all others shaped what was learnt.
     settle: fills in what settings leave open, before a run is started.
@@ -52,13 +53,15 @@ class Algorithm:
     name: str
     config: type[Any]
     make: str | Callable[[Any, Path, View], Experiment]
-    play: str | Callable[[Any, Checkpoint, int, int], Episodes] | None = None
+    play: str | Callable[[Any, TensorDict, int, int], Episodes] | None = None
     title: str = ""  # in sentences; the name if none is given
     summary: str = ""  # one line of help
     presets: Mapping[str, Any] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)  # of the presets
+    length: str = "num_env_steps"
     may_change: tuple[str, ...] = (
-        *("num_updates", "evaluate.", "checkpoint.", "device", "num_threads", "compile"),
+        *("num_updates", "num_env_steps", "target_return", "evaluate", "checkpoint", "device"),
+        *("num_threads", "compile"),
     )
     settle: str | Callable[[Any], Any] | None = None
     commands: str = "raffia.cli.algorithm:AlgorithmCommands"
@@ -82,6 +85,7 @@ ALGORITHMS = {
         make="raffia.recipes.efficientzero.experiment:EfficientZeroExperiment",
         presets=PRESETS,
         summaries=SUMMARIES,
+        length="collect.num_env_steps",
         may_change=EFFICIENTZERO_MAY_CHANGE,
         commands="raffia.cli.efficientzero:EfficientZeroCommands",
     ),
@@ -94,6 +98,7 @@ ALGORITHMS = {
         settle="raffia.recipes.ilql.sizes:with_threads",
         presets=ILQL_PRESETS,
         summaries=ILQL_SUMMARIES,
+        length="num_updates",
         may_change=ILQL_MAY_CHANGE,
         commands="raffia.cli.ilql:ILQLCommands",
     ),

@@ -12,6 +12,7 @@ import torch
 
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
     claimed,
     create_run,
@@ -162,7 +163,7 @@ def evaluate_run(
     folder = Path(folder)
     config, found = read_run(folder, algorithm), find_checkpoint(folder, checkpoint)
     with threads(config.num_threads):
-        played = imported(algorithm.play)(config, found, episodes, seed)
+        played = imported(algorithm.play)(config, best_of(found), episodes, seed)
     return Evaluation(played.returns, played.lengths, played.as_first, [], found.update)
 
 

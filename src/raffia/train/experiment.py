@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.envs.env import BatchEnv
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
@@ -50,10 +51,9 @@ class Plan:
     num_simulations: int | None = None  # of each search of an evaluation, where there are any
     of_returns: bool = True  # whether an evaluation's score is a mean return
     target_return: float | None = None  # the run ends when one reaches it
-    save_every: int  # updates
+    save_every: int = 500  # updates
     keep: int = 3  # checkpoints
     device: str = "cpu"
-    num_threads: int = 1
 
     @property
     def log_every(self) -> int:
@@ -99,6 +99,7 @@ class Experiment:
     plan: Plan
     learner: Learner
     stream: Stream
+    env: BatchEnv | None = None  # whose steps are learnt from, if any is played in
 
     # The settings that shape a state, for the error about a checkpoint of other networks.
     shaped_by = "model.*, env.*, population.size and optimizer.name"
@@ -189,7 +190,9 @@ class Experiment:
         return {}
 
     def close(self) -> None:
-        """Close environments and files."""
+        """Close the environments."""
+        if self.env is not None:
+            self.env.close()
 
 
 def refuse_other_state(state: TensorDict, like: TensorDict, where: str, *, keep: str) -> None:

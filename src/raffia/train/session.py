@@ -190,7 +190,7 @@ class TrainingSession:
         return {
             "version": __version__,
             "torch": torch.__version__,
-            "num_threads": self._plan.num_threads,
+            "num_threads": torch.get_num_threads(),
         }
 
     def _make_up(self, state: TensorDict) -> TensorDict:

@@ -100,7 +100,7 @@ class OnlineStream:
         updates_per_env_step: float,
         random_env_steps: int,
         num_env_steps: int,
-        rollout_length: int,
+        rollout_length: int = 1,
         clock: PhaseClock,
         beta: Callable[[int], float] | None = None,
     ) -> None:

@@ -19,6 +19,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.envs.env import BatchEnv
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
@@ -42,6 +43,7 @@ from raffia.train.view import View
 class EfficientZeroExperiment(Experiment):
     """A run of EfficientZero: what it is made of, and how that is joined."""
 
+    env: BatchEnv
     unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
 
     def __init__(

@@ -217,7 +217,6 @@ def plan_of(config: ILQLRun) -> Plan:
         save_every=config.checkpoint.every_updates,
         keep=config.checkpoint.keep,
         device=config.device,
-        num_threads=config.num_threads,
     )
 
 

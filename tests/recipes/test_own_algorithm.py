@@ -1,0 +1,174 @@
+"""An algorithm from outside the package: run, resumed, evaluated, reported; and how it is found."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raffia.cli import main
+from raffia.recipes import (
+    RunError,
+    evaluate_run,
+    find_algorithm,
+    read_run,
+    resume_run,
+    train_run,
+)
+from raffia.train.config import ConfigError
+from tests.recipes.runs import Quiet, last_state, same, terminate
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
+REFERENCE = f"{EXAMPLE}:dqn"
+
+
+@pytest.fixture(scope="module")
+def dqn():
+    return find_algorithm(REFERENCE)
+
+
+def short(dqn, **changes):
+    given = {"num_env_steps": 320, "random_env_steps": 160, "evaluate_every": 120, "batch_size": 16}
+    return dqn.config(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(dqn, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    result = train_run(dqn, short(dqn), folder, view=Quiet())
+    assert (result.reason, result.env_step, result.update) == ("finished", 320, 160)
+    return folder
+
+
+def test_it_is_short():
+    assert len(EXAMPLE.read_text().splitlines()) <= 150
+
+
+def test_a_run_that_is_stopped_and_resumed_is_the_same_run(dqn, finished, tmp_path):
+    folder = tmp_path / "run"
+    result = train_run(dqn, short(dqn), folder, view=Quiet({40: terminate}))
+    assert (result.reason, result.update) == ("stopped", 40)
+    result = resume_run(folder, dqn, view=Quiet({90: terminate}))
+    assert (result.reason, result.update) == ("stopped", 90)
+    assert resume_run(folder, dqn, view=Quiet()).reason == "finished"
+    (_, straight), (_, again) = last_state(finished), last_state(folder)
+    assert same(straight["state"], again["state"])
+
+
+def test_it_learns_what_its_equation_says(dqn):
+    """The gradient of a batch against the formula by hand, for one row."""
+    import torch
+    from own_algorithm import DQNLearner  # where `dqn` was imported from
+
+    from raffia import TensorDict
+    from raffia.envs.env import Discrete, EnvSpec
+
+    learner = DQNLearner(EnvSpec(observation_shape=(4,), action=Discrete(3)), short(dqn))
+    state = learner.init(0)
+    state["target"] = state["target"] * 0.5
+    draws = torch.Generator().manual_seed(0)
+    batch = TensorDict(
+        observation=torch.randn(2, 2, 4, generator=draws),
+        action=torch.tensor([[1, 0], [2, 0]]),
+        reward=torch.tensor([[0.3, 9.0], [0.1, 9.0]]),
+        discount=torch.tensor([[1.0, 9.0], [0.0, 9.0]]),
+        batch_size=[2],
+    )
+    _, metrics = learner.grads(state, batch)
+    losses = []
+    for row in range(2):
+        now, after = batch["observation"][row]
+        value = learner.values(state["params"], now[None])[0, batch["action"][row, 0]]
+        best = int(learner.values(state["params"], after[None])[0].argmax())
+        goal = batch["reward"][row, 0]
+        if row == 0:  # the other one ends its episode
+            goal = goal + 0.99 * learner.values(state["target"], after[None])[0, best]
+        error = float((value - goal).abs())
+        losses.append(error**2 / 2 if error < 1 else error - 0.5)
+    assert float(metrics["loss"]) == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_settings_that_shaped_what_was_learnt_stay(dqn, finished):
+    with pytest.raises(RunError, match="^learning_rate: .* has begun with other values"):
+        resume_run(finished, dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
+
+
+def test_an_evaluation_repeats(dqn, finished):
+    found = evaluate_run(finished, dqn, episodes=3, checkpoint="newest", seed=5)
+    assert found.update == 160 and len(found.returns) == 3
+    assert found == evaluate_run(finished, dqn, episodes=3, checkpoint="newest", seed=5)
+
+
+def test_a_run_of_another_algorithm_is_refused(dqn, finished):
+    with pytest.raises(RunError, match="is a run of dqn"):
+        resume_run(finished, find_algorithm("ilql"), view=Quiet())
+    with pytest.raises(TypeError, match="config is a DQNConfig; it must be a .*ILQLRun"):
+        train_run(find_algorithm("ilql"), short(dqn), "nowhere", view=Quiet())
+
+
+def test_a_folder_alone_imports_no_file(finished, dqn):
+    """A run may come from elsewhere: what it names is code."""
+    with pytest.raises(RunError, match="if you trust it, name it: --algorithm .*own_algorithm.py"):
+        read_run(finished)
+    assert read_run(finished, dqn) == short(dqn)
+
+
+def test_a_module_of_the_current_folder_is_not_imported_on_a_folders_word(
+    finished, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("evil_module.py").write_text("raise SystemExit('imported')")
+    shutil.copytree(finished, "run")
+    config = json.loads(Path("run/config.json").read_text())
+    config["run"]["reference"] = "evil_module:dqn"
+    Path("run/config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="name it: --algorithm evil_module:dqn"):
+        read_run("run")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("efficientzer", "did you mean efficientzero"),
+        ("no_such_package:dqn", "no_such_package:dqn can't be imported"),
+        ("no_such_file.py:dqn", "can't be imported: .*No such file"),
+        (f"{EXAMPLE}:dqnn", "has no attribute 'dqnn'"),
+        (f"{EXAMPLE}:DQNConfig", "is a type, not a raffia.recipes.Algorithm"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        find_algorithm(name)
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = "--num_env_steps 320 --random_env_steps 160 --evaluate_every 120 --batch_size 16"
+    assert main(["train", REFERENCE, "--seed", "3", *flags.split()]) == 0
+    assert f"raffia evaluate runs/dqn-3 --algorithm {REFERENCE}" in capsys.readouterr().out
+    assert main(["resume", "runs/dqn-3"]) == 2
+    assert f"name it: --algorithm {REFERENCE}" in capsys.readouterr().err
+    named = ["--algorithm", REFERENCE]
+    assert main(["resume", "runs/dqn-3", *named]) == 0
+    assert "there is nothing left to do" in capsys.readouterr().out
+    assert main(["resume", "runs/dqn-3", *named, "--num_env_steps", "360"]) == 0
+    assert "360 environment steps" in capsys.readouterr().out
+    assert main(["resume", "runs/dqn-3", *named, "--discount", "0.9"]) == 2
+    assert "discount shapes what is learnt" in capsys.readouterr().err
+    assert main(["evaluate", "runs/dqn-3", *named, "--episodes", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["returns"]) == 2
+    assert main(["evaluate", "runs/dqn-3", *named, "--num-simulations", "2"]) == 2
+    assert "runs/dqn-3 is one of DQN" in capsys.readouterr().err
+    assert main(["report", "runs/dqn-3"]) == 0
+    assert "CartPole-v1" in Path("runs/dqn-3/report.html").read_text()
+    assert main(["play", "runs/dqn-3"]) != 0 and main(["chat", "runs/dqn-3"]) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_it_learns_cartpole(dqn, tmp_path):
+    """With a margin: of seeds 0 to 5 each reached it within 20,000 steps."""
+    config = replace(dqn.config(seed=4), num_env_steps=40_000)
+    result = train_run(dqn, config, tmp_path / "run", view=Quiet())
+    assert result.reason == "target" and result.best_return >= 475
