@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
 from collections import defaultdict
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "raffia"
+HOUSE = runpy.run_path(str(ROOT / "scripts" / "house.py"), run_name="house")
 
 # "Who may import whom" of docs/ARCHITECTURE.md. A room may import itself, _version, files and lazy.
 LAYER_0 = ["tensordict", "functional", "jit"]
@@ -200,6 +202,25 @@ def test_rooms_import_downward_only():
     assert layer_violations(SOURCE) == []
 
 
+# Rooms in which no two files import each other; the others have cycles that are known.
+WITHOUT_CYCLES = ["lazy", "functional", "envs", "evolution", "train", "recipes", "report", "cli"]
+
+
+def test_no_files_import_each_other():
+    for part in HOUSE["cycles"](HOUSE["graph"](SOURCE)):
+        rooms = {room_of(path, SOURCE) for path in part}
+        assert not rooms & set(WITHOUT_CYCLES), [str(path) for path in part]
+
+
+# Rooms that use no private member of another one.
+WITHOUT_PRIVATE = ["lazy", "learner", "evolution", "train", "recipes", "report", "cli"]
+
+
+def test_no_private_member_of_another_room_is_used():
+    uses = HOUSE["private_uses"](SOURCE)
+    assert [use for use in uses if use.split("/")[0].removesuffix(".py") in WITHOUT_PRIVATE] == []
+
+
 def test_only_declared_packages_are_imported():
     needed, optional = declared()
     extra = foreign_packages(SOURCE).keys() - needed - optional
@@ -289,6 +310,43 @@ def test_a_forbidden_import_is_seen(tmp_path, name, text):
 )
 def test_an_allowed_import_passes(tmp_path, name, text):
     assert layer_violations(fake_tree(tmp_path, {name: text})) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"nn/a.py": "from raffia.nn import b", "nn/b.py": "import raffia.nn.a"}, ["a", "b"]),
+        ({"nn/a.py": "def f():\n    from .b import x", "nn/b.py": "from . import a"}, ["a", "b"]),
+        ({"nn/a.py": "from .b import x", "nn/b.py": "import torch"}, []),
+        (
+            {
+                "nn/a.py": "from .b import x",
+                "nn/b.py": "from typing import *\nif TYPE_CHECKING:\n    from .a import y",
+            },
+            [],
+        ),
+    ],
+)
+def test_files_that_import_each_other_are_seen(tmp_path, files, wanted):
+    source = fake_tree(tmp_path, {"__init__.py": "", "nn/__init__.py": "", **files})
+    found = HOUSE["cycles"](HOUSE["graph"](source))
+    assert [path.stem for part in found for path in part] == wanted
+
+
+def test_a_private_member_of_another_room_is_seen(tmp_path):
+    files = {
+        "nn/a.py": "class A:\n    def _mine(self): ...\n    def f(self): self._mine()",
+        "data/b.py": "def f(a):\n    return a._mine()",
+        "data/c.py": "from raffia.nn.a import _mine",
+        "data/d.py": "class D:\n    _own = 1\ndef g(d):\n    return d._own, d.__len__, d._theirs",
+    }
+    source = fake_tree(tmp_path, files)
+    assert HOUSE["private_uses"](source) == ["data/b.py:2: _mine", "data/c.py:1: _mine"]
+
+
+def test_lines_of_code_are_counted():
+    text = '"""Doc."""\n\n# why\nx = """a\nb"""\ndef f():\n    """Doc.\n\n    More."""\n    pass\n'
+    assert HOUSE["code_lines"](text) == 4
 
 
 def test_an_import_by_computed_name_is_refused(tmp_path):

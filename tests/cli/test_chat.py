@@ -11,9 +11,9 @@ import pytest
 from raffia.algorithms.ilql.config import DecodeConfig, method
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.cli import main
-from raffia.cli.chat import Conversation, Session, shade, values_table
 from raffia.cli.chat_command import _parser, spoken_by
 from raffia.cli.chat_wordle import Game
+from raffia.cli.conversation import Conversation, Session, shade, values_table
 from raffia.cli.errors import UsageError
 from raffia.lm.decoding.config import TokenPlanConfig
 from raffia.recipes.efficientzero.presets import PRESETS

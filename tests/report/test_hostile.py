@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from raffia.cli import main
-from raffia.cli.chat import Piece, Session, values_table
+from raffia.cli.conversation import Piece, Session, values_table
 from raffia.cli.style import printable
 from raffia.report import write_report
 from raffia.report.folder import read_run

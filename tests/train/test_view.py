@@ -15,8 +15,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from raffia.train.live_view import LiveView, StatusPanel
-from raffia.train.view import Output, PlainView, Status, make_view
+from raffia.train.live_view import LiveView, StatusPanel, make_view
+from raffia.train.view import Output, PlainView, Status
 
 STATUS = Status(
     title="EfficientZero on cartpole, seed 0",
@@ -186,7 +186,8 @@ def test_marks_of_rich_in_texts_are_texts():
 
 PROGRAM = """
 import sys, time
-from raffia.train.view import Status, make_view
+from raffia.train.live_view import make_view
+from raffia.train.view import Status
 with make_view() as view:
     print(type(view).__name__)
     for update in range(5):

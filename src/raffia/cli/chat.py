@@ -1,23 +1,20 @@
-"""A person and an agent that answers in words: what is asked, what is understood, what is shown."""
+"""A talk with the agent of a run: about data, or a game of Wordle."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from raffia.cli.style import columns, paint, printable
+from raffia.cli.chat_wordle import Game
+from raffia.cli.conversation import Conversation, Session
 from raffia.recipes.ilql import load_agent
-from raffia.recipes.ilql.chat import CannotSay, Chat, Guessing, Piece
+from raffia.recipes.ilql.chat import Chat, Guessing
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import make_wordle
 
-__all__ = ["Conversation", "Session", "shade", "talk", "values_table"]
-
-MOST_ROWS = 24  # of a table of tokens
-WIDEST_TOKEN = 16
+__all__ = ["talk"]
 
 
 def talk(
@@ -37,8 +34,6 @@ def talk(
     weight = config.decode.adv_weight if config.decode.shifts else 1.0
     session: Session
     if config.task == "wordle":
-        from raffia.cli.chat_wordle import Game
-
         game = Guessing(policy, make_wordle(config.wordle))
         session = Game(game, stdin, stdout, values=values, weight=weight)
     else:
@@ -47,239 +42,3 @@ def talk(
         session.say(notice)
     session.sit()
     return 0
-
-
-def shade(advantage: float | None, weight: float) -> str:
-    """The colour of a token, by how much its advantage moved the choice; nothing for hardly.
-
-    weight: of the advantage in the decoding, so that the product is in nats of its logit.
-
-    >>> [shade(advantage, 2.0) for advantage in (0.4, 0.01, -0.2, -3.0, None)]
-    ['green', '', 'yellow', 'red', '']
-    """
-    moved = 0.0 if advantage is None else weight * advantage
-    if abs(moved) < 0.1:
-        return ""
-    if moved > 0:
-        return "green"
-    return "yellow" if moved > -1 else "red"
-
-
-def values_table(said: Sequence[Piece], most: int = MOST_ROWS) -> str:
-    """What was thought of each token; of many, of those whose advantage was furthest from 0.
-
-    >>> print(values_table([Piece("crane", "crane", 0.62, 0.31, -1.2)]))
-      token  share      V  advantage
-      crane   62 %  -1.20      +0.31
-    """
-    told = [piece for piece in said if piece.v is not None]
-    kept = sorted(range(len(told)), key=lambda i: -abs(told[i].advantage or 0.0))[:most]
-    rows = [["token", "share", "V", "advantage"]]
-    for i in sorted(kept):
-        piece = told[i]
-        text = piece.text if piece.text == piece.text.strip() else repr(piece.text)
-        rows.append(
-            [
-                printable(text or piece.name)[:WIDEST_TOKEN],
-                f"{100 * piece.share:.0f} %",
-                f"{piece.v:.2f}",
-                f"{piece.advantage or 0.0:+.2f}",
-            ]
-        )
-    table = columns(rows, right=[1, 2, 3])
-    left_out = len(told) - len(kept)
-    return f"{table}\n  and {left_out} more, of less advantage or harm" if left_out else table
-
-
-class Session:
-    """Lines of a person, and an agent that answers: what every kind of talk has.
-
-    Words that begin with / are for the session; what else is typed, for the agent.
-
-    >>> import io
-    >>> class Echo(Session):
-    ...     def heard(self, line):
-    ...         self.say(line.upper())
-    >>> said = io.StringIO()
-    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), said).sit()
-    >>> print(said.getvalue())
-    you: hello
-    HELLO
-    you: //quit
-    /QUIT
-    you: /quit
-    Good bye.
-    """
-
-    question = "you: "
-    help = "/quit: leave"
-
-    def __init__(
-        self, stdin: TextIO, stdout: TextIO, *, values: bool = False, weight: float = 1.0
-    ) -> None:
-        """values: whether they are shown; weight: of the advantage, see `shade`."""
-        self._stdin, self._stdout = stdin, stdout
-        self._values, self._weight = values, weight
-        self._seated = True
-        self.commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self.say(self.help),
-            "/quit": lambda _: self._leave(),
-        }
-
-    def sit(self) -> None:
-        """Read and do, until the person leaves or has nothing more to say."""
-        self.begin()
-        while self._seated:
-            line = self._read()
-            if line is None:  # the end of the file, or Ctrl-D
-                self.say("")
-                self._leave()
-                return
-            word, _, rest = line.strip().partition(" ")
-            if word.startswith("//"):
-                self.heard(line.strip()[1:])
-            elif word.lower() in self.commands:
-                self.commands[word.lower()](rest.strip())
-            elif word.startswith("/"):
-                self.say(f"There is no {word}; /help names what there is. To say it: /{word}")
-            else:
-                self.heard(line.strip())
-
-    def begin(self) -> None:
-        """What is said before the first line is read."""
-
-    def heard(self, line: str) -> None:
-        """A line for the agent; it may be empty."""
-        raise NotImplementedError
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-        print(text, file=self._stdout, flush=True)
-
-    def remark(self, text: str) -> None:
-        """Show a line that nobody said.
-
-        >>> Session(sys.stdin, sys.stdout).remark("cut")
-        (cut)
-        """
-        self.say(paint(f"({text})", "dim", self._stdout))
-
-    def stream(self, who: str, answer: Iterable[Piece]) -> list[Piece]:
-        """Show an answer as it comes, behind who gives it; what its tokens were."""
-        print(paint(who, "bold", self._stdout), end="", file=self._stdout, flush=True)
-        said = []
-        for piece in answer:
-            said.append(piece)
-            colour = shade(piece.advantage, self._weight) if self._values else ""
-            text = printable(piece.text)
-            text = paint(text, colour, self._stdout) if colour else text
-            print(text, end="", file=self._stdout, flush=True)
-        return said
-
-    def show_values(self, said: Sequence[Piece]) -> None:
-        """The table of an answer, where it is wanted."""
-        if self._values:
-            self.say(values_table(said))
-
-    def _leave(self) -> None:
-        self._seated = False
-        self.say("Good bye.")
-
-    def _read(self) -> str | None:
-        """The next line; None at the end."""
-        if self._stdin is sys.stdin and self._stdin.isatty() and self._stdout is sys.stdout:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401, gives `input` its editing and the lines before
-            try:
-                return input(self.question)
-            except EOFError:
-                return None
-        print(self.question, end="", file=self._stdout, flush=True)
-        line = self._stdin.readline()
-        if line and not self._stdin.isatty():  # the terminal shows what is typed, a pipe does not
-            self.say(line.rstrip("\n"))
-        return line.rstrip("\n") if line else None
-
-
-class Conversation(Session):
-    """A talk about anything, with an agent that has learnt from dialogues.
-
-    >>> Conversation.question
-    'you: '
-    """
-
-    help = """\
-What you type is what the agent's environment says; it answers.
-  /again      another answer to the same
-  /go         let it speak though you said nothing: first of all, or once more
-  /add TEXT   say this, and more, before it answers
-  /new        begin anew
-  /quit       leave, as do Ctrl-D and Ctrl-C
-  //TEXT      say what begins with /"""
-
-    def __init__(
-        self,
-        chat: Chat,
-        stdin: TextIO,
-        stdout: TextIO,
-        *,
-        values: bool = False,
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__(stdin, stdout, values=values, weight=weight)
-        self.chat = chat
-        self._forgotten = 0  # that were told of
-        self.commands |= {
-            "/again": lambda _: self._again(),
-            "/go": lambda _: self._answer(),
-            "/add": self._add,
-            "/new": lambda _: self._anew(),
-        }
-
-    def begin(self) -> None:
-        """What there is to know."""
-        self.say("Say something; /help names what else there is, /quit ends.")
-
-    def heard(self, line: str) -> None:
-        """Say it, and let the agent answer; nothing for an empty line."""
-        if line and self._said(line):
-            self._answer()
-
-    def _add(self, text: str) -> None:
-        if text:
-            self._said(text)
-
-    def _said(self, text: str) -> bool:
-        try:
-            self.chat.say(text)
-        except CannotSay as error:
-            self.remark(f"the agent can't be told this: {error}")
-            return False
-        return True
-
-    def _answer(self) -> None:
-        said = self.stream("agent: ", self.chat.answer())
-        self.say("")
-        if self.chat.cut:
-            self.remark(f"cut here: {self.chat.cut}")
-        if self.chat.num_forgotten > self._forgotten:
-            self._forgotten = self.chat.num_forgotten
-            so_many = "utterance" if self._forgotten == 1 else f"{self._forgotten} utterances"
-            self.remark(
-                f"its context of {self.chat.block_size} tokens is full: it no longer sees the "
-                f"first {so_many}; /new begins anew"
-            )
-        self.show_values(said)
-
-    def _again(self) -> None:
-        if not self.chat.take_back():
-            self.remark("there is no answer to give again")
-            return
-        if self.chat.policy.config.num_beams is not None:
-            self.remark("it takes the best token each time, so this is the same")
-        self._answer()
-
-    def _anew(self) -> None:
-        self.chat.said.clear()
-        self._forgotten = 0
-        self.remark("all is forgotten")

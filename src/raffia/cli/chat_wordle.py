@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from raffia.cli.chat import Session
+from raffia.cli.conversation import Session
 from raffia.cli.style import filled, paint, printable
 from raffia.recipes.ilql.chat import Guessing
 

@@ -10,7 +10,7 @@ import operator
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,19 @@ from raffia.data.steps import (
     take_steps,
 )
 from raffia.data.storage import Storage, TensorStorage
+from raffia.data.storage_state import Rows
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
 KIND, VERSION = "raffia.segments", 1
+
+
+class Held(NamedTuple):
+    """A segment buffer within `held`: views, to be read before the block ends."""
+
+    contents: Rows
+    books: dict[str, Any]  # where sampling stands, copied
+    obs_keys: list[tuple[str, ...]]
 
 
 class SegmentReplayBuffer(Buffer):
@@ -602,6 +611,20 @@ class SegmentReplayBuffer(Buffer):
         """
         with self._changing():
             return {"storage": self.storage.state_dict(), "books": self._books.state()}
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Held]:
+        """Rows as they lie in the storage, and where sampling stands, while nobody changes them.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> with SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).held() as held:
+        ...     held.contents.total, held.obs_keys
+        (0, [('observation',)])
+        """
+        with self._changing():
+            obs_keys = [unravel_key_to_tuple(key) for key in self._keys.obs]
+            yield Held(self.storage._contents(), self._books.state(), obs_keys)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.

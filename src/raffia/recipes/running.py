@@ -28,9 +28,10 @@ from raffia.recipes.run_folder import (
 )
 from raffia.train.config import changed_settings
 from raffia.train.experiment import Experiment, RunError
+from raffia.train.live_view import make_view
 from raffia.train.session import RunResult, TrainingSession
 from raffia.train.signals import stop_on_signals
-from raffia.train.view import View, make_view
+from raffia.train.view import View
 
 __all__ = ["Evaluation", "evaluate_run", "resume_run", "threads", "train_run"]
 

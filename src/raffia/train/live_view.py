@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,9 @@ from rich.text import Text
 
 from raffia.train.view import (
     Output,
+    PlainView,
     Status,
+    View,
     duration,
     label,
     percent,
@@ -41,7 +44,7 @@ from raffia.train.view import (
     score,
 )
 
-__all__ = ["LiveView"]
+__all__ = ["LiveView", "make_view"]
 
 MAX_WIDTH = 100  # wider lines are hard to read
 TWO_COLUMNS = 66  # from this width on, numbers stand side by side
@@ -234,3 +237,16 @@ def _columns(rows: Sequence[tuple[str, ...]], wide: bool, strong: str = "") -> T
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+def make_view(stream: TextIO | None = None) -> View:
+    """The view that fits a stream, `None` for the standard output.
+
+    >>> import io
+    >>> type(make_view(io.StringIO())).__name__
+    'PlainView'
+    """
+    stream = sys.stdout if stream is None else stream
+    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+        return LiveView(stream)
+    return PlainView(stream)

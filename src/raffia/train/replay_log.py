@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment import Held, SegmentReplayBuffer
 from raffia.data.storage_state import Rows, to_state
 from raffia.data.structure import RowStructure
 from raffia.files import DamagedFileError
@@ -104,20 +104,20 @@ class ReplayLog:
 
         Raises CheckpointError where the disk is full or fails; nothing new is left then.
         """
-        with buffer._changing():
-            storage = buffer.storage
-            found, oldest = storage._contents(), max(0, storage.total - len(storage))
+        with buffer.held() as held:
+            storage, found = buffer.storage, held.contents
+            oldest = max(0, storage.total - len(storage))
             if found.max_size is None or len(storage) != min(found.total, found.max_size):
                 raise ValueError(
                     f"of {found.total} items that came into a ring of {found.max_size} rows there "
                     f"are {len(storage)}: rows of a replay buffer's storage must not be erased"
                 )
             columns = _columns(found)
-            fixed = self._fixed(buffer, found.structure)
+            fixed = self._fixed(held)
             kept = {name: columns[name] for name in fixed}
             self._chunks = self._written(kept, oldest, found.total, found.max_size)
             whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
-            parts = {self.name: TensorDict({"columns": whole, "books": buffer._books.state()})}
+            parts = {self.name: TensorDict({"columns": whole, "books": held.books})}
             structure = found.structure
             return Logged(
                 parts,
@@ -130,15 +130,15 @@ class ReplayLog:
                 },
             )
 
-    def _fixed(self, buffer: SegmentReplayBuffer, structure: RowStructure | None) -> list[str]:
+    def _fixed(self, held: Held) -> list[str]:
         """The names of the columns that never change once they are written."""
+        structure = held.contents.structure
         if structure is None:
             return []
-        obs = [unravel_key_to_tuple(key) for key in buffer._keys.obs]
         return [
             name
             for name, path in zip(_names(structure), structure.paths, strict=True)
-            if any(path[: len(key)] == key for key in obs) and path not in self._mutable
+            if any(path[: len(key)] == key for key in held.obs_keys) and path not in self._mutable
         ]
 
     def _written(

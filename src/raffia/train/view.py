@@ -7,15 +7,13 @@ the terminal is gone.
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-__all__ = ["Output", "PlainView", "Status", "View", "make_view"]
+__all__ = ["Output", "PlainView", "Status", "View"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,21 +71,6 @@ class View(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
-
-
-def make_view(stream: TextIO | None = None) -> View:
-    """The view that fits a stream, `None` for the standard output.
-
-    >>> import io
-    >>> type(make_view(io.StringIO())).__name__
-    'PlainView'
-    """
-    stream = sys.stdout if stream is None else stream
-    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-        from raffia.train.live_view import LiveView  # rich takes 0.1 s to import
-
-        return LiveView(stream)
-    return PlainView(stream)
 
 
 class PlainView:
