@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy as copier  # `copy` is a method here
 import math
 import weakref
 from collections.abc import Callable, Iterable
@@ -302,8 +303,6 @@ def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
 
 def deepcopy_members(td: Any, memo: dict[Any, Any]) -> list[Any]:
     """Deep copies of the members of a lazy stack."""
-    import copy as copier
-
     plain = [part.__class__ is td._plain for part in td.tensordicts]
     _clone_into(memo, [part for part, own in zip(td.tensordicts, plain, strict=True) if own])
     return [
@@ -350,8 +349,6 @@ def _own_memory(
 
 
 def _deep(td: Any, memo: dict[Any, Any]) -> Any:
-    import copy as copier
-
     entries: dict[str, Any] = {}
     for name, value in td._entries().items():
         found = memo.get(id(value))
@@ -1199,32 +1196,33 @@ def state_dict(
     >>> list(TensorDict(a=dict(b=1)).state_dict())
     ['a.b']
     """
-    out: Any = collections.OrderedDict() if destination is None else destination
-    if not hasattr(out, "_metadata"):
-        out._metadata = {}
-    written: set[str] = set()
-    _write_state(td, out, prefix, keep_vars, flatten, written)
-    return out
+    out: Any = collections.OrderedDict()
+    out._metadata = {}
+    _write_state(td, out, prefix, keep_vars, flatten)
+    if destination is None:
+        return out
+    if not hasattr(destination, "_metadata"):
+        destination._metadata = {}
+    destination.update(out)
+    destination._metadata.update(out._metadata)
+    return destination
 
 
-def _write_state(
-    td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: set[str]
-) -> None:
-    if hasattr(td, "tensordicts"):
+def _write_state(td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool) -> None:
+    if td.__class__ is not td._plain and hasattr(td, "tensordicts"):
         td._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
         if value.__class__ is not Tensor and isinstance(value, Node):
             if flatten and not value._is_data():
-                _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten, written)
+                _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten)
                 continue
         full = prefix + name
-        if full in written:
+        if full in out:
             raise KeyError(
                 f"two entries would be named {full!r} in the state dict; "
                 "flatten=False gives nested dicts, in which they stay apart"
             )
-        written.add(full)
         if isinstance(value, Tensor):
             out[full] = value if keep_vars else value.detach()
         elif value._is_data():

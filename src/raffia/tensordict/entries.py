@@ -161,7 +161,7 @@ def entries_list(
             if not leaves_only or leaf(type(value)):
                 out.append((name, value))
     if sort:
-        out.sort(key=lambda pair: dotted(pair[0]))
+        out.sort(key=lambda pair: pair[0] if pair[0].__class__ is str else dotted(pair[0]))
     return out
 
 
@@ -935,7 +935,7 @@ def writes(
         return False
     d = td._d
     for name, value in source.items():
-        mine = d.get(name) if name.__class__ is str else None
+        mine = d.get(name)
         if value.__class__ is Tensor:
             if mine.__class__ is not Tensor:
                 return False
@@ -979,12 +979,13 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
 
     The general way then writes them one by one, and its error names the key.
     """
+    alone = len(into) < 2
     try:
-        if [leaf.shape for leaf in into] != [value.shape for value in values]:
-            return False
-        if any([leaf.requires_grad for leaf in into]):
-            return False
-        alone = len(into) < 2 or any([value.requires_grad for value in values])
+        for leaf, value in zip(into, values, strict=True):
+            if leaf.shape != value.shape or leaf.requires_grad:
+                return False
+            if value.requires_grad:
+                alone = True
         if not alone and torch._C._functorch.peek_interpreter_stack() is None:
             torch._foreach_copy_(into, values, non_blocking=non_blocking)
         else:

@@ -746,7 +746,11 @@ def _cut(td: Any, lengths: list[int], dim: int) -> tuple[Any, ...]:
     for n in lengths:
         rows.append((*[slice(None)] * dim, slice(at, at + n)))
         at += n
-    out = td._pieces(lambda leaf: leaf.split(lengths, dim), len(size), sizes, rows, td._names)
+
+    def cut(leaf: Tensor) -> Sequence[Tensor]:
+        return leaf.split_with_sizes(lengths, dim)  # half the time of `split`, which is in Python
+
+    out = td._pieces(cut, len(size), sizes, rows, td._names)
     return tuple([part.lock_() for part in out] if td._locked else out)
 
 

@@ -929,7 +929,7 @@ class TensorDict(TensorDictBase):
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
         for value in self._d.values():
-            if isinstance(value, Node):
+            if value.__class__ is not Tensor and isinstance(value, Node):
                 value._set_device(device)
 
     def _accept(self, name: str, value: Any, fresh: bool = False) -> Any:
@@ -1147,15 +1147,21 @@ class TensorDict(TensorDictBase):
 
     @_documented_as(entries.update_)
     def update_(
-        self, input_dict_or_td: Any = None, clone: bool = False, **options: Any
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        **options: Any,
     ) -> TensorDict:
         source = input_dict_or_td
         if not options and (source.__class__ is TensorDict or source.__class__ is dict):
             into: list[Tensor] = []
             values: list[Tensor] = []
-            if entries.writes(self, source, into, values) and entries.copied(into, values):
-                return self
-        return entries.update_(self, source, clone, **options)
+            if entries.writes(self, source, into, values):
+                if entries.copied(into, values, non_blocking):
+                    return self
+        return entries.update_(self, source, clone, non_blocking=non_blocking, **options)
 
     @_documented_as(entries.keys)
     def keys(
