@@ -14,8 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, converted, every, get, holder, some
-from raffia.tensordict.keys import NestedKey, dotted
+from raffia.tensordict.entries import (
+    NO_DEFAULT,
+    converted,
+    copied,
+    every,
+    get,
+    holder,
+    some,
+    writes,
+)
+from raffia.tensordict.keys import NestedKey, dotted, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 
 # ------------------------------------------------------------------------ device and dtype
@@ -1271,6 +1280,8 @@ def load_state_dict(
             f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
+    if not assign and flat.keys() == mine.keys() and _written_at_once(td, mine, flat):
+        flat = {}
     for name, value in flat.items():
         key = mine.get(name, tuple(name.split(".")))
         old = td.get(key) if name in mine else None
@@ -1288,6 +1299,20 @@ def load_state_dict(
     for name, saved in data.items():
         _load_data(td, mine_data.get(name, tuple(name.split("."))), saved)
     return td
+
+
+def _written_at_once(td: Any, keys: dict[str, Any], flat: dict[str, Any]) -> bool:
+    """Write the tensors of a state dict into those with these keys; False if one does not fit."""
+    source: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = unravel_key_to_tuple(keys[name])
+        level = source
+        for step in path:
+            level = level.setdefault(step, {})
+        level[last] = value
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    return writes(td, source, into, values) and copied(into, values)
 
 
 def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:

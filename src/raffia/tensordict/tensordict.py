@@ -190,7 +190,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     tensor_split = shape.tensor_split
     chunk = shape.chunk
     unbind = shape.unbind
-    _pieces = shape.pieces
+    _cut = shape.cut
     pad = shape.pad
     atleast_1d = shape.atleast_1d
     atleast_2d = shape.atleast_2d
