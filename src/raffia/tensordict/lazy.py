@@ -427,10 +427,11 @@ class LazyStackedTensorDict(TensorDictBase):
                 raise self._mismatch(name, f"is a nested tensor of {len(parts)} tensors")
             return parts
         given = value.shape[: len(size)]
-        if isinstance(value, Node) and len(given) < len(size) and _fits(given, size):
-            value = build.promoted(value, size, name)
-        elif len(given) < len(size) or not _fits(given, size):
-            raise self._mismatch(name, f"has shape {value.shape}")
+        if given != size:
+            if isinstance(value, Node) and len(given) < len(size) and _fits(given, size):
+                value = build.promoted(value, size, name)
+            elif len(given) < len(size) or not _fits(given, size):
+                raise self._mismatch(name, f"has shape {value.shape}")
         return value.unbind(dim)
 
     def _mismatch(self, name: str, what: str) -> RuntimeError:
@@ -527,6 +528,38 @@ class LazyStackedTensorDict(TensorDictBase):
             td.rename_key_(old_key, new_key)
         return self
 
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Any:
+        """Store the parts of `item` under `key` in the members; see `TensorDict.set`.
+
+        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+        >>> td.set(("a", "c"), torch.tensor([3, 4]))[1]["a", "c"]
+        tensor(4)
+        """
+        if not inplace and self._set_below(key, item):
+            return self
+        return entries.set(self, key, item, inplace, non_blocking=non_blocking)
+
+    def _set_below(self, key: Any, item: Any) -> bool:
+        """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
+        if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
+            return False
+        nodes = []
+        for td in self.tensordicts:
+            if td.__class__ is not TensorDict or td._locked:
+                return False
+            node, name = entries.place(td, key)
+            if node is None or node._device is not None or node._batch_size != td._batch_size:
+                return False
+            nodes.append(node)
+        size = self._batch_size
+        if item.is_nested or item.shape[: len(size)] != size:
+            return False
+        for node, part in zip(nodes, item.unbind(self.stack_dim), strict=True):
+            node._d[name] = part
+        return True
+
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
         """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
 
@@ -536,6 +569,11 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td.set_("a", torch.zeros(2))[0]["a"]
         tensor(0)
         """
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if key.__class__ is tuple and entries.writes(self, _below(key, item), into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
         key = unravel_key(key)
         for td in self.tensordicts:
             if not entries.contains(td, key):
@@ -1083,22 +1121,21 @@ class LazyStackedTensorDict(TensorDictBase):
         The old dimensions fall into three groups: those that the stack dimension is merged with,
         and those before and after; the new dimensions must fall into groups of the same sizes.
         """
-        dim, old = self.stack_dim, self._batch_size[:ndim]
-        rest = self._member_size()[ndim - 1 :]
+        dim, old, mine = self.stack_dim, tuple(self._batch_size[:ndim]), self._member_size()
         if not math.prod(old) or -1 in old:
             return None
         for first, last in _spans(dim, ndim):
-            cut = _cut_out(old, new, first, last)
+            cut = _cut_out(old, tuple(new), first, last)
             if cut is None:
                 continue
             start, stop = cut
             if first == last:  # the stack dimension on its own, maybe split into several
                 size = torch.Size((*new[:start], *new[stop:]))
                 members = list(self.tensordicts)  # shown in another order of rows
-                if size != self._member_size()[: ndim - 1]:
+                if size != mine[: ndim - 1]:
                     how = _reshaper(name, size, ndim - 1)
                     members = self._on_members(how, ndim, size, (name, size))
-                return self._grid(members, new[start:stop], start, size + rest)
+                return self._grid(members, new[start:stop], start)
             if stop - start != 1:
                 return None
             lead, cells = (
@@ -1110,9 +1147,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return out if out._batch_size[:width] == new else out._reshaped(name, new, width)
         return None
 
-    def _grid(
-        self, members: list[Any], sizes: torch.Size, dim: int, member_size: torch.Size
-    ) -> Any:
+    def _grid(self, members: list[Any], sizes: torch.Size, dim: int) -> Any:
         """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`."""
         if not sizes:
             return members[0]
@@ -1120,9 +1155,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not n:
                 return None
             members = [self._of(members[i : i + n], dim) for i in range(0, len(members), n)]
-        return self._of(
-            members, dim, torch.Size((*member_size[:dim], *sizes[1:], *member_size[dim:]))
-        )
+        return self._of(members, dim)
 
     def _repeated(self, times: Sequence[int]) -> Any:
         dim, ndim = self.stack_dim, len(times)
@@ -1179,7 +1212,7 @@ class LazyStackedTensorDict(TensorDictBase):
             members = [td._index((*(_ALL,) * plan.spare, 0), td.ndim, None) for td in members]
         if plan.kind == "rows":
             return self._of(members, plan.dim)
-        return self._grid(members, plan.grid, plan.dim, members[0]._batch_size)
+        return self._grid(members, plan.grid, plan.dim)
 
     def _row(self, at: int, rest: tuple[Any, ...], ndim: int) -> Any:
         try:
@@ -1210,9 +1243,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if idx.__class__ is str:
             self._set_str(idx, value)
             return
-        if idx.__class__ is tuple and idx and is_key(idx):
-            self.set(idx, value)
-            return
+        if idx.__class__ is tuple and idx:
+            if self._set_below(idx, value):
+                return
+            if is_key(idx):
+                self.set(idx, value)
+                return
         ndim = self.ndim
         idx = index.normalise(idx, self._batch_size)
         if isinstance(value, (Node, Mapping)):
@@ -1635,6 +1671,13 @@ class _Plan:
         return torch.Size((*size[: self.dim], *size[self.dim + 1 :]))
 
 
+def _below(key: tuple[Any, ...], value: Any) -> Any:
+    """Nested dicts in which `value` stands under a nested key."""
+    for name in reversed(key):
+        value = {name: value}
+    return value
+
+
 def _plain_part(part: Any) -> Any:
     """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
     if isinstance(part, Tensor) and part.dim() == 0:
@@ -1744,7 +1787,9 @@ def _spans(dim: int, ndim: int) -> list[tuple[int, int]]:
     return sorted(runs, key=lambda run: run[1] - run[0])
 
 
-def _cut_out(old: torch.Size, new: torch.Size, first: int, last: int) -> tuple[int, int] | None:
+def _cut_out(
+    old: tuple[int, ...], new: tuple[int, ...], first: int, last: int
+) -> tuple[int, int] | None:
     """Where in `new` the dimensions `first` to `last` of `old` stand, if none joins them."""
     before, inside = math.prod(old[:first]), math.prod(old[first : last + 1])
     for start in range(len(new) + 1):
@@ -1799,11 +1844,12 @@ def lazy_stack(
         for i, td in enumerate(members):
             if td._batch_size != first._batch_size:
                 raise _unlike_sizes(first._batch_size, td._batch_size, i)
-    if first._is_data() and all([td._is_data() for td in members]):
+    plain = first.__class__ is TensorDict
+    if not plain and first._is_data() and all([td._is_data() for td in members]):
         from raffia.tensordict.nontensor import stack_data
 
         result = stack_data(members, dim)
-    elif hasattr(first, "_wrap"):
+    elif not plain and hasattr(first, "_wrap"):
         result = first._wrap(lazy_stack([_contents(td, type(first)) for td in members], dim))
     else:
         result = _new_object(LazyStackedTensorDict)
