@@ -243,11 +243,10 @@ class LazyStackedTensorDict(TensorDictBase):
             if value is None:
                 return None
             values.append(value)
-        if not values:
-            return None
-        if all([isinstance(value, Node) for value in values]):
-            return lazy_stack(values, self.stack_dim)
-        return values[0]
+        for value in values:
+            if not isinstance(value, Node):
+                return values[0]
+        return lazy_stack(values, self.stack_dim) if values else None
 
     def _peek(self) -> Entries:
         members = self.tensordicts

@@ -771,6 +771,8 @@ class TensorDict(TensorDictBase):
     def _get_str(self, name: str) -> Any:
         return self._d.get(name)
 
+    _peek, _peek_str = _entries, _get_str
+
     def _set_str(self, name: str, value: Any) -> None:
         if self._locked:
             raise locked_error(self, name)
