@@ -1151,7 +1151,8 @@ def to_struct_array(td: Any) -> np.ndarray:
 def _keyed(td: Any, sorted: Any) -> list[Tensor]:
     if isinstance(sorted, (list, tuple)):
         return [get(td, key, NO_DEFAULT) for key in sorted]
-    return list(td.values(True, True, sort=True if sorted is None else bool(sorted)))
+    sort = True if sorted is None else bool(sorted)
+    return [leaf for _, leaf in td.items(True, True, sort=sort)]
 
 
 def stack_from_tensordict(
