@@ -815,15 +815,15 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _insert(self, index: int, new: list[Any]) -> None:
         """Put containers before the member `index`, all or none."""
-        members = list(self.tensordicts)
         for td in new:
             if not isinstance(td, Node):
                 raise TypeError(
                     "Expected new value to be TensorDictBase instance but got "
                     f"{type(td).__name__}; TensorDict(...) makes one of a dict"
                 )
-            if self._locked:
-                raise locked_error(self)
+        if self._locked:
+            raise locked_error(self)
+        members = list(self.tensordicts)
         like = self if members else self._of(new[:1], self.stack_dim)
         size, device = like._member_size(), like._device
         for td in new:
