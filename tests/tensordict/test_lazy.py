@@ -751,6 +751,39 @@ class TestAssign:
             want.set_at_("b", -1, index)
         check_same(td, want)
 
+    @both_dims
+    def test_set_at_nested_key_with_tensors(self, dim):
+        td, want = make(dim), dense(dim)
+        for index in (0, -1, S(1, 3)):
+            rows = want["n", "c"][index] * 0 - 1
+            td.set_at_(("n", "c"), rows, index)
+            want.set_at_(("n", "c"), rows, index)
+        check_same(td, want)
+
+    @both_dims
+    def test_nested_keys_are_written_in_members(self, dim):
+        for td in (make(dim), lazy_stack([make(dim), make(dim)])):
+            value = td["n", "c"] + 1
+            td.set_(("n", "c"), value)
+            td.set(("n", "new"), value)
+            td["n", "b"] = value
+            for name in ("c", "new", "b"):
+                assert torch.equal(td["n", name], value)
+            td.set(("other", "new"), td["b"])
+            assert torch.equal(td["other", "new"], td["b"])
+
+    @both_dims
+    def test_nested_keys_refused(self, dim):
+        td = make(dim)
+        for value in (torch.zeros(7, 7), td["b"]):  # the inner batch size is longer
+            with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+                td.set(("n", "c"), value)
+        with pytest.raises(KeyError, match="not a container"):
+            td.set(("a", "c"), td["b"])
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            td.lock_().set(("n", "new"), td["n", "c"])
+        check_same(td, dense(dim))
+
     def test_locked(self):
         td = make().lock_()
         td[0] = 0
@@ -1109,6 +1142,22 @@ class TestGrow:
         parts = [part(i) for i in range(4)]
         parts.insert(where, new)
         check_same(td, torch.stack(parts, dim))
+
+    @both_dims
+    def test_extend(self, dim):
+        td = make(dim)
+        td.extend(part(i) for i in (4, 5))
+        td.extend(lazy_stack([part(6)], dim))
+        td.extend([])
+        check_same(td, torch.stack([part(i) for i in range(7)], dim))
+
+    def test_extend_adds_all_or_none(self):
+        for td in (make(), LazyStackedTensorDict(stack_dim=0)):
+            before = len(td)
+            for bad in (TensorDict(batch_size=[5]), {"a": 1}):
+                with pytest.raises((ValueError, TypeError)):
+                    td.extend([part(4), bad])
+                assert len(td) == before
 
     def test_keys_shrink_to_what_all_have(self):
         td = make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy as copier  # `copy` is a method here
 import math
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,8 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, converted, every, get, holder, some
-from raffia.tensordict.keys import NestedKey, dotted
+from raffia.tensordict.entries import (
+    NO_DEFAULT,
+    converted,
+    copied,
+    every,
+    get,
+    holder,
+    some,
+    writes,
+)
+from raffia.tensordict.keys import NestedKey, dotted, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 
 # ------------------------------------------------------------------------ device and dtype
@@ -302,8 +312,6 @@ def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
 
 def deepcopy_members(td: Any, memo: dict[Any, Any]) -> list[Any]:
     """Deep copies of the members of a lazy stack."""
-    import copy as copier
-
     plain = [part.__class__ is td._plain for part in td.tensordicts]
     _clone_into(memo, [part for part, own in zip(td.tensordicts, plain, strict=True) if own])
     return [
@@ -350,8 +358,6 @@ def _own_memory(
 
 
 def _deep(td: Any, memo: dict[Any, Any]) -> Any:
-    import copy as copier
-
     entries: dict[str, Any] = {}
     for name, value in td._entries().items():
         found = memo.get(id(value))
@@ -1145,7 +1151,8 @@ def to_struct_array(td: Any) -> np.ndarray:
 def _keyed(td: Any, sorted: Any) -> list[Tensor]:
     if isinstance(sorted, (list, tuple)):
         return [get(td, key, NO_DEFAULT) for key in sorted]
-    return list(td.values(True, True, sort=True if sorted is None else bool(sorted)))
+    sort = True if sorted is None else bool(sorted)
+    return [leaf for _, leaf in td.items(True, True, sort=sort)]
 
 
 def stack_from_tensordict(
@@ -1199,32 +1206,33 @@ def state_dict(
     >>> list(TensorDict(a=dict(b=1)).state_dict())
     ['a.b']
     """
-    out: Any = collections.OrderedDict() if destination is None else destination
-    if not hasattr(out, "_metadata"):
-        out._metadata = {}
-    written: set[str] = set()
-    _write_state(td, out, prefix, keep_vars, flatten, written)
-    return out
+    out: Any = collections.OrderedDict()
+    out._metadata = {}
+    _write_state(td, out, prefix, keep_vars, flatten)
+    if destination is None:
+        return out
+    if not hasattr(destination, "_metadata"):
+        destination._metadata = {}
+    destination.update(out)
+    destination._metadata.update(out._metadata)
+    return destination
 
 
-def _write_state(
-    td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool, written: set[str]
-) -> None:
-    if hasattr(td, "tensordicts"):
+def _write_state(td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool) -> None:
+    if td.__class__ is not td._plain and hasattr(td, "tensordicts"):
         td._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
         if value.__class__ is not Tensor and isinstance(value, Node):
             if flatten and not value._is_data():
-                _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten, written)
+                _write_state(value, out, f"{prefix}{name}.", keep_vars, flatten)
                 continue
         full = prefix + name
-        if full in written:
+        if full in out:
             raise KeyError(
                 f"two entries would be named {full!r} in the state dict; "
                 "flatten=False gives nested dicts, in which they stay apart"
             )
-        written.add(full)
         if isinstance(value, Tensor):
             out[full] = value if keep_vars else value.detach()
         elif value._is_data():
@@ -1273,6 +1281,8 @@ def load_state_dict(
             f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
+    if not assign and flat.keys() == mine.keys() and _written_at_once(td, mine, flat):
+        flat = {}
     for name, value in flat.items():
         key = mine.get(name, tuple(name.split(".")))
         old = td.get(key) if name in mine else None
@@ -1290,6 +1300,20 @@ def load_state_dict(
     for name, saved in data.items():
         _load_data(td, mine_data.get(name, tuple(name.split("."))), saved)
     return td
+
+
+def _written_at_once(td: Any, keys: dict[str, Any], flat: dict[str, Any]) -> bool:
+    """Write the tensors of a state dict into those with these keys; False if one does not fit."""
+    source: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = unravel_key_to_tuple(keys[name])
+        level = source
+        for step in path:
+            level = level.setdefault(step, {})
+        level[last] = value
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    return writes(td, source, into, values) and copied(into, values)
 
 
 def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:

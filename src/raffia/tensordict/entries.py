@@ -120,8 +120,12 @@ def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
     """Whether `test` is true of all leaves; the first that it is false of is the last it sees."""
     if node.__class__ is not node._plain:
         members = getattr(node, "tensordicts", None)
-        parts = node._leaves([]) if members is None else members
-        return all(test(x) if members is None else every(x, test) for x in parts)
+        if members is None:
+            return all(map(test, node._leaves([])))
+        for member in members:
+            if not every(member, test):
+                return False
+        return True
     for value in node._d.values():
         if value.__class__ is Tensor or not isinstance(value, Node):
             if not test(value):
@@ -135,8 +139,12 @@ def some(node: Any, test: Callable[[Tensor], Any]) -> bool:
     """Whether `test` is true of any leaf; the first that it is true of is the last it sees."""
     if node.__class__ is not node._plain:
         members = getattr(node, "tensordicts", None)
-        parts = node._leaves([]) if members is None else members
-        return any(test(x) if members is None else some(x, test) for x in parts)
+        if members is None:
+            return any(map(test, node._leaves([])))
+        for member in members:
+            if some(member, test):
+                return True
+        return False
     for value in node._d.values():
         if value.__class__ is Tensor or not isinstance(value, Node):
             if test(value):
@@ -161,7 +169,7 @@ def entries_list(
             if not leaves_only or leaf(type(value)):
                 out.append((name, value))
     if sort:
-        out.sort(key=lambda pair: dotted(pair[0]))
+        out.sort(key=lambda pair: pair[0] if pair[0].__class__ is str else dotted(pair[0]))
     return out
 
 
@@ -935,7 +943,7 @@ def writes(
         return False
     d = td._d
     for name, value in source.items():
-        mine = d.get(name) if name.__class__ is str else None
+        mine = d.get(name)
         if value.__class__ is Tensor:
             if mine.__class__ is not Tensor:
                 return False
@@ -950,27 +958,12 @@ def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]
     """`writes` for a lazy stack: each part of a tensor goes into one member's."""
     if not getattr(td, "_lazy", False) or td._is_data() or td.hook_in is not None:
         return False
-    members = td.tensordicts
-    if isinstance(source, Node):
-        parts = td._split(source) if source.__class__ in (td.__class__, td._plain) else None
-        if parts is None:
-            return False
-        pairs = zip(members, parts, strict=True)
-        return all([writes(member, part, into, values) for member, part in pairs])
-    if source.__class__ is not dict:
+    parts = td._parts_of(source)
+    if parts is None:
         return False
-    dim = td.stack_dim
-    for name, value in source.items():
-        if value.__class__ is Tensor:
-            if value.dim() <= dim or value.shape[dim] != len(members) or value.is_nested:
-                return False
-            for member, part in zip(members, value.unbind(dim), strict=True):
-                if not writes(member, {name: part}, into, values):
-                    return False
-        else:
-            mine = td._peek_str(name) if name.__class__ is str else None
-            if not isinstance(mine, Node) or not writes(mine, value, into, values):
-                return False
+    for member, part in zip(td.tensordicts, parts, strict=True):
+        if not writes(member, part, into, values):
+            return False
     return True
 
 
@@ -979,12 +972,13 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
 
     The general way then writes them one by one, and its error names the key.
     """
+    alone = len(into) < 2
     try:
-        if [leaf.shape for leaf in into] != [value.shape for value in values]:
-            return False
-        if any([leaf.requires_grad for leaf in into]):
-            return False
-        alone = len(into) < 2 or any([value.requires_grad for value in values])
+        for leaf, value in zip(into, values, strict=True):
+            if leaf.shape != value.shape or leaf.requires_grad:
+                return False
+            if value.requires_grad:
+                alone = True
         if not alone and torch._C._functorch.peek_interpreter_stack() is None:
             torch._foreach_copy_(into, values, non_blocking=non_blocking)
         else:
@@ -1111,13 +1105,17 @@ def select(
     >>> list(TensorDict(a=1, b=dict(c=2, d=3)).select("a", ("b", "c")).keys(True, True))
     ['a', ('b', 'c')]
     """
-    if td.__class__ is td._plain and not inplace:
+    if inplace:
+        if td._locked:
+            raise locked_error(td)
+        select(td, *keys, strict=strict)  # which refuses, before anything is removed
+        drop_others(td, *grouped(keys), strict)
+        return td
+    if td.__class__ is td._plain:
         chosen = select_plain(td, keys)
         if chosen is not None:
             return chosen
     entries: dict[str, Any] = {}
-    if inplace and td._locked:
-        raise locked_error(td)
     whole, parts = grouped(keys)
     for name in dict.fromkeys([*whole, *parts]) if parts else whole:
         value = td._get_str(name)
@@ -1131,18 +1129,26 @@ def select(
             elif strict:
                 raise through_leaf(name, value, str(parts[name][0][0]))
         entries[name] = value
-    if not inplace:
-        return td._new(entries, td._batch_size, td._names)
-    store = td._d if td.__class__ is td._plain else None
+    return td._new(entries, td._batch_size, td._names)
+
+
+def keep_only(node: Any, keys: Iterable[NestedKey], strict: bool) -> None:
+    """Remove all entries but these, which `select` did not refuse."""
+    if node.__class__ is node._plain:
+        drop_others(node, *grouped(keys), strict)
+    else:
+        node.select(*keys, inplace=True, strict=strict)
+
+
+def drop_others(td: Any, whole: dict[str, None], parts: dict[str, list[Any]], strict: bool) -> None:
+    """Remove all entries but those of `grouped` keys."""
     for name in list(td.keys()):
-        if name not in entries:
-            if store is None:
-                td._del_str(name)
-            else:
-                del store[name]
-        elif name in parts and name not in whole:
-            td._get_str(name).select(*parts[name], inplace=True, strict=strict)
-    return td
+        if name in whole:
+            continue
+        if name not in parts:
+            td._del_str(name)
+        elif isinstance(below := td._get_str(name), Node):
+            keep_only(below, parts[name], strict)
 
 
 def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
@@ -1609,7 +1615,7 @@ def stack_tensors(
 def _joined(
     td: Any, join: Any, keys: Sequence[NestedKey], out_key: NestedKey, dim: int, keep: bool
 ) -> Any:
-    joined = join([get(td, key, NO_DEFAULT) for key in keys], dim)
+    joined = join([td.get(key, NO_DEFAULT) for key in keys], dim)
     paths = [unravel_key_to_tuple(key) for key in (*keys, out_key)]
     with all_or_nothing(td, paths=paths):
         if not keep:

@@ -324,8 +324,9 @@ def length(td: Any) -> int:
 
 def expand_right(mask: Tensor, leaf: Tensor) -> Tensor:
     """`mask` with singleton dimensions at its end: it broadcasts over the leaf's own dimensions."""
-    extra = leaf.dim() - mask.dim()
-    return mask.reshape(mask.shape + (1,) * extra) if extra > 0 else mask
+    ndim = mask.dim()
+    extra = leaf.dim() - ndim
+    return mask.reshape(mask.shape + (1,) * extra) if ndim and extra > 0 else mask
 
 
 def where(

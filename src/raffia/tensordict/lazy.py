@@ -110,18 +110,22 @@ class LazyStackedTensorDict(TensorDictBase):
         stack_dim_name: str | None = None,
     ) -> None:
         """Fill in a new object; `member_size` is the batch size of a member where there is none."""
+        names: Names = None
+        device = None
         if members:
-            first = members[0]
-            size = first._batch_size
+            first, alike = members[0], True
+            size, device, names = first._batch_size, first._device, first._names
             for td in members:
                 if td._batch_size != size:
-                    size = _common_size(members)
-                    break
-            device = first._device
-            if device is not None and any([td._device != device for td in members]):
-                device = None
+                    alike = False
+                if td._device != device:
+                    device = None
+                if td._names != names:
+                    names = None
+            if not alike:
+                size = _common_size(members)
         else:
-            size, device = torch.Size() if member_size is None else member_size, None
+            size = torch.Size() if member_size is None else member_size
         ndim = len(size)
         if not -ndim - 1 <= stack_dim <= ndim:
             raise StackDimError(
@@ -133,10 +137,11 @@ class LazyStackedTensorDict(TensorDictBase):
             stack_dim += ndim + 1
         self.tensordicts = members
         self.stack_dim = stack_dim
-        self._batch_size = torch.Size((*size[:stack_dim], len(members), *size[stack_dim:]))
+        sizes = [*size]  # as a list, which is cut faster
+        sizes.insert(stack_dim, len(members))
+        self._batch_size = torch.Size(sizes)
         if device is not None:
             self._device = device
-        names = _common_names(members, ndim)
         if names is not None or stack_dim_name is not None:
             names = names or [None] * ndim
             self._names = [*names[:stack_dim], stack_dim_name, *names[stack_dim:]]
@@ -163,8 +168,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return td
 
     def _member_size(self) -> torch.Size:
-        dim = self.stack_dim
-        return torch.Size((*self._batch_size[:dim], *self._batch_size[dim + 1 :]))
+        sizes = [*self._batch_size]
+        del sizes[self.stack_dim]
+        return torch.Size(sizes)
 
     # -- lock: a stack is locked if it was locked, or if all of its members are
 
@@ -237,11 +243,10 @@ class LazyStackedTensorDict(TensorDictBase):
             if value is None:
                 return None
             values.append(value)
-        if not values:
-            return None
-        if all([isinstance(value, Node) for value in values]):
-            return lazy_stack(values, self.stack_dim)
-        return values[0]
+        for value in values:
+            if not isinstance(value, Node):
+                return values[0]
+        return lazy_stack(values, self.stack_dim) if values else None
 
     def _peek(self) -> Entries:
         members = self.tensordicts
@@ -421,10 +426,11 @@ class LazyStackedTensorDict(TensorDictBase):
                 raise self._mismatch(name, f"is a nested tensor of {len(parts)} tensors")
             return parts
         given = value.shape[: len(size)]
-        if isinstance(value, Node) and len(given) < len(size) and _fits(given, size):
-            value = build.promoted(value, size, name)
-        elif len(given) < len(size) or not _fits(given, size):
-            raise self._mismatch(name, f"has shape {value.shape}")
+        if given != size:
+            if isinstance(value, Node) and len(given) < len(size) and _fits(given, size):
+                value = build.promoted(value, size, name)
+            elif len(given) < len(size) or not _fits(given, size):
+                raise self._mismatch(name, f"has shape {value.shape}")
         return value.unbind(dim)
 
     def _mismatch(self, name: str, what: str) -> RuntimeError:
@@ -443,6 +449,27 @@ class LazyStackedTensorDict(TensorDictBase):
         if len(size) <= dim or size[dim] != num:
             return None
         return other.unbind(dim)
+
+    def _parts_of(self, source: Any) -> Sequence[Any] | None:
+        """`_split`, of a dict too; None unless there are only tensors and such containers in it."""
+        if source.__class__ is type(self) or source.__class__ is TensorDict:
+            return self._split(source)
+        if source.__class__ is not dict:
+            return None
+        num, dim = len(self.tensordicts), self.stack_dim
+        rows: list[dict[Any, Any]] = [{} for _ in range(num)]
+        for name, value in source.items():
+            if value.__class__ is not Tensor:
+                parts: Any = self._parts_of(value)
+            elif value.is_nested or value.dim() <= dim or value.shape[dim] != num:
+                parts = None
+            else:
+                parts = value.unbind(dim)
+            if parts is None:
+                return None
+            for row, part in zip(rows, parts, strict=True):
+                row[name] = part
+        return rows
 
     def _check_open(self, name: str) -> None:
         if self._own_lock or any([td._locked for td in self.tensordicts]):
@@ -500,6 +527,38 @@ class LazyStackedTensorDict(TensorDictBase):
             td.rename_key_(old_key, new_key)
         return self
 
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Any:
+        """Store the parts of `item` under `key` in the members; see `TensorDict.set`.
+
+        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+        >>> td.set(("a", "c"), torch.tensor([3, 4]))[1]["a", "c"]
+        tensor(4)
+        """
+        if not inplace and self._set_below(key, item):
+            return self
+        return entries.set(self, key, item, inplace, non_blocking=non_blocking)
+
+    def _set_below(self, key: Any, item: Any) -> bool:
+        """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
+        if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
+            return False
+        nodes = []
+        for td in self.tensordicts:
+            if td.__class__ is not TensorDict or td._locked:
+                return False
+            node, name = entries.place(td, key)
+            if node is None or node._device is not None or node._batch_size != td._batch_size:
+                return False
+            nodes.append(node)
+        size = self._batch_size
+        if item.is_nested or item.shape[: len(size)] != size:
+            return False
+        for node, part in zip(nodes, item.unbind(self.stack_dim), strict=True):
+            node._d[name] = part
+        return True
+
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
         """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
 
@@ -509,6 +568,11 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td.set_("a", torch.zeros(2))[0]["a"]
         tensor(0)
         """
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if key.__class__ is tuple and entries.writes(self, _below(key, item), into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
         key = unravel_key(key)
         for td in self.tensordicts:
             if not entries.contains(td, key):
@@ -537,6 +601,8 @@ class LazyStackedTensorDict(TensorDictBase):
             if isinstance(entries.get(td, key), Node):
                 break
         else:
+            if index.__class__ is int and self._wrote_row(key, value, index):
+                return self
             if isinstance(value, (list, tuple, np.ndarray, np.generic)):
                 value = torch.as_tensor(value)
                 if value.shape == (1,) and isinstance(index, (int, np.integer)):
@@ -555,6 +621,17 @@ class LazyStackedTensorDict(TensorDictBase):
         else:
             entry[index] = value
         return self
+
+    def _wrote_row(self, key: NestedKey, value: Any, at: int) -> bool:
+        """Write a tensor into that of one member; False if it is not as simple as that."""
+        if self.stack_dim or not -len(self.tensordicts) <= at < len(self.tensordicts):
+            return False
+        member = self.tensordicts[at]
+        if value.__class__ is not Tensor or member.__class__ is not TensorDict:
+            return False
+        node, name = entries.place(member, key)
+        dest = None if node is None else node._d[name]
+        return dest.__class__ is Tensor and entries.copied([dest], [value])
 
     def fill_(self, key: NestedKey, value: float | bool) -> Any:
         """Fill the tensors of the members under `key` with `value`.
@@ -610,14 +687,10 @@ class LazyStackedTensorDict(TensorDictBase):
             raise locked_error(self)
         if resized:
             return self._resized_by(source, clone, inplace, keys_to_update, known)
+        if keys_to_update is None and self.hook_in is None and not (clone or inplace or known):
+            if self._take_parts(source):
+                return self
         parts = self._split(source) if isinstance(source, Node) else None
-        if parts is not None and keys_to_update is None and not (clone or inplace or known):
-            pairs = list(zip(self.tensordicts, parts, strict=True))
-            if all([td.__class__ is TensorDict is part.__class__ for td, part in pairs]):
-                if all([td._fits(part) for td, part in pairs]):
-                    for td, part in pairs:
-                        td._take(part)
-                    return self
         with entries.all_or_nothing(self, source):
             if parts is not None:
                 for td, part in zip(self.tensordicts, parts, strict=True):
@@ -629,6 +702,21 @@ class LazyStackedTensorDict(TensorDictBase):
                 value = source._get_str(key) if isinstance(source, Node) else source[key]
                 self._update_one(unravel_key(key), value, clone, inplace, known)
         return self
+
+    def _take_parts(self, source: Any) -> bool:
+        """Store the entries of a container or dict, if that needs no further checks."""
+        parts = self._parts_of(source)
+        if parts is None:
+            return False
+        pairs = list(zip(self.tensordicts, parts, strict=True))
+        for td, part in pairs:
+            if td.__class__ is not TensorDict or part.__class__ not in (TensorDict, dict):
+                return False
+            if not td._fits(part):
+                return False
+        for td, part in pairs:
+            td._take(part)
+        return True
 
     def _resized_by(
         self, source: Any, clone: bool, inplace: bool, keys_to_update: Any, known: Any
@@ -723,27 +811,35 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([0, 1, 2])
         """
-        if not isinstance(tensordict, Node):
-            raise TypeError(
-                "Expected new value to be TensorDictBase instance but got "
-                f"{type(tensordict).__name__}; TensorDict(...) makes one of a dict"
-            )
+        self._insert(index, [tensordict])
+
+    def _insert(self, index: int, new: list[Any]) -> None:
+        """Put containers before the member `index`, all or none."""
+        for td in new:
+            if not isinstance(td, Node):
+                raise TypeError(
+                    "Expected new value to be TensorDictBase instance but got "
+                    f"{type(td).__name__}; TensorDict(...) makes one of a dict"
+                )
         if self._locked:
             raise locked_error(self)
-        size, given = self._member_size(), tensordict._batch_size
-        if self.tensordicts and not (len(given) == len(size) and _fits(given, size)):
-            raise ValueError(
-                f"Batch sizes in tensordicts differs: stack has batch_size={size}, new_value has "
-                f"batch_size={given}."
-            )
-        if self.tensordicts and tensordict._device != self._device:
-            raise ValueError(
-                f"Devices differ: stack has device={self._device}, new value has "
-                f"device={tensordict._device}; tensordict.to(device) moves it"
-            )
-        name = None if self._names is None else self._names[self.stack_dim]
         members = list(self.tensordicts)
-        members.insert(index, tensordict)
+        like = self if members else self._of(new[:1], self.stack_dim)
+        size, device = like._member_size(), like._device
+        for td in new:
+            given = td._batch_size
+            if given != size and not (len(given) == len(size) and _fits(given, size)):
+                raise ValueError(
+                    f"Batch sizes in tensordicts differs: stack has batch_size={size}, new_value "
+                    f"has batch_size={given}."
+                )
+            if td._device != device:
+                raise ValueError(
+                    f"Devices differ: stack has device={device}, new value has "
+                    f"device={td._device}; tensordict.to(device) moves it"
+                )
+        members[index:index] = new
+        name = None if self._names is None else self._names[self.stack_dim]
         self._names = None
         self._setup(members, self.stack_dim, None, name)
 
@@ -755,7 +851,7 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> td["a"]
         tensor([1, 2])
         """
-        self.insert(len(self.tensordicts), tensordict)
+        self._insert(len(self.tensordicts), [tensordict])
 
     def extend(self, tensordict: Any) -> None:
         """Put containers behind the last member: those of a list, or of another lazy stack.
@@ -767,8 +863,8 @@ class LazyStackedTensorDict(TensorDictBase):
         """
         if isinstance(tensordict, Node):
             tensordict = tensordict.unbind(self.stack_dim)
-        for td in list(tensordict):
-            self.append(td)
+        if new := list(tensordict):
+            self._insert(len(self.tensordicts), new)
 
     # -- the contract of Node: maps
 
@@ -1024,22 +1120,21 @@ class LazyStackedTensorDict(TensorDictBase):
         The old dimensions fall into three groups: those that the stack dimension is merged with,
         and those before and after; the new dimensions must fall into groups of the same sizes.
         """
-        dim, old = self.stack_dim, self._batch_size[:ndim]
-        rest = self._member_size()[ndim - 1 :]
+        dim, old, mine = self.stack_dim, tuple(self._batch_size[:ndim]), self._member_size()
         if not math.prod(old) or -1 in old:
             return None
         for first, last in _spans(dim, ndim):
-            cut = _cut_out(old, new, first, last)
+            cut = _cut_out(old, tuple(new), first, last)
             if cut is None:
                 continue
             start, stop = cut
             if first == last:  # the stack dimension on its own, maybe split into several
                 size = torch.Size((*new[:start], *new[stop:]))
                 members = list(self.tensordicts)  # shown in another order of rows
-                if size != self._member_size()[: ndim - 1]:
+                if size != mine[: ndim - 1]:
                     how = _reshaper(name, size, ndim - 1)
                     members = self._on_members(how, ndim, size, (name, size))
-                return self._grid(members, new[start:stop], start, size + rest)
+                return self._grid(members, new[start:stop], start)
             if stop - start != 1:
                 return None
             lead, cells = (
@@ -1051,9 +1146,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return out if out._batch_size[:width] == new else out._reshaped(name, new, width)
         return None
 
-    def _grid(
-        self, members: list[Any], sizes: torch.Size, dim: int, member_size: torch.Size
-    ) -> Any:
+    def _grid(self, members: list[Any], sizes: torch.Size, dim: int) -> Any:
         """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`."""
         if not sizes:
             return members[0]
@@ -1061,9 +1154,7 @@ class LazyStackedTensorDict(TensorDictBase):
             if not n:
                 return None
             members = [self._of(members[i : i + n], dim) for i in range(0, len(members), n)]
-        return self._of(
-            members, dim, torch.Size((*member_size[:dim], *sizes[1:], *member_size[dim:]))
-        )
+        return self._of(members, dim)
 
     def _repeated(self, times: Sequence[int]) -> Any:
         dim, ndim = self.stack_dim, len(times)
@@ -1120,7 +1211,7 @@ class LazyStackedTensorDict(TensorDictBase):
             members = [td._index((*(_ALL,) * plan.spare, 0), td.ndim, None) for td in members]
         if plan.kind == "rows":
             return self._of(members, plan.dim)
-        return self._grid(members, plan.grid, plan.dim, members[0]._batch_size)
+        return self._grid(members, plan.grid, plan.dim)
 
     def _row(self, at: int, rest: tuple[Any, ...], ndim: int) -> Any:
         try:
@@ -1151,9 +1242,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if idx.__class__ is str:
             self._set_str(idx, value)
             return
-        if idx.__class__ is tuple and idx and is_key(idx):
-            self.set(idx, value)
-            return
+        if idx.__class__ is tuple and idx:
+            if self._set_below(idx, value):
+                return
+            if is_key(idx):
+                self.set(idx, value)
+                return
         ndim = self.ndim
         idx = index.normalise(idx, self._batch_size)
         if isinstance(value, (Node, Mapping)):
@@ -1234,7 +1328,7 @@ class LazyStackedTensorDict(TensorDictBase):
         if not inplace:
             return self._of_members(chosen)
         for td in self.tensordicts:
-            td.select(*keys, inplace=True, strict=strict)
+            entries.keep_only(td, keys, strict)
         return self
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Any:
@@ -1388,20 +1482,21 @@ class LazyStackedTensorDict(TensorDictBase):
         dim = shape._dim(self, dim)
         return self if dim == self.stack_dim else lazy_stack(list(self.unbind(dim)), dim)
 
-    def _pieces(
-        self, cut: Any, ndim: int, sizes: list[torch.Size], rows: list[Any], names: Any
-    ) -> list[Any]:
-        dim = self.stack_dim
-        if all([row.__class__ is tuple and len(row) == dim + 1 for row in rows]):
-            if all([row[-1].__class__ is slice and not any(map(_cuts, row[:-1])) for row in rows]):
-                members = [self.tensordicts[row[-1]] for row in rows]
-                if all(members) and names is None:
-                    return [self._of(part, dim) for part in members]
-        parts = [self._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
-        for part in parts:
+    def _cut(self, lengths: list[int], dim: int) -> tuple[Any, ...]:
+        """Consecutive pieces along `dim`: along the stack dimension, lazy stacks of members."""
+        members = self.tensordicts if dim == self.stack_dim and 0 not in lengths else None
+        names, at, out = self._names, 0, []
+        for n in lengths:
+            rows = slice(at, at + n)
+            if members is None:
+                part = self._index((*(_ALL,) * dim, rows), len(self._batch_size), None)
+            else:
+                part = self._of(members[rows], dim)
             if names is not None:
                 part._set_names(list(names))
-        return parts
+            out.append(part)
+            at += n
+        return tuple([part.lock_() for part in out] if self._locked else out)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows along `dim`: along the stack dimension, the members themselves.
@@ -1575,9 +1670,11 @@ class _Plan:
         return torch.Size((*size[: self.dim], *size[self.dim + 1 :]))
 
 
-def _cuts(part: Any) -> bool:
-    """Whether a part of an index is more than a whole dimension."""
-    return part.__class__ is not slice or part != _ALL
+def _below(key: tuple[Any, ...], value: Any) -> Any:
+    """Nested dicts in which `value` stands under a nested key."""
+    for name in reversed(key):
+        value = {name: value}
+    return value
 
 
 def _plain_part(part: Any) -> Any:
@@ -1610,22 +1707,6 @@ def _unlike_sizes(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
         "wish to stack "
         "these tensordicts, set strict_shape to False."
     )
-
-
-def _common_names(members: Sequence[Any], ndim: int) -> Names:
-    """Names of the dimensions of members; None where they differ."""
-    names = None
-    for i, td in enumerate(members):
-        if td._names is None:
-            if names is not None:
-                return None
-        elif names is None:
-            if i:
-                return None
-            names = td._names
-        elif names != td._names:
-            return None
-    return names
 
 
 def _fits(given: Sequence[int], size: Sequence[int]) -> bool:
@@ -1705,7 +1786,9 @@ def _spans(dim: int, ndim: int) -> list[tuple[int, int]]:
     return sorted(runs, key=lambda run: run[1] - run[0])
 
 
-def _cut_out(old: torch.Size, new: torch.Size, first: int, last: int) -> tuple[int, int] | None:
+def _cut_out(
+    old: tuple[int, ...], new: tuple[int, ...], first: int, last: int
+) -> tuple[int, int] | None:
     """Where in `new` the dimensions `first` to `last` of `old` stand, if none joins them."""
     before, inside = math.prod(old[:first]), math.prod(old[first : last + 1])
     for start in range(len(new) + 1):
@@ -1760,11 +1843,12 @@ def lazy_stack(
         for i, td in enumerate(members):
             if td._batch_size != first._batch_size:
                 raise _unlike_sizes(first._batch_size, td._batch_size, i)
-    if first._is_data() and all([td._is_data() for td in members]):
+    plain = first.__class__ is TensorDict
+    if not plain and first._is_data() and all([td._is_data() for td in members]):
         from raffia.tensordict.nontensor import stack_data
 
         result = stack_data(members, dim)
-    elif hasattr(first, "_wrap"):
+    elif not plain and hasattr(first, "_wrap"):
         result = first._wrap(lazy_stack([_contents(td, type(first)) for td in members], dim))
     else:
         result = _new_object(LazyStackedTensorDict)

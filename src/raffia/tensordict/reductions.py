@@ -152,7 +152,7 @@ def _over_entries(
         return fn(flat, dim=-1, keepdim=keep, **options)
     dims = _dims(td, dim)
     if dims is None:
-        flat = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        flat = torch.cat([leaf.flatten() for leaf in leaves])
         return fn(flat, dim=0, **options)
     try:
         joined = torch.cat(leaves, dims[0])

@@ -190,7 +190,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     tensor_split = shape.tensor_split
     chunk = shape.chunk
     unbind = shape.unbind
-    _pieces = shape.pieces
+    _cut = shape.cut
     pad = shape.pad
     atleast_1d = shape.atleast_1d
     atleast_2d = shape.atleast_2d
@@ -771,6 +771,8 @@ class TensorDict(TensorDictBase):
     def _get_str(self, name: str) -> Any:
         return self._d.get(name)
 
+    _peek, _peek_str = _entries, _get_str
+
     def _set_str(self, name: str, value: Any) -> None:
         if self._locked:
             raise locked_error(self, name)
@@ -929,7 +931,7 @@ class TensorDict(TensorDictBase):
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
         for value in self._d.values():
-            if isinstance(value, Node):
+            if value.__class__ is not Tensor and isinstance(value, Node):
                 value._set_device(device)
 
     def _accept(self, name: str, value: Any, fresh: bool = False) -> Any:
@@ -1147,15 +1149,21 @@ class TensorDict(TensorDictBase):
 
     @_documented_as(entries.update_)
     def update_(
-        self, input_dict_or_td: Any = None, clone: bool = False, **options: Any
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        **options: Any,
     ) -> TensorDict:
         source = input_dict_or_td
         if not options and (source.__class__ is TensorDict or source.__class__ is dict):
             into: list[Tensor] = []
             values: list[Tensor] = []
-            if entries.writes(self, source, into, values) and entries.copied(into, values):
-                return self
-        return entries.update_(self, source, clone, **options)
+            if entries.writes(self, source, into, values):
+                if entries.copied(into, values, non_blocking):
+                    return self
+        return entries.update_(self, source, clone, non_blocking=non_blocking, **options)
 
     @_documented_as(entries.keys)
     def keys(
