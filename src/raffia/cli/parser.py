@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from typing import NoReturn
 
 from raffia.cli.errors import UsageError
 from raffia.cli.style import filled, help_width
+from raffia.hints import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,8 +49,7 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return UsageError(f"{word!r} is one word too many", f"{self.prog} --help")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(word.partition("=")[0], flags)
         return UsageError(f"{self.prog} has no {word}{hint}", f"{self.prog} --help")
 
 
@@ -60,8 +59,7 @@ def nearest(word: str, names: Sequence[str]) -> str:
     >>> nearest("cartpol", ["smoke", "cartpole"]), nearest("xyz", ["smoke"])
     ('; did you mean cartpole?', '')
     """
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return did_you_mean(word, names, "; did you mean {}?")
 
 
 def _hyphened(word: str) -> str:

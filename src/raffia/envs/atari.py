@@ -22,7 +22,6 @@ al. (2018), "Revisiting the Arcade Learning Environment" (sticky actions).
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import pathlib
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from raffia.envs.config import AtariConfig
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.resize import area
 from raffia.functional.seeds import derive_seed, generator_for
+from raffia.hints import did_you_mean
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ def game_name(game: str) -> str:
     plain = game.removeprefix("ALE/").removesuffix("-v5").replace("_", "").lower()
     if plain in games:
         return games[plain]
-    near = difflib.get_close_matches(plain, games, n=1)
-    hint = f" Did you mean {games[near[0]]!r}?" if near else ""
+    hint = did_you_mean(plain, games, " Did you mean {!r}?")
     raise ValueError(
         f"there is no Atari game {game!r}.{hint} All of them: raffia.envs.atari.atari_games()"
     )

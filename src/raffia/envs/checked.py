@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from raffia.hints import did_you_mean
 
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
@@ -46,8 +47,7 @@ def check_choices(config: Any) -> None:
         value = getattr(config, name)
         for one in value if isinstance(value, tuple) else (value,):
             if one not in choices:
-                near = difflib.get_close_matches(str(one), map(str, choices), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(str(one), map(str, choices))
                 listed = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={value!r} is none of {listed}{hint}")
 

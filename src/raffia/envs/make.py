@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.envs.env import BatchEnv, Env, EnvSpec
+from raffia.hints import did_you_mean
 
 
 def make_env(
@@ -235,8 +235,7 @@ def unknown(name: str) -> ValueError:
     ValueError("there is no environment 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
     """
     names = {known.lower(): known for known in env_names()}
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f" Did you mean {names[near[0]]!r}?" if near else ""
+    hint = did_you_mean(name.lower(), names, " Did you mean {!r}?")
     return ValueError(
         f"there is no environment {name!r}.{hint} All names: `raffia list environments`, or "
         "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "

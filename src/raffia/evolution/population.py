@@ -5,7 +5,6 @@ Legend: P members, B samples of a batch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from raffia.evolution.traced import Traced
 from raffia.functional.seeds import derive_seed
+from raffia.hints import did_you_mean
 from raffia.learner import Learner, applies_stacks
 from raffia.tensordict.stack import cat, stack
 from raffia.tensordict.tensordict import TensorDict
@@ -244,8 +244,7 @@ def check_hyper_name(name: str, hyper: TensorDict) -> None:
     names = sorted({str(key) for key in hyper.keys()})
     if name in names or name == BATCH_SIZE:
         return
-    near = difflib.get_close_matches(name, [*names, BATCH_SIZE], 1, 0.4)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
+    meant = did_you_mean(name, [*names, BATCH_SIZE], cutoff=0.4) or "."
     raise ValueError(
         f"this learner has no hyper-parameter {name!r}{meant} It has: {', '.join(names)}"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+from raffia.hints import nearest
 from raffia.nn.graph import Graph, GraphNode, Modules, graph_of
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import plain_keys
@@ -40,8 +40,8 @@ def _module(node: GraphNode) -> str:
 
 def _near(key: NestedKey, keys: Iterable[NestedKey]) -> NestedKey | None:
     spelt = {key_text(k): k for k in keys}
-    close = difflib.get_close_matches(key_text(key), list(spelt), n=1)
-    return spelt[close[0]] if close else None
+    near = nearest(key_text(key), spelt)
+    return None if near is None else spelt[near]
 
 
 def _unexpected(graph: Graph, position: int, key: NestedKey, expected: Sequence[NestedKey]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from raffia.hints import did_you_mean
+from raffia.hints import nearest as nearest_of
 
 NestedKey = str | tuple[Any, ...]
 
@@ -149,8 +151,7 @@ def is_key(index: Any) -> bool:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint that names the entry whose spelling is closest, or nothing."""
-    near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)], n=1)
-    return f'. Did you mean "{near[0]}"?' if near else ""
+    return did_you_mean(name, [n for n in names if isinstance(n, str)], '. Did you mean "{}"?')
 
 
 def nearest_key(key: NestedKey, keys: Iterable[NestedKey]) -> str:
@@ -168,8 +169,8 @@ def missing(name: NestedKey, node: Any) -> MissingKeyError:
         ]
         if not nested and not hint:
             last = {k[-1]: k for k in reversed(list(node.keys(True))) if isinstance(k, tuple)}
-            near = difflib.get_close_matches(name, list(last), n=1)
-            nested = [last[near[0]]] if near else []
+            near = nearest_of(name, last)
+            nested = [last[near]] if near is not None else []
         hint = f". Did you mean {nested[0]!r}?" if nested else hint
     return MissingKeyError(
         f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}'

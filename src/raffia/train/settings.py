@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import types
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from raffia.hints import did_you_mean, nearest
 
 Config = TypeVar("Config")
 LONGEST = 200  # characters of a value that are told
@@ -63,8 +64,8 @@ def unknown_setting(name: str, names: Sequence[str]) -> ConfigError:
     there is no setting num_simulations; did you mean search.num_simulations?
     """
     name = _printed(name if len(name) <= LONGEST else f"{name[:LONGEST]} ...")
-    nearest = nearest_name(name, names)
-    hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(names)}"
+    near = nearest_name(name, names)
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"there is no setting {name}; {hint}")
 
 
@@ -80,11 +81,9 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
     'targets.discount'
     """
     last = name.rpartition(".")[2]
-    whole = difflib.get_close_matches(name, names, n=1)
-    same_end = [known for known in names if known.rpartition(".")[2] == last]
     ends = {known.rpartition(".")[2]: known for known in reversed(names)}
-    like_end = difflib.get_close_matches(last, ends, n=1)
-    return next(iter([*same_end, *whole, *(ends[end] for end in like_end)]), None)
+    like_end = nearest(last, ends)
+    return ends.get(last) or nearest(name, names) or (ends[like_end] if like_end else None)
 
 
 class Presets(dict[str, Config]):
@@ -97,8 +96,8 @@ class Presets(dict[str, Config]):
     """
 
     def __missing__(self, name: object) -> Config:
-        nearest = nearest_name(str(name), list(self))
-        hint = f"did you mean {nearest!r}?" if nearest else f"there are {', '.join(self)}"
+        near = nearest_name(str(name), list(self))
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(self)}"
         raise KeyError(f"there is no preset {name!r}; {hint}")
 
 
@@ -171,10 +170,7 @@ def wrong_value(place: str, hint: Any, value: object) -> ConfigError:
     """
     text, near = shown(value), ""
     if get_origin(hint) is Literal and isinstance(value, str):
-        like = difflib.get_close_matches(
-            value[:LONGEST], [str(choice) for choice in get_args(hint)], n=1
-        )
-        near = f"; did you mean {like[0]}?" if like else ""
+        near = did_you_mean(value[:LONGEST], map(str, get_args(hint)), "; did you mean {}?")
     return ConfigError(f"{place} must be {_described(hint)}; seen {text}{near}")
 
 

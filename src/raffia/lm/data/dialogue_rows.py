@@ -14,13 +14,13 @@ which the agent's last one gets. What is null is not there.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Place
+from raffia.hints import nearest
 from raffia.lm.data.utterances import Sequences
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
@@ -126,11 +126,9 @@ def check_names(entries: Mapping[str, Any], allowed: set[str], place: Place) -> 
             continue
         if name in KNOWN:
             place.fail(f"it has no meaning beside {sorted(allowed & entries.keys())}", name)
-        near = difflib.get_close_matches(name, allowed, n=1, cutoff=NEAR)
-        if near and near[0] not in entries:
-            place.fail(
-                f"did you mean {near[0]!r}? To leave it out: columns={{{name!r}: None}}", name
-            )
+        near = nearest(name, allowed, cutoff=NEAR)
+        if near is not None and near not in entries:
+            place.fail(f"did you mean {near!r}? To leave it out: columns={{{name!r}: None}}", name)
 
 
 def messages_of(
@@ -169,9 +167,9 @@ def messages_of(
         if not isinstance(content, str):
             place.fail(f"the content of message {number} is {_seen(content)}, no text", "messages")
         for name in message:
-            near = difflib.get_close_matches(name, OF_MESSAGES, n=1, cutoff=NEAR)
-            if name not in OF_MESSAGES and near and near[0] not in message:
-                place.fail(f"message {number} has {name!r}: did you mean {near[0]!r}?", "messages")
+            near = nearest(name, OF_MESSAGES, cutoff=NEAR)
+            if name not in OF_MESSAGES and near is not None and near not in message:
+                place.fail(f"message {number} has {name!r}: did you mean {near!r}?", "messages")
         own = message.get("reward")
         if own is not None and not roles[role]:
             place.fail(

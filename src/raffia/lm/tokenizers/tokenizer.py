@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from raffia.files import make_folder, write_json
+from raffia.hints import did_you_mean
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -180,9 +180,7 @@ class ListTokenizer(SpecialTokens):
     def token_to_id(self, token: str) -> int:
         """The number of a token."""
         if token not in self._ids:
-            near = difflib.get_close_matches(token, self.tokens, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise KeyError(f"there is no token {token!r}{hint}")
+            raise KeyError(f"there is no token {token!r}{did_you_mean(token, self.tokens)}")
         return self._ids[token]
 
     def id_to_token(self, number: int) -> str:

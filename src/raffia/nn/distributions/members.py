@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from torch.distributions import Distribution
 
+from raffia.hints import did_you_mean
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, is_key, unravel_key
 from raffia.tensordict.node import Node
 
@@ -39,8 +39,7 @@ def node(what: str, value: Any) -> Any:
 def known(name: Any, names: Collection[NestedKey]) -> str:
     """The end of an error about a name that is not among `names`."""
     spelled = {dotted(n): n for n in names}
-    near = difflib.get_close_matches(dotted(name), spelled, n=1) if is_key(name) else []
-    hint = f". Did you mean {spelled[near[0]]!r}?" if near else ""
+    hint = did_you_mean(dotted(name), spelled, ". Did you mean {!r}?") if is_key(name) else ""
     return f"; there are {sorted(names, key=str)}{hint}"
 
 

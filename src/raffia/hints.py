@@ -1,0 +1,41 @@
+"""The nearest name, for errors about one that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["did_you_mean", "nearest"]
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that is most like this one; None where none is alike.
+
+    cutoff: how alike it must be, 0..1, as `difflib.get_close_matches` has it.
+
+    >>> nearest("cartpol", ["smoke", "cartpole"])
+    'cartpole'
+    """
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(
+    name: str,
+    names: Iterable[str] | Mapping[str, Any],
+    hint: str = "; did you mean {!r}?",
+    cutoff: float = 0.6,
+) -> str:
+    """The end of an error: a hint at the nearest name, or nothing.
+
+    names: a mapping says for each name what is to be shown for it.
+    hint: with a place for the nearest.
+
+    >>> did_you_mean("cartpol", ["smoke", "cartpole"]), did_you_mean("xyz", ["smoke"])
+    ("; did you mean 'cartpole'?", '')
+    """
+    near = nearest(name, names, cutoff)
+    if near is None:
+        return ""
+    return hint.format(names[near] if isinstance(names, Mapping) else near)
