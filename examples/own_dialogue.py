@@ -1,4 +1,4 @@
-"""A dialogue of one's own, learnt from logs: a seller who does better than all who were logged.
+"""A dialogue of your own, learnt from logs: a seller who does better than all who were logged.
 
 A buyer has a limit that the seller does not know, and patience for three prices; a price that is
 far too high makes him say so. Logged sellers name prices without much thought. ILQL finds what to
@@ -42,7 +42,7 @@ class Haggle(Language_Environment):
 
     def step(self, action):
         if self.talk.terminal:
-            raise RuntimeError("the buyer has gone: begin anew with reset(seed)")
+            raise RuntimeError("the buyer has gone: start over with reset(seed)")
         price = int(action) if action.isdigit() else 99
         sold = price <= self.limit
         answer = "deal" if sold else "far too much" if price > self.limit + 3 else "too much"

@@ -1,4 +1,4 @@
-"""An environment and networks of one's own, trained by EfficientZero: python
+"""An environment and networks of your own, trained by EfficientZero: python
 examples/own_environment.py
 
 A minute at most. The run's folder, runs/corridor, is one like any other: `raffia report

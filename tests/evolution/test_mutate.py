@@ -301,10 +301,10 @@ def test_a_few_get_much_more_noise_and_a_few_are_drawn_anew():
     # beyond 5 of the weaker noise: those of ten times it, that lie beyond a half of theirs
     assert (relative > 0.05).float().mean() == pytest.approx(0.2 * 0.617, abs=0.01)
     before, after = noise_of(mutation_sd=0.0, strong_share=0.3, reset_share=0.25)
-    anew = after != before
-    assert anew.float().mean() == pytest.approx(0.25, abs=0.01)
-    assert after[anew].std() == pytest.approx(2.0, rel=0.05)
-    assert torch.corrcoef(torch.stack([before[anew], after[anew]]))[0, 1].abs() < 0.05
+    again = after != before
+    assert again.float().mean() == pytest.approx(0.25, abs=0.01)
+    assert after[again].std() == pytest.approx(2.0, rel=0.05)
+    assert torch.corrcoef(torch.stack([before[again], after[again]]))[0, 1].abs() < 0.05
     before, after = noise_of(mutation_sd=0.0, strong_share=1.0, reset_share=0.0)
     assert after.equal(before)
 

@@ -31,7 +31,7 @@ class Quiet(PlainView):
 class Training:
     """A run; afterwards it goes on, or begins if nothing was begun, and ends with the same."""
 
-    whole_every = 8  # of the states that are looked at, which are gone on with
+    whole_every = 8  # of the states that are looked at, which are resumed
 
     def __init__(self, recipe, config):
         self.recipe, self.make = recipe, config

@@ -59,7 +59,7 @@ def test_a_tokenizer_that_was_made_of_data_is_made_anew_by_a_resume_alone(tmp_pa
     path = run / "tokenizer" / "raffia_tokenizer.json"
     whole = path.read_bytes()
     path.write_bytes(whole[:40])
-    with pytest.raises(RunError, match="raffia resume .* makes the tokenizer anew of the data"):
+    with pytest.raises(RunError, match="raffia resume .* makes the tokenizer again from the data"):
         ilql.load_agent(run)
     assert ilql.resume(run, config=replace(config, num_updates=3), view=Quiet()).update == 3
     assert path.read_bytes() == whole
@@ -101,14 +101,14 @@ def test_a_run_that_ended_and_whose_checkpoints_are_gone_says_one_thing(tmp_path
     rows = (run / "metrics.jsonl").read_bytes()
     shutil.rmtree(run / "checkpoints")
     words = (
-        "the checkpoints of .* are gone: bring them back, or train anew, as by `raffia train ilql"
+        "the checkpoints of .* are gone: bring them back, or train again, as by `raffia train ilql"
     )
     with pytest.raises(RunError, match=words):
         ilql.resume(run, view=Quiet())
     for which in ("best", "newest"):
         with pytest.raises(RunError, match=words):
             find_checkpoint(run, which)
-    assert (run / "metrics.jsonl").read_bytes() == rows  # nothing was begun anew
+    assert (run / "metrics.jsonl").read_bytes() == rows  # nothing was started over
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):

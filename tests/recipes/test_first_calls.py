@@ -146,7 +146,7 @@ class TestTypes:
 
 
 def every_field(config, rebuild=lambda changed: changed):
-    """A function for each field that makes the whole run anew with another value of it."""
+    """A function for each field that makes the whole run again with another value of it."""
     for field in fields(config):
 
         def change(value, name=field.name):

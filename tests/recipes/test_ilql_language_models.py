@@ -47,7 +47,7 @@ def numel(nest: TensorDict) -> int:
 
 
 def assert_resumes_exactly(config, tmp_path):
-    """Stopped and gone on with, without the model's folder: the same run. Gives its folder."""
+    """Stopped and resumed, without the model's folder: the same run. Gives its folder."""
     straight, folder = tmp_path / "straight", tmp_path / "run"
     assert train(config, straight, view=Quiet()).reason == "finished"
     train(config, folder, view=Quiet({3: terminate}))

@@ -90,7 +90,7 @@ def test_it_learns_what_its_equation_says(dqn):
 
 
 def test_settings_that_shaped_what_was_learnt_stay(dqn, finished):
-    with pytest.raises(RunError, match="^learning_rate: .* has begun with other values"):
+    with pytest.raises(RunError, match="^learning_rate: .* was started with other values"):
         resume_run(finished, dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
 
 

@@ -1,4 +1,4 @@
-"""Runs of populations: selected, stopped in the middle of a generation, gone on with."""
+"""Runs of populations: selected, stopped in the middle of a generation, resumed."""
 
 import json
 from dataclasses import replace

@@ -112,7 +112,7 @@ def test_a_run_can_be_made_longer(tmp_path):
 def test_a_run_that_cannot_go_on_with_another_config_keeps_its_own(tmp_path):
     train(short(num_env_steps=100), tmp_path / "run", view=Quiet())
     other = short(num_env_steps=140, env=replace(short().env, num_envs=5))
-    with pytest.raises(RunError, match="^env.num_envs: .* has begun with other values"):
+    with pytest.raises(RunError, match="^env.num_envs: .* was started with other values"):
         resume(tmp_path / "run", config=other, view=Quiet())
     assert read_run(tmp_path / "run") == short(num_env_steps=100)
     assert resume(tmp_path / "run", config=short(num_env_steps=140), view=Quiet()).env_step == 140
@@ -268,7 +268,7 @@ def test_a_run_in_envs_of_ones_own_is_not_resumed_in_others(tmp_path):
     )  # whose env.id is of another environment
     train(config, folder, view=Quiet(), make_env=corridor)
     for call in (resume, load_agent, lambda run: evaluate(run, episodes=1)):
-        with pytest.raises(RunError, match="begun with custom make_env: pass the same"):
+        with pytest.raises(RunError, match="started with custom make_env: pass the same"):
             call(folder)
     longer = short(num_env_steps=80)
     assert resume(folder, config=longer, view=Quiet(), make_env=corridor).env_step == 80
@@ -376,7 +376,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(lost, finishe
     for path in folder.glob(lost):
         path.unlink()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match="none of the . checkpoints in .* can be gone on with"):
+    with pytest.raises(RunError, match="none of the . checkpoints in .* can be resumed"):
         resume(folder, view=Quiet())
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -389,7 +389,7 @@ def test_a_run_does_not_go_on_with_another_learner(part, change, finished, tmp_p
 
     shutil.copytree(finished, tmp_path / "run")
     other = replace(short(num_env_steps=180), **{part: replace(getattr(short(), part), **change)})
-    with pytest.raises(RunError, match=f"^{part}.*has begun with other values"):
+    with pytest.raises(RunError, match=f"^{part}.*was started with other values"):
         resume(tmp_path / "run", config=other, view=Quiet())
     assert read_run(tmp_path / "run") == short()
 
@@ -408,5 +408,5 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
     assert resume(tmp_path / "run", view=Quiet()).reason == "finished"
     config["run"]["own"] = ["worlds"]
     path.write_text(json.dumps(config))
-    with pytest.raises(RunError, match="begun with custom make_env: pass the same"):
+    with pytest.raises(RunError, match="started with custom make_env: pass the same"):
         resume(tmp_path / "run", view=Quiet())

@@ -99,7 +99,7 @@ def test_tensorboard_reads_it(tmp_path):
 
 def test_tensorboard_finds_the_curves_of_a_folder(tmp_path):
     multiplexer = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for _ in range(2):  # a file that is there is gone on with
+    for _ in range(2):  # a file that is there is resumed
         with EventFile(tmp_path) as events:
             events.write("train/loss", 0.5, step=3)
     assert len(os.listdir(tmp_path)) == 1

@@ -180,7 +180,7 @@ What you type is what the agent's environment says; it answers.
   /again      another answer to the same
   /go         let it speak though you said nothing: first of all, or once more
   /add TEXT   say this, and more, before it answers
-  /new        begin anew
+  /new        start over
   /quit       leave, as do Ctrl-D and Ctrl-C
   //TEXT      say what begins with /"""
 
@@ -234,7 +234,7 @@ What you type is what the agent's environment says; it answers.
             so_many = "utterance" if self._forgotten == 1 else f"{self._forgotten} utterances"
             self.remark(
                 f"its context of {self.chat.block_size} tokens is full: it no longer sees the "
-                f"first {so_many}; /new begins anew"
+                f"first {so_many}; /new starts over"
             )
         self.show_values(said)
 

@@ -246,7 +246,7 @@ def kernel_cache(package: pathlib.Path) -> Check:
             return Check("kernels", "ok", f"compiled ones are kept below {place}")
     seen = f"no place to keep them: {' and '.join(map(str, places))} cannot be written"
     mend = (
-        "each start compiles anew, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours, which "
+        "each start compiles again, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours, which "
         "nobody else may write to: whoever does can run code in your processes"
     )
     return Check("kernels", "note", seen, mend)

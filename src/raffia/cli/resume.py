@@ -88,7 +88,7 @@ def resume(words: Sequence[str]) -> int:
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:
-    """Whether what a run ended with is there and whole; if not, what is lacking is learnt anew."""
+    """Whether what a run ended with is there and whole; if not, what is lacking is learnt again."""
     from raffia.recipes.run_folder import is_saved
 
     return is_saved(run, state.update or 0, print)
@@ -99,8 +99,8 @@ def _refuse(
 ) -> None:
     verb = "shapes" if len(fixed) == 1 else "shape"
     raise UsageError(
-        f"{', '.join(fixed)} {verb} what is learnt, and {run} has begun without. Keep it as it is, "
-        "or train anew with its settings and yours:",
+        f"{', '.join(fixed)} {verb} what is learnt, and {run} was started without. Keep it as it "
+        "is, or train again with its settings and yours:",
         call("raffia", "resume", run, *commands.named_for_calls()),
         call(
             *("raffia", "train", commands.name, "--config", run / "config.json"),

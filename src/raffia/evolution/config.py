@@ -134,7 +134,7 @@ class MutationConfig:
     mutation_sd: float = 0.1  # of the noise, relative to the weight
     mutated_share: float = 0.1  # of a tensor's weights
     strong_share: float = 0.05  # of those: ten times the noise
-    reset_share: float = 0.05  # of those: drawn anew, as wide as the tensor is
+    reset_share: float = 0.05  # of those: drawn again, as wide as the tensor is
     mutate_elite: bool = False
 
     def __post_init__(self) -> None:

@@ -202,8 +202,8 @@ def _noise(
     old = flat[place]
     size = torch.where(kind < config.strong_share, STRONG, 1.0) * config.mutation_sd
     new = old + normal * size.to(leaf.dtype) * old.abs()
-    anew = kind >= 1 - config.reset_share
-    changed = flat.index_put((place,), torch.where(anew, normal * spread, new))
+    again = kind >= 1 - config.reset_share
+    changed = flat.index_put((place,), torch.where(again, normal * spread, new))
     leaf.copy_(changed.view(leaf.shape))  # which need not lie in memory in this order
     return num
 

@@ -1,6 +1,6 @@
 """A step as the list of its operations: recorded once, then repeated without what surrounds them.
 
-What `torch.vmap` and the gradients decide for each operation anew takes as long on a CPU as the
+What `torch.vmap` and the gradients decide for each operation again takes as long on a CPU as the
 operations of small networks do. `Traced` has it decided once for inputs of a form.
 """
 

@@ -105,7 +105,7 @@ def value_prefix(
     reward: Tensor,  # [*, T], 0 behind the end
     horizon: int,  # L
 ) -> Tensor:  # [*, T]
-    """The rewards so far, undiscounted, counted anew after each L steps.
+    """The rewards so far, undiscounted, counted again after each L steps.
 
         p_k = sum of r_j over j = k - k mod L, ..., k
 

@@ -245,7 +245,7 @@ def _renamed(data: dict[str, Any]) -> dict[str, Any]:
 def refuse_without_own(
     folder: Path, given: Sequence[str], algorithm: Algorithm | None = None
 ) -> None:
-    """RunError if a run was begun with custom environments or networks that are not given now.
+    """RunError if a run was started with custom environments or networks that are not given now.
 
     Others would do as well as these if their shapes are alike, and it would not show.
     """
@@ -255,8 +255,8 @@ def refuse_without_own(
     if lacks:
         call = ", ".join(f"{name}=..." for name in lacks)
         raise RunError(
-            f"{folder} was begun with custom {' and '.join(lacks)}: pass the same, "
-            f"as in resume({str(folder)!r}, {call}), from the script that it was begun by"
+            f"{folder} was started with custom {' and '.join(lacks)}: pass the same, "
+            f"as in resume({str(folder)!r}, {call}), from the script that it was started by"
         )
 
 
@@ -293,7 +293,7 @@ def _without_lock(folder: Path, why: str) -> str:
 def refuse_without_checkpoints(folder: Path) -> None:
     """RunError if a run has ended, so that it had checkpoints, and none of them is there.
 
-    To begin it anew would take away the rows that it left.
+    To begin it again would take away the rows that it left.
 
     >>> refuse_without_checkpoints(Path("no such run"))
     """
@@ -316,7 +316,7 @@ def has_ended(folder: Path) -> bool:
 
 def _gone(folder: Path) -> str:
     return (
-        f"the checkpoints of {folder} are gone: bring them back, or train anew, as by "
+        f"the checkpoints of {folder} are gone: bring them back, or train again, as by "
         f"`raffia train {read_made_by(folder)['algorithm']} --config {folder / CONFIG} "
         f"--run {folder}-new`"
     )

@@ -112,8 +112,8 @@ def resume_run(
     fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
         raise RunError(
-            f"{', '.join(fixed)}: {folder} has begun with other values, which shaped what was "
-            f"learnt; only {', '.join(algorithm.may_change)} may change. Train anew in another "
+            f"{', '.join(fixed)}: {folder} was started with other values, which shaped what was "
+            f"learnt; only {', '.join(algorithm.may_change)} may change. Train again in another "
             "folder"
         )
 

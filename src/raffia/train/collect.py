@@ -190,7 +190,7 @@ class Collector:
         )
 
     def load_state(self, state: TensorDict) -> None:
-        """Stand where `state` was taken: each row's episode is begun anew and played again."""
+        """Stand where `state` was taken: each row's episode is started over and played again."""
         num = self.env.num_envs
         if len(state["episode"]) != num:
             raise ValueError(

@@ -27,7 +27,7 @@ POLYNOMIAL = 0x82F63B78  # with its bits in reverse order
 
 
 class EventFile(AppendedFile):
-    """Scalars for `tensorboard --logdir FOLDER`; a file that is there already is gone on with.
+    """Scalars for `tensorboard --logdir FOLDER`; a file that is there already is resumed.
 
     What a crash cut off at its end is removed.
 
@@ -71,7 +71,7 @@ class EventFile(AppendedFile):
         """Remove what was written after `position`; gives how many bytes that were.
 
         The first record stays, which says what file it is. A file that is shorter already is left
-        as it is. A TensorBoard that is looking at the file needs to be started anew.
+        as it is. A TensorBoard that is looking at the file needs to be started again.
         """
         before = self.position()
         if position < before:

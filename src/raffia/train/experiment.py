@@ -132,7 +132,7 @@ class Experiment:
         """
         if passed_over:
             raise RunError(
-                f"none of the {len(passed_over)} checkpoints in {self.folder} can be gone on with, "
+                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, "
                 "as said above. Nothing was changed: bring back what is missing, or begin another "
                 f"run{self.unusable_remark}"
             )

@@ -20,7 +20,7 @@ __all__ = ["OwnReplays", "SharedReplay"]
 class SharedReplay:
     """What all members have played; they learn from the same windows.
 
-    A window's priority is the mean of what its members say, and what is searched anew is that of
+    A window's priority is the mean of what its members say, and what is searched again is that of
     the member that is named.
 
     >>> from raffia.data.storage import TensorStorage

@@ -170,7 +170,7 @@ class RunningMeans:
             self._sum()
 
     def take(self) -> dict[str, float]:
-        """The means by name; it starts anew."""
+        """The means by name; it starts again."""
         self._sum()
         means = {name: total / count for name, (total, count) in self._sums.items() if count}
         self._sums = {}
@@ -251,7 +251,7 @@ class PhaseClock:
             self._inside.pop()
 
     def take(self) -> dict[str, float]:
-        """Seconds by "seconds_" and the phase; it starts anew."""
+        """Seconds by "seconds_" and the phase; it starts again."""
         if self._inside:
             self._count()
         spent = {f"seconds_{name}": seconds for name, seconds in self._spent.items()}

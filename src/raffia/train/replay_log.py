@@ -57,7 +57,7 @@ class ReplayLog:
     """Keeps a `SegmentReplayBuffer` along with checkpoints.
 
     folder: where the chunks are. It may hold a folder for a `MemmapStorage` besides: that is then
-        room for the rows and no more, and is filled anew by `restore`.
+        room for the rows and no more, and is filled again by `restore`.
     mutable: what `buffer.update` is called with. Of the buffer's `obs_keys`, those that are not
         named here must never be updated: they are written once.
     name: of the part of a checkpoint, and in its extras; of several logs each has its own, and its
@@ -185,7 +185,7 @@ class ReplayLog:
         """Remove the chunks that none of these checkpoints needs.
 
         Called after a save, and after one that failed: what was written for that is removed, and
-        is written anew for the next one.
+        is written again for the next one.
 
         kept: all that there are, `Checkpoints.kept()`.
         Raises CheckpointError where one can't be removed.

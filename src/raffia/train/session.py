@@ -177,12 +177,12 @@ class TrainingSession:
             state = self.experiment.init()
             self.experiment.start_over(self.checkpoints.passed_over)
             if self.records.state()["rows"]:
-                self.view.message("no checkpoint was saved yet: it begins anew")
+                self.view.message("no checkpoint was saved yet: it starts over")
             self.records.rewind({"seconds": 0.0, "rows": 0, "events": 0})
             self._write("start", state, **self._made_by(), **_first_members(state))
         else:
             state = self._restore(found)
-            self.view.message(f"goes on after update {found.update:,}")
+            self.view.message(f"resumes after update {found.update:,}")
             self._write("resume", state, **self._made_by())
         return state.to(self._plan.device)
 

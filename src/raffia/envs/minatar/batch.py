@@ -26,7 +26,7 @@ _COLOURS = (  # of the planes in a picture, in their order
 
 
 class MinAtarBatch:
-    """E games of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), written anew.
+    """E games of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), reimplemented.
 
     Observations are uint8 [channels, 10, 10], 255 where something is. Actions are those that do
     something in the game; with `all_actions` the six of all games: nothing, left, up, right, down,

@@ -37,7 +37,7 @@ _ENEMY_IN, _ENEMY_EVERY, _DIVER_IN, _MOVE_EVERY, _RAMPS = range(OWN + 7, OWN + 1
 # A thing stays at most 60 steps (an enemy at its slowest), 30 when enemies come at each step; so
 # there are never as many as there is room for.
 _MANY, _FEW = 64, 8
-# Where the lists begin; numba would compile what is given a plain 19 anew for each such number.
+# Where the lists begin; numba would compile what is given a plain 19 again for each such number.
 _SHOTS = np.int64(OWN + 12)
 _BULLETS = _SHOTS + 1 + FIELDS * _FEW
 _DIVERS = _BULLETS + 1 + FIELDS * _MANY  # from here on they leave a trail

@@ -1,6 +1,6 @@
-"""Logged dialogues as batches for offline learning: the data sets, and the contract for one's own.
+"""Logged dialogues as batches for offline learning: the data sets, and the contract for your own.
 
-A data set of one's own is a `List_RL_Dataset` (rows by number) or an `Iterable_RL_Dataset` (rows
+A data set of your own is a `List_RL_Dataset` (rows by number) or an `Iterable_RL_Dataset` (rows
 drawn one by one, without an end); `DialogueDataset` is that of files, chats and played games.
 """
 
@@ -169,7 +169,7 @@ class DialogueDataset(List_RL_Dataset):
         malformed: a row that means nothing is an error that says where it stands; "skip" leaves it
             out, and `statistics()` counts it.
         folder: keep the tokens there, mapped to memory, so that they need not fit into it; they are
-            made anew when the source, the tokenizer or a setting is another one.
+            made again when the source, the tokenizer or a setting is another one.
 
         >>> DialogueDataset.build(TranscriptDialogues([]), Vocabulary(9))
         Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""From the rows of a source to a store of tokens: what is left out, and when it is made anew.
+"""From the rows of a source to a store of tokens: what is left out, and when it is made again.
 
 A store in a folder is made once and mapped to memory from then on, until the source, the tokenizer
 or a setting is another one.
@@ -188,7 +188,7 @@ def build_store(
     """The store of a source: in memory, or in a folder, where it is made only if it has to be.
 
     A damaged store, or one that was made from other rows, with another tokenizer or under other
-    rules, is made anew.
+    rules, is made again.
 
     >>> from raffia.lm.data.dialogue_sources import ObservationDialogues
     >>> build_store(ObservationDialogues([]), None, RowRules(), None)

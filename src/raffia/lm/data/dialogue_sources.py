@@ -43,7 +43,7 @@ class DialogueSource(Protocol):
     def rows(self) -> Iterator[tuple[Place, Any]]:
         """The rows as they stand there; raises MalformedDataError where nothing more can be read.
 
-        It begins anew at each call.
+        It starts over at each call.
         """
 
     def read(self, raw: Any, place: Place) -> Any:

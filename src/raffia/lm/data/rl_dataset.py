@@ -1,4 +1,4 @@
-"""The contract for a data set of one's own: rows by number, or rows that are drawn."""
+"""The contract for a data set of your own: rows by number, or rows that are drawn."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RL_Dataset(ABC):
 
 
 class List_RL_Dataset(RL_Dataset):
-    """Rows by number: `size` and `get_item` are one's own; each epoch has each row once.
+    """Rows by number: `size` and `get_item` are your own; each epoch has each row once.
 
     >>> class Sums(List_RL_Dataset):  # 1 + 1 = ?, for a right answer 1, for a wrong one 0
     ...     def size(self):
@@ -158,7 +158,7 @@ class List_RL_Dataset(RL_Dataset):
 
 
 class Iterable_RL_Dataset(RL_Dataset):
-    """Rows that are drawn one by one: `sample_item` is one's own, and all its chance the generator.
+    """Rows that are drawn one by one: `sample_item` is your own, and all its chance the generator.
 
     >>> class Bandit(Iterable_RL_Dataset):  # two answers, the second pays
     ...     def sample_item(self, generator):

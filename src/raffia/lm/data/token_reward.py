@@ -28,7 +28,7 @@ class TokenReward(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that the numbers depend on, as JSON: with other settings a store is built anew."""
+        """All that the numbers depend on, as JSON: with other settings a store is built again."""
 
 
 class ConstantTokenReward(TokenReward):

@@ -230,7 +230,7 @@ def _check_after_end(subject: Subject) -> str:
                 "after a reset it says that the dialogue has ended",
                 "forget the old dialogue in reset",
             ) from None
-        return "a step is refused, and a reset begins anew"
+        return "a step is refused, and a reset starts over"
     raise Seen(
         "a step after the end gave no error", "raise one that says reset(seed): a caller missed it"
     )

@@ -47,7 +47,7 @@ def train(
     """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
 
     view: where progress is shown; None: the terminal.
-    preset: the name of the config, to be told in the report.
+    preset: the name of the config, to be shown in the report.
     make_env, networks: in place of those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.

@@ -16,7 +16,7 @@ from raffia.train.replay_log import ReplayLog
 
 __all__ = ["Replays", "make_replay"]
 
-SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes anew into the replay
+SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes again into the replay
 
 
 class Replays:
@@ -44,7 +44,7 @@ class Replays:
             self.replay = SharedReplay(self.buffers[0], size)
 
     def update(self, fresh: TensorDict, best: int) -> None:
-        """Keep what was searched anew; where members share their rows, that of the best."""
+        """Keep what was searched again; where members share their rows, that of the best."""
         if isinstance(self.replay, SegmentReplayBuffer):
             self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
         else:

@@ -43,7 +43,7 @@ def train(
     """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
 
     view: where progress is shown; None: the terminal.
-    preset: the name of the config, to be told in the report.
+    preset: the name of the config, to be shown in the report.
     Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile

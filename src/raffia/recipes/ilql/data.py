@@ -322,7 +322,7 @@ def find_tokenizer(
     """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
 
     source: the rows of files, where they are open already.
-    may_mend: make one that is damaged anew of the data, as whoever goes on with a run may, since
+    may_mend: make one that is damaged again of the data, as whoever goes on with a run may, since
         what its checkpoints have learnt from is compared. That of games follows from the config.
 
     >>> find_tokenizer(ILQLRun(), None).num_tokens  # words, rows of colours, and seven more
@@ -338,8 +338,8 @@ def find_tokenizer(
         except (DamagedFileError, FileNotFoundError) as error:
             if config.task != "wordle" and not may_mend:
                 raise RunError(
-                    f"{error}. `raffia resume {folder}` makes the tokenizer anew of the data; or "
-                    "bring the file back"
+                    f"{error}. `raffia resume {folder}` makes the tokenizer again from the data; "
+                    "or bring the file back"
                 ) from error
     made = make_tokenizer(config, source)
     made.save(place)

@@ -101,7 +101,7 @@ class ILQLExperiment(Experiment):
         if found.extras["data"] != self._data():
             raise RunError(
                 f"{found.root} has learnt from other rows than those that are there now: bring "
-                "back the files as they were, or train anew on these in another folder"
+                "back the files as they were, or train again on these in another folder"
             )
         if found.extras.get("language_model", "") != self.making.checksum:
             raise RunError(

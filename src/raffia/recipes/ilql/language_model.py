@@ -141,7 +141,7 @@ def making_of(config: ILQLRun, folder: str | Path) -> Making:
     except DamagedFileError as error:
         raise RunError(
             f"{error}. Bring back {path} as it was; while no checkpoint was saved, remove it, and "
-            "it is made anew"
+            "it is made again"
         ) from error
 
 

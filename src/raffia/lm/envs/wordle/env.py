@@ -12,9 +12,9 @@ __all__ = ["WordleEnv"]
 class WordleEnv(Language_Environment):
     """Six tries to find a secret word; the reward is 0 for the guess that wins, -1 for every other.
 
-    Before each answer the secret is drawn anew from the words that fit what is known, of those that
-    can be the secret. To the player this is the game with one secret: given what is known, each of
-    them is as likely as the others.
+    Before each answer the secret is drawn again from the words that fit what is known, of those
+    that can be the secret. To the player this is the game with one secret: given what is known,
+    each of them is as likely as the others.
 
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> env = WordleEnv(Wordle(vocabulary=Vocabulary.built_in()))

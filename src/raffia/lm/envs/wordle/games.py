@@ -105,7 +105,7 @@ def simulate(
     """Play a game for each seed, all at once: the same games as in `WordleEnv`, one by one.
 
     secrets: numbers of words, one for each seed, that stay the secrets of their games; None: they
-        are drawn anew before each answer, which to a player is the same
+        are drawn again before each answer, which to a player is the same
 
     >>> from raffia.lm.envs.wordle.policies import InformationGain
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
