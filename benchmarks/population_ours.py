@@ -35,7 +35,7 @@ from raffia.functional.optim import adamw
 from raffia.functional.trees import over_leaf
 from raffia.learner import Learner
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
@@ -143,7 +143,7 @@ def gpt() -> tuple[Learner, TensorDict]:
 def wordle() -> tuple[Learner, TensorDict]:
     config = ILQL_PRESETS["wordle"]
     few = replace(config, wordle=replace(config.wordle, num_games=GAMES))
-    games = make_lessons(few, None).learnt
+    games = make_corpus(few, None).learnt
     batch = next(games.batches(0, 0, BATCH, per_token=config.model.per_token))
     return ILQLLearner(config, num_updates=config.num_updates), batch
 

@@ -43,7 +43,7 @@ def fitness_of(size, number):
 def run(evolution, times, first=0):
     state, born = state_of(evolution.size), []
     for number in range(first, first + times):
-        evolution.told(fitness_of(evolution.size, number))
+        evolution.record(fitness_of(evolution.size, number))
         state, generation = evolution.step(state, draws(number))
         born.append(generation)
     return state, born
@@ -79,7 +79,7 @@ def test_the_elite_goes_on_as_itself_and_unchanged():
         for seed in range(8):
             evolution = Evolution(4, SelectionConfig(method=method), always)
             state = state_of(4)
-            evolution.told([0.0, 1.0, 5.0, 2.0])
+            evolution.record([0.0, 1.0, 5.0, 2.0])
             after, born = evolution.step(state, draws(seed))
             place = born.members.index(2)
             assert place == (0 if method == "tournament" else 2)
@@ -87,14 +87,14 @@ def test_the_elite_goes_on_as_itself_and_unchanged():
             assert after[place]["hyper", "tau"] == state[2]["hyper", "tau"]
     changes = Evolution(4, SelectionConfig(), MutationConfig(
         no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges, mutate_elite=True))  # fmt: skip
-    changes.told([0.0, 1.0, 5.0, 2.0])
+    changes.record([0.0, 1.0, 5.0, 2.0])
     _, born = changes.step(state_of(4), draws())
     assert born.members[0] == 2 and born.kinds == ["hyper"] * 4
 
 
 def test_of_truncation_who_stays_is_who_it_was():
     evolution = Evolution(4, SelectionConfig(method="truncation"), NOTHING)
-    evolution.told([0.0, 3.0, 5.0, 2.0])
+    evolution.record([0.0, 3.0, 5.0, 2.0])
     state, born = evolution.step(state_of(4), draws())
     assert born.parents == [2, 1, 2, 3]
     assert born.members == [4, 1, 2, 3]
@@ -104,7 +104,7 @@ def test_of_truncation_who_stays_is_who_it_was():
 
 def test_what_is_told_of_a_generation():
     evolution = Evolution(3, SelectionConfig(), HYPER)
-    evolution.told([1.0, math.nan, 3.0])
+    evolution.record([1.0, math.nan, 3.0])
     state, born = evolution.step(state_of(3), draws(4))
     row = json.loads(json.dumps(born.as_row(), allow_nan=False))
     assert row["generation"] == 1 and row["fitness"] == [1.0, None, 3.0]
@@ -124,7 +124,7 @@ def test_what_is_told_of_a_generation():
 
 def test_the_state_given_stays():
     evolution, state = Evolution(4, SelectionConfig(), HYPER), state_of(4)
-    evolution.told([1.0, 2.0, 3.0, 4.0])
+    evolution.record([1.0, 2.0, 3.0, 4.0])
     after, _ = evolution.step(state, draws())
     after["params", "w"].zero_()
     assert state["params", "w"].equal(state_of(4)["params", "w"])
@@ -135,24 +135,24 @@ def test_the_state_given_stays():
 
 def test_fitness_is_the_mean_of_the_last_evaluations_and_goes_along_with_a_copy():
     evolution = Evolution(3, SelectionConfig(eval_loop=2, tournament_size=3), NOTHING)
-    evolution.told([100.0, 0.0, 0.0])
-    evolution.told([0.0, 4.0, 2.0])
-    evolution.told([1.0, 2.0, 6.0])
+    evolution.record([100.0, 0.0, 0.0])
+    evolution.record([0.0, 4.0, 2.0])
+    evolution.record([1.0, 2.0, 6.0])
     _, born = evolution.step(state_of(3), draws(2))
     assert born.fitness == [0.5, 3.0, 4.0]
     assert born.parents[0] == 2
     rows = [[0.0, 4.0, 2.0], [1.0, 2.0, 6.0]]
-    evolution.told([8.0, 0.0, 0.0])
+    evolution.record([8.0, 0.0, 0.0])
     _, after = evolution.step(state_of(3), draws(2))
     last = [rows[1][parent] for parent in born.parents]
     assert after.fitness == [(a + b) / 2 for a, b in zip(last, [8.0, 0.0, 0.0], strict=True)]
 
 
 def test_a_generation_asks_for_an_evaluation():
-    with pytest.raises(ValueError, match=r"no member was evaluated yet: call told\(fitness\)"):
+    with pytest.raises(ValueError, match=r"no member was evaluated yet: call record\(fitness\)"):
         Evolution(2, SelectionConfig(), NOTHING).step(state_of(2), draws())
     with pytest.raises(ValueError, match="fitness of 3 members, and the population has 2"):
-        Evolution(2, SelectionConfig(), NOTHING).told([1.0, 2.0, 3.0])
+        Evolution(2, SelectionConfig(), NOTHING).record([1.0, 2.0, 3.0])
 
 
 # ---------------------------------------------------------------------------------- resume
@@ -168,7 +168,7 @@ def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
         for number in times:
             fitness = fitness_of(5, number)
             fitness[number % 5] = worst
-            evolution.told(fitness)
+            evolution.record(fitness)
             if number % 2:
                 draw = generator_for(7, "generation", evolution.number)
                 state, born = evolution.step(state, draw)
@@ -185,7 +185,7 @@ def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
     assert before + after == told
     assert end["hyper", "tau"].equal(whole["hyper", "tau"])
     assert end["params", "w"].equal(whole["params", "w"])
-    first.told([0.0] * 5)
+    first.record([0.0] * 5)
     assert kept == json.loads(json.dumps(kept))  # what was kept is no part of who kept it
 
 
@@ -212,7 +212,7 @@ def test_one_alone_evolves_without_elitism():
     for method in ("tournament", "truncation"):
         selection = SelectionConfig(method=method, tournament_size=1, elitism=False)
         evolution = Evolution(1, selection, always)
-        evolution.told([1.0])
+        evolution.record([1.0])
         state, born = evolution.step(state_of(1), draws())
         assert born.members == [0] and born.kinds == ["hyper"]
         assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
@@ -286,7 +286,7 @@ def losses_of(mutations, seed=0, generations=12, updates=10):
         loss = learner.grads(state, waves(10**6, 256))[1]["loss"]
         best.append(loss.min().item())
         if evolution:
-            evolution.told(-loss)
+            evolution.record(-loss)
             state, generation = evolution.step(state, generator_for(seed, "evolve", number))
             born.append(generation)
     return best, born

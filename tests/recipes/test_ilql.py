@@ -27,7 +27,7 @@ from raffia.recipes.ilql.config import (
     ScriptsConfig,
     WordleConfig,
 )
-from raffia.recipes.ilql.data import make_lessons, play_games
+from raffia.recipes.ilql.data import make_corpus, play_games
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 from raffia.recipes.run_folder import read_run
 from raffia.train.checkpoint import Checkpoints
@@ -275,7 +275,7 @@ def test_games_by_letters_and_of_all_kinds(tmp_path):
 def test_filtered_cloning_learns_from_the_best_games_alone(tmp_path):
     config = replace(brief(), evaluate=ILQLEvaluateConfig(every_updates=10, num_episodes=4))
     filtered = method("filtered_bc", config)
-    whole, best = (make_lessons(c, None).learnt for c in (config, filtered))
+    whole, best = (make_corpus(c, None).learnt for c in (config, filtered))
     assert (len(whole), len(best)) == (200, 20)
     assert best.statistics().mean_return > whole.statistics().mean_return + 1
     train(replace(filtered, num_updates=2), tmp_path / "run", view=Quiet())
@@ -324,10 +324,10 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
     straight, folder = tmp_path / "straight", tmp_path / "run"
     result = train(config, straight, view=Quiet())
     assert (result.reason, result.mean_return, result.best_return) == ("finished", None, None)
-    lessons = make_lessons(config, straight)
-    assert (len(lessons.learnt), len(lessons.held_out)) == (32, 8)
-    assert lessons.learnt.origin == "folder" and lessons.held_out.origin == "folder"
-    assert not set(lessons.learnt.rows) & set(lessons.held_out.rows)
+    corpus = make_corpus(config, straight)
+    assert (len(corpus.learnt), len(corpus.held_out)) == (32, 8)
+    assert corpus.learnt.origin == "folder" and corpus.held_out.origin == "folder"
+    assert not set(corpus.learnt.rows) & set(corpus.held_out.rows)
     row = rows(straight, "evaluate")[-1]
     for name in ("loss", "token_loss", "q_loss", "v_mean", "q_mean", "advantage_mean"):
         assert isinstance(row[name], float), name

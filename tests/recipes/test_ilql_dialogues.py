@@ -13,7 +13,7 @@ from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import evaluate, fitted, resume, train
 from raffia.recipes.ilql import experiment as ilql_run
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
-from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import pieces, seen_dialogues, told_data, write_dialogues
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -65,10 +65,10 @@ def test_the_page_shows_them(run):
 
 def test_numbers_are_those_of_the_networks(run):
     config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
-    lessons, networks = make_lessons(config, None), Networks(config)
-    game = [one for one in seen_dialogues(networks, lessons, config)["dialogues"]][4]
-    data = lessons.learnt
-    texts = [pieces(lessons.tokenizer, data[n].tokens) for n in range(len(data))]
+    corpus, networks = make_corpus(config, None), Networks(config)
+    game = [one for one in seen_dialogues(networks, corpus, config)["dialogues"]][4]
+    data = corpus.learnt
+    texts = [pieces(corpus.tokenizer, data[n].tokens) for n in range(len(data))]
     point = data[texts.index(game["tokens"])]
     batch = data.collate([point])
     qvs = qvs_of(networks.loss, batch)
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_the_networks(run):
         assert action["log_prob"] == pytest.approx(float(row[said]), abs=1e-3)
         best = [n for n in row.argsort(descending=True).tolist() if n != said][0]
         other = action["others"][0]
-        assert other["token"] == lessons.tokenizer.id_to_token(best)
+        assert other["token"] == corpus.tokenizer.id_to_token(best)
         assert other["log_prob"] == pytest.approx(float(row[best]), abs=1e-3)
         assert len(action["others"]) == 3
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_writes_the_same(run, tmp_path):
 
 def test_a_policy_alone_has_log_probabilities_and_no_values():
     config = method("bc", brief())
-    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
     assert not record["values"]
     for one in record["dialogues"]:
         assert "v" not in one
@@ -119,7 +119,7 @@ def test_a_policy_alone_has_log_probabilities_and_no_values():
 
 def test_values_alone_have_no_log_probabilities():
     config = method("cql", brief())
-    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
     action = record["dialogues"][4]["actions"][0]
     assert "log_prob" not in action and action["others"][0].keys() == {"token", "q"}
     q = [other["q"] for other in action["others"]]
@@ -145,8 +145,8 @@ def chats(tmp_path, long=False):
 
 def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
     config = chats(tmp_path)
-    lessons = make_lessons(config, None)
-    record = seen_dialogues(Networks(config), lessons, config)
+    corpus = make_corpus(config, None)
+    record = seen_dialogues(Networks(config), corpus, config)
     assert [one["source"] for one in record["dialogues"]] == ["held out"] * 4
     assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
     one = record["dialogues"][-1]
@@ -164,14 +164,14 @@ def test_utterances_are_decisions_where_they_are_actions(tmp_path):
         loss=replace(config.loss, cql_weight=0.0),
         decode=DecodeConfig(include_adv=False),
     )
-    lessons, networks = make_lessons(config, None), Networks(config)
-    one = seen_dialogues(networks, lessons, config)["dialogues"][-1]
+    corpus, networks = make_corpus(config, None), Networks(config)
+    one = seen_dialogues(networks, corpus, config)["dialogues"][-1]
     (action,) = one["actions"]
     said = one["tokens"][action["first"] : action["last"] + 1]
     assert said[-1] == "</a>" and "".join(said[:-1]).endswith(f"{one['return']:.0f}")
-    data = lessons.held_out
+    data = corpus.held_out
     points = [data[n] for n in range(len(data))]
-    texts = [pieces(lessons.tokenizer, point.tokens) for point in points]
+    texts = [pieces(corpus.tokenizer, point.tokens) for point in points]
     batch = data.collate([points[texts.index(one["tokens"])]], per_token=False)
     qvs = qvs_of(networks.loss, batch)
     assert action["q"] == pytest.approx(qvs["target_q"].item(), abs=1e-4)
@@ -181,7 +181,7 @@ def test_utterances_are_decisions_where_they_are_actions(tmp_path):
 
 def test_long_dialogues_are_cut(tmp_path):
     config = chats(tmp_path, long=True)
-    record = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
     for one in record["dialogues"]:
         assert len(one["tokens"]) == 300 and one["cut"] and len(one["actions"]) < 300
         assert not one["ended"] and isinstance(one["v"][-1], float)  # its value counts on
@@ -189,7 +189,7 @@ def test_long_dialogues_are_cut(tmp_path):
 
 def test_the_best_rows_are_told_of_where_only_they_are_learnt_from():
     config = method("filtered_bc", brief())
-    data = told_data(make_lessons(config, None), config)
+    data = told_data(make_corpus(config, None), config)
     assert (data["num_rows"], data["learnt"]["num_rows"]) == (200, 20)
     assert data["learnt"]["mean_return"] > data["mean_return"] + 1
     assert data["low"] < data["mean_return"] < data["high"]
@@ -214,7 +214,7 @@ def test_texts_of_tokens_make_the_text_of_the_utterance():
 def test_it_can_be_interrupted():
     config = brief()
     with pytest.raises(Interrupted):
-        seen_dialogues(Networks(config), make_lessons(config, None), config, stop=lambda: True)
+        seen_dialogues(Networks(config), make_corpus(config, None), config, stop=lambda: True)
 
 
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):

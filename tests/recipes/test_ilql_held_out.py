@@ -14,7 +14,7 @@ from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import evaluate as evaluate_run
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.config import WordleConfig
-from raffia.recipes.ilql.data import make_wordle, play_games, told_template
+from raffia.recipes.ilql.data import describe_template, make_wordle, play_games
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.train.experiment import RunError
 
@@ -88,6 +88,6 @@ def test_letters_are_35_tokens_and_the_preset_is_the_papers():
 
 def test_a_chat_template_that_is_not_used_is_told_of(tmp_path):
     config = replace(ILQL_PRESETS["language-model"], language_model=str(tmp_path))
-    assert told_template(config) == ""
+    assert describe_template(config) == ""
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    assert "which is not used" in told_template(config)
+    assert "which is not used" in describe_template(config)

@@ -14,7 +14,7 @@ from raffia.functional.clipping import global_norm
 from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import fitted, resume, train
-from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.ilql.sizes import with_threads
 from raffia.recipes.run_folder import read_run
@@ -108,7 +108,7 @@ def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(her
     assert same(last(here / "run").tensors("state"), last(here / "straight").tensors("state"))
     assert torch.equal(torch.get_rng_state(), state)
     learner = ILQLLearner(config)
-    batch = make_lessons(config, None).learnt.take(torch.tensor([3]).numpy())
+    batch = make_corpus(config, None).learnt.take(torch.tensor([3]).numpy())
     other = batch.copy().set("index", batch["index"] + 1)
     first, again, elsewhere = (
         learner.grads(learner.init(0), b)[1]["loss"] for b in (batch, batch, other)
@@ -128,7 +128,7 @@ def test_other_words_of_the_same_length_and_reward_are_noticed(here):
         resume(here / "run", view=Quiet())
     write_chats(data)
     assert resume(here / "run", view=Quiet()).reason == "finished"
-    inside, on_disk = (make_lessons(config, folder) for folder in (None, here / "run"))
+    inside, on_disk = (make_corpus(config, folder) for folder in (None, here / "run"))
     assert inside.learnt.store.checksum == on_disk.learnt.store.checksum
     assert inside.digest() == on_disk.digest()
 
@@ -255,8 +255,8 @@ def test_other_names_and_roles_need_no_python(here, capsys):
     write("calls.jsonl", *rows)
     names = "--data.columns chat=messages score=reward tokens= --data.roles bot=agent caller="
     assert main(f"train ilql --data calls.jsonl {names}environment {SMALL}".split()) == 0
-    lessons = make_lessons(read_run("runs/a"), None)
-    found = [*lessons.learnt, *lessons.held_out]
+    corpus = make_corpus(read_run("runs/a"), None)
+    found = [*corpus.learnt, *corpus.held_out]
     assert sorted(point.episode_return for point in found) == [0.0] * 4 + [1.0] * 4
     assert {len(point.utterance_rewards) for point in found} == {1}
 
@@ -272,12 +272,12 @@ def test_what_is_learnt_from_is_told_at_the_start(here, capsys):
     write_chats(here / "chats.jsonl")
     main(f"train ilql --data chats.jsonl {SMALL}".split())
     said = " ".join(capsys.readouterr().out.split())
-    lessons = make_lessons(read_run("runs/a"), None)
-    statistics = lessons.learnt.statistics()
-    told = f"{len(lessons.learnt)} dialogues, {statistics.num_utterances} answers, "
+    corpus = make_corpus(read_run("runs/a"), None)
+    statistics = corpus.learnt.statistics()
+    told = f"{len(corpus.learnt)} dialogues, {statistics.num_utterances} answers, "
     assert f"learning from {told}{statistics.num_tokens:,} tokens" in said
     assert f"return {statistics.mean_return:.4g} (0 to 2)" in said
-    assert f"{len(lessons.held_out)} more held out" in said
+    assert f"{len(corpus.held_out)} more held out" in said
 
 
 def test_cloning_needs_no_rewards(here, capsys):

@@ -34,7 +34,7 @@ from raffia.recipes.ilql.config import (
     ScriptsConfig,
     WordleConfig,
 )
-from raffia.recipes.ilql.data import make_lessons
+from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 NUM_TOKENS = 9
@@ -235,13 +235,13 @@ def write_files(folder):
 
 def seen_data(config):
     """The rows of both parts, and the first batches."""
-    lessons = make_lessons(config, None)
-    batches = lessons.learnt.batches(0, 0, 4)
+    corpus = make_corpus(config, None)
+    batches = corpus.learnt.batches(0, 0, 4)
     first = [next(batches)["tokens"].tolist() for _ in range(3)]
-    rows = [point.tokens for point in lessons.learnt]
-    held = [] if lessons.held_out is None else [point.tokens for point in lessons.held_out]
-    rewards = [point.rewards for point in lessons.learnt]
-    return lessons.tokenizer.num_tokens, rows, rewards, held, first
+    rows = [point.tokens for point in corpus.learnt]
+    held = [] if corpus.held_out is None else [point.tokens for point in corpus.held_out]
+    rewards = [point.rewards for point in corpus.learnt]
+    return corpus.tokenizer.num_tokens, rows, rewards, held, first
 
 
 @pytest.mark.parametrize(("name", "value", "beside"), GAMES + DATA)

@@ -133,11 +133,11 @@ def ilql_timeline(config, folder):
     class Noted(ILQLExperiment):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            lessons = self.lessons
-            learnt, held_out = lessons.learnt, lessons.held_out
+            corpus = self.corpus
+            learnt, held_out = corpus.learnt, corpus.held_out
             kinds = [type(self.learner).__name__, self.config.device, torch.get_num_threads()]
             note("made", kinds, self.config.compile)
-            note("data", lessons.digest(), None if held_out is None else len(held_out), len(learnt))
+            note("data", corpus.digest(), None if held_out is None else len(held_out), len(learnt))
             self.learner = _learner(self.learner, note)
 
         def init(self):
@@ -151,8 +151,8 @@ def ilql_timeline(config, folder):
                 note("batch", batch)
                 yield batch
 
-        def _look(self, state, update, stop):
-            found = super()._look(state, update, stop)
+        def _evaluate_one(self, state, update, stop):
+            found = super()._evaluate_one(state, update, stop)
             note("evaluate", found.dialogues)
             return found
 

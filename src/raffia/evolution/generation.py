@@ -25,8 +25,9 @@ __all__ = ["Evolution", "Generation"]
 class Generation:
     """What one step of evolution has done; all lists are [P].
 
-    >>> born = Generation(1, [1.0, 3.0], [1, 1], [1, 2], [1, 1], ["none", "hyper"], ["", "x"], {})
-    >>> born.as_row()["fitness"], born.parents
+    >>> kinds, changes = ["none", "hyper"], ["", "x"]
+    >>> generation = Generation(1, [1.0, 3.0], [1, 1], [1, 2], [1, 1], kinds, changes, {})
+    >>> generation.as_row()["fitness"], generation.parents
     ([1.0, 3.0], [1, 1])
     """
 
@@ -59,9 +60,9 @@ class Evolution:
     >>> from raffia.evolution.config import *
     >>> evolution = Evolution(3, SelectionConfig(), MutationConfig())
     >>> state = TensorDict(hyper=TensorDict(tau=torch.tensor([0.5, 0.7, 0.9])), batch_size=[3])
-    >>> evolution.told(torch.tensor([1.0, 5.0, 3.0]))
-    >>> state, born = evolution.step(state, torch.Generator().manual_seed(0))
-    >>> born.parents[0], born.members[0], state["hyper", "tau"][0]
+    >>> evolution.record(torch.tensor([1.0, 5.0, 3.0]))
+    >>> state, generation = evolution.step(state, torch.Generator().manual_seed(0))
+    >>> generation.parents[0], generation.members[0], state["hyper", "tau"][0]
     (1, 1, tensor(0.7000))
     """
 
@@ -73,10 +74,10 @@ class Evolution:
         self._next = size
         self._fitness: list[list[float]] = []  # [E][P], by place; a copy takes its parent's along
 
-    def told(self, fitness: Tensor | Sequence[float]) -> None:
+    def record(self, fitness: Tensor | Sequence[float]) -> None:
         """Hear of an evaluation of all members [P].
 
-        >>> Evolution(2, SelectionConfig(), MutationConfig()).told([1.0])
+        >>> Evolution(2, SelectionConfig(), MutationConfig()).record([1.0])
         Traceback (most recent call last):
         ...
         ValueError: fitness of 1 members, and the population has 2
@@ -89,7 +90,7 @@ class Evolution:
     def step(self, state: TensorDict, generator: torch.Generator) -> tuple[TensorDict, Generation]:
         """The next generation's state [P], in memory of its own, and what was done."""
         if not self._fitness:
-            raise ValueError("no member was evaluated yet: call told(fitness) first")
+            raise ValueError("no member was evaluated yet: call record(fitness) first")
         fitness = mean_fitness(
             torch.tensor(self._fitness, dtype=torch.float64), self.selection.eval_loop
         )
@@ -100,7 +101,7 @@ class Evolution:
         old, self.members = self.members, self._named(chosen, best)
         self._fitness = [[row[p] for p in chosen] for row in self._fitness]
         self.number += 1
-        born = Generation(
+        generation = Generation(
             self.number,
             fitness.tolist(),
             chosen,
@@ -110,7 +111,7 @@ class Evolution:
             [change.what for change in changes],
             {str(name): state["hyper", name].tolist() for name in state["hyper"].keys()},
         )
-        return state, born
+        return state, generation
 
     def _parents(self, fitness: Tensor, generator: torch.Generator) -> tuple[Tensor, int | None]:
         """And the place of the elite, if there is one."""

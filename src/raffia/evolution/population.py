@@ -144,11 +144,11 @@ class Population:
             alone = getattr(self.learner, "learns_faster_alone", False) or len(state) <= FEW
             how = "each" if alone else how
         if how == "each":
-            told = [
+            results = [
                 self.learner.grads(state[i], batch[i] if own else batch) for i in range(len(state))
             ]
-            metrics = stack([metrics for _, metrics in told])
-            return stack([update for update, _ in told]), TensorDict(dict(metrics.items()))
+            metrics = stack([metrics for _, metrics in results])
+            return stack([update for update, _ in results]), TensorDict(dict(metrics.items()))
         grads = self._traced if how == "traced" else self._vmapped
         update, metrics = grads(state, batch)
         return update, TensorDict(dict(metrics.items()))
@@ -163,7 +163,7 @@ class Population:
                 f"a member's batch_size is {max(sizes)}, and the batch has {length} samples: draw "
                 "batches as long as the longest, or lower it"
             )
-        updates, told, order = [], [], []
+        updates, results, order = [], [], []
         for size in sorted(set(sizes)):
             members = [i for i, s in enumerate(sizes) if s == size]
             part = batch[members][:, :size] if self.batches == "own" else batch[:size]
@@ -171,10 +171,10 @@ class Population:
             if "priority" in metrics.keys():
                 metrics["priority"] = _filled(metrics["priority"], length)
             updates.append(update)
-            told.append(TensorDict(dict(metrics.items()), batch_size=[len(members)]))
+            results.append(TensorDict(dict(metrics.items()), batch_size=[len(members)]))
             order += members
         back = torch.tensor(order).argsort()
-        metrics = cat(told)[back]
+        metrics = cat(results)[back]
         return cat(updates)[back], TensorDict(dict(metrics.items()))
 
     def _length(self, batch: TensorDict) -> int:

@@ -57,7 +57,7 @@ class Members:
         self.config, self.seed = config, derive_seed(seed, "population")
         self.learner = Population(learner, config.size, batches=batches, grads=grads)
         self.evolution = Evolution(config.size, config.selection(), config.mutations())
-        self.best = 0  # the place of the best member
+        self.best = 0  # index of the best member
         self._fresh = False  # whether there is an evaluation that nothing has followed from
 
     def begin(self, state: TensorDict) -> TensorDict:
@@ -83,14 +83,14 @@ class Members:
         check_mutations(state, self.config.mutations())
         return state
 
-    def able(self, state: TensorDict) -> list[int]:
+    def finite(self, state: TensorDict) -> list[int]:
         """The members whose weights are finite; others can't play, and have the worst fitness,
         NaN."""
-        return [place for place in range(len(state)) if all_finite(state[place]["params"])]
+        return [index for index in range(len(state)) if all_finite(state[index]["params"])]
 
     def evaluated(self, fitness: list[float]) -> dict[str, Any]:
         """Hear of an evaluation; gives what its row tells of the members."""
-        self.evolution.told(fitness)
+        self.evolution.record(fitness)
         known = [-math.inf if math.isnan(number) else number for number in fitness]
         self.best, self._fresh = known.index(max(known)), True
         return {"fitness": fitness, "members": list(self.evolution.members)}
@@ -101,12 +101,12 @@ class Members:
             return None
         draws = generator_for(self.seed, "generation", self.evolution.number)
         best = self.evolution.members[self.best]
-        state, born = self.evolution.step(state, draws)
-        self.best = born.members.index(best) if best in born.members else 0
+        state, generation = self.evolution.step(state, draws)
+        self.best = generation.members.index(best) if best in generation.members else 0
         self._fresh = False
-        return state, born.as_row()
+        return state, generation.as_row()
 
-    def kept(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         """What a resume needs, for a checkpoint's extras."""
         return {KEPT: {"best": self.best, "evolution": self.evolution.state()}}
 

@@ -132,7 +132,7 @@ class TrainingSession:
         state = self._begin()
         on_start()
         try:
-            state = self._make_up(state)
+            state = self._evaluate_if_missed(state)
             state, reason = train(
                 experiment.learner,
                 state,
@@ -145,7 +145,7 @@ class TrainingSession:
                 stop=stop,
             )
             if reason == "finished":
-                reason = self._look_at_the_end(state)
+                reason = self._evaluate_at_end(state)
         except Ended as ended:
             reason = ended.reason
         except Exception as error:
@@ -193,7 +193,7 @@ class TrainingSession:
             "num_threads": torch.get_num_threads(),
         }
 
-    def _make_up(self, state: TensorDict) -> TensorDict:
+    def _evaluate_if_missed(self, state: TensorDict) -> TensorDict:
         """Evaluate if a stop broke that off, as it would have been done then."""
         update = step_of(state)
         if update and self.evaluate.is_due(update):
@@ -215,7 +215,7 @@ class TrainingSession:
         self._write("generation", state, **row)
         return state
 
-    def _look_at_the_end(self, state: TensorDict) -> str:
+    def _evaluate_at_end(self, state: TensorDict) -> str:
         """Evaluate what the run ends with; gives its reason: "stopped" if that was broken off."""
         update = step_of(state)
         self.log.row(update, self._env_steps())

@@ -158,7 +158,7 @@ class EfficientZeroExperiment(Experiment):
         payload = super().payload()
         if self.members is None:
             return payload
-        return replace(payload, extras={**payload.extras, **self.members.kept()})
+        return replace(payload, extras={**payload.extras, **self.members.payload()})
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
@@ -278,17 +278,17 @@ class EfficientZeroExperiment(Experiment):
         self.actor.refresh(state)
         found = self.evaluator.play_members(
             self.actor,
-            members.able(state),
+            members.finite(state),
             recorded=members.best,
             **self._how_to_play(state, stop),
         )
         if found is None:
             return None
         size = len(state)
-        fitness = [found[place].score if place in found else math.nan for place in range(size)]
-        told = members.evaluated(fitness)
+        fitness = [found[index].score if index in found else math.nan for index in range(size)]
+        values = members.evaluated(fitness)
         best = found[members.best]  # the guard lets no population go on of which none is finite
-        return Evaluated(best.score, {**best.values, **told})
+        return Evaluated(best.score, {**best.values, **values})
 
     def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
         env_step = self.stream.num_env_steps

@@ -12,7 +12,7 @@ from raffia.functional.seeds import generator_for
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import find_tokenizer, make_lessons
+from raffia.recipes.ilql.data import find_tokenizer, make_corpus
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, spoken
 from raffia.recipes.ilql.experiment import evaluate_networks
 from raffia.recipes.ilql.language_model import making_of
@@ -167,6 +167,6 @@ def evaluate(
     networks = Networks(config, making=making_of(config, folder))
     networks.refresh(state)
     with threads(config.num_threads):
-        lessons = make_lessons(config, folder)
-        found = evaluate_networks(networks, lessons, config, seed=seed)
+        corpus = make_corpus(config, folder)
+        found = evaluate_networks(networks, corpus, config, seed=seed)
     return replace(found, update=saved.update)

@@ -53,13 +53,13 @@ from raffia.recipes.run_folder import TOKENIZER, TOKENS
 from raffia.train.experiment import RunError
 
 __all__ = [
-    "Lessons",
+    "Corpus",
     "find_tokenizer",
-    "make_lessons",
+    "make_corpus",
     "make_tokenizer",
     "make_wordle",
-    "told_lessons",
-    "told_template",
+    "describe_corpus",
+    "describe_template",
 ]
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
@@ -67,13 +67,13 @@ NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
 
 
 @dataclass(frozen=True)
-class Lessons:
+class Corpus:
     """What is learnt from, and what is evaluated on where no games are.
 
     >>> from dataclasses import replace
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
-    >>> lessons = make_lessons(ILQL_PRESETS["ilql-smoke"], None)
-    >>> len(lessons.learnt), lessons.held_out is None
+    >>> corpus = make_corpus(ILQL_PRESETS["ilql-smoke"], None)
+    >>> len(corpus.learnt), corpus.held_out is None
     (200, True)
     """
 
@@ -89,7 +89,7 @@ class Lessons:
         return code.hexdigest()
 
 
-def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
+def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
     """Read or play what the config names.
 
     folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
@@ -102,7 +102,7 @@ def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
         learnt = DialogueDataset.build(
             ObservationDialogues(games, name="the games"), tokenizer, max_len=block_size
         )
-        return Lessons(tokenizer, _best(learnt, config), None)
+        return Corpus(tokenizer, _best(learnt, config), None)
     data = config.data
     max_len = block_size if data.max_len is None else data.max_len
     if max_len > block_size:
@@ -124,7 +124,7 @@ def make_lessons(config: ILQLRun, folder: Path | None) -> Lessons:
         )
     _refuse_unrewarded(whole, config)
     learnt, held_out = split(whole, data.held_out, data.split_seed)
-    return Lessons(tokenizer, _best(learnt, config), held_out)
+    return Corpus(tokenizer, _best(learnt, config), held_out)
 
 
 def _best(data: DialogueDataset, config: ILQLRun) -> DialogueDataset:
@@ -154,15 +154,15 @@ def _rewarded(data: DialogueDataset) -> Iterator[Any]:
     return (data[int(number)] for number in order)
 
 
-def told_lessons(lessons: Lessons) -> str:
+def describe_corpus(corpus: Corpus) -> str:
     """What is learnt from, in a line.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
-    >>> told_lessons(make_lessons(ILQL_PRESETS["ilql-smoke"], None))
+    >>> describe_corpus(make_corpus(ILQL_PRESETS["ilql-smoke"], None))
     '200 dialogues, 808 answers, 3,632 tokens (the longest 26); return -3.53 (-6 to 0), ...'
     """
-    found = lessons.learnt.statistics()
-    returns = lessons.learnt.store.summary.episode_return[lessons.learnt.rows]
+    found = corpus.learnt.statistics()
+    returns = corpus.learnt.store.summary.episode_return[corpus.learnt.rows]
     said = (
         f"{found.num_rows:,} dialogues, {found.num_utterances:,} answers, {found.num_tokens:,} "
         f"tokens (the longest {found.longest:,}); return {found.mean_return:.4g} "
@@ -170,15 +170,15 @@ def told_lessons(lessons: Lessons) -> str:
     )
     if found.num_skipped:
         said += f"; {found.num_skipped:,} rows left out"
-    if lessons.held_out is not None:
-        said += f"; {len(lessons.held_out):,} more held out"
+    if corpus.held_out is not None:
+        said += f"; {len(corpus.held_out):,} more held out"
     return said
 
 
-def told_template(config: ILQLRun) -> str:
+def describe_template(config: ILQLRun) -> str:
     """That a model's own chat template is not used, where it has one.
 
-    >>> told_template(ILQLRun())
+    >>> describe_template(ILQLRun())
     ''
     """
     folder = Path(config.language_model)

@@ -27,7 +27,7 @@ from raffia.lm.envs.wordle.env import WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Lessons, make_wordle
+from raffia.recipes.ilql.data import Corpus, make_wordle
 from raffia.recipes.ilql.evaluation import for_games
 from raffia.recipes.ilql.networks import Networks, Stoppable
 
@@ -42,7 +42,7 @@ Record = dict[str, Any]  # for JSON
 
 def seen_dialogues(
     networks: Networks,
-    lessons: Lessons,
+    corpus: Corpus,
     config: ILQLRun,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -51,26 +51,26 @@ def seen_dialogues(
 
     Raises `Interrupted` if `stop` says so.
 
-    >>> from raffia.recipes.ilql.data import make_lessons
+    >>> from raffia.recipes.ilql.data import make_corpus
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["ilql-smoke"]
-    >>> found = seen_dialogues(Networks(config), make_lessons(config, None), config)
+    >>> found = seen_dialogues(Networks(config), make_corpus(config, None), config)
     >>> [one["source"] for one in found["dialogues"]][3:5], found["data"]["num_rows"]
     (['own', 'logged'], 200)
     """
-    tokenizer, shown = lessons.tokenizer, []
+    tokenizer, shown = corpus.tokenizer, []
     if config.task == "wordle":
-        for game in _own_games(networks, lessons, config, stop):
+        for game in _own_games(networks, corpus, config, stop):
             shown.append(("own", game))
-    rows = lessons.learnt if lessons.held_out is None else lessons.held_out
-    source = "logged" if lessons.held_out is None else "held out"
+    rows = corpus.learnt if corpus.held_out is None else corpus.held_out
+    source = "logged" if corpus.held_out is None else "held out"
     shown += [(source, rows[number]) for number in _worst_to_best(rows)]
     # A game that is over can be longer than what the agent ever had to read of it.
     most = min(MOST_TOKENS, config.model.trunk.block_size)
     return {
         "values": config.loss.needs_values,
         "policy": config.loss.awac_weight > 0,
-        "data": told_data(lessons, config),
+        "data": told_data(corpus, config),
         "dialogues": [
             {"source": source, **_told(networks, tokenizer, config, point.cut(most))}
             for source, point in shown
@@ -78,17 +78,17 @@ def seen_dialogues(
     }
 
 
-def told_data(lessons: Lessons, config: ILQLRun) -> Record:
+def told_data(corpus: Corpus, config: ILQLRun) -> Record:
     """What the logged dialogues brought, all of them, and those that are learnt from.
 
-    >>> from raffia.recipes.ilql.data import make_lessons
+    >>> from raffia.recipes.ilql.data import make_corpus
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["wordle-branching"]
-    >>> found = told_data(make_lessons(config, None), config)
+    >>> found = told_data(make_corpus(config, None), config)
     >>> found["num_rows"], found["learnt"]["num_rows"]
     (168, 168)
     """
-    learnt = lessons.learnt
+    learnt = corpus.learnt
     returns = learnt.store.summary.episode_return
     error = float(np.std(returns, ddof=1)) / math.sqrt(len(returns)) if len(returns) > 1 else 0.0
     mean = float(np.mean(returns))
@@ -126,18 +126,18 @@ def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) 
 
 
 def _own_games(
-    networks: Networks, lessons: Lessons, config: ILQLRun, stop: Callable[[], bool]
+    networks: Networks, corpus: Corpus, config: ILQLRun, stop: Callable[[], bool]
 ) -> list[DataPoint]:
     wordle = make_wordle(config.wordle)
     policy = ILQL_Policy(
         networks,
-        lessons.tokenizer,
+        corpus.tokenizer,
         for_games(config.decode, config.wordle),
         generator=generator_for(config.seed, "dialogues"),
     )
     seeds = game_seeds(derive_seed(config.wordle.data_seed, "dialogues"), NUM_OF_EACH)
     played = play_dialogues(lambda: WordleEnv(wordle), Stoppable(policy, stop), seeds)
-    return [DataPoint.from_obs(game.observation, lessons.tokenizer) for game in played]
+    return [DataPoint.from_obs(game.observation, corpus.tokenizer) for game in played]
 
 
 def _worst_to_best(data: DialogueDataset) -> list[int]:

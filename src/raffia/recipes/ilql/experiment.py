@@ -14,7 +14,13 @@ from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Lessons, make_lessons, make_wordle, told_lessons, told_template
+from raffia.recipes.ilql.data import (
+    Corpus,
+    describe_corpus,
+    describe_template,
+    make_corpus,
+    make_wordle,
+)
 from raffia.recipes.ilql.dialogues import Record, seen_dialogues, write_dialogues
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
@@ -53,8 +59,8 @@ class ILQLExperiment(Experiment):
         self.config = config
         self.plan = plan_of(config)
         require_device(config.device)
-        self.lessons = make_lessons(config, folder)
-        refuse_unfit(config, self.lessons.tokenizer)
+        self.corpus = make_corpus(config, folder)
+        refuse_unfit(config, self.corpus.tokenizer)
         self.making = begin_making(config, folder).on(config.device)
         self.networks = ILQLLearner(
             config,
@@ -71,11 +77,11 @@ class ILQLExperiment(Experiment):
                 config.population, self.learner, config.seed, batch_size=config.batch_size
             )
             self.learner = self.members.learner
-        self.seen = Networks(config, config.device, making=self.making)  # what is evaluated
+        self.eval_networks = Networks(config, config.device, making=self.making)
         self.stream = OfflineStream(self._batches)
         self.num_tokens = 0  # read in this session
-        view.message(f"learning from {told_lessons(self.lessons)}")
-        if template := told_template(config):
+        view.message(f"learning from {describe_corpus(self.corpus)}")
+        if template := describe_template(config):
             view.message(template)
 
     def init(self) -> TensorDict:
@@ -116,7 +122,7 @@ class ILQLExperiment(Experiment):
     def payload(self) -> CheckpointPayload:
         """What was learnt from; the number of the update says where the stream stands."""
         extras = {"data": self._data(), "language_model": self.making.checksum}
-        return CheckpointPayload({}, extras | (self.members.kept() if self.members else {}))
+        return CheckpointPayload({}, extras | (self.members.payload() if self.members else {}))
 
     def counters(self) -> dict[str, int]:
         """Tokens that were read."""
@@ -139,59 +145,63 @@ class ILQLExperiment(Experiment):
         with self.clock.phase("evaluate"):
             try:
                 if self.members is None:
-                    found = self._look(state, update, stop)
-                    told, dialogues = evaluated(found), found.dialogues
+                    found = self._evaluate_one(state, update, stop)
+                    outcome, dialogues = evaluated(found), found.dialogues
                 else:
-                    told, dialogues = self._look_at_all(self.members, state, update, stop)
+                    outcome, dialogues = self._evaluate_members(self.members, state, update, stop)
             except Interrupted:
                 return None
             try:
                 write_dialogues(self.folder, update, dialogues)
             except OSError as error:  # nothing of the run depends on them
                 self.view.message(f"update {update:,}: no dialogues were written: {error}")
-        return told
+        return outcome
 
-    def _look(self, state: TensorDict, update: int, stop: Callable[[], bool]) -> ILQLEvaluation:
+    def _evaluate_one(
+        self, state: TensorDict, update: int, stop: Callable[[], bool]
+    ) -> ILQLEvaluation:
         """What one agent is worth, and dialogues to look at."""
-        self.seen.refresh(state)
+        self.eval_networks.refresh(state)
         return evaluate_networks(
-            self.seen,
-            self.lessons,
+            self.eval_networks,
+            self.corpus,
             spoken(self.config, state["hyper"]),
             seed=derive_seed(self.config.seed, "evaluate", update),
             stop=stop,
         )
 
-    def _look_at_all(
+    def _evaluate_members(
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> tuple[Evaluated, Record]:
         """The same of all members: the best one's, and the fitness of each."""
-        seen = {place: self._look(state[place], update, stop) for place in members.able(state)}
+        found = {
+            index: self._evaluate_one(state[index], update, stop) for index in members.finite(state)
+        }
         # All by one policy, so that none can choose what it is held against.
         knowing = max(
-            (found.replies for found in seen.values() if found.replies is not None),
+            (one.replies for one in found.values() if one.replies is not None),
             key=lambda replies: replies.fit,
             default=None,
         )
         if knowing is not None:
-            seen = {place: with_estimate(found, knowing) for place, found in seen.items()}
+            found = {index: with_estimate(one, knowing) for index, one in found.items()}
         size = len(state)
-        told = members.evaluated(
-            [fitness_of(seen[place]) if place in seen else math.nan for place in range(size)]
+        values = members.evaluated(
+            [fitness_of(found[index]) if index in found else math.nan for index in range(size)]
         )
-        best = evaluated(seen[members.best])
-        return Evaluated(best.score, {**best.values, **told}), seen[members.best].dialogues
+        best = evaluated(found[members.best])
+        return Evaluated(best.score, {**best.values, **values}), found[members.best].dialogues
 
     # -- data
 
     def _data(self) -> dict[str, object]:
-        return {"rows": len(self.lessons.learnt), "digest": self.lessons.digest()}
+        return {"rows": len(self.corpus.learnt), "digest": self.corpus.digest()}
 
     def _batches(self, update: int) -> Iterator[TensorDict]:
         config = self.config
         seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
         size = config.population.longest_batch(config.batch_size)
-        batches = self.lessons.learnt.batches(seed, update, size, per_token=per_token)
+        batches = self.corpus.learnt.batches(seed, update, size, per_token=per_token)
         while True:
             with self.clock.phase("data"):
                 batch = next(batches)
@@ -222,15 +232,15 @@ def plan_of(config: ILQLRun) -> Plan:
 
 def evaluate_networks(
     networks: Networks,
-    lessons: Lessons,
+    corpus: Corpus,
     config: ILQLRun,
     *,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> ILQLEvaluation:
     """Games where the task has some, else held-out rows; `Interrupted` if `stop` says so."""
-    if lessons.held_out is not None:
-        held_out, pad_token = lessons.held_out, lessons.tokenizer.pad_token_id
+    if corpus.held_out is not None:
+        held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
         means = held_out_means(networks, held_out, config, stop=stop)
         replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
         found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
@@ -238,7 +248,7 @@ def evaluate_networks(
         wordle = make_wordle(config.wordle)
         others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
         played = play_wordle(
-            *(networks, lessons.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
+            *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
         )
         found = ILQLEvaluation(games=played)
-    return replace(found, dialogues=seen_dialogues(networks, lessons, config, stop=stop))
+    return replace(found, dialogues=seen_dialogues(networks, corpus, config, stop=stop))
