@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,20 @@ class TestWhatIsRun:
 
     def test_ci_runs_all(self):
         assert "./test --all" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "texts"),
+    [
+        ("house.py", ["code lines: ", "  train\n", "cycles between files:", "private members"]),
+        ("walks.py", ["OnlineStream.next: ", "dialogues to ILQL's loss: ", " rooms, "]),
+    ],
+)
+def test_figures_of_the_source_are_printed(script, texts):
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / script], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    for text in texts:
+        assert text in done.stdout
