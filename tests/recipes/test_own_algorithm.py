@@ -161,7 +161,10 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["evaluate", "runs/dqn-3", *named, "--num-simulations", "2"]) == 2
     assert "runs/dqn-3 is one of DQN" in capsys.readouterr().err
     assert main(["report", "runs/dqn-3"]) == 0
-    assert "CartPole-v1" in Path("runs/dqn-3/report.html").read_text()
+    page = Path("runs/dqn-3/report.html").read_text()
+    assert "target of 475" in page
+    assert f"raffia evaluate runs/dqn-3 --episodes 100 --algorithm {REFERENCE}" in page
+    assert "--record" not in page and "searched tree" not in page and "simulations / s" not in page
     assert main(["play", "runs/dqn-3"]) != 0 and main(["chat", "runs/dqn-3"]) != 0
 
 

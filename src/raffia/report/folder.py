@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -123,7 +124,28 @@ class Run:
     @property
     def target_return(self) -> float:
         """The mean return at which the run ends; nan without one."""
-        return number(self.setting("evaluate", "target_return"))
+        nested = number(self.setting("evaluate", "target_return"))
+        return number(self.setting("target_return")) if math.isnan(nested) else nested
+
+    @property
+    def searches(self) -> bool:
+        """Whether its agent plans by a search, as far as its settings are known."""
+        return not self.config or self.setting("search") is not None
+
+    @property
+    def records(self) -> bool:
+        """Whether `raffia evaluate` records its episodes: not of algorithms from elsewhere."""
+        return not self.about.get("reference")
+
+    def call(self, command: str, *flags: str) -> str:
+        """A call of the command line about this run.
+
+        >>> Run(Path("runs/a"), about={"reference": "dqn.py:dqn"}).call("evaluate", "--json")
+        'raffia evaluate runs/a --json --algorithm dqn.py:dqn'
+        """
+        reference = self.about.get("reference")
+        named = ["--algorithm", str(reference)] if reference else []
+        return shlex.join(["raffia", command, str(self.folder), *flags, *named])
 
     @property
     def num_restarts(self) -> int:

@@ -100,10 +100,11 @@ def _of_episodes(run: Run) -> list[Html]:
     lately = f"return {mean} in the last 20"
     if is_game([run]):  # both sides are the agent: what one wins the other loses
         lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
+    search = _card("simulations / s", figure(_simulation_rate(run)), "mean over the run")
     return [
         _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
-        _card("simulations / s", figure(_simulation_rate(run)), "mean over the run"),
+        *([search] if run.searches else []),
         _card("training episodes", count(float(run.num_of("episode"))), lately),
     ]
 

@@ -37,13 +37,13 @@ def commands(runs: Sequence[Run]) -> Html:
     """What one may type next."""
     lines = []
     for run in runs[:_MOST_SHOWN]:
-        folder = shlex.quote(str(run.folder))
         if run.state not in ("finished", "target"):
-            lines.append(f"raffia resume {folder}")
-        how = "--episodes 1000" if run.by_updates else "--episodes 100 --record"
-        lines.append(f"raffia evaluate {folder} {how}")
+            lines.append(run.call("resume"))
+        how = ["--episodes", "1000" if run.by_updates else "100"]
+        records = run.records and not run.by_updates
+        lines.append(run.call("evaluate", *how, *(["--record"] if records else [])))
         if is_game([run]):
-            lines.append(f"raffia play {folder}")
+            lines.append(run.call("play"))
     lines.append("raffia report " + " ".join([shlex.quote(str(run.folder)) for run in runs]))
     return join([el("h2", "Commands"), el("pre", "\n".join(lines))])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,13 @@ def seen(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
     if pictures:
         parts.append(el("div.panels", *[el("div", one) for one in pictures]))
     if not pictures:
-        parts.append(
-            el("p.missing", "No episode was recorded; ", _evaluate(shown_runs[0]), " records some.")
-        )
+        call = el("code", shown_runs[0].call("evaluate", "--episodes", "5", "--record"))
+        hint = ["; ", call, " records some."] if shown_runs[0].records else ["."]
+        parts.append(el("p.missing", "No episode was recorded", *hint))
     if evaluations:
         parts += [el("h3", "Evaluations"), _evaluation_table(evaluations, len(runs) > 1)]
-    parts += [el("h2", "A searched tree"), *_trees(shown_runs, notes)]
+    if any(run.searches for run in shown_runs):
+        parts += [el("h2", "A searched tree"), *_trees(shown_runs, notes)]
     return join(parts)
 
 
@@ -62,11 +62,6 @@ def checkpoints(runs: Sequence[Run]) -> Html:
     if all(run.by_updates for run in runs):
         heads, *rows = ([*row[: first + 1], *row[first + 2 :]] for row in (heads, *rows))
     return join([*parts, table(heads, rows, numeric=range(first, len(heads) - 1))])
-
-
-def _evaluate(run: Run) -> Html:
-    folder = shlex.quote(str(run.folder))
-    return el("code", f"raffia evaluate {folder} --episodes 5 --record")
 
 
 def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], several: bool) -> Html:
