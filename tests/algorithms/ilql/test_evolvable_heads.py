@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.agent_shape import reshaped
-from raffia.algorithms.ilql.agent_state import become, shared_state
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
 from raffia.algorithms.ilql.heads import EvolvableHead, Head
@@ -171,15 +169,15 @@ def agent_with(config):
 
 def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_changes():
     agent = agent_with(ILQLConfig(model=ILQLModelConfig(evolvable_heads=True)))
-    state = torch.stack([shared_state(agent, agent._hyper).clone()])
+    state = torch.stack([agent.learner_state().clone()])
     for seed in range(4):
         state, _ = mutate(state, GROWTH["a layer"], draws(seed))
-    become(agent, state[0])
+    agent.load_learner_state(state[0])
     forms = {name: getattr(agent.model, name).num_nodes for name in ("v", "q1", "q2")}
     assert any(nodes[1] for nodes in forms.values())
     for name in ("q1", "q2"):
         assert getattr(agent.target, name).num_nodes == forms[name]
-    assert reshaped(agent, 1.0, [16], draws()) == "1 -> 2 layers"
+    assert agent.reshape(1.0, [16], draws()) == "1 -> 2 layers"
     assert {name: getattr(agent.model, name).num_nodes for name in forms} == forms
     assert agent.target.q1.num_nodes == forms["q1"]
 

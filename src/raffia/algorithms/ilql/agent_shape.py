@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
 from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from raffia.algorithms.ilql.agent import ILQL
@@ -53,7 +54,7 @@ def why_fixed(agent: ILQL) -> str | None:
 def reshaped(
     agent: ILQL, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator
 ) -> str:
-    """Change an agent's networks, slow copy and optimiser's moments; gives what was done.
+    """Change an agent's networks, target and optimiser's moments; gives what was done.
 
     nodes: of which one says by how many F changes, in all layers.
 
@@ -111,26 +112,22 @@ def _same(name: str) -> str:
 
 @torch.no_grad()
 def _install(agent: ILQL, config: ILQLModelConfig, rename: Rename, seed: int) -> None:
+    settings, old = replace(agent.config, model=config), agent.learner_state()
+    dtype, training, opt = next(agent.model.parameters()).dtype, agent.training, agent.opt
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = ILQLModel(config)
-    model.to(agent.device, next(agent.model.parameters()).dtype)
-    _carry(dict(agent.model.named_parameters()), dict(model.named_parameters()), rename)
-    target = make_target(model)  # of what is new, a copy
-    _carry(dict(agent.target.named_parameters()), dict(target.named_parameters()), rename)
-    _carry(dict(agent.model.named_buffers()), dict(model.named_buffers()), rename)
-    _carry(dict(agent.target.named_buffers()), dict(target.named_buffers()), rename)
-    old_opt, settings = agent.opt, replace(agent.config, model=config)
-    agent.install(model, target, settings)
-    agent.train(agent.training)
-    if old_opt is None:
-        return
-    agent.opt = ILQLLearner(settings).state_of(model)["opt"]
-    old, new = old_opt.flatten_keys("."), agent.opt.flatten_keys(".")
-    _carry(dict(old.items()), dict(new.items()), rename)
+        model = ILQLModel(config).to(agent.device, dtype)
+    agent.install(model, make_target(model), settings)
+    agent.train(training)
+    if opt is not None:
+        agent.opt = ILQLLearner(settings).state_of(model)["opt"]
+    new = agent.learner_state()
+    for part in ("params", "buffers", "target", "opt"):
+        _carry(old[part].flatten_keys("."), new[part].flatten_keys("."), rename)
+    load_networks(model, agent.target, new)  # what the target has of the buffers
 
 
-def _carry(old: Mapping[str, Tensor], new: Mapping[str, Tensor], rename: Rename) -> None:
+def _carry(old: TensorDict, new: TensorDict, rename: Rename) -> None:
     """Write what was into what is; of what is new, what writes into the residual stream is 0.
 
     An optimiser's moments are 0 where they are new.
@@ -138,7 +135,7 @@ def _carry(old: Mapping[str, Tensor], new: Mapping[str, Tensor], rename: Rename)
     for name, tensor in new.items():
         if name.endswith(WRITES):
             tensor.zero_()
-        was = old.get(rename(name))
+        was = old.get(rename(name), None)
         if was is None:
             continue
         common = tuple(slice(min(sizes)) for sizes in zip(was.shape, tensor.shape, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -21,10 +22,7 @@ __all__ = ["GPT2", "NetConfig", "Networks", "described", "networks_of", "trunk_c
 NetConfig: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
 # Entry of a description -> whether it says something of the trunk, or else of the arrangement.
-TRUNK = (
-    "vocab_size n_layer n_embd n_head dim_feedfwd block_size dropout layer_norm_eps bias positions"
-    " activation gradient_checkpointing"
-).split()
+TRUNK = [field.name for field in fields(TrunkConfig) if field.name != "kind"]
 ARRANGEMENT = "policy target".split()
 BOUNDS = "min_layers max_layers".split()
 FIXED = {"arch": "gpt"}
@@ -145,14 +143,16 @@ def _described(net_config: Mapping[str, Any]) -> Networks:
             "{'vocab_size': tokenizer.num_tokens, ...}"
         )
     _check_bounds(net_config)
-    shape = {name: net_config.get(name, GPT2.get(name)) for name in TRUNK if name in GPT2}
-    shape["dropout"] = 0.0
-    if "n_embd" in net_config and "dim_feedfwd" not in net_config:
-        shape["dim_feedfwd"] = None  # four times as wide
-    shape |= {name: net_config[name] for name in TRUNK if name in net_config}
-    arrangement = {name: net_config[name] for name in ARRANGEMENT if name in net_config}
-    bounds = {name: net_config[name] for name in BOUNDS if name in net_config}
-    return Networks(TrunkConfig(**shape), None, arrangement, bounds)
+    unsaid = {**GPT2, "dropout": 0.0}
+    if "n_embd" in net_config:
+        unsaid["dim_feedfwd"] = None  # four times as wide
+    entries = {**unsaid, **net_config}
+    trunk = TrunkConfig(**{name: entries[name] for name in TRUNK if name in entries})
+    arrangement, bounds = (
+        {name: net_config[name] for name in names if name in net_config}
+        for names in (ARRANGEMENT, BOUNDS)
+    )
+    return Networks(trunk, None, arrangement, bounds)
 
 
 def _check_bounds(net_config: Mapping[str, Any]) -> None:
