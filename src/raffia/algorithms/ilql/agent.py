@@ -27,7 +27,6 @@ from raffia.algorithms.ilql.agent_inputs import (
     batch_of,
     check_dataset,
 )
-from raffia.algorithms.ilql.agent_shape import reshaped, why_fixed
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
     ILQLLossConfig,
@@ -45,7 +44,9 @@ from raffia.algorithms.ilql.net_config import (
     NetConfig,
     described,
     networks_of,
+    reshaped,
     trunk_config_of,
+    why_fixed,
 )
 from raffia.algorithms.ilql.places import Trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy

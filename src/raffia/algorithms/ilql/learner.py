@@ -28,6 +28,12 @@ __all__ = ["ILQLLearner", "hyper_of", "load_networks", "networks_state"]
 
 Key = tuple[str, ...]
 ModelFactory = Callable[[], ILQLModel]
+HYPER = {  # part of the config -> fields that a member of a population may have of its own
+    "optimizer": "learning_rate value_rate weight_decay",
+    "target": "alpha",
+    "loss": "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight",
+    "decode": "temperature adv_weight",  # at which only `raffia.recipes` looks
+}
 LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate of its own
 
 
@@ -248,28 +254,15 @@ def _moved(
 
 
 def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
-    """What a member of a population may have of its own, as precise as the weights, at least.
+    """What a member of a population may have of its own, `HYPER`, at least as precise as weights.
 
     >>> hyper_of(ILQLConfig(), like=torch.zeros(()))["alpha"]
     tensor(0.0050)
     """
-    loss, optimizer = config.loss, config.optimizer
     numbers = {
-        "learning_rate": optimizer.learning_rate,
-        "value_rate": optimizer.value_rate,
-        "weight_decay": optimizer.weight_decay,
-        "alpha": config.target.alpha,
-        "gamma": loss.gamma,
-        "tau": loss.tau,
-        "beta": loss.beta,
-        "awac_weight": loss.awac_weight,
-        "v_weight": loss.v_weight,
-        "q_weight": loss.q_weight,
-        "cql_weight": loss.cql_weight,
-        "dm_weight": loss.dm_weight,
-        # of decoding, which only `raffia.recipes` looks at
-        "temperature": config.decode.temperature,
-        "adv_weight": config.decode.adv_weight,
+        name: getattr(getattr(config, part), name)
+        for part, names in HYPER.items()
+        for name in names.split()
     }
     dtype = torch.promote_types(like.dtype, torch.float32)
     return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})

@@ -12,7 +12,8 @@ shapes must not depend on data (`torch.vmap`, `torch.compile`), everywhere, with
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ Terms = dict[str, Tensor]  # by name, []
 
 
 class Values(NamedTuple):
-    """What the heads say of the M slots.
+    """Outputs of the heads at the M slots.
 
     >>> x = torch.zeros(4)
     >>> Values(Places((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
@@ -58,12 +59,12 @@ class Values(NamedTuple):
 
 
 class Loss(nn.Module):
-    """The loss of a batch, as a module around the networks and the slow copy of them:
+    """The loss of a batch, as a module around the networks and the target of them:
     `torch.func.functional_call` gives it the parameters, "model. ..." and "target. ...".
 
     lean: compute only what counts; False computes all slots and is there for comparison.
     precision: of the matrix products; values and losses stay as precise as the parameters.
-    target: the slow copy; None for a fresh one.
+    target: the target network; None for a fresh one.
 
     It is called with a batch [B], right-padded:
 
@@ -102,8 +103,8 @@ class Loss(nn.Module):
             terms, metrics = self._terms(batch, numbers)
         weights = {name: numbers[f"{'awac' if name == 'token' else name}_weight"] for name in terms}
         loss = sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
-        told = {f"{name}_loss": term.detach() for name, term in terms.items()}
-        return loss, {"loss": loss.detach(), **told, **metrics}
+        losses = {f"{name}_loss": term.detach() for name, term in terms.items()}
+        return loss, {"loss": loss.detach(), **losses, **metrics}
 
     def _terms(self, batch: TensorDict, numbers: TensorDict) -> tuple[Terms, Terms]:
         config, model = self.config, self.model
@@ -112,16 +113,16 @@ class Loss(nn.Module):
         wanted = self._wanted(batch, masks) if lean else None
         states: HiddenStates | None = None
         if config.needs_values or model.config.policy == "shared":
-            states = self._states(model.trunk, batch, wanted)
+            states = self.states(model.trunk, batch, wanted)
         terms: Terms = {}
         metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
         advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
         if config.needs_values:
             assert states is not None
-            slow = self._slow(states, batch, wanted)
-            values = self.values(batch, masks, states, slow, lean)
+            of_target = self.target_states(states, batch, wanted)
+            values = self.values(batch, masks, states, of_target, lean)
             terms |= self._value_terms(values, batch, masks, numbers)
-            metrics |= _told(values, values.places.take(masks.values))
+            metrics |= _means(values, values.places.take(masks.values))
             advantage = values.places.spread(values.target_q - values.v)
         if config.awac_weight > 0:
             weights = advantage_weights(
@@ -131,7 +132,7 @@ class Loss(nn.Module):
                 clip_weight=config.clip_weight,
             )
             if model.config.policy == "separate":
-                states = self._states(model.policy, batch, wanted)
+                states = self.states(model.policy, batch, wanted)
             assert states is not None
             terms["token"] = self._token_loss(batch, masks, weights, states, lean)
         return terms, metrics
@@ -153,24 +154,39 @@ class Loss(nn.Module):
         """Whether only tokens that are actions have a weight in the policy's loss."""
         return self.model.config.per_token and self.config.transition_weight == 0
 
-    def _states(self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
+    def states(
+        self,
+        trunk: Trunk,
+        batch: TensorDict,
+        wanted: Tensor | None = None,  # bool [B, T], where they are looked at; None: everywhere
+        more: Mapping[str, Any] | None = None,  # what else the trunk is called with
+    ) -> HiddenStates:
+        """One pass of one of the trunks, without padding where that is possible."""
         return hidden_states(
-            trunk, batch["tokens"], batch["attn_mask"], packed=self.lean, wanted=wanted
+            *(trunk, batch["tokens"], batch["attn_mask"]),
+            packed=self.lean,
+            wanted=wanted,
+            more=more,
         )
 
-    def _slow(self, states: HiddenStates, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
+    @torch.no_grad()
+    def target_states(
+        self,
+        states: HiddenStates,  # of the trunk
+        batch: TensorDict,
+        wanted: Tensor | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> HiddenStates:
         """The target's: the same as the trunk's where it has none of its own."""
-        if self.target.trunk is None:
-            return states
-        with torch.no_grad():
-            return self._states(self.target.trunk, batch, wanted)
+        trunk = self.target.trunk
+        return states if trunk is None else self.states(trunk, batch, wanted, more)
 
     def values(
         self,
         batch: TensorDict,
         masks: Masks,
         states: HiddenStates,  # of the trunk
-        slow: HiddenStates,  # of the target
+        of_target: HiddenStates,
         lean: bool = True,
     ) -> Values:
         """The heads at the actions, and what the states behind them are worth."""
@@ -190,11 +206,11 @@ class Loss(nn.Module):
         action = places.take(action)
         q, q_rows = self._q(model.q_input(at_actions), action)
         with torch.no_grad():
-            x = slow.at(batch["action_idxs"], places)
+            x = of_target.at(batch["action_idxs"], places)
             target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
             following = v
             if config.backup == "max":
-                x = slow.at(batch["state_idxs"], state_places)
+                x = of_target.at(batch["state_idxs"], state_places)
                 rows = self._bounded([head(x) for head in self.target.q_heads])
                 following = state_places.spread(rows.amax(-1).to(v.dtype))
         own_v, next_value = places.take(v[:, :-1]), places.take(following[:, 1:])
@@ -325,7 +341,7 @@ def _precise(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def _told(values: Values, mask: Tensor) -> Terms:
+def _means(values: Values, mask: Tensor) -> Terms:
     means = {
         "v_mean": values.v,
         "q_mean": torch.stack(values.q).mean(0),

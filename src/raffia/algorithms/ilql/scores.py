@@ -17,7 +17,6 @@ from raffia.algorithms.ilql.generate import forbid
 from raffia.algorithms.ilql.loss import Loss, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.places import HiddenStates, Trunk, hidden_states
 from raffia.algorithms.ilql.terms import bellman_target
 from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of
 from raffia.functional.trees import is_traced
@@ -105,16 +104,10 @@ def _values(
     target_kwargs: Kwargs | None = None,
 ) -> Values:
     """The heads' outputs at the actions alone: nothing here looks at the Q of other tokens."""
-
-    def states(trunk: Trunk, more: Kwargs | None) -> HiddenStates:
-        return hidden_states(trunk, batch["tokens"], batch["attn_mask"], packed=True, more=more)
-
-    of_trunk = of_target = states(loss.model.trunk, trunk_kwargs)
-    if loss.target.trunk is not None:
-        with torch.no_grad():
-            of_target = states(loss.target.trunk, target_kwargs)
     config = replace(loss.config, backup="expectile", cql_weight=0.0, dm_weight=0.0, q_weight=1.0)
     bare = Loss(loss.model, config, target=loss.target)
+    of_trunk = bare.states(loss.model.trunk, batch, more=trunk_kwargs)
+    of_target = bare.target_states(of_trunk, batch, more=target_kwargs)
     return bare.values(batch, masks, of_trunk, of_target, lean=not is_traced())
 
 
