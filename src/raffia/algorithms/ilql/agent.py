@@ -140,7 +140,9 @@ class ILQL(TensorDictModuleBase):
     model: ILQLModel
     target: ILQLTarget
     dataset: RL_Dataset | None
+    mutation: str | None
     layer_bounds: dict[str, int]  # "min_layers", "max_layers", where given
+    fitness: list[float]  # what `test` found
     opt: TensorDict | None  # the optimiser's moments, from the first update on
     _learner_of: ILQLLearner | None
 
@@ -183,24 +185,18 @@ class ILQL(TensorDictModuleBase):
     ) -> None:
         given = locals()  # by the names of the attributes
         networks = networks_of(net_config)
-        parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+        parts: dict[str, dict[str, Any]] = {
+            "model": {"trunk": networks.trunk_config, **networks.arrangement},
+            "loss": {"cql_weight": 0.01 if per_token else 0.0},  # it compares tokens
+            "target": {},
+            "optimizer": {"max_grad_norm": None},
+        }
         for name, (part, field, _) in SETTINGS.items():
             if name in given:
                 parts[part][field] = given[name]
-        config = ILQLConfig(
-            model=ILQLModelConfig(
-                trunk=networks.trunk_config, **networks.arrangement, **parts["model"]
-            ),
-            loss=ILQLLossConfig(
-                cql_weight=0.01 if per_token else 0.0,  # it compares tokens
-                **parts["loss"],
-            ),
-            target=TargetConfig(**parts["target"]),
-            optimizer=OptimizerConfig(max_grad_norm=None, **parts["optimizer"]),
-        )
-        self._set_up(
-            config, networks.trunk, dataset, index, batch_size, mutation, networks.bounds, device
-        )
+        config = ILQLConfig(**{part: kind(**parts[part]) for part, kind in PARTS.items()})
+        self._set_up(config, networks.trunk, dataset, index, batch_size, device)
+        self.mutation, self.layer_bounds = mutation, networks.bounds
 
     @classmethod
     def from_config(
@@ -229,7 +225,7 @@ class ILQL(TensorDictModuleBase):
             shape = replace(config.model, trunk=trunk_config_of(trunk))
             config = replace(config, model=shape)
         agent = cls.__new__(cls)
-        agent._set_up(config, trunk, dataset, index, batch_size, None, {}, device)
+        agent._set_up(config, trunk, dataset, index, batch_size, device)
         return agent
 
     def _set_up(
@@ -239,8 +235,6 @@ class ILQL(TensorDictModuleBase):
         dataset: RL_Dataset | None,
         index: int,
         batch_size: int,
-        mutation: str | None,
-        layer_bounds: dict[str, int],
         device: torch.device | str,
     ) -> None:
         super().__init__()
@@ -249,8 +243,7 @@ class ILQL(TensorDictModuleBase):
         dataset = as_dataset(dataset, config.model.trunk.vocab_size)
         check_dataset(dataset, config.model)
         self.dataset, self.index, self.batch_size = dataset, index, batch_size
-        self.mutation, self.layer_bounds = mutation, layer_bounds
-        self.fitness: list[float] = []  # what `test` found
+        self.mutation, self.layer_bounds, self.fitness = None, {}, []
         self.step = 0  # updates that were made
         self.seed = 0  # of the order of the data, and of dropout
         self._stream = Stream()
@@ -354,17 +347,14 @@ class ILQL(TensorDictModuleBase):
         next_v; and of the batch "rewards" and "action_mask". The policy is not run.
         """
         self._check_kwargs(None, target_kwargs)
-        prefix: dict[str, Any] = {}
-        if prefix_embs is not None:
-            prefix = {
-                "prefix_embs": prefix_embs,
-                "prefix_attn_mask": prefix_attn_mask,
-                "remove_prefix_position_embs": remove_prefix_position_embs,
-            }
-        of_trunk, of_target = (
-            {**prefix, **({} if more is None else more)} for more in (qv_kwargs, target_kwargs)
-        )
-        return qvs_of(self._loss, self.prepare_inputs(items), of_trunk, of_target)
+        prefix: dict[str, Any] = {
+            "prefix_embs": prefix_embs,
+            "prefix_attn_mask": prefix_attn_mask,
+            "remove_prefix_position_embs": remove_prefix_position_embs,
+        }
+        given = {} if prefix_embs is None else prefix
+        kwargs = ({**given, **(more or {})} for more in (qv_kwargs, target_kwargs))
+        return qvs_of(self._loss, self.prepare_inputs(items), *kwargs)
 
     def get_weights(self, items: Items) -> Tensor:  # [B, T]
         """How much the token behind each position counts for the policy."""

@@ -39,6 +39,7 @@ from raffia.tensordict.tensordict import TensorDict
 __all__ = ["Loss", "Values", "next_tokens", "with_row_means"]
 
 Terms = dict[str, Tensor]  # by name, []
+More = Mapping[str, Any] | None  # what else a trunk is called with
 
 
 class Values(NamedTuple):
@@ -155,29 +156,21 @@ class Loss(nn.Module):
         return self.model.config.per_token and self.config.transition_weight == 0
 
     def states(
-        self,
-        trunk: Trunk,
-        batch: TensorDict,
-        wanted: Tensor | None = None,  # bool [B, T], where they are looked at; None: everywhere
-        more: Mapping[str, Any] | None = None,  # what else the trunk is called with
+        self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None = None, more: More = None
     ) -> HiddenStates:
-        """One pass of one of the trunks, without padding where that is possible."""
-        return hidden_states(
-            *(trunk, batch["tokens"], batch["attn_mask"]),
-            packed=self.lean,
-            wanted=wanted,
-            more=more,
-        )
+        """One pass of a trunk, see `hidden_states`."""
+        tokens, mask = batch["tokens"], batch["attn_mask"]
+        return hidden_states(trunk, tokens, mask, packed=self.lean, wanted=wanted, more=more)
 
     @torch.no_grad()
     def target_states(
         self,
-        states: HiddenStates,  # of the trunk
+        states: HiddenStates,
         batch: TensorDict,
         wanted: Tensor | None = None,
-        more: Mapping[str, Any] | None = None,
+        more: More = None,
     ) -> HiddenStates:
-        """The target's: the same as the trunk's where it has none of its own."""
+        """The target's: those of the trunk, `states`, where it has no trunk of its own."""
         trunk = self.target.trunk
         return states if trunk is None else self.states(trunk, batch, wanted, more)
 

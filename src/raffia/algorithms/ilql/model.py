@@ -149,13 +149,11 @@ class ILQLModel(nn.Module):
         trunk_kwargs: what else "trunk", "policy" and "target" are called with, such as a cache.
         """
         more = {} if trunk_kwargs is None else dict(trunk_kwargs)
-        prefix: dict[str, Any] = {}
-        if prefix_embs is not None:
-            prefix = {
-                "prefix_embs": prefix_embs,
-                "prefix_attn_mask": prefix_attn_mask,
-                "remove_prefix_position_embs": remove_prefix_position_embs,
-            }
+        prefix: dict[str, Any] = {
+            "prefix_embs": prefix_embs,
+            "prefix_attn_mask": prefix_attn_mask,
+            "remove_prefix_position_embs": remove_prefix_position_embs,
+        }
 
         def states(name: str, trunk: Trunk) -> Tensor:
             return trunk(tokens, attn_mask, **prefix, **more.get(name, {}))

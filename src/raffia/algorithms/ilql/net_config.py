@@ -211,9 +211,9 @@ def _with_layers(
     more: bool,
     at: float,  # 0 to 1: which layer goes
 ) -> tuple[TrunkConfig, int]:
-    """The shape with a layer more or less, and the number of the layer that goes, behind all: none.
+    """The shape with a layer more or less, and which layer goes: `n_layer` for none.
 
-    Within the bounds: where only the other change is possible that one, where none is no change.
+    Where the bounds forbid one of the changes it is the other; where they forbid both, no change.
     """
     num = trunk.n_layer
     may_grow = num < bounds.get("max_layers", num + 1)

@@ -6,15 +6,14 @@ utterances for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.generate import forbid
-from raffia.algorithms.ilql.loss import Loss, Values
+from raffia.algorithms.ilql.loss import Loss, More, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.algorithms.ilql.terms import bellman_target
@@ -28,14 +27,12 @@ from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["get_scores", "qvs_of", "score_utterances", "weights_of"]
 
-Kwargs = Mapping[str, Any]
-
 
 def qvs_of(
     loss: Loss,
     batch: TensorDict,
-    trunk_kwargs: Kwargs | None = None,  # what else the trunk is called with
-    target_kwargs: Kwargs | None = None,  # ... the target's, where it has one
+    trunk_kwargs: More = None,  # what else the trunk is called with
+    target_kwargs: More = None,  # ... the target's, where it has one
 ) -> TensorDict:
     """Q and V at the actions, each [B, A]; 0 where padded. The policy is not run.
 
@@ -100,8 +97,8 @@ def _values(
     loss: Loss,
     batch: TensorDict,
     masks: Masks,
-    trunk_kwargs: Kwargs | None = None,
-    target_kwargs: Kwargs | None = None,
+    trunk_kwargs: More = None,
+    target_kwargs: More = None,
 ) -> Values:
     """The heads' outputs at the actions alone: nothing here looks at the Q of other tokens."""
     config = replace(loss.config, backup="expectile", cql_weight=0.0, dm_weight=0.0, q_weight=1.0)
