@@ -1,4 +1,4 @@
-"""Heads whose form can change: at the start, grown, in the slow copy, stacked, when decoding."""
+"""Heads whose form can change: at the start, grown, in the target, stacked, when decoding."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def draws(seed=0):
 
 
 def members(learner, size=3, generations=6, seed=0):
-    """States whose slow copies differ from what they follow, of unlike forms."""
+    """states whose targets differ from what they follow, of unlike forms."""
     state = torch.stack([learner.init(seed + i) for i in range(size)])
     for leaf in state["target"].values(True, True):
         leaf += 0.1 * torch.rand(leaf.shape, generator=draws(seed))
@@ -107,7 +107,7 @@ def test_what_grows_says_the_same_at_that_moment(arranged, what):
 
 
 @ARRANGEMENTS
-def test_the_slow_copy_has_the_form_of_what_it_follows(arranged):
+def test_the_target_has_the_form_of_the_online_network(arranged):
     """The learner computes what modules do that were given the state's forms."""
     learner = learner_of(model={**EVOLVABLE, **arranged})
     networks, batch = Networks(learner.config), float32(batch_of("B"))
@@ -117,9 +117,9 @@ def test_the_slow_copy_has_the_form_of_what_it_follows(arranged):
         for name, buffer in networks.target.q1.named_buffers():
             assert buffer.equal(one["buffers", "q1", name])
         _, metrics = learner.grads(one, batch)
-        loss, told = networks.loss(batch, one["hyper"])
+        loss, named = networks.loss(batch, one["hyper"])
         torch.testing.assert_close(metrics["loss"], loss)
-        for name, value in told.items():
+        for name, value in named.items():
             torch.testing.assert_close(metrics[name], value)
         assert metrics["advantage_mean"] != fresh["advantage_mean"]
 

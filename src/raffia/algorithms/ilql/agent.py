@@ -48,9 +48,9 @@ from raffia.algorithms.ilql.net_config import (
     trunk_config_of,
     why_fixed,
 )
-from raffia.algorithms.ilql.places import Trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations

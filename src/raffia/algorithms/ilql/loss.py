@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.places import HiddenStates, Places, Trunk, hidden_states
 from raffia.algorithms.ilql.terms import (
     bellman_target,
     cql_loss,
@@ -32,6 +31,7 @@ from raffia.algorithms.ilql.terms import (
     v_loss,
 )
 from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of, token_weights
+from raffia.algorithms.ilql.trunk import HiddenStates, Slots, Trunk, hidden_states
 from raffia.functional.losses import masked_mean
 from raffia.functional.trees import is_traced
 from raffia.tensordict.tensordict import TensorDict
@@ -46,11 +46,11 @@ class Values(NamedTuple):
     """Outputs of the heads at the M slots.
 
     >>> x = torch.zeros(4)
-    >>> Values(Places((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
+    >>> Values(Slots((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
     torch.Size([4])
     """
 
-    places: Places  # of the M slots in [B, A]
+    slots: Slots  # of the M slots in [B, A]
     v: Tensor  # [M]
     next_value: Tensor  # [M], behind the action; anything where the dialogue ended
     q: tuple[Tensor, ...]  # each [M]
@@ -123,15 +123,10 @@ class Loss(nn.Module):
             of_target = self.target_states(states, batch, wanted)
             values = self.values(batch, masks, states, of_target, lean)
             terms |= self._value_terms(values, batch, masks, numbers)
-            metrics |= _means(values, values.places.take(masks.values))
-            advantage = values.places.spread(values.target_q - values.v)
+            metrics |= _means(values, values.slots.take(masks.values))
+            advantage = values.slots.spread(values.target_q - values.v)
         if config.awac_weight > 0:
-            weights = advantage_weights(
-                advantage,
-                numbers["beta"],
-                exp_weights=config.exp_weights,
-                clip_weight=config.clip_weight,
-            )
+            weights = self.weights(advantage, numbers["beta"])
             if model.config.policy == "separate":
                 states = self.states(model.policy, batch, wanted)
             assert states is not None
@@ -142,13 +137,13 @@ class Loss(nn.Module):
         """Where hidden states are looked at, bool [B, T]: states, actions; None: everywhere."""
         if self.config.awac_weight > 0 and not self._at_actions_only:
             return None
-        places = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
+        uses = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
         mask = masks.values | masks.weights
         nothing = torch.zeros_like(mask[:, :1])
         states = torch.cat([mask, nothing], 1) | torch.cat([nothing, mask], 1)
-        places.scatter_add_(1, batch["state_idxs"], states.long())
-        places.scatter_add_(1, batch["action_idxs"], mask.long())
-        return places > 0
+        uses.scatter_add_(1, batch["state_idxs"], states.long())
+        uses.scatter_add_(1, batch["action_idxs"], mask.long())
+        return uses > 0
 
     @property
     def _at_actions_only(self) -> bool:
@@ -185,29 +180,29 @@ class Loss(nn.Module):
         """The heads at the actions, and what the states behind them are worth."""
         config, model = self.config, self.model
         mask = masks.values | masks.weights
-        places = Places.of(mask, lean)
+        slots = Slots.of(mask, lean)
         goes_on = mask & ~batch["terminals"][:, 1:]
         nothing = torch.zeros_like(mask[:, :1])
         needed = torch.cat([mask, nothing], 1) | torch.cat([nothing, goes_on], 1)
-        state_places = Places.of(needed, lean)
+        state_slots = Slots.of(needed, lean)
 
-        v = state_places.spread(model.value(states.at(batch["state_idxs"], state_places)))
-        at_actions = states.at(batch["action_idxs"], places)
+        v = state_slots.spread(model.value(states.at(batch["state_idxs"], state_slots)))
+        at_actions = states.at(batch["action_idxs"], slots)
         action = torch.zeros_like(batch["action_idxs"])  # whole utterances have one number only
         if model.config.per_token:
             action = next_tokens(batch)
-        action = places.take(action)
+        action = slots.take(action)
         q, q_rows = self._q(model.q_input(at_actions), action)
         with torch.no_grad():
-            x = of_target.at(batch["action_idxs"], places)
+            x = of_target.at(batch["action_idxs"], slots)
             target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
             following = v
             if config.backup == "max":
-                x = of_target.at(batch["state_idxs"], state_places)
+                x = of_target.at(batch["state_idxs"], state_slots)
                 rows = self._bounded([head(x) for head in self.target.q_heads])
-                following = state_places.spread(rows.amax(-1).to(v.dtype))
-        own_v, next_value = places.take(v[:, :-1]), places.take(following[:, 1:])
-        return Values(places, own_v, next_value, q, q_rows, target_q, action)
+                following = state_slots.spread(rows.amax(-1).to(v.dtype))
+        own_v, next_value = slots.take(v[:, :-1]), slots.take(following[:, 1:])
+        return Values(slots, own_v, next_value, q, q_rows, target_q, action)
 
     def _q(self, x: Tensor, action: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Of the actions, and of all tokens where a term looks at them."""
@@ -225,7 +220,7 @@ class Loss(nn.Module):
     def _value_terms(
         self, values: Values, batch: TensorDict, masks: Masks, numbers: TensorDict
     ) -> Terms:
-        config, take = self.config, values.places.take
+        config, take = self.config, values.slots.take
         mask, count = take(masks.values), _count(batch, "actions_per_row")
         rewards = batch["rewards"].to(values.v.dtype)
         terms: Terms = {}
@@ -268,10 +263,15 @@ class Loss(nn.Module):
             weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
             token, mask = tokens[:, 1:], next_ones
-        places = Places.of(mask & (weight != 0) if lean else mask, lean)
-        logits = _precise(self.model.logits(states.at(position, places)))
-        take = places.take
+        slots = Slots.of(mask & (weight != 0) if lean else mask, lean)
+        logits = _precise(self.model.logits(states.at(position, slots)))
+        take = slots.take
         return token_loss(logits, take(token), take(weight), take(mask), count)
+
+    def weights(self, advantage: Tensor, beta: Tensor | float) -> Tensor:
+        """How much actions count for the policy, by their advantage [*]."""
+        by_size, most = self.config.exp_weights, self.config.clip_weight
+        return advantage_weights(advantage, beta, exp_weights=by_size, clip_weight=most)
 
     def spread(self, weights: Tensor, batch: TensorDict, masks: Masks) -> Tensor:
         """The weights of all tokens [B, T], from those of the actions [B, A]."""

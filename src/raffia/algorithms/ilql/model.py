@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.heads import AnyHead, EvolvableHead, Head
-from raffia.algorithms.ilql.places import Trunk
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.transformer import CausalLM
 
 __all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"]

@@ -21,7 +21,7 @@ from torch import nn
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.algorithms.ilql.places import Trunk
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.folder import gpt2, read_config
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.tensordict.keys import nearest

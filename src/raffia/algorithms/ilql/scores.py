@@ -17,7 +17,7 @@ from raffia.algorithms.ilql.loss import Loss, More, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.algorithms.ilql.terms import bellman_target
-from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of
+from raffia.algorithms.ilql.token_weights import Masks, masks_of
 from raffia.functional.trees import is_traced
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
@@ -50,7 +50,7 @@ def qvs_of(
     values = _values(loss, batch, masks, trunk_kwargs, target_kwargs)
 
     def spread(entry: Tensor) -> Tensor:
-        return torch.where(masks.values, values.places.spread(entry), 0)
+        return torch.where(masks.values, values.slots.spread(entry), 0)
 
     v, target_q, ended = spread(values.v), spread(values.target_q), batch["terminals"][:, 1:]
     next_v = torch.where(ended, 0, spread(values.next_value))
@@ -86,11 +86,8 @@ def weights_of(loss: Loss, batch: TensorDict) -> Tensor:  # [B, T]
     advantage = torch.zeros_like(batch["rewards"])
     if config.beta != 0 or not config.exp_weights:
         values = _values(loss, batch, masks)
-        advantage = values.places.spread(values.target_q - values.v)
-    weights = advantage_weights(
-        advantage, config.beta, exp_weights=config.exp_weights, clip_weight=config.clip_weight
-    )
-    return loss.spread(weights, batch, masks)
+        advantage = values.slots.spread(values.target_q - values.v)
+    return loss.spread(loss.weights(advantage, config.beta), batch, masks)
 
 
 def _values(
@@ -157,18 +154,18 @@ def get_scores(
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
-            place = _places(action_idxs, action_mask, tokens.shape[1])
-            at_actions = {name: states.flatten(0, 1)[place] for name, states in hidden.items()}
+            index = _flat_indices(action_idxs, action_mask, tokens.shape[1])
+            at_actions = {name: states.flatten(0, 1)[index] for name, states in hidden.items()}
             advantage = scorer.said(at_actions, Needs(policy=False, values=True)).advantage()
             assert advantage is not None
-            scores.view(-1, shape[-1])[place] = advantage_term(advantage, config).to(scores.dtype)
+            scores.view(-1, shape[-1])[index] = advantage_term(advantage, config).to(scores.dtype)
         if include_logits:
             logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
             assert logits is not None
-            said = (logits / logit_temp).log_softmax(-1)
+            log_probs = (logits / logit_temp).log_softmax(-1)
             if attn_mask is not None:
-                said = said.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
-            scores = scores + said
+                log_probs = log_probs.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
+            scores = scores + log_probs
     return scores
 
 
@@ -238,12 +235,12 @@ def _sums(
     }
     # The state before each token of an utterance, and the row that it is in
     before = (column >= starts.unsqueeze(-1) - 1) & (column < lengths.unsqueeze(-1) - 1)
-    place = before.flatten().nonzero().squeeze(-1)
-    row = place // longest
-    token = padded.flatten()[place + 1]
-    states = {name: part[place] for name, part in hidden.items()}
-    said = scorer.said(states, needs._replace(values=needs.values and per_token))
-    log_prob, kl, value, advantage = Choice.of(said, config, forbidden).of_token(token)
+    index = before.flatten().nonzero().squeeze(-1)
+    row = index // longest
+    token = padded.flatten()[index + 1]
+    states = {name: part[index] for name, part in hidden.items()}
+    outputs = scorer.said(states, needs._replace(values=needs.values and per_token))
+    log_prob, kl, value, advantage = Choice.of(outputs, config, forbidden).of_token(token)
 
     def total(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.new_zeros(len(rows)).index_add_(0, row, part)
@@ -266,7 +263,7 @@ def _sums(
     return summed, total(kl), advantage, value
 
 
-def _places(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
+def _flat_indices(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
     """Where actions lie in the rows laid end to end: int64 [M]."""
     first = torch.arange(len(action_idxs), device=action_idxs.device).unsqueeze(-1) * num_tokens
     flat = (action_idxs + first).flatten()
