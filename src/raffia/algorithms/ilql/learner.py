@@ -5,7 +5,7 @@ Its state is a tree of tensors, which networks can share: `networks_state`, `loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -115,21 +115,15 @@ class ILQLLearner:
         >>> int(learner.state_of(learner.make_model(0))["step"])
         0
         """
-        named = list(model.named_parameters())
-        params = _nested((name, p) for name, p in named if p.requires_grad).clone()
-        fixed = _dotted("", self._fixed).keys()
-        kept = [(n, p) for n, p in named if not p.requires_grad and f".{n}" not in fixed]
-        state = TensorDict(
-            params=params,
-            buffers=_nested([*kept, *model.named_buffers()]).clone(),
-            target=_subset(params, self._target_names).clone(),
-            opt=TensorDict(
-                language=self._optimizer.init(_subset(params, LANGUAGE)),
-                values=self._optimizer.init(_subset(params, VALUES)),
-            ),
-            hyper=hyper_of(self.config, next(model.parameters())),
-            step=torch.tensor(0),
+        state = networks_state(model, model, without=_dotted("", self._fixed).keys())
+        state["target"] = _subset(state["target"], self._target_names)
+        state = state.clone()
+        state["opt"] = TensorDict(
+            language=self._optimizer.init(_subset(state["params"], LANGUAGE)),
+            values=self._optimizer.init(_subset(state["params"], VALUES)),
         )
+        state["hyper"] = hyper_of(self.config, next(model.parameters()))
+        state["step"] = torch.tensor(0)
         if self._drops:
             state["dropout_seed"] = torch.tensor(seed)
         return state
@@ -217,10 +211,10 @@ class ILQLLearner:
     ) -> dict[str, Tensor]:
         """All tensors by the names that they have in `Loss`."""
         named = _dotted("model", params)
-        for kept in (buffers, self._fixed):
-            named |= _dotted("model", kept)
+        for fixed in (buffers, self._fixed):
+            named |= _dotted("model", fixed)
             # What does not learn, such as the form of heads, is the same in both.
-            named |= _dotted("target", _subset(kept, self._target_names))
+            named |= _dotted("target", _subset(fixed, self._target_names))
         return named | _dotted("target", target)
 
     @contextmanager
@@ -268,8 +262,12 @@ def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
     return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})
 
 
-def networks_state(model: ILQLModel, target: ILQLTarget) -> TensorDict:
+def networks_state(
+    model: ILQLModel, target: ILQLTarget | ILQLModel, *, without: Collection[str] = ()
+) -> TensorDict:
     """The "params", "buffers" and "target" of a state, in the memory of these networks.
+
+    without: ".trunk. ...", parameters that do not learn and are no part of the state.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.model import make_target
@@ -281,10 +279,10 @@ def networks_state(model: ILQLModel, target: ILQLTarget) -> TensorDict:
     """
     named = dict(model.named_parameters())
     learns = {name for name, p in named.items() if p.requires_grad}
-    kept = [(name, p) for name, p in named.items() if name not in learns]
+    fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
     return TensorDict(
         params=_nested((name, named[name]) for name in named if name in learns),
-        buffers=_nested([*kept, *model.named_buffers()]),
+        buffers=_nested([*fixed, *model.named_buffers()]),
         target=_nested((name, p) for name, p in target.named_parameters() if name in learns),
     )
 
