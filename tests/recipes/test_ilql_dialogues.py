@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.ilql.agent_values import qvs_of
 from raffia.algorithms.ilql.config import DecodeConfig, method
+from raffia.algorithms.ilql.scores import qvs_of
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import evaluate, fitted, resume, train

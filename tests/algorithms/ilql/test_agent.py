@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -319,6 +320,22 @@ def test_each_setting_arrives_where_it_acts():
     assert config.loss.value_max == 0.8 and config.model.detach_pi
     assert config.optimizer.weight_decay == 1.2 and config.target.alpha == 0.2
     assert agent._learner.config is config
+
+
+def test_each_field_of_the_config_is_an_attribute():
+    agent = small_agent()
+    for part in ("loss", "target", "optimizer", "model"):
+        settings = getattr(agent.config, part)
+        for field in fields(settings):
+            if field.name in ("trunk", "policy", "target"):
+                continue
+            name = {"learning_rate": "lr"}.get(field.name, field.name)
+            assert getattr(agent, name) == getattr(settings, field.name), name
+            value = 0.75 if field.type == "float" else getattr(settings, field.name)
+            setattr(agent, name, value)
+            assert getattr(getattr(agent.config, part), field.name) == value, name
+            assert (name in agent.hyper_names) == field.type.startswith("float")
+    assert "batch_size" in agent.hyper_names
 
 
 def test_a_setting_that_changes_counts_from_then_on():

@@ -1,4 +1,4 @@
-"""Heads whose form can change: at the start, grown, in the slow copy, stacked, when decoding."""
+"""Heads whose form can change: at the start, grown, in the target, stacked, when decoding."""
 
 from dataclasses import replace
 
@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.agent_shape import reshaped
-from raffia.algorithms.ilql.agent_state import become, shared_state
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
 from raffia.algorithms.ilql.heads import EvolvableHead, Head
@@ -44,7 +42,7 @@ def draws(seed=0):
 
 
 def members(learner, size=3, generations=6, seed=0):
-    """States whose slow copies differ from what they follow, of unlike forms."""
+    """states whose targets differ from what they follow, of unlike forms."""
     state = torch.stack([learner.init(seed + i) for i in range(size)])
     for leaf in state["target"].values(True, True):
         leaf += 0.1 * torch.rand(leaf.shape, generator=draws(seed))
@@ -109,7 +107,7 @@ def test_what_grows_says_the_same_at_that_moment(arranged, what):
 
 
 @ARRANGEMENTS
-def test_the_slow_copy_has_the_form_of_what_it_follows(arranged):
+def test_the_target_has_the_form_of_the_online_network(arranged):
     """The learner computes what modules do that were given the state's forms."""
     learner = learner_of(model={**EVOLVABLE, **arranged})
     networks, batch = Networks(learner.config), float32(batch_of("B"))
@@ -119,9 +117,9 @@ def test_the_slow_copy_has_the_form_of_what_it_follows(arranged):
         for name, buffer in networks.target.q1.named_buffers():
             assert buffer.equal(one["buffers", "q1", name])
         _, metrics = learner.grads(one, batch)
-        loss, told = networks.loss(batch, one["hyper"])
+        loss, named = networks.loss(batch, one["hyper"])
         torch.testing.assert_close(metrics["loss"], loss)
-        for name, value in told.items():
+        for name, value in named.items():
             torch.testing.assert_close(metrics[name], value)
         assert metrics["advantage_mean"] != fresh["advantage_mean"]
 
@@ -171,15 +169,15 @@ def agent_with(config):
 
 def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_changes():
     agent = agent_with(ILQLConfig(model=ILQLModelConfig(evolvable_heads=True)))
-    state = torch.stack([shared_state(agent, agent._hyper).clone()])
+    state = torch.stack([agent.learner_state().clone()])
     for seed in range(4):
         state, _ = mutate(state, GROWTH["a layer"], draws(seed))
-    become(agent, state[0])
+    agent.load_learner_state(state[0])
     forms = {name: getattr(agent.model, name).num_nodes for name in ("v", "q1", "q2")}
     assert any(nodes[1] for nodes in forms.values())
     for name in ("q1", "q2"):
         assert getattr(agent.target, name).num_nodes == forms[name]
-    assert reshaped(agent, 1.0, [16], draws()) == "1 -> 2 layers"
+    assert agent.reshape(1.0, [16], draws()) == "1 -> 2 layers"
     assert {name: getattr(agent.model, name).num_nodes for name in forms} == forms
     assert agent.target.q1.num_nodes == forms["q1"]
 

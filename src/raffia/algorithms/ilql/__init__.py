@@ -3,7 +3,9 @@
 Names are imported when first asked for, so that `config.py` comes without torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.algorithms.ilql.agent import ILQL
@@ -35,31 +37,11 @@ __all__ = [
     "with_row_means",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    match name:
-        case "ILQLConfig" | "method":
-            return getattr(import_module("raffia.algorithms.ilql.config"), name)
-        case "DecodeConfig":
-            return import_module("raffia.lm.decoding.config").DecodeConfig
-        case "ILQL":
-            return import_module("raffia.algorithms.ilql.agent").ILQL
-        case "AgentEvaluation" | "ILQL_Evaluator":
-            return getattr(import_module("raffia.algorithms.ilql.evaluator"), name)
-        case "ILQL_Policy":
-            return import_module("raffia.algorithms.ilql.policy").ILQL_Policy
-        case "NGram" | "TopAdvantageNGrams":
-            return getattr(import_module("raffia.algorithms.ilql.ngrams"), name)
-        case "ILQLLearner":
-            return import_module("raffia.algorithms.ilql.learner").ILQLLearner
-        case "Loss" | "with_row_means":
-            return getattr(import_module("raffia.algorithms.ilql.loss"), name)
-    if name in __all__:
-        return getattr(import_module("raffia.algorithms.ilql.model"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+_HOMES = {name: f"{__name__}.model" for name in __all__}
+_HOMES |= {name: f"{__name__}.config" for name in ("DecodeConfig", "ILQLConfig", "method")}
+_HOMES |= {name: f"{__name__}.evaluator" for name in ("AgentEvaluation", "ILQL_Evaluator")}
+_HOMES |= {name: f"{__name__}.loss" for name in ("Loss", "with_row_means")}
+_HOMES |= {name: f"{__name__}.ngrams" for name in ("NGram", "TopAdvantageNGrams")}
+_HOMES |= {"ILQL": f"{__name__}.agent", "ILQLLearner": f"{__name__}.learner"}
+_HOMES |= {"ILQL_Policy": f"{__name__}.policy"}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -1,27 +1,32 @@
-"""`ILQL`: networks, their slow copies, the optimiser's state and the settings as one object.
+"""`ILQL`: a config, a learner and its state as one object, with the published names.
 
-It is the public face of the pure parts beside it: the loss is that of `loss.py`, an update that of
-`learner.py`, texts come from `generate.py`.
+Settings are fields of `ILQLConfig`, learning is `ILQLLearner.grads` and `apply` on a state in the
+memory of the networks; what is said of data comes of `scores.py`, texts of `generate.py`.
 
-Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary.
+Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary, P embeddings put
+before the tokens, d numbers of a hidden state.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.agent_files import load_agent, save_agent, saved_config
-from raffia.algorithms.ilql.agent_inputs import Items, Stream, as_dataset, check_dataset
-from raffia.algorithms.ilql.agent_networks import AgentNetworks
-from raffia.algorithms.ilql.agent_shape import reshaped, why_fixed
-from raffia.algorithms.ilql.agent_state import become, shared_state, take_over
+from raffia.algorithms.ilql.agent_inputs import (
+    Items,
+    Stream,
+    as_dataset,
+    batch_of,
+    check_dataset,
+)
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
     ILQLLossConfig,
@@ -31,26 +36,61 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.algorithms.ilql.evaluator import ILQL_Evaluator, MakeEnv
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
+from raffia.algorithms.ilql.learner import ILQLLearner, hyper_of, load_networks, networks_state
+from raffia.algorithms.ilql.loss import Loss
+from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, ILQLTarget, make_target
 from raffia.algorithms.ilql.net_config import (
     GPT2,
     NetConfig,
+    described,
     networks_of,
+    reshaped,
     trunk_config_of,
+    why_fixed,
 )
-from raffia.algorithms.ilql.places import Trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.nn.base import TensorDictModuleBase
+from raffia.nn.params import update_target
+from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["ILQL"]
 
+Kwargs = Mapping[str, Any]
+PARTS: dict[str, type] = {
+    "model": ILQLModelConfig,
+    "loss": ILQLLossConfig,
+    "target": TargetConfig,
+    "optimizer": OptimizerConfig,
+}
+NETWORKS = ("trunk", "policy", "target")  # say what there is, not how it acts
+SETTINGS = {  # attribute -> part of the config, field, type
+    "lr" if field.name == "learning_rate" else field.name: (part, field.name, str(field.type))
+    for part, kind in PARTS.items()
+    for field in fields(kind)
+    if field.name not in NETWORKS
+}
 
-class ILQL(AgentNetworks):
+
+def _also_keyed(method: Callable[..., ILQLOutputs]) -> Callable[..., Any]:
+    """`forward(tokens, ...)` that can be given a container, too, as keyed modules are."""
+
+    @wraps(method)
+    def forward(self: ILQL, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Node):
+            return self._read_and_write(args[0])
+        return method(self, *args, **kwargs)
+
+    return forward
+
+
+class ILQL(TensorDictModuleBase):
     """Implicit Language Q-Learning: learns from logged dialogues, and speaks better than they do.
 
     dataset: the dialogues, a `DialogueDataset` or any `torch.utils.data.Dataset` of `DataPoint`s;
@@ -59,7 +99,7 @@ class ILQL(AgentNetworks):
     index: number of this agent, among others.
     batch_size: rows of an update.
     lr, weight_decay: of AdamW. Gradients are not clipped unless `max_grad_norm` is set.
-    alpha: how far the slow copy moves in each update, see `soft_update`.
+    alpha: how far the target network moves in each update, see `soft_update`.
     beta, exp_weights, clip_weight: how much more better tokens count for the policy.
     gamma: discount per token.
     tau: expectile of V, 0.5 to 1.
@@ -89,7 +129,7 @@ class ILQL(AgentNetworks):
     >>> losses = [agent.learn()["loss"].item() for _ in range(20)]
     >>> losses[-1] < losses[0], agent.step
     (True, 20)
-    >>> loss, told = agent.get_loss([right, wrong])
+    >>> loss, metrics = agent.get_loss([right, wrong])
     >>> loss.backward()
     >>> agent.get_qvs([right])["q1"].shape, agent.get_weights([right])
     (torch.Size([1, 2]), tensor([[0., 0., 1., 1., 0.]]))
@@ -97,8 +137,24 @@ class ILQL(AgentNetworks):
     (torch.Size([1, 5, 6]), 3)
     """
 
+    model: ILQLModel
+    target: ILQLTarget
+    dataset: RL_Dataset | None
+    mutation: str | None
+    layer_bounds: dict[str, int]  # "min_layers", "max_layers", where given
+    fitness: list[float]  # what `test` found
     opt: TensorDict | None  # the optimiser's moments, from the first update on
     _learner_of: ILQLLearner | None
+
+    # Those that are numbers and may differ between members of a population.
+    hyper_names = (
+        *(name for name, (_, _, kind) in SETTINGS.items() if kind.startswith("float")),
+        "batch_size",
+    )
+
+    if TYPE_CHECKING:  # settings, too, are attributes
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(
         self,
@@ -127,36 +183,20 @@ class ILQL(AgentNetworks):
         weight_decay: float = 0.0,
         device: torch.device | str = "cpu",
     ) -> None:
+        given = locals()  # by the names of the attributes
         networks = networks_of(net_config)
-        model = ILQLModelConfig(
-            trunk=networks.trunk_config,
-            double_q=double_q,
-            detach_v=detach_v,
-            detach_q=detach_q,
-            detach_pi=detach_pi,
-            per_token=per_token,
-            **networks.arrangement,
-        )
-        loss = ILQLLossConfig(
-            gamma=gamma,
-            tau=tau,
-            beta=beta,
-            exp_weights=exp_weights,
-            transition_weight=transition_weight,
-            clip_weight=clip_weight,
-            value_min=value_min,
-            value_max=value_max,
-            cql_weight=0.01 if per_token else 0.0,  # it compares tokens
-            cql_temp=cql_temp,
-            dm_margin=dm_margin,
-        )
-        optimizer = OptimizerConfig(learning_rate=lr, weight_decay=weight_decay, max_grad_norm=None)
-        config = ILQLConfig(
-            model=model, loss=loss, target=TargetConfig(alpha=alpha), optimizer=optimizer
-        )
-        self._set_up(
-            config, networks.trunk, dataset, index, batch_size, mutation, networks.bounds, device
-        )
+        parts: dict[str, dict[str, Any]] = {
+            "model": {"trunk": networks.trunk_config, **networks.arrangement},
+            "loss": {"cql_weight": 0.01 if per_token else 0.0},  # it compares tokens
+            "target": {},
+            "optimizer": {"max_grad_norm": None},
+        }
+        for name, (part, field, _) in SETTINGS.items():
+            if name in given:
+                parts[part][field] = given[name]
+        config = ILQLConfig(**{part: kind(**parts[part]) for part, kind in PARTS.items()})
+        self._set_up(config, networks.trunk, dataset, index, batch_size, device)
+        self.mutation, self.layer_bounds = mutation, networks.bounds
 
     @classmethod
     def from_config(
@@ -185,7 +225,7 @@ class ILQL(AgentNetworks):
             shape = replace(config.model, trunk=trunk_config_of(trunk))
             config = replace(config, model=shape)
         agent = cls.__new__(cls)
-        agent._set_up(config, trunk, dataset, index, batch_size, None, {}, device)
+        agent._set_up(config, trunk, dataset, index, batch_size, device)
         return agent
 
     def _set_up(
@@ -195,8 +235,6 @@ class ILQL(AgentNetworks):
         dataset: RL_Dataset | None,
         index: int,
         batch_size: int,
-        mutation: str | None,
-        layer_bounds: dict[str, int],
         device: torch.device | str,
     ) -> None:
         super().__init__()
@@ -205,8 +243,7 @@ class ILQL(AgentNetworks):
         dataset = as_dataset(dataset, config.model.trunk.vocab_size)
         check_dataset(dataset, config.model)
         self.dataset, self.index, self.batch_size = dataset, index, batch_size
-        self.mutation, self.layer_bounds = mutation, layer_bounds
-        self.fitness: list[float] = []  # what `test` found
+        self.mutation, self.layer_bounds, self.fitness = None, {}, []
         self.step = 0  # updates that were made
         self.seed = 0  # of the order of the data, and of dropout
         self._stream = Stream()
@@ -216,11 +253,168 @@ class ILQL(AgentNetworks):
 
     def install(self, model: ILQLModel, target: ILQLTarget, config: ILQLConfig) -> None:
         """Take other networks, and the config that they are made by; the optimiser begins anew."""
-        super().install(model, target, config)
-        self.opt = None
+        self.model, self.target, self._config = model, target, config
+        heads = ["q1", "q2"] if config.model.double_q else ["q1"]
+        self.in_keys = ["tokens", "state_idxs", "action_idxs", "attn_mask"]
+        self.out_keys = ["v", *heads, *(f"target_{name}" for name in heads), "logits"]
+        self.opt = self._learner_of = None
+
+    @property
+    def config(self) -> ILQLConfig:
+        """All settings; others can be assigned, but for what the networks are made of."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ILQLConfig) -> None:
+        if config.model != self._config.model:
+            raise ValueError(
+                "the networks are made as config.model says and stay so: make another agent, "
+                "ILQL.from_config(config, agent.dataset)"
+            )
+        self._config, self._learner_of = config, None
+
+    @property
+    def net_config(self) -> dict[str, Any]:
+        """What the networks are, as the constructor is told of them."""
+        return described(self.config.model, self.layer_bounds)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are."""
+        return next(self.model.parameters()).device
+
+    @_also_keyed
+    def forward(
+        self,
+        tokens: Tensor,  # int64 [B, T]
+        state_idxs: Tensor,  # int64 [B, A + 1]
+        action_idxs: Tensor,  # int64 [B, A]
+        attn_mask: Tensor | None = None,  # bool [B, T]
+        prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
+        prefix_attn_mask: Tensor | None = None,  # bool [B, P]
+        remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
+        qv_kwargs: Kwargs | None = None,  # what else the trunk is called with, such as a cache
+        policy_kwargs: Kwargs | None = None,  # ... the policy, where it is separate
+        target_kwargs: Kwargs | None = None,  # ... the target's trunk, where it has one
+        skip_policy_on_train: bool = False,  # in training mode no logits
+        detach_full_policy: bool = False,  # the logits without gradients
+    ) -> ILQLOutputs:
+        """V, Q, target Q and logits of whole rows; or, given a container, into that."""
+        self._check_kwargs(policy_kwargs, target_kwargs)
+        kwargs = {"trunk": qv_kwargs, "policy": policy_kwargs, "target": target_kwargs}
+        outputs: ILQLOutputs = self.model(
+            tokens,
+            state_idxs,
+            action_idxs,
+            attn_mask,
+            prefix_embs=prefix_embs,
+            prefix_attn_mask=prefix_attn_mask,
+            remove_prefix_position_embs=remove_prefix_position_embs,
+            target=self.target,
+            with_logits=not (skip_policy_on_train and self.training),
+            detach_policy=detach_full_policy,
+            trunk_kwargs={name: more for name, more in kwargs.items() if more},
+        )
+        return outputs
+
+    def _read_and_write(self, tensordict: Any) -> Any:
+        *needed, mask = self.in_keys
+        *written, logits = self.out_keys_source
+        outputs: ILQLOutputs = self.model(
+            *(tensordict[key] for key in needed),
+            tensordict.get(mask, None),
+            target=self.target,
+            with_logits=logits in self.out_keys,
+        )
+        entries = (outputs.v, *outputs.q, *outputs.target_q)
+        for key, entry in zip(written, entries, strict=True):
+            tensordict.set(key, entry)
+        return tensordict if outputs.logits is None else tensordict.set(logits, outputs.logits)
+
+    def get_qvs(
+        self,
+        items: Items,
+        prefix_embs: Tensor | None = None,  # [B, P, d]
+        prefix_attn_mask: Tensor | None = None,  # bool [B, P]
+        remove_prefix_position_embs: bool = False,
+        qv_kwargs: Kwargs | None = None,
+        target_kwargs: Kwargs | None = None,
+    ) -> TensorDict:
+        """Q and V at the actions of the data, each [B, A] and 0 where padded.
+
+        "v", "next_v" (0 where the dialogue ended), "q1", "q2" (with double_q), "target_q" (the
+        smaller one, within bounds), "advantage" = target_q - v, "bellman_target" = r + gamma
+        next_v; and of the batch "rewards" and "action_mask". The policy is not run.
+        """
+        self._check_kwargs(None, target_kwargs)
+        prefix: dict[str, Any] = {
+            "prefix_embs": prefix_embs,
+            "prefix_attn_mask": prefix_attn_mask,
+            "remove_prefix_position_embs": remove_prefix_position_embs,
+        }
+        given = {} if prefix_embs is None else prefix
+        kwargs = ({**given, **(more or {})} for more in (qv_kwargs, target_kwargs))
+        return qvs_of(self._loss, self.prepare_inputs(items), *kwargs)
+
+    def get_weights(self, items: Items) -> Tensor:  # [B, T]
+        """How much the token behind each position counts for the policy."""
+        return weights_of(self._loss, self.prepare_inputs(items))
+
+    def get_scores(
+        self,
+        items: Items,
+        *,
+        beta: float = 1.0,
+        exp_weights: bool = True,
+        clip_weight: float | None = None,
+        include_advantage: bool = True,
+        include_logits: bool = False,
+        logit_temp: float = 1.0,
+    ) -> Tensor:  # [B, T, V]
+        """What each token of the vocabulary would be worth behind each token, see `scores.py`."""
+        batch = self.prepare_inputs(items)
+        return get_scores(
+            self.model,
+            self.target,
+            batch["tokens"],
+            batch["action_idxs"],
+            attn_mask=batch["attn_mask"],
+            action_mask=batch["action_mask"],
+            beta=beta,
+            exp_weights=exp_weights,
+            clip_weight=clip_weight,
+            include_advantage=include_advantage,
+            include_logits=include_logits,
+            logit_temp=logit_temp,
+        )
+
+    def prepare_inputs(self, items: Items) -> TensorDict:
+        """A batch [B] of these rows, where the networks are.
+
+        items: rows, which the data set puts together; or what it made of them, as a container or
+            as a dict.
+        """
+        return batch_of(items, self.dataset, self.config.model).to(self.device)
+
+    def get_loss(self, items: Items) -> tuple[Tensor, TensorDict]:
+        """The loss [] with the graph of its gradients, and its metrics, as `learn` has them."""
+        loss, metrics = self._loss(self.prepare_inputs(items), self._hyper)
+        return loss, TensorDict(metrics)
+
+    def soft_update(self) -> None:
+        """Move the target: target <- (1 - alpha) target + alpha online. `learn` does it, too."""
+        self._move_target(self.alpha)
+
+    def hardUpdate(self) -> None:
+        """Copy what is trained to the target network."""
+        self._move_target(1.0)
+
+    def _move_target(self, rate: float) -> None:
+        for name, module in self.target.named_children():
+            update_target(module, self.model.get_submodule(name), rate)
 
     def learn(self, items: Items | None = None) -> TensorDict:
-        """One update: of the weights, and by `alpha` of the slow copy; gives what there is to tell.
+        """One update: of the weights, and by `alpha` of the target network; gives metrics.
 
         items: None for the next `batch_size` rows of the data set, which follow from `seed` and
             `step`; so an agent that was saved and loaded goes on as if nothing had been.
@@ -236,9 +430,9 @@ class ILQL(AgentNetworks):
         batch, learner = self.prepare_inputs(items), self._learner
         if self.opt is None:
             self.opt = learner.state_of(self.model)["opt"]
-        state = shared_state(self, self._hyper)
+        state = self.learner_state()
         update, metrics = learner.grads(state, batch)
-        take_over(self, learner.apply(state, update))
+        self.load_learner_state(learner.apply(state, update))
         return metrics
 
     # -- speaking
@@ -298,15 +492,21 @@ class ILQL(AgentNetworks):
     # -- as a member of a population, see `raffia.evolution.agents`
 
     def learner_state(self) -> TensorDict:
-        """What learning changes, in the memory of this agent.
+        """What learning changes, in the memory of this agent, as `ILQLLearner` has it.
 
         Before the first update "opt" is empty.
         """
-        return shared_state(self, self._hyper)
+        state = networks_state(self.model, self.target)
+        state["opt"] = TensorDict() if self.opt is None else self.opt
+        state["hyper"] = self._hyper
+        state["step"], state["dropout_seed"] = torch.tensor(self.step), torch.tensor(self.seed)
+        return state
 
     def load_learner_state(self, state: TensorDict) -> None:
         """Become what the state is; the settings stay. Its "opt" may be used as it is."""
-        become(self, state)
+        load_networks(self.model, self.target, state)
+        self.opt = state["opt"] if len(state["opt"].keys()) else None
+        self.step = int(state["step"])
 
     def why_fixed(self) -> str | None:
         """Why the networks can't get layers or nodes; None: they can."""
@@ -320,7 +520,7 @@ class ILQL(AgentNetworks):
         return reshaped(self, new_layer_prob, nodes, draw)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a folder, at once: weights, slow copy, optimiser, settings; the data set is not.
+        """Write a folder, at once: weights, target, optimiser, settings; the data set is not.
 
         Safetensors and JSON only. A checkpoint that is there is replaced, anything else refused.
         """
@@ -371,13 +571,31 @@ class ILQL(AgentNetworks):
             )
         return self._learner_of
 
-    def _changed(self) -> None:
-        super()._changed()
-        self._learner_of = None
+    @property
+    def _hyper(self) -> TensorDict:
+        return hyper_of(self.config, next(self.model.parameters()))
+
+    @property
+    def _loss(self) -> Loss:
+        """Around the same networks."""
+        config = self.config
+        return Loss(self.model, config.loss, precision=config.precision, target=self.target)
+
+    def _check_kwargs(self, policy: Kwargs | None, target: Kwargs | None) -> None:
+        if policy and self.config.model.policy == "shared":
+            raise ValueError(
+                'policy_kwargs: with policy="shared" the logits come of the one trunk, which is '
+                "called with qv_kwargs"
+            )
+        if target and self.target.trunk is None:
+            raise ValueError(
+                'target_kwargs: with target="heads" the target has no trunk; the one there is is '
+                "called with qv_kwargs"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over."""
-        return {**self.__dict__, "_loss_of": None, "_learner_of": None}
+        return {**self.__dict__, "_learner_of": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The optimiser's moments go where the weights go."""
@@ -385,3 +603,20 @@ class ILQL(AgentNetworks):
         if self.opt is not None:
             self.opt = self.opt.apply(fn)
         return self
+
+
+def _setting(part: str, field: str) -> property:
+    """An attribute that is a field of the config: read there, and set there."""
+
+    def read(agent: ILQL) -> Any:
+        return getattr(getattr(agent.config, part), field)
+
+    def write(agent: ILQL, value: Any) -> None:
+        changed: Any = replace(getattr(agent.config, part), **{field: value})
+        agent.config = replace(agent.config, **{part: changed})
+
+    return property(read, write, doc=f"`config.{part}.{field}`")
+
+
+for _name, (_part, _field, _) in SETTINGS.items():
+    setattr(ILQL, _name, _setting(_part, _field))

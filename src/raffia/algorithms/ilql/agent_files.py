@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLConfig
-from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.loss import Loss
+from raffia.algorithms.ilql.model import ILQLModel
 from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.files import foreign_reader
 from raffia.tensordict.tensordict import TensorDict
@@ -39,7 +40,7 @@ def save_agent(agent: ILQL, path: Path) -> None:
     ...     saved_config(folder).loss.beta
     2.0
     """
-    tensors = {name: _plain(tensor) for name, tensor in _named(agent).items()}
+    tensors = {name: _plain(tensor) for name, tensor in _tensors(agent).items()}
     files: dict[str, Any] = {WEIGHTS: lambda file: save_file(tensors, file)}
     if agent.opt is not None:
         opt = agent.opt.apply(_plain)
@@ -76,20 +77,20 @@ def load_agent(agent: ILQL, path: Path) -> None:
     True
     """
     config, extras, tensors, opt = load_folder(path, KIND, VERSION, _content)
-    model, target, device = agent.model, agent.target, agent.device
-    if config.model != agent.config.model or _unlike(_named(agent), tensors):
-        model = ILQLModel(config.model)
-        target = make_target(model)
-    odd = _unlike(_both(model, target), tensors)
+    networks: Any = agent
+    if config.model != agent.config.model or _unlike(_tensors(agent), tensors):
+        networks = Loss(ILQLModel(config.model), config.loss)
+    mine, device = _tensors(networks), agent.device
+    odd = _unlike(mine, tensors)
     if odd:
         raise ValueError(
             f"{os.fspath(path)} holds an agent whose language model is not made from a "
             f"description: {odd}. Give one of its kind, ILQL.from_checkpoint(path, dataset, "
             "trunk=HFTrunk.from_folder(folder))"
         )
-    for name, tensor in _both(model, target).items():
+    for name, tensor in mine.items():
         tensor.data = tensors[name].to(device)
-    agent.install(model, target, config)
+    agent.install(networks.model, networks.target, config)
     agent.opt = None if opt is None else opt.apply(lambda leaf: leaf.to(device))
     for name in NUMBERS:
         setattr(agent, name, extras[name])
@@ -128,17 +129,9 @@ def _made(kind: Any, entries: Mapping[str, Any]) -> Any:
     )
 
 
-def _named(agent: ILQL) -> dict[str, Tensor]:
-    return _both(agent.model, agent.target)
-
-
-def _both(model: nn.Module, target: nn.Module) -> dict[str, Tensor]:
-    """All tensors, each once: tied ones are one tensor of two names."""
-    found: dict[str, Tensor] = {}
-    for prefix, module in (("model", model), ("target", target)):
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            found[f"{prefix}.{name}"] = tensor
-    return found
+def _tensors(networks: nn.Module) -> dict[str, Tensor]:
+    """Those of "model" and "target", each once: tied ones are one tensor of two names."""
+    return {**dict(networks.named_parameters()), **dict(networks.named_buffers())}
 
 
 def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:

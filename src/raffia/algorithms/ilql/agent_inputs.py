@@ -61,13 +61,13 @@ def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
     missing = [name for name in ENTRIES if name not in entries]
     if missing:
         raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
-    if "action_mask" not in entries:  # only places behind an action are above 0
+    if "action_mask" not in entries:  # only positions behind an action are above 0
         entries["action_mask"] = entries["state_idxs"][:, 1:] > 0
     _check_shapes(entries)
     for name in FLAGS:  # ~ of a number is not what is meant
         entries[name] = entries[name].bool()
     if not is_traced():
-        _check_places(entries, config)
+        _check_positions(entries, config)
     return TensorDict(entries, batch_size=[len(entries["tokens"])])
 
 
@@ -93,7 +93,7 @@ def _check_shapes(entries: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_places(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> None:
+def _check_positions(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> None:
     length = entries["tokens"].shape[1]
     for name in ("action_idxs", "state_idxs"):
         outside = (entries[name] < 0) | (entries[name] >= length)
@@ -117,24 +117,22 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[object, ...] | None = None
+        self._dataset: RL_Dataset | None = None
+        self._next: tuple[int, int, int, bool] | None = None  # which batch `_rows` gives next
         self._rows: Iterator[TensorDict] = iter(())
 
     def take(
         self, dataset: RL_Dataset, seed: int, update: int, batch_size: int, *, per_token: bool
     ) -> TensorDict:
         """The batch of this update; quick for one update after the other."""
-        kind = dataset, seed, batch_size, per_token
-        if self._place is None or not all(
-            a is b or a == b for a, b in zip(self._place, (*kind, update), strict=True)
-        ):
+        if self._dataset is not dataset or self._next != (update, seed, batch_size, per_token):
             self._rows = dataset.batches(seed, update, batch_size, per_token=per_token)
         batch = next(self._rows)
-        self._place = (*kind, update + 1)
+        self._dataset, self._next = dataset, (update + 1, seed, batch_size, per_token)
         return batch
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
-        """A fresh one, which finds the place again."""
+        """A fresh one, which finds its position again."""
         return Stream()
 
 

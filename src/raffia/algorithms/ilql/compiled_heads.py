@@ -21,7 +21,7 @@ __all__ = ["CompiledHeads"]
 
 
 class CompiledHeads:
-    """The heads of the model, and Q of its slow copy.
+    """The heads of the model, and Q of its target network.
 
     target: None where no values are wanted.
 

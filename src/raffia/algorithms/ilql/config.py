@@ -80,7 +80,7 @@ class ILQLModelConfig:
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     # Where the next token's logits come from: the trunk that the values read, or one of its own.
     policy: Literal["shared", "separate"] = "shared"
-    # What the slow copy holds: the Q heads, on the online trunk's states; or the trunk as well.
+    # What the target network holds: the Q heads, on the online trunk's states; or a trunk as well.
     target: Literal["heads", "trunk"] = "heads"
     double_q: bool = True  # two Q heads, of whose targets the smaller counts
     detach_v: bool = False  # no gradient flows from the V head into the trunk
@@ -169,7 +169,7 @@ class ILQLLossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """How the slow copy follows: target <- (1 - alpha) target + alpha online."""
+    """How the target network follows: target <- (1 - alpha) target + alpha online."""
 
     alpha: float = 0.005  # 1: a hard update
     interval: int = 1  # updates from one move to the next

@@ -1,8 +1,11 @@
-"""ILQL's learner: gradients of a batch of dialogues, and an update by them."""
+"""ILQL's learner: gradients of a batch of dialogues, and an update by them.
+
+Its state is a tree of tensors, which networks can share: `networks_state`, `load_networks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +14,7 @@ from torch.func import functional_call
 
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.loss import Loss
-from raffia.algorithms.ilql.model import ILQLModel
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.functional.clipping import clip_by_global_norm, global_norm
 from raffia.functional.gradients import value_and_grad
 from raffia.functional.optim import adamw
@@ -21,10 +24,16 @@ from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ILQLLearner", "hyper_of"]
+__all__ = ["ILQLLearner", "hyper_of", "load_networks", "networks_state"]
 
 Key = tuple[str, ...]
 ModelFactory = Callable[[], ILQLModel]
+HYPER = {  # part of the config -> fields that a member of a population may have of its own
+    "optimizer": "learning_rate value_rate weight_decay",
+    "target": "alpha",
+    "loss": "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight",
+    "decode": "temperature adv_weight",  # at which only `raffia.recipes` looks
+}
 LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate of its own
 
 
@@ -106,27 +115,21 @@ class ILQLLearner:
         >>> int(learner.state_of(learner.make_model(0))["step"])
         0
         """
-        named = list(model.named_parameters())
-        params = _nested((name, p) for name, p in named if p.requires_grad)
-        fixed = _dotted("", self._fixed).keys()
-        kept = [(n, p) for n, p in named if not p.requires_grad and f".{n}" not in fixed]
-        state = TensorDict(
-            params=params,
-            buffers=_nested([*kept, *model.named_buffers()]),
-            target=_followed(params, self._target_names).clone(),
-            opt=TensorDict(
-                language=self._optimizer.init(_followed(params, LANGUAGE)),
-                values=self._optimizer.init(_followed(params, VALUES)),
-            ),
-            hyper=hyper_of(self.config, next(model.parameters())),
-            step=torch.tensor(0),
+        state = networks_state(model, model, without=_dotted("", self._fixed).keys())
+        state["target"] = _subset(state["target"], self._target_names)
+        state = state.clone()
+        state["opt"] = TensorDict(
+            language=self._optimizer.init(_subset(state["params"], LANGUAGE)),
+            values=self._optimizer.init(_subset(state["params"], VALUES)),
         )
+        state["hyper"] = hyper_of(self.config, next(model.parameters()))
+        state["step"] = torch.tensor(0)
         if self._drops:
             state["dropout_seed"] = torch.tensor(seed)
         return state
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """The gradients, and what there is to tell: means [].
+        """The gradients, and metrics: means [].
 
         "loss"; of the terms that have a weight "v_loss", "q_loss", "cql_loss", "dm_loss" and
         "token_loss"; over actions, where the heads are computed, "v_mean", "q_mean" and
@@ -162,14 +165,14 @@ class ILQLLearner:
             ("values", VALUES, hyper["value_rate"]),
         ):
             moved, new_opt[group] = self._optimizer.update(
-                _followed(old, names),
-                _followed(grads, names),
+                _subset(old, names),
+                _subset(grads, names),
                 opt[group],
                 learning_rate=rate * factor,
                 weight_decay=hyper["weight_decay"],
             )
             params.update(moved)
-        online = _followed(params, self._target_names)
+        online = _subset(params, self._target_names)
         target = _moved(state["target"], online, step, hyper["alpha"], self.config.target.interval)
         new = {"params": params, "buffers": update["buffers"], "target": target, "opt": new_opt}
         return TensorDict({**dict(state.items()), **new, "step": step}, state.batch_size)
@@ -208,10 +211,10 @@ class ILQLLearner:
     ) -> dict[str, Tensor]:
         """All tensors by the names that they have in `Loss`."""
         named = _dotted("model", params)
-        for kept in (buffers, self._fixed):
-            named |= _dotted("model", kept)
+        for fixed in (buffers, self._fixed):
+            named |= _dotted("model", fixed)
             # What does not learn, such as the form of heads, is the same in both.
-            named |= _dotted("target", _followed(kept, self._target_names))
+            named |= _dotted("target", _subset(fixed, self._target_names))
         return named | _dotted("target", target)
 
     @contextmanager
@@ -235,44 +238,79 @@ class ILQLLearner:
 def _moved(
     target: TensorDict, online: TensorDict, step: Tensor, alpha: Tensor, interval: int
 ) -> TensorDict:
-    """The slow copy after an update: (1 - alpha) target + alpha online, each `interval` updates."""
+    """The target network after an update: (1 - alpha) target + alpha online, each `interval`."""
     if is_traced():
         rate = torch.where(step % interval == 0, alpha, 0)
-        return target.apply(lambda slow, fast: slow + rate * (fast - slow), online)
+        return target.apply(lambda old, new: old + rate * (new - old), online)
     if bool((step % interval == 0).all()):
         update_target(target, online, alpha)
     return target
 
 
 def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
-    """What a member of a population may have of its own, as precise as the weights, at least.
+    """What a member of a population may have of its own, `HYPER`, at least as precise as weights.
 
     >>> hyper_of(ILQLConfig(), like=torch.zeros(()))["alpha"]
     tensor(0.0050)
     """
-    loss, optimizer = config.loss, config.optimizer
     numbers = {
-        "learning_rate": optimizer.learning_rate,
-        "value_rate": optimizer.value_rate,
-        "weight_decay": optimizer.weight_decay,
-        "alpha": config.target.alpha,
-        "gamma": loss.gamma,
-        "tau": loss.tau,
-        "beta": loss.beta,
-        "awac_weight": loss.awac_weight,
-        "v_weight": loss.v_weight,
-        "q_weight": loss.q_weight,
-        "cql_weight": loss.cql_weight,
-        "dm_weight": loss.dm_weight,
-        # of decoding, which only `raffia.recipes` looks at
-        "temperature": config.decode.temperature,
-        "adv_weight": config.decode.adv_weight,
+        name: getattr(getattr(config, part), name)
+        for part, names in HYPER.items()
+        for name in names.split()
     }
     dtype = torch.promote_types(like.dtype, torch.float32)
     return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})
 
 
-def _followed(nest: TensorDict, names: Iterable[str]) -> TensorDict:
+def networks_state(
+    model: ILQLModel, target: ILQLTarget | ILQLModel, *, without: Collection[str] = ()
+) -> TensorDict:
+    """The "params", "buffers" and "target" of a state, in the memory of these networks.
+
+    without: ".trunk. ...", parameters that do not learn and are no part of the state.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
+    >>> state = networks_state(model, make_target(model))
+    >>> state["params", "v", "2", "bias"].fill_(5.0), model.v[2].bias.item()
+    (tensor([5.]), 5.0)
+    """
+    named = dict(model.named_parameters())
+    learns = {name for name, p in named.items() if p.requires_grad}
+    fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
+    return TensorDict(
+        params=_nested((name, named[name]) for name in named if name in learns),
+        buffers=_nested([*fixed, *model.named_buffers()]),
+        target=_nested((name, p) for name, p in target.named_parameters() if name in learns),
+    )
+
+
+@torch.no_grad()
+def load_networks(model: ILQLModel, target: ILQLTarget, state: TensorDict) -> None:
+    """Write a state into networks, as far as it does not lie in their memory already.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import make_target
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    >>> model, state = learner.make_model(0), learner.init(1)
+    >>> load_networks(model, make_target(model), state)
+    >>> torch.equal(model.v[0].weight, state["params", "v", "0", "weight"])
+    True
+    """
+    own = networks_state(model, target)
+    # What does not learn, such as the form of heads, is the same in both.
+    own["target_buffers"] = _nested(target.named_buffers())
+    for part in own.keys():
+        source = state["buffers" if part == "target_buffers" else part]
+        for key, tensor in own[part].items(True, True):
+            if source[key].data_ptr() != tensor.data_ptr():
+                tensor.copy_(source[key])
+
+
+def _subset(nest: TensorDict, names: Iterable[str]) -> TensorDict:
     """These of the networks, as far as they are there."""
     return TensorDict({name: nest[name] for name in names if name in nest.keys()})
 
@@ -298,10 +336,10 @@ def _rates(model: nn.Module) -> Iterator[float]:
 
 
 def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
-    """Copies of a module's tensors by the names of its layers."""
+    """A module's tensors by the names of its layers."""
     nest = TensorDict()
     for name, tensor in named:
-        nest.set(tuple(name.split(".")), tensor.detach().clone())
+        nest.set(tuple(name.split(".")), tensor.detach())
     return nest
 
 

@@ -12,14 +12,14 @@ shapes must not depend on data (`torch.vmap`, `torch.compile`), everywhere, with
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.places import HiddenStates, Places, Trunk, hidden_states
 from raffia.algorithms.ilql.terms import (
     bellman_target,
     cql_loss,
@@ -31,6 +31,7 @@ from raffia.algorithms.ilql.terms import (
     v_loss,
 )
 from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of, token_weights
+from raffia.algorithms.ilql.trunk import HiddenStates, Slots, Trunk, hidden_states
 from raffia.functional.losses import masked_mean
 from raffia.functional.trees import is_traced
 from raffia.tensordict.tensordict import TensorDict
@@ -38,17 +39,18 @@ from raffia.tensordict.tensordict import TensorDict
 __all__ = ["Loss", "Values", "next_tokens", "with_row_means"]
 
 Terms = dict[str, Tensor]  # by name, []
+More = Mapping[str, Any] | None  # what else a trunk is called with
 
 
 class Values(NamedTuple):
-    """What the heads say of the M slots.
+    """Outputs of the heads at the M slots.
 
     >>> x = torch.zeros(4)
-    >>> Values(Places((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
+    >>> Values(Slots((2, 2), None), x, x, (x, x), (), x, x.long()).next_value.shape
     torch.Size([4])
     """
 
-    places: Places  # of the M slots in [B, A]
+    slots: Slots  # of the M slots in [B, A]
     v: Tensor  # [M]
     next_value: Tensor  # [M], behind the action; anything where the dialogue ended
     q: tuple[Tensor, ...]  # each [M]
@@ -58,12 +60,12 @@ class Values(NamedTuple):
 
 
 class Loss(nn.Module):
-    """The loss of a batch, as a module around the networks and the slow copy of them:
+    """The loss of a batch, as a module around the networks and the target of them:
     `torch.func.functional_call` gives it the parameters, "model. ..." and "target. ...".
 
     lean: compute only what counts; False computes all slots and is there for comparison.
     precision: of the matrix products; values and losses stay as precise as the parameters.
-    target: the slow copy; None for a fresh one.
+    target: the target network; None for a fresh one.
 
     It is called with a batch [B], right-padded:
 
@@ -102,8 +104,8 @@ class Loss(nn.Module):
             terms, metrics = self._terms(batch, numbers)
         weights = {name: numbers[f"{'awac' if name == 'token' else name}_weight"] for name in terms}
         loss = sum((weights[name] * term for name, term in terms.items()), torch.zeros(()))
-        told = {f"{name}_loss": term.detach() for name, term in terms.items()}
-        return loss, {"loss": loss.detach(), **told, **metrics}
+        losses = {f"{name}_loss": term.detach() for name, term in terms.items()}
+        return loss, {"loss": loss.detach(), **losses, **metrics}
 
     def _terms(self, batch: TensorDict, numbers: TensorDict) -> tuple[Terms, Terms]:
         config, model = self.config, self.model
@@ -112,26 +114,21 @@ class Loss(nn.Module):
         wanted = self._wanted(batch, masks) if lean else None
         states: HiddenStates | None = None
         if config.needs_values or model.config.policy == "shared":
-            states = self._states(model.trunk, batch, wanted)
+            states = self.states(model.trunk, batch, wanted)
         terms: Terms = {}
         metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
         advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
         if config.needs_values:
             assert states is not None
-            slow = self._slow(states, batch, wanted)
-            values = self.values(batch, masks, states, slow, lean)
+            of_target = self.target_states(states, batch, wanted)
+            values = self.values(batch, masks, states, of_target, lean)
             terms |= self._value_terms(values, batch, masks, numbers)
-            metrics |= _told(values, values.places.take(masks.values))
-            advantage = values.places.spread(values.target_q - values.v)
+            metrics |= _means(values, values.slots.take(masks.values))
+            advantage = values.slots.spread(values.target_q - values.v)
         if config.awac_weight > 0:
-            weights = advantage_weights(
-                advantage,
-                numbers["beta"],
-                exp_weights=config.exp_weights,
-                clip_weight=config.clip_weight,
-            )
+            weights = self.weights(advantage, numbers["beta"])
             if model.config.policy == "separate":
-                states = self._states(model.policy, batch, wanted)
+                states = self.states(model.policy, batch, wanted)
             assert states is not None
             terms["token"] = self._token_loss(batch, masks, weights, states, lean)
         return terms, metrics
@@ -140,65 +137,72 @@ class Loss(nn.Module):
         """Where hidden states are looked at, bool [B, T]: states, actions; None: everywhere."""
         if self.config.awac_weight > 0 and not self._at_actions_only:
             return None
-        places = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
+        uses = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
         mask = masks.values | masks.weights
         nothing = torch.zeros_like(mask[:, :1])
         states = torch.cat([mask, nothing], 1) | torch.cat([nothing, mask], 1)
-        places.scatter_add_(1, batch["state_idxs"], states.long())
-        places.scatter_add_(1, batch["action_idxs"], mask.long())
-        return places > 0
+        uses.scatter_add_(1, batch["state_idxs"], states.long())
+        uses.scatter_add_(1, batch["action_idxs"], mask.long())
+        return uses > 0
 
     @property
     def _at_actions_only(self) -> bool:
         """Whether only tokens that are actions have a weight in the policy's loss."""
         return self.model.config.per_token and self.config.transition_weight == 0
 
-    def _states(self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
-        return hidden_states(
-            trunk, batch["tokens"], batch["attn_mask"], packed=self.lean, wanted=wanted
-        )
+    def states(
+        self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None = None, more: More = None
+    ) -> HiddenStates:
+        """One pass of a trunk, see `hidden_states`."""
+        tokens, mask = batch["tokens"], batch["attn_mask"]
+        return hidden_states(trunk, tokens, mask, packed=self.lean, wanted=wanted, more=more)
 
-    def _slow(self, states: HiddenStates, batch: TensorDict, wanted: Tensor | None) -> HiddenStates:
-        """The target's: the same as the trunk's where it has none of its own."""
-        if self.target.trunk is None:
-            return states
-        with torch.no_grad():
-            return self._states(self.target.trunk, batch, wanted)
+    @torch.no_grad()
+    def target_states(
+        self,
+        states: HiddenStates,
+        batch: TensorDict,
+        wanted: Tensor | None = None,
+        more: More = None,
+    ) -> HiddenStates:
+        """The target's: those of the trunk, `states`, where it has no trunk of its own."""
+        trunk = self.target.trunk
+        return states if trunk is None else self.states(trunk, batch, wanted, more)
 
     def values(
         self,
         batch: TensorDict,
         masks: Masks,
         states: HiddenStates,  # of the trunk
-        slow: HiddenStates,  # of the target
+        of_target: HiddenStates,
         lean: bool = True,
     ) -> Values:
         """The heads at the actions, and what the states behind them are worth."""
         config, model = self.config, self.model
         mask = masks.values | masks.weights
-        places = Places.of(mask, lean)
+        slots = Slots.of(mask, lean)
         goes_on = mask & ~batch["terminals"][:, 1:]
         nothing = torch.zeros_like(mask[:, :1])
         needed = torch.cat([mask, nothing], 1) | torch.cat([nothing, goes_on], 1)
-        state_places = Places.of(needed, lean)
+        state_slots = Slots.of(needed, lean)
 
-        v = state_places.spread(model.value(states.at(batch["state_idxs"], state_places)))
-        at_actions = states.at(batch["action_idxs"], places)
+        v = state_slots.spread(model.value(states.at(batch["state_idxs"], state_slots)))
+        at_actions = states.at(batch["action_idxs"], slots)
         action = torch.zeros_like(batch["action_idxs"])  # whole utterances have one number only
         if model.config.per_token:
             action = next_tokens(batch)
-        action = places.take(action)
+        action = slots.take(action)
         q, q_rows = self._q(model.q_input(at_actions), action)
         with torch.no_grad():
-            x = slow.at(batch["action_idxs"], places)
+            x = of_target.at(batch["action_idxs"], slots)
             target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
             following = v
             if config.backup == "max":
-                x = slow.at(batch["state_idxs"], state_places)
+                x = of_target.at(batch["state_idxs"], state_slots)
                 rows = self._bounded([head(x) for head in self.target.q_heads])
-                following = state_places.spread(rows.amax(-1).to(v.dtype))
-        own_v, next_value = places.take(v[:, :-1]), places.take(following[:, 1:])
-        return Values(places, own_v, next_value, q, q_rows, target_q, action)
+                following = state_slots.spread(rows.amax(-1).to(v.dtype))
+        own_v, next_value = slots.take(v[:, :-1]), slots.take(following[:, 1:])
+        return Values(slots, own_v, next_value, q, q_rows, target_q, action)
 
     def _q(self, x: Tensor, action: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Of the actions, and of all tokens where a term looks at them."""
@@ -216,7 +220,7 @@ class Loss(nn.Module):
     def _value_terms(
         self, values: Values, batch: TensorDict, masks: Masks, numbers: TensorDict
     ) -> Terms:
-        config, take = self.config, values.places.take
+        config, take = self.config, values.slots.take
         mask, count = take(masks.values), _count(batch, "actions_per_row")
         rewards = batch["rewards"].to(values.v.dtype)
         terms: Terms = {}
@@ -259,10 +263,15 @@ class Loss(nn.Module):
             weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
             token, mask = tokens[:, 1:], next_ones
-        places = Places.of(mask & (weight != 0) if lean else mask, lean)
-        logits = _precise(self.model.logits(states.at(position, places)))
-        take = places.take
+        slots = Slots.of(mask & (weight != 0) if lean else mask, lean)
+        logits = _precise(self.model.logits(states.at(position, slots)))
+        take = slots.take
         return token_loss(logits, take(token), take(weight), take(mask), count)
+
+    def weights(self, advantage: Tensor, beta: Tensor | float) -> Tensor:
+        """How much actions count for the policy, by their advantage [*]."""
+        by_size, most = self.config.exp_weights, self.config.clip_weight
+        return advantage_weights(advantage, beta, exp_weights=by_size, clip_weight=most)
 
     def spread(self, weights: Tensor, batch: TensorDict, masks: Masks) -> Tensor:
         """The weights of all tokens [B, T], from those of the actions [B, A]."""
@@ -325,7 +334,7 @@ def _precise(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def _told(values: Values, mask: Tensor) -> Terms:
+def _means(values: Values, mask: Tensor) -> Terms:
     means = {
         "v_mean": values.v,
         "q_mean": torch.stack(values.q).mean(0),

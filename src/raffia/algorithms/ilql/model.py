@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.heads import AnyHead, EvolvableHead, Head
-from raffia.algorithms.ilql.places import Trunk
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.transformer import CausalLM
 
 __all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"]
@@ -30,7 +31,7 @@ class ILQLOutputs(NamedTuple):
 
     v: Tensor  # [B, A + 1]
     q: tuple[Tensor, ...]  # each [B, A, V], or [B, A, 1] for whole utterances
-    target_q: tuple[Tensor, ...]  # likewise, of the slow copy; empty where none was given
+    target_q: tuple[Tensor, ...]  # likewise, of the target; empty where none was given
     logits: Tensor | None  # [B, T, V], of the policy; None where they were not wanted
 
 
@@ -148,13 +149,11 @@ class ILQLModel(nn.Module):
         trunk_kwargs: what else "trunk", "policy" and "target" are called with, such as a cache.
         """
         more = {} if trunk_kwargs is None else dict(trunk_kwargs)
-        prefix: dict[str, Any] = {}
-        if prefix_embs is not None:
-            prefix = {
-                "prefix_embs": prefix_embs,
-                "prefix_attn_mask": prefix_attn_mask,
-                "remove_prefix_position_embs": remove_prefix_position_embs,
-            }
+        prefix: dict[str, Any] = {
+            "prefix_embs": prefix_embs,
+            "prefix_attn_mask": prefix_attn_mask,
+            "remove_prefix_position_embs": remove_prefix_position_embs,
+        }
 
         def states(name: str, trunk: Trunk) -> Tensor:
             return trunk(tokens, attn_mask, **prefix, **more.get(name, {}))
@@ -164,8 +163,9 @@ class ILQLModel(nn.Module):
         target_q: tuple[Tensor, ...] = ()
         if target is not None:
             with torch.no_grad():
-                slow = None if target.trunk is None else states("target", target.trunk)
-                at = at_actions if slow is None else _gather(slow, action_idxs)
+                at = at_actions
+                if target.trunk is not None:
+                    at = _gather(states("target", target.trunk), action_idxs)
                 target_q = tuple(head(at.detach()) for head in target.q_heads)
         logits = None
         if with_logits:
@@ -181,7 +181,7 @@ class ILQLModel(nn.Module):
 
 
 class ILQLTarget(nn.Module):
-    """The slow copy: of the Q heads, and of the trunk where the config has it.
+    """The target network: of the Q heads, and of the trunk where the config has it.
 
     >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> model = ILQLModel(ILQLModelConfig(trunk=small, target="heads"))
@@ -246,20 +246,7 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
             "trunk.kind='transformers': the sizes alone do not say what model it is. Pass it as "
             "ILQLModel(config, trunk=HFTrunk.from_folder(folder)); of a run, its functions do"
         )
-    return CausalLM(
-        config.vocab_size,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        block_size=config.block_size,
-        dim_feedfwd=config.dim_feedfwd,
-        dropout=config.dropout,
-        layer_norm_eps=config.layer_norm_eps,
-        bias=config.bias,
-        positions=config.positions,
-        activation=config.activation,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
+    return CausalLM(**{name: entry for name, entry in asdict(config).items() if name != "kind"})
 
 
 def _head(config: ILQLModelConfig, n_embd: int, num_outputs: int) -> AnyHead:

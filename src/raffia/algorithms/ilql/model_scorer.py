@@ -49,7 +49,7 @@ class CachedTrunk(Protocol):
 
 
 class ModelScorer:
-    """A scorer made of the model and of the slow copy of its Q heads.
+    """A scorer made of the model and of the target network of its Q heads.
 
     target: None where no values are wanted, as for behaviour cloning.
 

@@ -1,33 +1,56 @@
-"""What the networks of `ILQL` are made of: a description, a folder, or a language model itself."""
+"""What the networks of `ILQL` are made of, and how they change their shape.
+
+They are made of a description, a folder, or a language model itself. Later a layer more or less, or
+nodes in the dense layers: a new layer adds nothing to the hidden state and a new node is not read,
+until they have learnt. Legend: F nodes of a dense layer.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.places import Trunk
+from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
+from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.folder import gpt2, read_config
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.tensordict.keys import nearest
+from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["GPT2", "NetConfig", "Networks", "described", "networks_of", "trunk_config_of"]
+if TYPE_CHECKING:
+    from raffia.algorithms.ilql.agent import ILQL
+
+__all__ = [
+    "GPT2",
+    "NetConfig",
+    "Networks",
+    "described",
+    "networks_of",
+    "reshaped",
+    "trunk_config_of",
+    "why_fixed",
+]
 
 NetConfig: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
 # Entry of a description -> whether it says something of the trunk, or else of the arrangement.
-TRUNK = (
-    "vocab_size n_layer n_embd n_head dim_feedfwd block_size dropout layer_norm_eps bias positions"
-    " activation gradient_checkpointing"
-).split()
+TRUNK = [field.name for field in fields(TrunkConfig) if field.name != "kind"]
 ARRANGEMENT = "policy target".split()
 BOUNDS = "min_layers max_layers".split()
 FIXED = {"arch": "gpt"}
+
+LAYER = re.compile(r"\bh\.(\d+)\.")
+WRITES = ("proj.weight", "proj.bias", "out.weight", "out.bias")  # into the residual stream
 
 GPT2: Mapping[str, Any] = MappingProxyType(
     {
@@ -126,6 +149,119 @@ def trunk_config_of(trunk: Trunk) -> TrunkConfig:
     )
 
 
+def why_fixed(agent: ILQL) -> str | None:
+    """What keeps its networks from changing; None: nothing.
+
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
+    >>> why_fixed(agent)
+    >>> agent.model.trunk.wte.requires_grad_(False)
+    Embedding(6, 8)
+    >>> why_fixed(agent)
+    'a part of its language model does not learn'
+    """
+    if not all(parameter.requires_grad for parameter in agent.model.parameters()):
+        return "a part of its language model does not learn"
+    config = agent.config.model
+    if config.trunk.kind == "gpt":
+        with torch.device("meta"):
+            made = ILQLModel(config)
+        if _shapes(made) == _shapes(agent.model):
+            return None
+    return "its language model is not one that a description makes"
+
+
+def reshaped(
+    agent: ILQL, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator
+) -> str:
+    """Change an agent's networks, target and optimiser's moments; gives what was done.
+
+    nodes: of which one says by how many F changes, in all layers.
+
+    The number of layers stays within the agent's `layer_bounds`; the last is added, any removed.
+
+    >>> from raffia.algorithms.ilql.agent import ILQL
+    >>> small = {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8, "max_layers": 2}
+    >>> agent, draw = ILQL(None, small), torch.Generator().manual_seed(0)
+    >>> reshaped(agent, 1.0, [16], draw), agent.net_config["n_layer"]
+    ('1 -> 2 layers', 2)
+    >>> reshaped(agent, 0.0, [16], draw), agent.net_config["dim_feedfwd"]
+    ('32 -> 48 nodes', 48)
+    """
+    of_layer, more, at = torch.rand(3, generator=draw, dtype=torch.float64).tolist()
+    count = nodes[int(torch.randint(len(nodes), (), generator=draw))]
+    seed = int(torch.randint(2**62, (), generator=draw))
+    trunk = agent.config.model.trunk
+    if of_layer < new_layer_prob:
+        shape, gone = _with_layers(trunk, agent.layer_bounds, more < 0.5, at)
+        what = f"{trunk.n_layer} -> {shape.n_layer} layers"
+    else:
+        old = trunk.dim_feedfwd or 4 * trunk.n_embd
+        new = old + count if more < 0.5 or old == 1 else max(1, old - count)
+        shape, gone = replace(trunk, dim_feedfwd=new), trunk.n_layer
+        what = f"{old} -> {new} nodes"
+    if shape != trunk:
+        _install(agent, replace(agent.config.model, trunk=shape), gone, seed)
+    return what
+
+
+def _with_layers(
+    trunk: TrunkConfig,
+    bounds: Mapping[str, int],
+    more: bool,
+    at: float,  # 0 to 1: which layer goes
+) -> tuple[TrunkConfig, int]:
+    """The shape with a layer more or less, and which layer goes: `n_layer` for none.
+
+    Where the bounds forbid one of the changes it is the other; where they forbid both, no change.
+    """
+    num = trunk.n_layer
+    may_grow = num < bounds.get("max_layers", num + 1)
+    may_shrink = num > bounds.get("min_layers", 1)
+    if may_grow and (more or not may_shrink):
+        return replace(trunk, n_layer=num + 1), num
+    if not may_shrink:
+        return trunk, num
+    return replace(trunk, n_layer=num - 1), int(at * num)
+
+
+@torch.no_grad()
+def _install(agent: ILQL, config: ILQLModelConfig, gone: int, seed: int) -> None:
+    settings, old = replace(agent.config, model=config), agent.learner_state()
+    dtype, training, opt = next(agent.model.parameters()).dtype, agent.training, agent.opt
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ILQLModel(config).to(agent.device, dtype)
+    agent.install(model, make_target(model), settings)
+    agent.train(training)
+    if opt is not None:
+        agent.opt = ILQLLearner(settings).state_of(model)["opt"]
+    new = agent.learner_state()
+    for part in ("params", "buffers", "target", "opt"):
+        _carry(old[part].flatten_keys("."), new[part].flatten_keys("."), gone)
+    load_networks(model, agent.target, new)  # what the target has of the buffers
+
+
+def _carry(old: TensorDict, new: TensorDict, gone: int) -> None:
+    """Write what was into what is; of what is new, what writes into the residual stream is 0.
+
+    gone: the layer that is left out; those behind it move up.
+    An optimiser's moments are 0 where they are new.
+    """
+    for name, tensor in new.items():
+        if name.endswith(WRITES):
+            tensor.zero_()
+        was = old.get(LAYER.sub(lambda h: f"h.{int(h[1]) + (int(h[1]) >= gone)}.", name), None)
+        if was is None:
+            continue
+        common = tuple(slice(min(sizes)) for sizes in zip(was.shape, tensor.shape, strict=True))
+        tensor[common] = was[common]
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
 def _described(net_config: Mapping[str, Any]) -> Networks:
     known = [*FIXED, *TRUNK, *BOUNDS, *ARRANGEMENT]
     unknown = [name for name in net_config if name not in known]
@@ -145,14 +281,16 @@ def _described(net_config: Mapping[str, Any]) -> Networks:
             "{'vocab_size': tokenizer.num_tokens, ...}"
         )
     _check_bounds(net_config)
-    shape = {name: net_config.get(name, GPT2.get(name)) for name in TRUNK if name in GPT2}
-    shape["dropout"] = 0.0
-    if "n_embd" in net_config and "dim_feedfwd" not in net_config:
-        shape["dim_feedfwd"] = None  # four times as wide
-    shape |= {name: net_config[name] for name in TRUNK if name in net_config}
-    arrangement = {name: net_config[name] for name in ARRANGEMENT if name in net_config}
-    bounds = {name: net_config[name] for name in BOUNDS if name in net_config}
-    return Networks(TrunkConfig(**shape), None, arrangement, bounds)
+    unsaid = {**GPT2, "dropout": 0.0}
+    if "n_embd" in net_config:
+        unsaid["dim_feedfwd"] = None  # four times as wide
+    entries = {**unsaid, **net_config}
+    trunk = TrunkConfig(**{name: entries[name] for name in TRUNK if name in entries})
+    arrangement, bounds = (
+        {name: net_config[name] for name in names if name in net_config}
+        for names in (ARRANGEMENT, BOUNDS)
+    )
+    return Networks(trunk, None, arrangement, bounds)
 
 
 def _check_bounds(net_config: Mapping[str, Any]) -> None:

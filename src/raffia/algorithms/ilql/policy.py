@@ -12,7 +12,7 @@ from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Generations, Stop
+from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["ILQL_Policy", "Speaker"]
@@ -80,8 +80,7 @@ class ILQL_Policy:
             [self.prompt(observation) for observation in observations],
             self.config,
             generator=self.generator,
-            stop=Stop(tokens=(self.tokenizer.eoa_token_id,)),
-            pad_token=self.tokenizer.pad_token_id,
+            tokenizer=self.tokenizer,
         )
 
     def prompt(self, observation: Observation) -> list[int]:

@@ -1,4 +1,4 @@
-"""What ILQL thinks of texts that are there already: of every next token, and of whole utterances.
+"""What ILQL thinks of texts that are there already: of actions, next tokens and whole utterances.
 
 Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary, P prompts, G
 utterances for each.
@@ -7,19 +7,102 @@ utterances for each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.generate import forbid
+from raffia.algorithms.ilql.loss import Loss, More, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.terms import bellman_target
+from raffia.algorithms.ilql.token_weights import Masks, masks_of
+from raffia.functional.trees import is_traced
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.decoding.perturb import advantage_term
 from raffia.lm.decoding.scorer import Choice, Needs
+from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["get_scores", "score_utterances"]
+__all__ = ["get_scores", "qvs_of", "score_utterances", "weights_of"]
+
+
+def qvs_of(
+    loss: Loss,
+    batch: TensorDict,
+    trunk_kwargs: More = None,  # what else the trunk is called with
+    target_kwargs: More = None,  # ... the target's, where it has one
+) -> TensorDict:
+    """Q and V at the actions, each [B, A]; 0 where padded. The policy is not run.
+
+    >>> from raffia.algorithms.ilql.config import ILQLLossConfig, ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import ILQLModel
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> loss = Loss(ILQLModel(ILQLModelConfig(trunk=trunk)), ILQLLossConfig())
+    >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
+    >>> qvs = qvs_of(loss, DialogueDataset.of_points([row], Vocabulary(6)).collate([row]))
+    >>> qvs["next_v"][0, 1].item(), qvs["bellman_target"][0, 1].item()
+    (0.0, 1.0)
+    """
+    config, masks = loss.config, masks_of(batch["action_mask"], batch["terminals"])
+    values = _values(loss, batch, masks, trunk_kwargs, target_kwargs)
+
+    def spread(entry: Tensor) -> Tensor:
+        return torch.where(masks.values, values.slots.spread(entry), 0)
+
+    v, target_q, ended = spread(values.v), spread(values.target_q), batch["terminals"][:, 1:]
+    next_v = torch.where(ended, 0, spread(values.next_value))
+    return TensorDict(
+        {
+            "v": v,
+            "next_v": next_v,
+            **{f"q{number}": spread(q) for number, q in enumerate(values.q, 1)},
+            "target_q": target_q,
+            "advantage": target_q - v,
+            "bellman_target": bellman_target(batch["rewards"], next_v, ended, config.gamma),
+            "rewards": batch["rewards"],
+            "action_mask": batch["action_mask"],
+        },
+        batch_size=batch.batch_size,
+    )
+
+
+def weights_of(loss: Loss, batch: TensorDict) -> Tensor:  # [B, T]
+    """How much the token behind each position counts for the policy.
+
+    >>> from raffia.algorithms.ilql.config import ILQLLossConfig, ILQLModelConfig, TrunkConfig
+    >>> from raffia.algorithms.ilql.model import ILQLModel
+    >>> from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+    >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> loss = Loss(ILQLModel(ILQLModelConfig(trunk=trunk)), ILQLLossConfig(beta=0.0))
+    >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
+    >>> weights_of(loss, DialogueDataset.of_points([row], Vocabulary(6)).collate([row]))
+    tensor([[0., 0., 1., 1., 0.]])
+    """
+    config = loss.config
+    masks = masks_of(batch["action_mask"], batch["terminals"], config.mask)
+    advantage = torch.zeros_like(batch["rewards"])
+    if config.beta != 0 or not config.exp_weights:
+        values = _values(loss, batch, masks)
+        advantage = values.slots.spread(values.target_q - values.v)
+    return loss.spread(loss.weights(advantage, config.beta), batch, masks)
+
+
+def _values(
+    loss: Loss,
+    batch: TensorDict,
+    masks: Masks,
+    trunk_kwargs: More = None,
+    target_kwargs: More = None,
+) -> Values:
+    """The heads' outputs at the actions alone: nothing here looks at the Q of other tokens."""
+    config = replace(loss.config, backup="expectile", cql_weight=0.0, dm_weight=0.0, q_weight=1.0)
+    bare = Loss(loss.model, config, target=loss.target)
+    of_trunk = bare.states(loss.model.trunk, batch, more=trunk_kwargs)
+    of_target = bare.target_states(of_trunk, batch, more=target_kwargs)
+    return bare.values(batch, masks, of_trunk, of_target, lean=not is_traced())
 
 
 def get_scores(
@@ -71,18 +154,18 @@ def get_scores(
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
-            place = _places(action_idxs, action_mask, tokens.shape[1])
-            at_actions = {name: states.flatten(0, 1)[place] for name, states in hidden.items()}
+            index = _flat_indices(action_idxs, action_mask, tokens.shape[1])
+            at_actions = {name: states.flatten(0, 1)[index] for name, states in hidden.items()}
             advantage = scorer.said(at_actions, Needs(policy=False, values=True)).advantage()
             assert advantage is not None
-            scores.view(-1, shape[-1])[place] = advantage_term(advantage, config).to(scores.dtype)
+            scores.view(-1, shape[-1])[index] = advantage_term(advantage, config).to(scores.dtype)
         if include_logits:
             logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
             assert logits is not None
-            said = (logits / logit_temp).log_softmax(-1)
+            log_probs = (logits / logit_temp).log_softmax(-1)
             if attn_mask is not None:
-                said = said.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
-            scores = scores + said
+                log_probs = log_probs.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
+            scores = scores + log_probs
     return scores
 
 
@@ -152,12 +235,12 @@ def _sums(
     }
     # The state before each token of an utterance, and the row that it is in
     before = (column >= starts.unsqueeze(-1) - 1) & (column < lengths.unsqueeze(-1) - 1)
-    place = before.flatten().nonzero().squeeze(-1)
-    row = place // longest
-    token = padded.flatten()[place + 1]
-    states = {name: part[place] for name, part in hidden.items()}
-    said = scorer.said(states, needs._replace(values=needs.values and per_token))
-    log_prob, kl, value, advantage = Choice.of(said, config, forbidden).of_token(token)
+    index = before.flatten().nonzero().squeeze(-1)
+    row = index // longest
+    token = padded.flatten()[index + 1]
+    states = {name: part[index] for name, part in hidden.items()}
+    outputs = scorer.said(states, needs._replace(values=needs.values and per_token))
+    log_prob, kl, value, advantage = Choice.of(outputs, config, forbidden).of_token(token)
 
     def total(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.new_zeros(len(rows)).index_add_(0, row, part)
@@ -180,7 +263,7 @@ def _sums(
     return summed, total(kl), advantage, value
 
 
-def _places(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
+def _flat_indices(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
     """Where actions lie in the rows laid end to end: int64 [M]."""
     first = torch.arange(len(action_idxs), device=action_idxs.device).unsqueeze(-1) * num_tokens
     flat = (action_idxs + first).flatten()

@@ -19,7 +19,7 @@ from torch import nn
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_trunk
-from raffia.algorithms.ilql.places import Trunk
+from raffia.algorithms.ilql.trunk import Trunk
 from raffia.data.folder import load_folder, write_folder
 from raffia.files import DamagedFileError
 from raffia.functional.seeds import derive_seed

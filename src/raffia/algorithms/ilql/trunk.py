@@ -1,4 +1,4 @@
-"""Which entries of a grid are computed: the chosen ones only, or all where shapes must not vary.
+"""A trunk's hidden states, and which of them are used: the chosen ones, or all of a fixed shape.
 
 Legend: B rows, K entries of a row, M computed entries, N tokens that have a hidden state.
 """
@@ -13,27 +13,27 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["HiddenStates", "PackedTrunk", "Places", "Trunk", "hidden_states"]
+__all__ = ["HiddenStates", "PackedTrunk", "Slots", "Trunk", "hidden_states"]
 
 
-class Places(NamedTuple):
+class Slots(NamedTuple):
     """Entries of a grid [B, K], one after the other: [M].
 
     >>> mask = torch.tensor([[True, False, True], [False, True, False]])
-    >>> places = Places.of(mask, lean=True)
-    >>> chosen = places.take(torch.tensor([[1, 2, 3], [4, 5, 6]]))
-    >>> chosen, places.spread(chosen * 10)
+    >>> slots = Slots.of(mask, lean=True)
+    >>> chosen = slots.take(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    >>> chosen, slots.spread(chosen * 10)
     (tensor([1, 3, 5]), tensor([[10,  0, 30], [ 0, 50,  0]]))
     """
 
     shape: tuple[int, int]
-    chosen: Tensor | None  # int64 [M], places in the flat grid; None: all of them
+    chosen: Tensor | None  # int64 [M], indices in the flat grid; None: all of them
 
     @classmethod
-    def of(cls, mask: Tensor, lean: bool) -> Places:
+    def of(cls, mask: Tensor, lean: bool) -> Slots:
         """Where a mask [B, K] is True; all entries unless `lean`.
 
-        >>> Places.of(torch.tensor([[True, False]]), lean=False).chosen is None
+        >>> Slots.of(torch.tensor([[True, False]]), lean=False).chosen is None
         True
         """
         rows, columns = mask.shape
@@ -42,7 +42,7 @@ class Places(NamedTuple):
     def take(self, grid: Tensor) -> Tensor:
         """The entries [M] of a grid [B, K].
 
-        >>> Places((1, 2), None).take(torch.tensor([[3, 4]]))
+        >>> Slots((1, 2), None).take(torch.tensor([[3, 4]]))
         tensor([3, 4])
         """
         flat = grid.flatten()
@@ -51,7 +51,7 @@ class Places(NamedTuple):
     def spread(self, values: Tensor) -> Tensor:
         """The grid [B, K] that has these entries [M]; 0 where none was computed.
 
-        >>> Places((1, 2), torch.tensor([1])).spread(torch.tensor([7.0]))
+        >>> Slots((1, 2), torch.tensor([1])).spread(torch.tensor([7.0]))
         tensor([[0., 7.]])
         """
         if self.chosen is None:
@@ -65,21 +65,21 @@ class HiddenStates(NamedTuple):
 
     >>> states = HiddenStates(torch.arange(5.0).view(5, 1), starts=torch.tensor([0, 2]))
     >>> position = torch.tensor([[0, 1], [2, 0]])
-    >>> states.at(position, Places((2, 2), None)).squeeze(-1)
+    >>> states.at(position, Slots((2, 2), None)).squeeze(-1)
     tensor([0., 1., 4., 2.])
     """
 
     rows: Tensor  # [N, d]
     starts: Tensor  # int64 [B], where the tokens of each row begin
 
-    def at(self, position: Tensor, places: Places) -> Tensor:
+    def at(self, position: Tensor, slots: Slots) -> Tensor:
         """The states [M, d] at positions [B, K] of the rows.
 
         >>> states = HiddenStates(torch.eye(2), torch.tensor([0]))
-        >>> states.at(torch.tensor([[1]]), Places((1, 1), None))
+        >>> states.at(torch.tensor([[1]]), Slots((1, 1), None))
         tensor([[0., 1.]])
         """
-        return self.rows.index_select(0, places.take(position + self.starts.unsqueeze(1)))
+        return self.rows.index_select(0, slots.take(position + self.starts.unsqueeze(1)))
 
 
 class Trunk(Protocol):
