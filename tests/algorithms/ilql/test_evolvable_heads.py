@@ -42,7 +42,7 @@ def draws(seed=0):
 
 
 def members(learner, size=3, generations=6, seed=0):
-    """states whose targets differ from what they follow, of unlike forms."""
+    """States whose targets differ from what they follow, of unlike forms."""
     state = torch.stack([learner.init(seed + i) for i in range(size)])
     for leaf in state["target"].values(True, True):
         leaf += 0.1 * torch.rand(leaf.shape, generator=draws(seed))
