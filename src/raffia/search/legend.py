@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raffia.draw import Outline, Scene, Text, polyline, rectangle, text_width
 from raffia.search.colours import QScale
-from raffia.search.drawing import Drawing, Outline, Text, polyline, rounded, text_width
 
 _SIZE, _ROW, _BETWEEN = 11, 26, 30  # of the text; of rows and items, in pixels
 _SAMPLE = 36  # length of a sample of a line
@@ -14,7 +14,7 @@ _SAMPLE = 36  # length of a sample of a line
 class Legend:
     """Draws its items from a left edge on, and begins a new row at the right one."""
 
-    drawing: Drawing
+    drawing: Scene
     left: float
     right: float
     y: float  # middle of the row
@@ -51,8 +51,9 @@ class Legend:
         for i in range(num):
             q = scale.low + (scale.high - scale.low) * i / (num - 1)
             # each reaches under the next one, so that no seam shows
-            piece = rounded(x + i * step, self.y - 5, 2 * step if i < num - 1 else step, 10, 0)
-            self.drawing.outlines.append(Outline(piece, fill=scale.colour(q)))
+            width = 2 * step if i < num - 1 else step
+            piece = rectangle(x + i * step, self.y - 5, width, 10, 0, fill=scale.colour(q))
+            self.drawing.outlines.append(piece)
         self._text(x + 2 * _SAMPLE + 6, high)
 
     def best_path(self, width: float, rim: float) -> None:

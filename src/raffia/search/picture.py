@@ -6,13 +6,13 @@ orange for the worst; the most visited path has a rim.
 
 from collections.abc import Sequence
 
+from raffia.draw import Outline, Scene, Text, bent, rectangle, text_width
+from raffia.draw.shapes import Steps
 from raffia.search.colours import QScale
-from raffia.search.drawing import Drawing, Outline, Steps, Text, rounded, text_width
-from raffia.search.graph import TreeEdge, TreeGraph, to_graph
+from raffia.search.graph import TreeEdge, TreeGraph
 from raffia.search.labels import count, figures, percent, shown_name
 from raffia.search.legend import Legend
 from raffia.search.placement import MARGIN, Place, placed
-from raffia.search.tree import Tree
 
 _THIN, _THICK, _RIM = 1.4, 10.0, 3.5  # edges, and what is added for the rim, in pixels
 _LINE = 16  # height of a line in a box
@@ -21,30 +21,8 @@ _NAME = 28  # characters of an action's name; the tip has all of it
 _LEAST_WIDTH = 560  # so that header and legend have room
 
 
-def picture(
-    tree: Tree,
-    root: int = 0,
-    *,
-    max_nodes: int = 40,
-    action_names: Sequence[str] | None = None,  # [A]
-) -> Drawing:
+def drawn(graph: TreeGraph, max_nodes: int = 40) -> Scene:
     """A drawing of a root's tree that can be had as SVG or be saved.
-
-    >>> from raffia.search import RecurrentOutput, RootOutput, search
-    >>> def bandit(embedding, action):  # the second of two arms pays 1
-    ...     rows = len(action)
-    ...     return RecurrentOutput(reward=(action == 1).float(), value=torch.zeros(rows),
-    ...                            prior_logits=torch.zeros(rows, 2)), embedding
-    >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
-    >>> tree = search(start, bandit, num_simulations=9, discount=0.5)
-    >>> picture(tree, action_names=["left", "right"]).title
-    'root 0: value +1.36, 9 simulations, depth 5, 10 nodes'
-    """
-    return drawn(to_graph(tree, root, action_names), max_nodes)
-
-
-def drawn(graph: TreeGraph, max_nodes: int = 40) -> Drawing:
-    """The same of a tree that is data already.
 
     >>> from raffia.search.graph import TreeNode
     >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
@@ -78,7 +56,7 @@ class _Painter:
         self.nodes = self.placement.nodes()
         says = graph.headline(len(shown), self.write)
         width = max(self.placement.width, _LEAST_WIDTH, text_width(says, 14) + 2 * MARGIN)
-        self.drawing = Drawing(says, width, self.placement.height + _HEADER)
+        self.drawing = Scene(says, width, self.placement.height + _HEADER)
 
     # ------------------------------------------------------------------------ what it says
 
@@ -172,9 +150,9 @@ class _Painter:
         placement, source = self.placement, self.nodes[edge.source]
         start = source.x + placement.box_width[source.column]
         bend = placement.label_x[place.column] - 4
-        middle, y = (start + bend) / 2, place.lane_y(edge)
-        curve = ((middle, start_y), (middle, y), (bend, y))
-        return (("M", ((start, start_y),)), ("C", curve), ("L", ((place.x, y),)))
+        y = place.lane_y(edge)
+        curve = bent((start, start_y), (bend, y))
+        return (("M", ((start, start_y),)), curve, ("L", ((place.x, y),)))
 
     def boxes(self) -> None:
         """Nodes and marks."""
@@ -183,12 +161,12 @@ class _Painter:
             on_path = place.row in self.on_path and not place.is_mark
             top = place.y - place.height / 2
             self.drawing.outlines.append(
-                Outline(
-                    rounded(place.x, top, width, place.height, 8),
+                rectangle(
+                    *(place.x, top, width, place.height, 8),
                     fill="card" if place.is_mark else "box",
                     stroke="ink" if on_path else "rim",
-                    width=2.0 if on_path else 1.0,
-                    dashed=place.is_mark,
+                    line=2.0 if on_path else 1.0,
+                    dashes="4 3" if place.is_mark else "",
                     tip=self._node_tip(place.row),
                 )
             )
@@ -220,8 +198,8 @@ class _Painter:
         if any([place.is_mark for place in self.placement.places]):
             legend.words("↩ the node of this number")
         drawing.height = legend.y + MARGIN
-        card = rounded(0, 0, drawing.width, drawing.height, 10)
-        drawing.outlines.insert(0, Outline(card, fill="card"))
+        card = rectangle(0, 0, drawing.width, drawing.height, 10, fill="card")
+        drawing.outlines.insert(0, card)
 
     # ------------------------------------------------------------------------ tips
 

@@ -1,19 +1,17 @@
 """Where the nodes of a searched tree stand in a picture: a tidy tree, from left to right.
 
-Each depth has a column, and in it first the labels of the edges, then the boxes of the nodes. A
-node stands beside the middle of its children, and subtrees are pushed together until their outlines
-touch (Reingold and Tilford, 1981, "Tidier Drawings of Trees"). Of several edges that lead to a node
-from the column before it, each has a lane of its own; one that leads back is drawn to a mark in
-place of the node, so that no line crosses a label.
+Each depth has a column, and in it first the labels of the edges, then the boxes of the nodes. Of
+several edges that lead to a node from the column before it, each has a lane of its own; one that
+leads back is drawn to a mark in place of the node, so that no line crosses a label.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from raffia.draw import tidy
 from raffia.search.graph import TreeEdge, TreeGraph
 
 LANE = 44  # height of an edge with its label
-GAP, COUSINS_GAP = 8, 14  # between what stands below each other: of one parent, of several
 MARGIN = 24
 
 
@@ -66,7 +64,9 @@ def placed(
     places = _hung(graph, shown)
     for place in places:
         place.height = max(box_size(place.row, place.is_mark)[1], LANE * len(place.lanes))
-    _stack(places)
+    heights = {place: place.height for place in places}
+    for place, y in tidy(places[0], {p: p.below for p in places}, heights).items():
+        place.y = y
     top = min([place.y - place.height / 2 for place in places])
     for place in places:
         place.y += MARGIN - top
@@ -133,39 +133,3 @@ def _fan(column: Sequence[Place], before: dict[int, float]) -> float:
     """Room for the lines to part: more where they part further."""
     parting = [abs(place.lane_y(e) - before[e.source]) for place in column for e in place.lanes]
     return min(max(44 + 0.14 * max(parting, default=0), 56), 200)
-
-
-Outline = list[tuple[float, float]]  # top and bottom in each column, from its own on
-
-
-def _stack(places: Sequence[Place]) -> None:
-    """Give each place its y; those furthest right first, then from the root down."""
-    offsets: dict[Place, float] = {}  # from the parent
-    outlines: dict[Place, Outline] = {}
-    for place in sorted(places, key=lambda place: -place.column):
-        under: Outline = []
-        for child in place.below:
-            offsets[child] = _room_below(under, outlines[child])
-            _join(under, outlines.pop(child), offsets[child])
-        if place.below:
-            middle = (offsets[place.below[0]] + offsets[place.below[-1]]) / 2
-            for child in place.below:
-                offsets[child] -= middle
-            under = [(top - middle, bottom - middle) for top, bottom in under]
-        outlines[place] = [(-place.height / 2, place.height / 2), *under]
-    for place in sorted(places, key=lambda place: place.column):
-        for child in place.below:
-            child.y = place.y + offsets[child]
-
-
-def _room_below(upper: Outline, lower: Outline) -> float:
-    """How far down a subtree goes, so that it stands below what is there."""
-    gaps = [GAP] + [COUSINS_GAP] * len(lower)
-    needed = [high[1] - low[0] + gap for high, low, gap in zip(upper, lower, gaps, strict=False)]
-    return max(needed, default=0.0)
-
-
-def _join(upper: Outline, lower: Outline, offset: float) -> None:
-    for i, (top, bottom) in enumerate(lower):
-        first = upper[i][0] if i < len(upper) else top + offset
-        upper[i : i + 1] = [(first, bottom + offset)]
