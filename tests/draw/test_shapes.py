@@ -1,6 +1,6 @@
 """Texts and the room that they take."""
 
-from raffia.draw import text_width
+from raffia.draw.shapes import text_width
 
 
 def test_wide_characters_take_two_columns():

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from raffia.draw.layers import LINE, Box, ordered, place
 from raffia.draw.scene import Scene
-from raffia.draw.shapes import Outline, Point, Steps, Text, bent, polyline, rectangle, text_width
+from raffia.draw.shapes import Corners, Point, Steps, bent, polyline, text_width
 
 _GAP, _MARGIN = 30, 24  # between layers, around everything
 _GREY = "#cbd5e1"
 
-Corners = tuple[float, float, float, float]  # x, y, width and height
 Frame = tuple[str, Corners]  # with a title
 
 
@@ -20,7 +19,7 @@ def layered(title: str, boxes: Sequence[Box], groups: Sequence[tuple[str, str]] 
 
     groups: title of each group that boxes stand in, and a shorter one for a narrow frame.
 
-    >>> from raffia.draw import Look
+    >>> from raffia.draw.layers import Look
     >>> look = Look("#ffffff", "#000000", "#000000")
     >>> upper, lower = Box(look, [("upper", True)]), Box(look, [("lower", True)], layer=1)
     >>> upper.below, lower.above = [lower], [upper]
@@ -49,7 +48,7 @@ def layered(title: str, boxes: Sequence[Box], groups: Sequence[tuple[str, str]] 
     for box in boxes:
         box.x += _MARGIN - left
     scene = Scene(title, right - left + 2 * _MARGIN, max(y - _GAP, bottom) + _MARGIN)
-    scene.outlines.append(rectangle(0, 0, scene.width, scene.height, 8, fill="#ffffff"))
+    scene.box((0, 0, scene.width, scene.height), 8, fill="#ffffff")
     _paint(scene, boxes, list(_frames(boxes, groups)), heights)
     return scene
 
@@ -113,28 +112,27 @@ def _paint(
 ) -> None:
     """Frames, lines, the frames' titles as tags on their upper edges, boxes."""
     for _, corners in frames:
-        scene.outlines.append(rectangle(*corners, 10, "#f8fafc", _GREY, dashes="5 4"))
+        scene.box(corners, 10, fill="#f8fafc", stroke=_GREY, dashes="5 4")
     for steps, has_head in _lines(boxes, heights):
-        scene.outlines.append(Outline(steps, stroke="#94a3b8", width=1.4))
+        scene.line(steps, stroke="#94a3b8", width=1.4)
         if has_head:
             x, y = steps[-1][1][-1]
             tip = (*polyline((x - 4, y - 7), (x, y), (x + 4, y - 7)), ("Z", ()))
-            scene.outlines.append(Outline(tip, fill="#64748b"))
+            scene.line(tip, fill="#64748b")
     for title, (x, y, _, _) in frames:
-        tag = rectangle(x + 12, y - 9, text_width(title, 11) + 14, 18, 9, "#ffffff", _GREY)
-        scene.outlines.append(tag)
-        scene.texts.append(Text(x + 19, y + 3.8, title, 11, tone="#64748b"))
+        tag = (x + 12, y - 9, text_width(title, 11) + 14, 18)
+        scene.box(tag, 9, fill="#ffffff", stroke=_GREY)
+        scene.text(x + 19, y + 3.8, title, 11, tone="#64748b")
     for box in boxes:
         look, left = box.look, box.x - box.width / 2
         if box.lines and look.framed:
             radius = box.height / 2 if look.radius is None else look.radius
-            where = (left, box.y, box.width, box.height, radius)
-            frame = rectangle(*where, look.fill, look.stroke, dashes=look.dashes, tip=box.tip)
-            scene.outlines.append(frame)
+            tinted = {"fill": look.fill, "stroke": look.stroke, "dashes": look.dashes}
+            scene.box((left, box.y, box.width, box.height), radius, tip=box.tip, **tinted)
         for i, (text, is_main) in enumerate(box.lines):
-            y, opacity = box.y + look.padding + LINE * i + 11.5, 1 if is_main else 0.65
-            bold = is_main and look.bold
-            scene.texts.append(Text(box.x, y, text, 12, "middle", look.text, bold, opacity))
+            strength = {"bold": look.bold} if is_main else {"opacity": 0.65}
+            y = box.y + look.padding + LINE * i + 11.5
+            scene.text(box.x, y, text, anchor="middle", tone=look.text, **strength)
 
 
 def _lines(boxes: Sequence[Box], heights: Sequence[float]) -> Iterator[tuple[Steps, bool]]:

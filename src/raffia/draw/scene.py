@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from raffia.draw.png import matplotlib_for, write_png
-from raffia.draw.shapes import TONES, Outline, Step, Text, light
+from raffia.draw.shapes import TONES, Corners, Outline, Step, Steps, Text, light, rectangle
 from raffia.files import write_atomically
 
 FONT = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
@@ -28,6 +29,18 @@ class Scene:
     height: float = 0.0
     outlines: list[Outline] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
+
+    def line(self, steps: Steps, **look: Any) -> None:
+        """Paint a line or an area on top of what is there, with the look of an `Outline`."""
+        self.outlines.append(Outline(steps, **look))
+
+    def box(self, corners: Corners, radius: float = 0, **look: Any) -> None:
+        """Paint a rectangle, as `line` does."""
+        self.outlines.append(rectangle(corners, radius, **look))
+
+    def text(self, x: float, y: float, text: str, size: float = 12, **look: Any) -> None:
+        """Write a line of text, with the look of a `Text`."""
+        self.texts.append(Text(x, y, text, size, **look))
 
     def svg(self) -> str:
         """The text of an SVG file; tones are light, or dark for readers who prefer that.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
+from typing import Any
 
 # What a drawing may name its colours by: in the light, and in the dark.
 TONES = {
@@ -18,6 +19,7 @@ _CHAR = 7.25  # width of a character, for a monospaced font of 12 pixels
 Point = tuple[float, float]
 Step = tuple[str, tuple[Point, ...]]  # a letter of SVG's path data (M, L, C, Z) with its points
 Steps = tuple[Step, ...]
+Corners = tuple[float, float, float, float]  # x, y, width and height
 
 
 @dataclass(frozen=True)
@@ -104,23 +106,13 @@ def bent(start: Point, end: Point, down: bool = False) -> Step:
     return ("C", (((x0 + x1) / 2, y0), ((x0 + x1) / 2, y1), end))
 
 
-def rectangle(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    radius: float,  # of the corners
-    fill: str = "none",
-    stroke: str = "none",
-    line: float = 1.0,  # width of the line
-    dashes: str = "",
-    tip: str = "",
-) -> Outline:
-    """A box, with round corners where the radius is not 0.
+def rectangle(corners: Corners, radius: float, **look: Any) -> Outline:
+    """A box, with round corners where the radius is not 0; `look` as in `Outline`.
 
-    >>> rectangle(0, 0, 20, 10, 0, fill="card").rectangle
+    >>> rectangle((0, 0, 20, 10), 0, fill="card").rectangle
     (0, 0, 20, 10, 0)
     """
+    x, y, width, height = corners
     radius = min(radius, width / 2, height / 2)
     right, bottom, bend = x + width, y + height, 0.448 * radius  # a quarter of a circle
     steps: Steps = (
@@ -135,4 +127,4 @@ def rectangle(
         ("C", ((x, y + bend), (x + bend, y), (x + radius, y))),
         ("Z", ()),
     )
-    return Outline(steps, fill, stroke, line, dashes, tip, (x, y, width, height, radius))
+    return Outline(steps, rectangle=(*corners, radius), **look)

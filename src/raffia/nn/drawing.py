@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raffia.draw import Box, Look, layered
+from raffia.draw.layered import layered
+from raffia.draw.layers import Box, Look
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import Seen
 from raffia.tensordict.keys import NestedKey

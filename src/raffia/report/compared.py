@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report.episodes import read_evaluations
 from raffia.report.evaluated import decodings_of
 from raffia.report.folder import Run

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report.dialogue_files import (
     Action,
     Dialogue,

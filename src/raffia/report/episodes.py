@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from raffia.draw import Html, el
+from raffia.draw.markup import Html, el
 from raffia.report.evaluated import Evaluated
 from raffia.report.folder import Run, content, entries, read_json
 from raffia.report.rows import number, numbers

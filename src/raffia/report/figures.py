@@ -8,7 +8,7 @@ from html import escape
 from io import StringIO
 from typing import Any
 
-from raffia.draw import matplotlib_for
+from raffia.draw.png import matplotlib_for
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import ticks
 

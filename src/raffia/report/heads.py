@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.evaluated import Evaluated
 from raffia.report.folder import Run

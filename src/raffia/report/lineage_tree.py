@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from raffia.draw import Html, bent, el, path_data
-from raffia.draw.shapes import Point
+from raffia.draw.markup import Html, el
+from raffia.draw.scene import path_data
+from raffia.draw.shapes import Point, bent
 from raffia.report.lineage import Column, Lineage
 from raffia.report.wording import alike
 

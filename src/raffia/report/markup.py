@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from raffia.draw import Html, el
+from raffia.draw.markup import Html, el
 
 
 def table(

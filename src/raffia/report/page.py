@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raffia.draw import Html, el
+from raffia.draw.markup import Html, el
 from raffia.files import make_folder, write_atomically
 from raffia.report import compared, dialogues, population, sections, settings, things
 from raffia.report.folder import Run, read_run

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report import figures
 from raffia.report.curves import Curve
 from raffia.report.folder import Run

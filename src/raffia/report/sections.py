@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report import figures
 from raffia.report.curves import RESAMPLES, SEED
 from raffia.report.folder import Run

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report.folder import Run
 from raffia.report.groups import Group, flat, preset_values, written
 from raffia.report.markup import table

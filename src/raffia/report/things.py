@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report import episodes, trees
 from raffia.report.folder import Run, entries, read_json
 from raffia.report.groups import Group, leading

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from raffia.draw import Html, el, join
+from raffia.draw.markup import Html, el, join
 from raffia.report.dialogue_files import Action, Dialogue
 from raffia.report.wording import figure, shown_token
 

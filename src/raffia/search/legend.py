@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raffia.draw import Outline, Scene, Text, polyline, rectangle, text_width
+from raffia.draw.scene import Scene
+from raffia.draw.shapes import polyline, text_width
 from raffia.search.colours import QScale
 
 _SIZE, _ROW, _BETWEEN = 11, 26, 30  # of the text; of rows and items, in pixels
@@ -34,7 +35,7 @@ class Legend:
             (x + _SAMPLE, self.y + thick / 2),
             (x, self.y + thin / 2),
         )
-        self.drawing.outlines.append(Outline((*steps, ("Z", ())), fill=QScale(0, 0).colour(0)))
+        self.drawing.line((*steps, ("Z", ())), fill=QScale(0, 0).colour(0))
         self._text(x + _SAMPLE + 8, text)
 
     def colours(self, scale: QScale, write: Callable[[float], str]) -> None:
@@ -52,8 +53,7 @@ class Legend:
             q = scale.low + (scale.high - scale.low) * i / (num - 1)
             # each reaches under the next one, so that no seam shows
             width = 2 * step if i < num - 1 else step
-            piece = rectangle(x + i * step, self.y - 5, width, 10, 0, fill=scale.colour(q))
-            self.drawing.outlines.append(piece)
+            self.drawing.box((x + i * step, self.y - 5, width, 10), fill=scale.colour(q))
         self._text(x + 2 * _SAMPLE + 6, high)
 
     def best_path(self, width: float, rim: float) -> None:
@@ -61,11 +61,8 @@ class Legend:
         text = "most visited path"
         x = self._begin(_SAMPLE + 8 + text_width(text, _SIZE))
         path = polyline((x, self.y), (x + _SAMPLE, self.y))
-        colour = QScale(0, 0).colour(0)
-        self.drawing.outlines += [
-            Outline(path, stroke="ink", width=width + rim),
-            Outline(path, stroke=colour, width=width),
-        ]
+        self.drawing.line(path, stroke="ink", width=width + rim)
+        self.drawing.line(path, stroke=QScale(0, 0).colour(0), width=width)
         self._text(x + _SAMPLE + 8, text)
 
     def _begin(self, width: float) -> float:
@@ -78,4 +75,4 @@ class Legend:
         return start
 
     def _text(self, x: float, text: str) -> None:
-        self.drawing.texts.append(Text(x, self.y + 4, text, _SIZE, tone="faint"))
+        self.drawing.text(x, self.y + 4, text, _SIZE, tone="faint")

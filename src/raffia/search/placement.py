@@ -8,7 +8,7 @@ leads back is drawn to a mark in place of the node, so that no line crosses a la
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from raffia.draw import tidy
+from raffia.draw.tidy import tidy
 from raffia.search.graph import TreeEdge, TreeGraph
 
 LANE = 44  # height of an edge with its label
@@ -26,6 +26,8 @@ class Place:
     lanes: list[TreeEdge] = field(default_factory=list)  # all edges that come in, from the top
     below: list["Place"] = field(default_factory=list)
     height: float = 0.0
+    width: float = 0.0  # of its column's boxes
+    label_x: float = 0.0  # of the labels of edges that come in
     x: float = 0.0  # of the left edge
     y: float = 0.0  # of the middle
 
@@ -34,33 +36,13 @@ class Place:
         return self.y + (self.lanes.index(edge) - (len(self.lanes) - 1) / 2) * LANE
 
 
-@dataclass
-class Placement:
-    """Places, the root's first, and for each column where its labels and its boxes begin."""
-
-    places: list[Place]
-    label_x: list[float]
-    box_x: list[float]
-    box_width: list[float]
-    height: float
-
-    @property
-    def width(self) -> float:
-        """Of all columns, with margins."""
-        return self.box_x[-1] + self.box_width[-1] + MARGIN
-
-    def nodes(self) -> dict[int, Place]:
-        """Where each node stands, by its row."""
-        return {place.row: place for place in self.places if not place.is_mark}
-
-
 def placed(
     graph: TreeGraph,
     shown: Sequence[int],  # rows
     box_size: Callable[[int, bool], tuple[float, float]],  # of a row, or of the mark of one
     label_width: Callable[[TreeEdge], float],
-) -> Placement:
-    """A place for each of the shown nodes; the top left corner of the drawing is (0, 0)."""
+) -> list[Place]:
+    """A place for each of the shown nodes, the root first; what is drawn begins at (0, 0)."""
     places = _hung(graph, shown)
     for place in places:
         place.height = max(box_size(place.row, place.is_mark)[1], LANE * len(place.lanes))
@@ -73,22 +55,17 @@ def placed(
     beside = {place.row: place.y for place in places if not place.is_mark}
     for place in places:
         place.lanes.sort(key=lambda edge: (beside[edge.source], edge.action))
-    height = max([place.y + place.height / 2 for place in places]) + MARGIN
-    columns: list[list[Place]] = [[] for _ in range(1 + max([place.column for place in places]))]
-    for place in places:
-        columns[place.column].append(place)
-    found = Placement(places, [], [], [], height)
     x = float(MARGIN)
-    for i, column in enumerate(columns):
+    for i in range(1 + max([place.column for place in places])):
+        column = [place for place in places if place.column == i]
         labels = max([label_width(edge) for place in column for edge in place.lanes], default=0)
-        x += 0 if i == 0 else _fan(column, beside)
-        found.label_x.append(x)
-        found.box_x.append(x + labels + (8 if labels else 0))
-        found.box_width.append(max([box_size(p.row, p.is_mark)[0] for p in column]))
-        x = found.box_x[-1] + found.box_width[-1]
+        label_x = x + (_fan(column, beside) if i else 0)
+        x = label_x + (labels + 8 if labels else 0)
+        width = max([box_size(place.row, place.is_mark)[0] for place in column])
         for place in column:
-            place.x = found.box_x[-1]
-    return found
+            place.label_x, place.x, place.width = label_x, x, width
+        x += width
+    return places
 
 
 def _hung(graph: TreeGraph, shown: Sequence[int]) -> list[Place]:
