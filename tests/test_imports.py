@@ -237,8 +237,9 @@ def test_an_optional_package_is_imported_in_one_file_of_a_room():
 
 
 @pytest.mark.slow
-def test_report_reads_files_without_torch():
-    assert "report" not in {room_of(path, SOURCE) for path in foreign_packages(SOURCE)["torch"]}
+def test_report_reads_files_and_draws_without_torch():
+    rooms = {room_of(path, SOURCE) for path in foreign_packages(SOURCE)["torch"]}
+    assert not rooms & {"report", "draw"}
 
 
 @pytest.mark.slow
@@ -273,6 +274,8 @@ def fake_tree(root: Path, files: dict[str, str]) -> Path:
         ("tensordict/tree.py", "def f():\n    from ..functional import losses"),
         ("functional/losses.py", "import raffia.tensordict.keys as k"),
         ("search/mcts.py", "from raffia import envs"),
+        ("draw/scene.py", "from raffia.nn import module"),
+        ("train/tasks.py", "from raffia.draw import Scene"),
         ("nn/module.py", "import importlib\nimportlib.import_module('raffia.data')"),
         ("data/map.py", "from raffia.search.tree import Tree"),
         ("algorithms/ilql/loss.py", "from raffia.algorithms.efficientzero import loss"),
@@ -299,6 +302,7 @@ def test_a_forbidden_import_is_seen(tmp_path, name, text):
     [
         ("tensordict/tree.py", "from . import keys\nfrom .keys import nearest\nimport torch"),
         ("data/query.py", "from raffia.nn import TensorDictModule"),
+        ("report/page.py", "from raffia.draw import Scene\nfrom raffia.draw.markup import el"),
         (
             "algorithms/ilql/loss.py",
             "from .model import Model\nfrom raffia.functional import losses",
