@@ -51,7 +51,7 @@ class Box:
     tip: str = ""
     groups: tuple[int, ...] = ()  # that it stands in, outermost first
     layer: int = 0
-    is_wall: bool = False  # of a group, see `place`
+    beside: tuple[list[Box], int] | None = None  # of a wall: a group, and -1 left, 1 right of it
     x: float = 0.0  # of the middle
     y: float = 0.0  # of the upper edge
     above: list[Box] = field(default_factory=list)
@@ -67,9 +67,6 @@ class Box:
     def height(self) -> float:
         """From the upper to the lower edge, in pixels."""
         return len(self.lines) * LINE + 2 * self.look.padding if self.lines else 0
-
-
-Wall = tuple[list[Box], int]  # what it stands beside, and on which side: -1 left, 1 right
 
 
 def ordered(layers: list[list[Box]]) -> list[list[Box]]:
@@ -120,21 +117,20 @@ def place(layers: list[list[Box]], num_groups: int) -> None:
     neither part nor join weigh more, so that they come out straight. Walls around groups
     yield at first, and then hold.
     """
-    layers, walls = _walled(layers, num_groups)
+    layers = _walled(layers, num_groups)
     for layer in layers:
-        _spread(layer, [0.0] * len(layer), [1.0] * len(layer))
+        _spread(layer, [(0.0, 1.0)] * len(layer))
     for sweep in range(_SWEEPS_X):
         firm = 1e6 if sweep > _SWEEPS_X // 2 else 1e-6
         for layer in layers if sweep % 2 == 0 else layers[::-1]:
-            pulls = [_pull(box, walls.get(box), firm) for box in layer]
-            _spread(layer, [x for x, _ in pulls], [weight for _, weight in pulls])
+            _spread(layer, [_pull(box, firm) for box in layer])
     _straighten(layers)
 
 
-def _pull(box: Box, wall: Wall | None, firm: float) -> tuple[float, float]:
-    """Where a box wants to be, and how much."""
-    if wall is not None:
-        members, side = wall
+def _pull(box: Box, firm: float) -> tuple[float, float]:
+    """Where a box wants to be, and how much; walls as much as they are firm."""
+    if box.beside is not None:
+        members, side = box.beside
         edges = [side * member.x + member.width / 2 for member in members]
         return side * (max(edges) + 8), firm
     near = box.above + box.below
@@ -149,9 +145,9 @@ def _is_straight(box: Box, other: Box) -> bool:
     return len(upper.below) == 1 and len(lower.above) == 1
 
 
-def _walled(layers: list[list[Box]], num_groups: int) -> tuple[list[list[Box]], dict[Box, Wall]]:
+def _walled(layers: list[list[Box]], num_groups: int) -> list[list[Box]]:
     """The layers with walls left and right of each group, to keep others out of it."""
-    layers, walls = [list(layer) for layer in layers], dict[Box, Wall]()
+    layers = [list(layer) for layer in layers]
     for group in reversed(range(num_groups)):  # the inner ones first
         members: list[Box] = []
         for layer in layers:
@@ -160,10 +156,9 @@ def _walled(layers: list[list[Box]], num_groups: int) -> tuple[list[list[Box]], 
                 continue  # others stand in between: no wall could keep them out
             members += [box for box in layer if group in box.groups]
             outer = tuple([g for g in layer[inside[0]].groups if g < group])
-            left, right = Box(groups=outer, is_wall=True), Box(groups=outer, is_wall=True)
-            walls |= {left: (members, -1), right: (members, 1)}
-            layer[inside[0] : inside[-1] + 1] = [left, *layer[inside[0] : inside[-1] + 1], right]
-    return layers, walls
+            layer.insert(inside[-1] + 1, Box(groups=outer, beside=(members, 1)))
+            layer.insert(inside[0], Box(groups=outer, beside=(members, -1)))
+    return layers
 
 
 def _straighten(layers: list[list[Box]]) -> None:
@@ -196,17 +191,20 @@ def _fits(layer: list[Box], i: int, x: float) -> bool:
 
 def _distance(left: Box, right: Box) -> float:
     """How far apart the middles of two neighbours must be."""
-    gap = 8 if left.is_wall or right.is_wall else _GAP
+    gap = 8 if left.beside or right.beside else _GAP
     return (left.width + right.width) / 2 + gap
 
 
-def _spread(layer: list[Box], wanted: list[float], weights: list[float]) -> None:
-    """Least squares positions near `wanted` with gaps kept: isotonic regression, by pooling."""
+def _spread(layer: list[Box], pulls: list[tuple[float, float]]) -> None:
+    """Least squares positions near those wanted, by weight, with gaps kept.
+
+    This is isotonic regression, by pooling.
+    """
     offsets = [0.0]
     for left, right in zip(layer, layer[1:], strict=False):
         offsets.append(offsets[-1] + _distance(left, right))
     blocks: list[tuple[float, float, int]] = []  # (mean, weight, number of boxes)
-    for x, weight, offset in zip(wanted, weights, offsets, strict=True):
+    for (x, weight), offset in zip(pulls, offsets, strict=True):
         mean, number = x - offset, 1
         while blocks and blocks[-1][0] >= mean:
             other, more, count = blocks.pop()

@@ -55,7 +55,7 @@ class Scene:
         )
         body = [_outline(outline) for outline in self.outlines]
         body += [_text(text) for text in self.texts]
-        if any([" class=" in line for line in body]):
+        if any([' class="' in line for line in body]):
             body.insert(0, _dark())
         return "\n".join([opening, f"<title>{escape(self.title)}</title>", *body, "</svg>"])
 
