@@ -117,7 +117,7 @@ def _paint(
         scene.line(steps, stroke="#94a3b8", width=1.4)
         if has_head:
             x, y = steps[-1][1][-1]
-            tip = (*polyline((x - 4, y - 7), (x, y), (x + 4, y - 7)), ("Z", ()))
+            tip = polyline((x - 4, y - 7), (x, y), (x + 4, y - 7), closed=True)
             scene.line(tip, fill="#64748b")
     for title, (x, y, _, _) in frames:
         tag = (x + 12, y - 9, text_width(title, 11) + 14, 18)

@@ -83,13 +83,14 @@ def light(colour: str) -> str:
     return TONES[colour][0] if colour in TONES else colour
 
 
-def polyline(*points: Point) -> Steps:
-    """Straight lines from point to point.
+def polyline(*points: Point, closed: bool = False) -> Steps:
+    """Straight lines from point to point, and back to the first where they are closed.
 
     >>> polyline((0, 0), (4, 3))
     (('M', ((0, 0),)), ('L', ((4, 3),)))
     """
-    return (("M", points[:1]), *[("L", (point,)) for point in points[1:]])
+    back: Steps = (("Z", ()),) if closed else ()
+    return (("M", points[:1]), *[("L", (point,)) for point in points[1:]], *back)
 
 
 def bent(start: Point, end: Point, down: bool = False) -> Step:

@@ -34,8 +34,9 @@ class Legend:
             (x + _SAMPLE, self.y - thick / 2),
             (x + _SAMPLE, self.y + thick / 2),
             (x, self.y + thin / 2),
+            closed=True,
         )
-        self.drawing.line((*steps, ("Z", ())), fill=QScale(0, 0).colour(0))
+        self.drawing.line(steps, fill=QScale(0, 0).colour(0))
         self._text(x + _SAMPLE + 8, text)
 
     def colours(self, scale: QScale, write: Callable[[float], str]) -> None:
