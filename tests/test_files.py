@@ -49,7 +49,7 @@ WRITERS = {
     "recipes/ilql/export.py": "... and a folder that appears at once",
     "recipes/run_folder.py": "removes what a killed process left in a new run's folder",
     "algorithms/ilql/agent_files.py": "safetensors within such a folder",
-    "search/drawing.py": "matplotlib, into the file that `write_atomically` gives",
+    "draw/png.py": "matplotlib, into the file that `write_atomically` gives",
     "cli/commands.py": "streams of this process: no files",
 }
 CALLS = {

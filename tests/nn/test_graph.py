@@ -27,7 +27,6 @@ from raffia.nn import (
 from raffia.nn.expected import check_in_keys
 from raffia.nn.graph import Graph, graph_of
 from raffia.nn.labels import key_text, label
-from raffia.nn.placing import Box
 from raffia.nn.shapes import Seen, shapes
 
 B, D, H, A = 5, 4, 8, 3
@@ -614,10 +613,6 @@ def test_svg_frames_within_frames():
     within = [m for m in modules if m[0] > outer[0] and m[2] < outer[2] and m[3] < outer[3]]
     across = [m for m in modules if m[0] < outer[2] and m[1] < outer[3] and m not in within]
     assert (len(within), across) == (4, [])
-
-
-def test_wide_characters_take_two_columns():
-    assert Box("given", [("日本", True)]).width == Box("given", [("abcd", True)]).width
 
 
 # ------------------------------------------------------------------------ checks

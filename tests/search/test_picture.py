@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raffia.search.colours import QScale
-from raffia.search.picture import drawn, picture
+from raffia.search.picture import drawn
 
 from .made_trees import made_tree, random_tree
 
@@ -21,6 +21,10 @@ NAMES = ["left", "right", "jump", "wait"]
 
 def small_tree(**entries):
     return made_tree(SMALL, num_actions=4, **entries)
+
+
+def picture(tree, action_names=None, **options):
+    return drawn(tree.to_graph(action_names=action_names), **options)
 
 
 def parsed(svg):
@@ -191,7 +195,7 @@ def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
     assert "N in a box counts all ways that lead to it" in said
     assert not any(["all ways" in text for text in words(small_tree().to_svg())])
     assert len([o for o in drawing.outlines if o.fill == "box"]) == 4
-    assert len([o for o in drawing.outlines if o.dashed]) == 1
+    assert len([o for o in drawing.outlines if o.dashes]) == 1
 
 
 def test_the_most_visited_path_has_a_rim():

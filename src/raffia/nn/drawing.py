@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from html import escape
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from raffia.nn.graph import Graph, GraphEdge, GraphNode
+from raffia.draw.layered import layered
+from raffia.draw.layers import Box, Look
 from raffia.nn.labels import key_text
-from raffia.nn.layout import laid_out
-from raffia.nn.placing import Box
+from raffia.nn.shapes import Seen
+from raffia.tensordict.keys import NestedKey
+
+if TYPE_CHECKING:
+    from raffia.nn.graph import Graph, GraphEdge, GraphNode
 
 # What a Mermaid label may hold as it is; anything else could be taken for syntax or Markdown.
 _SPECIAL = re.compile(r"[^\w\s.,:()\[\]=/+'-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
-# fill, stroke and text of the boxes
-_COLOURS = {
-    "module": ("#ffffff", "#475569", "#0f172a"),
-    "random": ("#fff7ed", "#ea580c", "#7c2d12"),
-    "given": ("#eff6ff", "#3b82f6", "#1e3a8a"),
-    "result": ("#ecfdf5", "#10b981", "#064e3b"),
-    "value": ("none", "none", "#334155"),
-    "lost": ("#f8fafc", "#cbd5e1", "#94a3b8"),
+_WRAP = 38  # characters in a line of a module's label
+_LOOKS = {
+    "module": Look("#ffffff", "#475569", "#0f172a", padding=9, radius=6, bold=True),
+    "random": Look("#fff7ed", "#ea580c", "#7c2d12", padding=9, radius=6, bold=True),
+    "given": Look("#eff6ff", "#3b82f6", "#1e3a8a"),
+    "result": Look("#ecfdf5", "#10b981", "#064e3b"),
+    "value": Look("none", "none", "#334155", padding=2),
+    "lost": Look("#f8fafc", "#cbd5e1", "#94a3b8", dashes="3 3"),
 }
 
 
@@ -48,13 +53,12 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart TD"]
     for key, name in ins.items():
         edge = next(e for e in graph.edges if e.source is None and e.key == key)
-        lines.append(f'    {name}(["{_value(graph, edge)}"]):::given')
+        lines.append(f'    {name}(["{_value(key, graph.seen(edge))}"]):::given')
     lines += _mermaid_modules(graph, ids)
     arrows = []
-    for i, edge in enumerate(_outward(graph)):
-        style = "lost" if edge.target else "result"
-        lines.append(f'    out{i}(["{_value(graph, edge)}"]):::{style}')
-        arrows.append(f"    {ids[edge.source or '']} {'-.->' if edge.target else '-->'} out{i}")
+    for i, (key, node, style) in enumerate(_outward(graph)):
+        lines.append(f'    out{i}(["{_value(key, node.writes.get(key))}"]):::{style}')
+        arrows.append(f"    {ids[node.name]} {'-.->' if style == 'lost' else '-->'} out{i}")
     lines += [
         f"    {ins[e.key]} --> {ids[e.target]}" for e in graph.edges if not e.source and e.target
     ]
@@ -63,12 +67,13 @@ def mermaid(graph: Graph) -> str:
         if edge.source and edge.target:
             between.setdefault((edge.source, edge.target), []).append(edge)
     for (source, target), edges in between.items():
-        text = "<br/>".join([_value(graph, edge, ": ") for edge in edges])
+        text = "<br/>".join([_value(edge.key, graph.seen(edge), ": ") for edge in edges])
         lines.append(f'    {ids[source]} -- "{text}" --> {ids[target]}')
     lines += arrows
-    for name, (fill, stroke, text) in _COLOURS.items():
+    for name, look in _LOOKS.items():
         if any([line.endswith(f":::{name}") for line in lines]):
-            lines.append(f"    classDef {name} fill:{fill},stroke:{stroke},color:{text}")
+            colours = f"fill:{look.fill},stroke:{look.stroke},color:{look.text}"
+            lines.append(f"    classDef {name} {colours}")
     return "\n".join(lines)
 
 
@@ -95,34 +100,35 @@ def _mermaid_text(text: str) -> str:
     return _SPECIAL.sub(lambda match: f"#{ord(match[0])};", text)
 
 
-def _value(graph: Graph, edge: GraphEdge, between: str = "<br/>") -> str:
+def _value(key: NestedKey, seen: Seen | None, between: str = "<br/>") -> str:
     """A key, and its shape if one was seen."""
-    seen = graph.seen(edge)
-    key = _mermaid_text(key_text(edge.key))
-    return key if seen is None else key + between + _mermaid_text(str(seen))
+    text = _mermaid_text(key_text(key))
+    return text if seen is None else text + between + _mermaid_text(str(seen))
 
 
 def _says(node: GraphNode) -> str:
     return f"~ {node.label}" if node.random else node.label
 
 
-def _outward(graph: Graph) -> list[GraphEdge]:
-    """Edges to the results, and (with their own source as target) values that are lost."""
-    results = [e for e in graph.edges if e.target is None]
-    return results + [GraphEdge(k, n, n) for k, names in graph.lost.items() for n in names]
+def _outward(graph: Graph) -> Iterator[tuple[NestedKey, GraphNode, str]]:
+    """Values that go out, as results or lost, and the modules that write them."""
+    nodes = {node.name: node for node in graph.nodes}
+    for edge in graph.edges:
+        if edge.source and edge.target is None:
+            yield edge.key, nodes[edge.source], "result"
+    for key, names in graph.lost.items():
+        yield from [(key, nodes[name], "lost") for name in names]
 
 
 # ------------------------------------------------------------------------ SVG
-
-_FRAME = "#f8fafc"
-_FONT = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
 
 
 def svg(graph: Graph) -> str:
     """The graph as an SVG image, top to bottom; opaque, so that it reads on any page.
 
     Blue: what must be there; green: results; grey and dashed: what nobody reads; orange: modules
-    that draw samples.
+    that draw samples. Modules and the values between them are boxes, in turn: a value stands on
+    the line from the module that writes it to those that read it.
 
     >>> from torch import nn
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
@@ -130,73 +136,62 @@ def svg(graph: Graph) -> str:
     >>> TensorDictSequential(layer).graph().svg().startswith("<svg xmlns=")
     True
     """
-    layout = laid_out(graph)
-    width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
-    body = [
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
-        *[_frame(*frame) for frame in layout.frames()],
-        *[_arrow(points, head) for points, head in layout.lines()],
-        *[_title(*frame) for frame in layout.frames()],
-        *[_drawn(box) for box in layout.boxes],
-    ]
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img" '
-        f'font-family="{escape(_FONT)}" font-size="12">'
-    )
-    return "\n".join([opening, f"<title>{escape(graph.kind)}</title>", *body, "</svg>"])
+    groups = [(f"{group.kind} ({group.name})", group.name) for group in graph.groups]
+    return layered(graph.kind, _boxes(graph), groups).svg()
 
 
-def _frame(title: str, x: float, y: float, width: float, height: float) -> str:
-    """A frame around a nested sequence."""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="10" '
-        f'fill="{_FRAME}" stroke="#cbd5e1" stroke-dasharray="5 4"/>'
-    )
+def _boxes(graph: Graph) -> list[Box]:
+    """Modules and values, joined, each in the layer behind all that it depends on."""
+    values: dict[tuple[str | None, NestedKey], Box] = {}
+    looks = {(node.name, key): style for key, node, style in reversed([*_outward(graph)])}
+    for edge in graph.edges:
+        if edge.source is None and (None, edge.key) not in values:
+            values[None, edge.key] = _value_box("given", edge.key, graph.seen(edge))
+    boxes = list(values.values())
+    top = 1 if boxes else 0  # of the modules: no layer is empty
+    for position, node in enumerate(graph.nodes):
+        groups = tuple([i for i, g in enumerate(graph.groups) if g.start <= position < g.stop])
+        look = _LOOKS["random" if node.random else "module"]
+        module = Box(look, _module_lines(node), f"{node.name}: {node.kind}", groups)
+        for edge in graph.edges:
+            if edge.target == node.name:
+                _join(values[edge.source, edge.key], module)
+        module.layer = max([value.layer + 1 for value in module.above], default=top)
+        boxes.append(module)
+        for key in dict.fromkeys(node.out_keys):
+            at = (node.name, key)
+            value = _value_box(looks.get(at, "value"), key, node.writes.get(key))
+            value.groups = _around_all(graph, groups, at)
+            value.layer = module.layer + 1
+            _join(module, value)
+            values[at] = value
+            boxes.append(value)
+    return boxes
 
 
-def _title(title: str, x: float, y: float, width: float, height: float) -> str:
-    """Its title, as a tag on its upper edge."""
-    return (
-        f'<rect x="{x + 12:.1f}" y="{y - 9:.1f}" width="{6.65 * len(title) + 14:.1f}" height="18" '
-        f'rx="9" fill="#ffffff" stroke="#cbd5e1"/><text x="{x + 19:.1f}" y="{y + 3.8:.1f}" '
-        f'fill="#64748b" font-size="11">{escape(title)}</text>'
-    )
+def _value_box(style: str, key: NestedKey, seen: Seen | None) -> Box:
+    return Box(_LOOKS[style], [(key_text(key), True), *([(str(seen), False)] if seen else [])])
 
 
-def _drawn(box: Box) -> str:
-    fill, stroke, colour = _COLOURS[box.style]
-    left, top = box.x - box.width / 2, box.y
-    parts = []
-    if box.lines and stroke != "none":
-        radius = box.height / 2 if box.style in ("given", "result", "lost") else 6
-        dash = ' stroke-dasharray="3 3"' if box.style == "lost" else ""
-        parts.append(
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
-            f'height="{box.height:.1f}" rx="{radius:.0f}" fill="{fill}" stroke="{stroke}"{dash}/>'
-        )
-    for i, (text, strong) in enumerate(box.lines):
-        y = top + box.padding + 16 * i + 11.5
-        weight = ' font-weight="600"' if strong and box.style in ("module", "random") else ""
-        look = f'fill="{colour}"{weight}' if strong else f'fill="{colour}" fill-opacity="0.65"'
-        parts.append(
-            f'<text x="{box.x:.1f}" y="{y:.1f}" text-anchor="middle" {look} '
-            f'xml:space="preserve">{escape(text)}</text>'
-        )
-    tip = f"<title>{escape(box.tip)}</title>" if box.tip else ""
-    return f"<g>{tip}{''.join(parts)}</g>"
+def _module_lines(node: GraphNode) -> list[tuple[str, bool]]:
+    lines = textwrap.wrap(_says(node), _WRAP, break_long_words=False, break_on_hyphens=False)
+    return [*[(line, True) for line in lines], (f"({node.name})", False)]
 
 
-def _arrow(points: Sequence[tuple[float, float]], head: bool) -> str:
-    """A smooth line down through the points; segments between unequal x are curved."""
-    (x, y), *rest = points
-    path = f"M{x:.1f} {y:.1f}"
-    for next_x, next_y in rest:
-        middle = (y + next_y) / 2
-        path += f" C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
-        x, y = next_x, next_y
-    line = f'<path d="{path}" fill="none" stroke="#94a3b8" stroke-width="1.4"/>'
-    if not head:
-        return line
-    tip = f"M{x - 4:.1f} {y - 7:.1f} L{x:.1f} {y:.1f} L{x + 4:.1f} {y - 7:.1f} Z"
-    return f'{line}<path d="{tip}" fill="#64748b"/>'
+def _around_all(
+    graph: Graph, groups: tuple[int, ...], at: tuple[str, NestedKey]
+) -> tuple[int, ...]:
+    """The nested sequences that a value does not leave."""
+    readers = [e.target for e in graph.edges if (e.source, e.key) == at]
+    names = {node.name: i for i, node in enumerate(graph.nodes)}
+
+    def holds(i: int) -> bool:
+        start, stop = graph.groups[i].start, graph.groups[i].stop
+        return all([name is not None and start <= names[name] < stop for name in readers])
+
+    return tuple([i for i in groups if holds(i)])
+
+
+def _join(upper: Box, lower: Box) -> None:
+    upper.below.append(lower)
+    lower.above.append(upper)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raffia.nn.drawing import mermaid, svg
 from raffia.nn.labels import is_random, keywords, label
+from raffia.nn.program import program, table
 from raffia.nn.shapes import (
     Seen,
     SeenByModule,
@@ -175,25 +177,17 @@ class Graph:
 
     def mermaid(self) -> str:
         """The drawing as the text of a Mermaid flowchart, for Markdown pages."""
-        from raffia.nn.drawing import mermaid
-
         return mermaid(self)
 
     def svg(self) -> str:
         """The drawing as an SVG image, without anything it needs from elsewhere."""
-        from raffia.nn.drawing import svg
-
         return svg(self)
 
     def program(self) -> str:
         """The sequence as a program, one line for each module; also what `print(seq)` gives."""
-        from raffia.nn.program import program
-
         return program(self)
 
     def __str__(self) -> str:
-        from raffia.nn.program import table
-
         return table(self)
 
     def _repr_svg_(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from raffia.nn.graph import Graph, GraphNode
 from raffia.nn.labels import key_text, keys_text
 from raffia.nn.shapes import Shapes
 from raffia.tensordict.keys import NestedKey
+
+if TYPE_CHECKING:
+    from raffia.nn.graph import Graph, GraphNode
 
 _INDENT = "    "
 _WIDTH = 100

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from raffia.draw.markup import Html, el, join
 from raffia.report.episodes import read_evaluations
 from raffia.report.evaluated import decodings_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.methods import Told, method_of, over, tables
 from raffia.report.panel import tone
 from raffia.report.wording import NONE, alike, count, figure, plural, spoken

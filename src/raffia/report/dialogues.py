@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from raffia.draw.markup import Html, el, join
 from raffia.report.dialogue_files import (
     Action,
     Dialogue,
@@ -17,7 +18,7 @@ from raffia.report.dialogue_files import (
 )
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.value_line import value_line
 from raffia.report.wording import NONE, count, figure, shown_token
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from raffia.draw.markup import Html, el
 from raffia.report.evaluated import Evaluated
 from raffia.report.folder import Run, content, entries, read_json
-from raffia.report.markup import Html, el
 from raffia.report.rows import number, numbers
 from raffia.report.wording import count, figure, size
 

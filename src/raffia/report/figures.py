@@ -1,14 +1,14 @@
-"""Panels as SVG, drawn by matplotlib: the only file of this room that imports it."""
+"""Panels as SVG, drawn by matplotlib."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from html import escape
 from io import StringIO
 from typing import Any
 
+from raffia.draw.png import matplotlib_for
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import ticks
 
@@ -61,7 +61,7 @@ def draw(panel: Panel, name: str) -> str:
     >>> svg.startswith("<svg"), "var(--c0)" in svg
     (True, True)
     """
-    matplotlib = _matplotlib()
+    matplotlib = matplotlib_for("the figures of a report are drawn by")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not what a user's own file says
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
@@ -195,17 +195,3 @@ def _page_svg(text: str, title: str, name: str) -> str:
 def _rounded(attribute: re.Match[str]) -> str:
     """Hundredths of a pixel are fine enough, and make half as long a page."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
-
-
-def _matplotlib() -> Any:
-    """The package that draws."""
-    try:
-        importlib.import_module("matplotlib.figure")
-        importlib.import_module("matplotlib.ticker")
-        importlib.import_module("matplotlib.backends.backend_svg")
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ImportError(
-            "the figures of a report are drawn by matplotlib, which is not installed: "
-            "pip install 'raffia[report]'"
-        ) from error

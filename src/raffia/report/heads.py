@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from raffia.draw.markup import Html, el, join
 from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.evaluated import Evaluated
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
 from raffia.report.rows import number

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from raffia.draw.markup import Html, el
+from raffia.draw.scene import path_data
+from raffia.draw.shapes import Point, bent
 from raffia.report.lineage import Column, Lineage
-from raffia.report.markup import Html, el
 from raffia.report.wording import alike
 
 _MOST_MEMBERS, _MOST_NODES = 128, 800
@@ -67,7 +69,7 @@ def _drawn(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     across = (_WIDTH - _LEFT - _RIGHT) / max(len(columns) - 1, 5)
     bottom = _ABOVE + step * size
 
-    def at(index: int, place: int) -> tuple[float, float]:
+    def at(index: int, place: int) -> Point:
         return _LEFT + across * index, _ABOVE + step * (place + 0.5)
 
     way = lineage.path
@@ -106,17 +108,11 @@ def _drawn(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     )
 
 
-def _bent(start: tuple[float, float], end: tuple[float, float]) -> str:
-    (x0, y0), (x1, y1) = start, end
-    if y0 == y1:
-        return f"M{x0:.1f} {y0:.1f}H{x1:.1f}"
-    middle = (x0 + x1) / 2
-    return f"M{x0:.1f} {y0:.1f}C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
+def _bent(start: Point, end: Point) -> str:
+    return path_data([("M", (start,)), bent(start, end) if start[1] != end[1] else ("L", (end,))])
 
 
-def _node(
-    lineage: Lineage, index: int, place: int, at: tuple[float, float], radius: float, strong: bool
-) -> Html:
+def _node(lineage: Lineage, index: int, place: int, at: Point, radius: float, strong: bool) -> Html:
     column, (x, y) = lineage.columns[index], at
     says = el("title", _of_node(lineage, index, place))
     if place in column.fallen:
@@ -148,7 +144,7 @@ def _of_node(lineage: Lineage, index: int, place: int) -> str:
 
 def _names(
     lineage: Lineage,
-    at: Callable[[int, int], tuple[float, float]],
+    at: Callable[[int, int], Point],
     step: float,
     across: float,
     bottom: float,

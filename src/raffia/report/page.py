@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raffia.draw.markup import Html, el
 from raffia.files import make_folder, write_atomically
 from raffia.report import compared, dialogues, population, sections, settings, things
 from raffia.report.folder import Run, read_run
 from raffia.report.groups import grouped
 from raffia.report.heads import head
-from raffia.report.markup import Html, el
 from raffia.report.plots import bad_numbers
 from raffia.report.style import STYLE
 

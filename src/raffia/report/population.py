@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from raffia.draw.markup import Html, el, join
 from raffia.report import figures
 from raffia.report.curves import Curve
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
 from raffia.report.lineage import Column, Lineage, has_population, read_lineage
 from raffia.report.lineage_tree import called, lineage_tree, told_fitness
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import NONE, figure, plural
 

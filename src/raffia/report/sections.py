@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from raffia.draw.markup import Html, el, join
 from raffia.report import figures
 from raffia.report.curves import RESAMPLES, SEED
 from raffia.report.folder import Run
@@ -16,7 +17,7 @@ from raffia.report.learning import (
     learning_panels,
 )
 from raffia.report.lineage import has_population
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.panel import Panel, tone
 from raffia.report.plots import (
     is_game,

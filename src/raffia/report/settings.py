@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raffia.draw.markup import Html, el, join
 from raffia.report.folder import Run
 from raffia.report.groups import Group, flat, preset_values, written
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
 

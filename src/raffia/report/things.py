@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raffia.draw.markup import Html, el, join
 from raffia.report import episodes, trees
 from raffia.report.folder import Run, entries, read_json
 from raffia.report.groups import Group, leading
-from raffia.report.markup import Html, el, join, table
+from raffia.report.markup import table
 from raffia.report.rows import number, numbers
 from raffia.report.wording import NONE, count, figure, size
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raffia.report.clean_svg import clean_svg
+from raffia.draw.clean_svg import clean_svg
+from raffia.draw.markup import Html, el
 from raffia.report.episodes import natural
 from raffia.report.folder import content, entries, read_json
-from raffia.report.markup import Html, el, table
+from raffia.report.markup import table
 from raffia.report.rows import number
 from raffia.report.wording import count, figure, plural
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from raffia.draw.markup import Html, el, join
 from raffia.report.dialogue_files import Action, Dialogue
-from raffia.report.markup import Html, el, join
 from raffia.report.wording import figure, shown_token
 
 _HEIGHT, _LEFT, _ABOVE = 120, 44, 18  # of the axes, and the room around them, in pixels

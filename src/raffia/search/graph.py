@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raffia.search.labels import count, figures
-from raffia.search.tree import Tree
+
+if TYPE_CHECKING:
+    from raffia.search.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ class TreeGraph:
         )
 
 
-def to_graph(tree: Tree, root: int = 0, action_names: Sequence[str] | None = None) -> TreeGraph:
+def to_graph(tree: "Tree", root: int = 0, action_names: Sequence[str] | None = None) -> TreeGraph:
     """The tree of one root as data; of nodes that share their statistics, the one that counts."""
     root = operator.index(root)
     if not 0 <= root < len(tree):
@@ -234,7 +236,7 @@ def to_graph(tree: Tree, root: int = 0, action_names: Sequence[str] | None = Non
             f"action_names has {len(action_names)} names and the tree {tree.num_actions} actions; "
             "give one name for each, in the order of the actions' numbers"
         )
-    one = Tree(tree.data[root : root + 1]).to("cpu")
+    one = type(tree)(tree.data[root : root + 1]).to("cpu")
     lists = {name: entry[0].tolist() for name, entry in one.data.items()}
     lists["value"] = one.node_values()[0].tolist()
     lists.setdefault("canonical", range(len(lists["parent"])))

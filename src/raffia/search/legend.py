@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from raffia.draw.scene import Scene
+from raffia.draw.shapes import polyline, text_width
 from raffia.search.colours import QScale
-from raffia.search.drawing import Drawing, Outline, Text, polyline, rounded, text_width
 
 _SIZE, _ROW, _BETWEEN = 11, 26, 30  # of the text; of rows and items, in pixels
 _SAMPLE = 36  # length of a sample of a line
@@ -14,7 +15,7 @@ _SAMPLE = 36  # length of a sample of a line
 class Legend:
     """Draws its items from a left edge on, and begins a new row at the right one."""
 
-    drawing: Drawing
+    drawing: Scene
     left: float
     right: float
     y: float  # middle of the row
@@ -33,8 +34,9 @@ class Legend:
             (x + _SAMPLE, self.y - thick / 2),
             (x + _SAMPLE, self.y + thick / 2),
             (x, self.y + thin / 2),
+            closed=True,
         )
-        self.drawing.outlines.append(Outline((*steps, ("Z", ())), fill=QScale(0, 0).colour(0)))
+        self.drawing.line(steps, fill=QScale(0, 0).colour(0))
         self._text(x + _SAMPLE + 8, text)
 
     def colours(self, scale: QScale, write: Callable[[float], str]) -> None:
@@ -51,8 +53,8 @@ class Legend:
         for i in range(num):
             q = scale.low + (scale.high - scale.low) * i / (num - 1)
             # each reaches under the next one, so that no seam shows
-            piece = rounded(x + i * step, self.y - 5, 2 * step if i < num - 1 else step, 10, 0)
-            self.drawing.outlines.append(Outline(piece, fill=scale.colour(q)))
+            width = 2 * step if i < num - 1 else step
+            self.drawing.box((x + i * step, self.y - 5, width, 10), fill=scale.colour(q))
         self._text(x + 2 * _SAMPLE + 6, high)
 
     def best_path(self, width: float, rim: float) -> None:
@@ -60,11 +62,8 @@ class Legend:
         text = "most visited path"
         x = self._begin(_SAMPLE + 8 + text_width(text, _SIZE))
         path = polyline((x, self.y), (x + _SAMPLE, self.y))
-        colour = QScale(0, 0).colour(0)
-        self.drawing.outlines += [
-            Outline(path, stroke="ink", width=width + rim),
-            Outline(path, stroke=colour, width=width),
-        ]
+        self.drawing.line(path, stroke="ink", width=width + rim)
+        self.drawing.line(path, stroke=QScale(0, 0).colour(0), width=width)
         self._text(x + _SAMPLE + 8, text)
 
     def _begin(self, width: float) -> float:
@@ -77,4 +76,4 @@ class Legend:
         return start
 
     def _text(self, x: float, text: str) -> None:
-        self.drawing.texts.append(Text(x, self.y + 4, text, _SIZE, tone="faint"))
+        self.drawing.text(x, self.y + 4, text, _SIZE, tone="faint")

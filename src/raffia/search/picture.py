@@ -6,13 +6,13 @@ orange for the worst; the most visited path has a rim.
 
 from collections.abc import Sequence
 
+from raffia.draw.scene import Scene
+from raffia.draw.shapes import Steps, bent, rectangle, text_width
 from raffia.search.colours import QScale
-from raffia.search.drawing import Drawing, Outline, Steps, Text, rounded, text_width
-from raffia.search.graph import TreeEdge, TreeGraph, to_graph
+from raffia.search.graph import TreeEdge, TreeGraph
 from raffia.search.labels import count, figures, percent, shown_name
 from raffia.search.legend import Legend
 from raffia.search.placement import MARGIN, Place, placed
-from raffia.search.tree import Tree
 
 _THIN, _THICK, _RIM = 1.4, 10.0, 3.5  # edges, and what is added for the rim, in pixels
 _LINE = 16  # height of a line in a box
@@ -21,30 +21,8 @@ _NAME = 28  # characters of an action's name; the tip has all of it
 _LEAST_WIDTH = 560  # so that header and legend have room
 
 
-def picture(
-    tree: Tree,
-    root: int = 0,
-    *,
-    max_nodes: int = 40,
-    action_names: Sequence[str] | None = None,  # [A]
-) -> Drawing:
+def drawn(graph: TreeGraph, max_nodes: int = 40) -> Scene:
     """A drawing of a root's tree that can be had as SVG or be saved.
-
-    >>> from raffia.search import RecurrentOutput, RootOutput, search
-    >>> def bandit(embedding, action):  # the second of two arms pays 1
-    ...     rows = len(action)
-    ...     return RecurrentOutput(reward=(action == 1).float(), value=torch.zeros(rows),
-    ...                            prior_logits=torch.zeros(rows, 2)), embedding
-    >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
-    >>> tree = search(start, bandit, num_simulations=9, discount=0.5)
-    >>> picture(tree, action_names=["left", "right"]).title
-    'root 0: value +1.36, 9 simulations, depth 5, 10 nodes'
-    """
-    return drawn(to_graph(tree, root, action_names), max_nodes)
-
-
-def drawn(graph: TreeGraph, max_nodes: int = 40) -> Drawing:
-    """The same of a tree that is data already.
 
     >>> from raffia.search.graph import TreeNode
     >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
@@ -52,7 +30,6 @@ def drawn(graph: TreeGraph, max_nodes: int = 40) -> Drawing:
     'root 0: value +0.500, 0 simulations, depth 0, 1 node'
     """
     painter = _Painter(graph, graph.most_visited(max_nodes))
-    painter.header()
     painter.edges()
     painter.boxes()
     painter.legend()
@@ -72,13 +49,16 @@ class _Painter:
         self.best = {(edge.source, edge.action) for edge in graph.best_path}
         self.on_path = {0} | {edge.target for edge in graph.best_path}
         self.shared = graph.shared(self.shown)
-        self.placement = placed(graph, shown, self._box_size, self._label_width)
-        for place in self.placement.places:
+        self.places = placed(graph, shown, self._box_size, self._label_width)
+        for place in self.places:
             place.y += _HEADER
-        self.nodes = self.placement.nodes()
+        self.nodes = {place.row: place for place in self.places if not place.is_mark}
         says = graph.headline(len(shown), self.write)
-        width = max(self.placement.width, _LEAST_WIDTH, text_width(says, 14) + 2 * MARGIN)
-        self.drawing = Drawing(says, width, self.placement.height + _HEADER)
+        right = max([place.x + place.width for place in self.places]) + MARGIN
+        width = max(right, _LEAST_WIDTH, text_width(says, 14) + 2 * MARGIN)
+        height = max([place.y + place.height / 2 for place in self.places]) + MARGIN
+        self.drawing = Scene(says, width, height)
+        self.drawing.text(MARGIN, MARGIN + 8, says, 14, bold=True)
 
     # ------------------------------------------------------------------------ what it says
 
@@ -115,36 +95,27 @@ class _Painter:
 
     # ------------------------------------------------------------------------ how it is drawn
 
-    def header(self) -> None:
-        """The title."""
-        title = Text(MARGIN, MARGIN + 8, self.drawing.title, 14, bold=True)
-        self.drawing.texts.append(title)
-
     def edges(self) -> None:
         """Ribbons with their labels; the most visited on top."""
         ports = self._ports()
-        lanes = [(place, edge) for place in self.placement.places for edge in place.lanes]
+        lanes = [(place, edge) for place in self.places for edge in place.lanes]
         lanes.sort(key=lambda lane: ((lane[1].source, lane[1].action) in self.best, lane[1].visits))
         for place, edge in lanes:
             width = self._ribbon_width(edge)
             path = self._ribbon(place, edge, ports[edge.source, edge.action])
             if (edge.source, edge.action) in self.best:
-                self.drawing.outlines.append(Outline(path, stroke="ink", width=width + _RIM))
+                self.drawing.line(path, stroke="ink", width=width + _RIM)
             colour = self.scale.colour(edge.q)
-            self.drawing.outlines.append(
-                Outline(path, stroke=colour, width=width, tip=self._edge_tip(edge))
-            )
+            self.drawing.line(path, stroke=colour, width=width, tip=self._edge_tip(edge))
             self._label(place, edge, width)
 
     def _label(self, place: Place, edge: TreeEdge, width: float) -> None:
-        x, y = self.placement.label_x[place.column], place.lane_y(edge)
+        x, y = place.label_x, place.lane_y(edge)
         above, below = self._edge_lines(edge)
         is_best = (edge.source, edge.action) in self.best
         away = width / 2 + 3.5 + (_RIM / 2 if is_best else 0)
-        self.drawing.texts += [
-            Text(x, y - away, above, bold=is_best),
-            Text(x, y + away + 7.5, below, 10.5, tone="faint"),
-        ]
+        self.drawing.text(x, y - away, above, bold=is_best)
+        self.drawing.text(x, y + away + 7.5, below, 10.5, tone="faint")
 
     def _ribbon_width(self, edge: TreeEdge) -> float:
         return _THIN + (_THICK - _THIN) * edge.visits / self.most
@@ -152,7 +123,7 @@ class _Painter:
     def _ports(self) -> dict[tuple[int, int], float]:
         """Where each edge leaves its node: one below the other, as wide as they are."""
         leaving: dict[int, list[tuple[float, TreeEdge]]] = {}
-        for place in self.placement.places:
+        for place in self.places:
             for edge in place.lanes:
                 leaving.setdefault(edge.source, []).append((place.lane_y(edge), edge))
         ports = {}
@@ -169,38 +140,30 @@ class _Painter:
 
     def _ribbon(self, place: Place, edge: TreeEdge, start_y: float) -> Steps:
         """A curve through the gap between columns, then straight along the label."""
-        placement, source = self.placement, self.nodes[edge.source]
-        start = source.x + placement.box_width[source.column]
-        bend = placement.label_x[place.column] - 4
-        middle, y = (start + bend) / 2, place.lane_y(edge)
-        curve = ((middle, start_y), (middle, y), (bend, y))
-        return (("M", ((start, start_y),)), ("C", curve), ("L", ((place.x, y),)))
+        source, y = self.nodes[edge.source], place.lane_y(edge)
+        start = (source.x + source.width, start_y)
+        return (("M", (start,)), bent(start, (place.label_x - 4, y)), ("L", ((place.x, y),)))
 
     def boxes(self) -> None:
         """Nodes and marks."""
-        for place in self.placement.places:
-            width = self.placement.box_width[place.column]
+        for place in self.places:
             on_path = place.row in self.on_path and not place.is_mark
-            top = place.y - place.height / 2
-            self.drawing.outlines.append(
-                Outline(
-                    rounded(place.x, top, width, place.height, 8),
-                    fill="card" if place.is_mark else "box",
-                    stroke="ink" if on_path else "rim",
-                    width=2.0 if on_path else 1.0,
-                    dashed=place.is_mark,
-                    tip=self._node_tip(place.row),
-                )
+            self.drawing.box(
+                (place.x, place.y - place.height / 2, place.width, place.height),
+                radius=8,
+                fill="card" if place.is_mark else "box",
+                stroke="ink" if on_path else "rim",
+                width=2.0 if on_path else 1.0,
+                dashes="4 3" if place.is_mark else "",
+                tip=self._node_tip(place.row),
             )
             lines = self._box_lines(place.row, place.is_mark)
             y = place.y - _LINE * len(lines) / 2 + 12
             for i, text in enumerate(lines):
                 strong = i == 0 and not place.is_mark
-                middle = place.x + width / 2
+                at = (place.x + place.width / 2, y + _LINE * i)
                 tone = "ink" if strong else "faint"
-                self.drawing.texts.append(
-                    Text(middle, y + _LINE * i, text, anchor="middle", tone=tone, bold=strong)
-                )
+                self.drawing.text(*at, text, anchor="middle", tone=tone, bold=strong)
 
     def legend(self) -> None:
         """What the signs mean, under the tree; and the card under everything."""
@@ -217,11 +180,11 @@ class _Painter:
             legend.words("V for the player in the box   Q for who takes the action")
         if self.graph.meeting(self.shown):
             legend.words("N in a box counts all ways that lead to it")
-        if any([place.is_mark for place in self.placement.places]):
+        if any([place.is_mark for place in self.places]):
             legend.words("↩ the node of this number")
         drawing.height = legend.y + MARGIN
-        card = rounded(0, 0, drawing.width, drawing.height, 10)
-        drawing.outlines.insert(0, Outline(card, fill="card"))
+        card = rectangle((0, 0, drawing.width, drawing.height), 10, fill="card")
+        drawing.outlines.insert(0, card)
 
     # ------------------------------------------------------------------------ tips
 

@@ -1,19 +1,17 @@
 """Where the nodes of a searched tree stand in a picture: a tidy tree, from left to right.
 
-Each depth has a column, and in it first the labels of the edges, then the boxes of the nodes. A
-node stands beside the middle of its children, and subtrees are pushed together until their outlines
-touch (Reingold and Tilford, 1981, "Tidier Drawings of Trees"). Of several edges that lead to a node
-from the column before it, each has a lane of its own; one that leads back is drawn to a mark in
-place of the node, so that no line crosses a label.
+Each depth has a column, and in it first the labels of the edges, then the boxes of the nodes. Of
+several edges that lead to a node from the column before it, each has a lane of its own; one that
+leads back is drawn to a mark in place of the node, so that no line crosses a label.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from raffia.draw.tidy import tidy
 from raffia.search.graph import TreeEdge, TreeGraph
 
 LANE = 44  # height of an edge with its label
-GAP, COUSINS_GAP = 8, 14  # between what stands below each other: of one parent, of several
 MARGIN = 24
 
 
@@ -28,6 +26,8 @@ class Place:
     lanes: list[TreeEdge] = field(default_factory=list)  # all edges that come in, from the top
     below: list["Place"] = field(default_factory=list)
     height: float = 0.0
+    width: float = 0.0  # of its column's boxes
+    label_x: float = 0.0  # of the labels of edges that come in
     x: float = 0.0  # of the left edge
     y: float = 0.0  # of the middle
 
@@ -36,59 +36,36 @@ class Place:
         return self.y + (self.lanes.index(edge) - (len(self.lanes) - 1) / 2) * LANE
 
 
-@dataclass
-class Placement:
-    """Places, the root's first, and for each column where its labels and its boxes begin."""
-
-    places: list[Place]
-    label_x: list[float]
-    box_x: list[float]
-    box_width: list[float]
-    height: float
-
-    @property
-    def width(self) -> float:
-        """Of all columns, with margins."""
-        return self.box_x[-1] + self.box_width[-1] + MARGIN
-
-    def nodes(self) -> dict[int, Place]:
-        """Where each node stands, by its row."""
-        return {place.row: place for place in self.places if not place.is_mark}
-
-
 def placed(
     graph: TreeGraph,
     shown: Sequence[int],  # rows
     box_size: Callable[[int, bool], tuple[float, float]],  # of a row, or of the mark of one
     label_width: Callable[[TreeEdge], float],
-) -> Placement:
-    """A place for each of the shown nodes; the top left corner of the drawing is (0, 0)."""
+) -> list[Place]:
+    """A place for each of the shown nodes, the root first; what is drawn begins at (0, 0)."""
     places = _hung(graph, shown)
     for place in places:
         place.height = max(box_size(place.row, place.is_mark)[1], LANE * len(place.lanes))
-    _stack(places)
+    heights = {place: place.height for place in places}
+    for place, y in tidy(places[0], {p: p.below for p in places}, heights).items():
+        place.y = y
     top = min([place.y - place.height / 2 for place in places])
     for place in places:
         place.y += MARGIN - top
     beside = {place.row: place.y for place in places if not place.is_mark}
     for place in places:
         place.lanes.sort(key=lambda edge: (beside[edge.source], edge.action))
-    height = max([place.y + place.height / 2 for place in places]) + MARGIN
-    columns: list[list[Place]] = [[] for _ in range(1 + max([place.column for place in places]))]
-    for place in places:
-        columns[place.column].append(place)
-    found = Placement(places, [], [], [], height)
     x = float(MARGIN)
-    for i, column in enumerate(columns):
+    for i in range(1 + max([place.column for place in places])):
+        column = [place for place in places if place.column == i]
         labels = max([label_width(edge) for place in column for edge in place.lanes], default=0)
-        x += 0 if i == 0 else _fan(column, beside)
-        found.label_x.append(x)
-        found.box_x.append(x + labels + (8 if labels else 0))
-        found.box_width.append(max([box_size(p.row, p.is_mark)[0] for p in column]))
-        x = found.box_x[-1] + found.box_width[-1]
+        label_x = x + (_fan(column, beside) if i else 0)
+        x = label_x + (labels + 8 if labels else 0)
+        width = max([box_size(place.row, place.is_mark)[0] for place in column])
         for place in column:
-            place.x = found.box_x[-1]
-    return found
+            place.label_x, place.x, place.width = label_x, x, width
+        x += width
+    return places
 
 
 def _hung(graph: TreeGraph, shown: Sequence[int]) -> list[Place]:
@@ -133,39 +110,3 @@ def _fan(column: Sequence[Place], before: dict[int, float]) -> float:
     """Room for the lines to part: more where they part further."""
     parting = [abs(place.lane_y(e) - before[e.source]) for place in column for e in place.lanes]
     return min(max(44 + 0.14 * max(parting, default=0), 56), 200)
-
-
-Outline = list[tuple[float, float]]  # top and bottom in each column, from its own on
-
-
-def _stack(places: Sequence[Place]) -> None:
-    """Give each place its y; those furthest right first, then from the root down."""
-    offsets: dict[Place, float] = {}  # from the parent
-    outlines: dict[Place, Outline] = {}
-    for place in sorted(places, key=lambda place: -place.column):
-        under: Outline = []
-        for child in place.below:
-            offsets[child] = _room_below(under, outlines[child])
-            _join(under, outlines.pop(child), offsets[child])
-        if place.below:
-            middle = (offsets[place.below[0]] + offsets[place.below[-1]]) / 2
-            for child in place.below:
-                offsets[child] -= middle
-            under = [(top - middle, bottom - middle) for top, bottom in under]
-        outlines[place] = [(-place.height / 2, place.height / 2), *under]
-    for place in sorted(places, key=lambda place: place.column):
-        for child in place.below:
-            child.y = place.y + offsets[child]
-
-
-def _room_below(upper: Outline, lower: Outline) -> float:
-    """How far down a subtree goes, so that it stands below what is there."""
-    gaps = [GAP] + [COUSINS_GAP] * len(lower)
-    needed = [high[1] - low[0] + gap for high, low, gap in zip(upper, lower, gaps, strict=False)]
-    return max(needed, default=0.0)
-
-
-def _join(upper: Outline, lower: Outline, offset: float) -> None:
-    for i, (top, bottom) in enumerate(lower):
-        first = upper[i][0] if i < len(upper) else top + offset
-        upper[i : i + 1] = [(first, bottom + offset)]

@@ -3,9 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 
-from raffia.search.graph import TreeEdge, TreeGraph, TreeNode, to_graph
+from raffia.search.graph import TreeEdge, TreeGraph, TreeNode
 from raffia.search.labels import count, figures, percent, shown_name
-from raffia.search.tree import Tree
 
 _WIDTH = 100  # of the whole text, in characters
 _STEM = 30  # of the lines that lead to a node: ten levels
@@ -13,13 +12,7 @@ _LAST = "└─ "
 _HEADS = ("visits", "share", "Q", "prior", "reward", "raw value")
 
 
-def summary(
-    tree: Tree,
-    root: int = 0,
-    *,
-    max_nodes: int = 24,
-    action_names: Sequence[str] | None = None,  # [A]
-) -> str:
+def summary(graph: TreeGraph, max_nodes: int = 24) -> str:
     """The most visited nodes of a root's tree, line by line.
 
     >>> from raffia.search import RecurrentOutput, RootOutput, search
@@ -29,7 +22,7 @@ def summary(
     ...                            prior_logits=torch.zeros(rows, 2)), embedding
     >>> start = RootOutput(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1))
     >>> tree = search(start, bandit, num_simulations=9, discount=0.5)
-    >>> print(summary(tree, max_nodes=4))
+    >>> print(summary(tree.to_graph(), max_nodes=4))
     root 0: value +1.36, 9 simulations, depth 5, 10 nodes (4 shown)
     best path: 1 · 1 · 1 · 1 · 0
     action                   visits  share      Q  prior  reward  raw value
@@ -41,7 +34,6 @@ def summary(
     │  └─ … 1 more action, 1 visit
     └─ … 1 more action, 1 visit
     """
-    graph = to_graph(tree, root, action_names)
     return "\n".join(_Table(graph, graph.most_visited(max_nodes)).lines())
 
 

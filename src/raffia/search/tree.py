@@ -7,16 +7,16 @@ row i the state that simulation i came upon (unused where it came upon none: `vi
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffia.search.graph import TreeGraph, to_graph
 from raffia.search.labels import count
+from raffia.search.picture import drawn
+from raffia.search.summary import summary
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
-
-if TYPE_CHECKING:
-    from raffia.search.graph import TreeGraph
 
 
 class Tree:
@@ -252,11 +252,9 @@ class Tree:
         │  └─ … 1 not tried, prior 50%
         └─ right         1    33%  +1.50    50%   +1.00      +1.00
         """
-        from raffia.search.summary import summary
+        return summary(to_graph(self, root, action_names), max_nodes)
 
-        return summary(self, root, max_nodes=max_nodes, action_names=action_names)
-
-    def to_graph(self, root: int = 0, *, action_names: Sequence[str] | None = None) -> "TreeGraph":
+    def to_graph(self, root: int = 0, *, action_names: Sequence[str] | None = None) -> TreeGraph:
         """A root's tree as data: nodes and edges.
 
         >>> from raffia.search import RecurrentOutput, RootOutput, search
@@ -269,9 +267,7 @@ class Tree:
         >>> graph.edges[0].name, graph.edges[0].q
         ('left', 1.625)
         """
-        from raffia.search.graph import to_graph
-
-        return to_graph(self, root, action_names=action_names)
+        return to_graph(self, root, action_names)
 
     def to_svg(
         self,
@@ -294,9 +290,7 @@ class Tree:
         >>> tree.to_svg().startswith("<svg xmlns=")
         True
         """
-        from raffia.search.picture import picture
-
-        return picture(self, root, max_nodes=max_nodes, action_names=action_names).svg()
+        return drawn(to_graph(self, root, action_names), max_nodes).svg()
 
     def save_picture(
         self,
@@ -320,9 +314,7 @@ class Tree:
         ...     os.listdir(folder)
         ['tree.svg']
         """
-        from raffia.search.picture import picture
-
-        picture(self, root, max_nodes=max_nodes, action_names=action_names).save(path)
+        drawn(to_graph(self, root, action_names), max_nodes).save(path)
 
 
 def _whole_number(index: Any) -> int | None:

@@ -6,7 +6,7 @@ import re
 from html import escape
 from xml.etree import ElementTree
 
-from raffia.report.markup import Html
+from raffia.draw.markup import Html
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = frozenset(

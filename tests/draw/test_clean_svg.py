@@ -2,9 +2,16 @@
 
 import pytest
 
-from raffia.report.clean_svg import clean_svg
+from raffia.draw.clean_svg import clean_svg
 
-from .made_runs import SVG
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 90" width="300" height="90">'
+    "<title>root 0: value +9.50</title>"
+    "<style>@media (prefers-color-scheme:dark){.raffia-ink{fill:#f1f5f9}}</style>"
+    '<path d="M40 45 C100 45 120 20 200 20" fill="none" stroke="#2563eb" stroke-width="6">'
+    "<title>right: 18 visits</title></path>"
+    '<text x="210" y="24" font-size="12" fill="#0f172a" class="raffia-ink">right 72 %</text></svg>'
+)
 
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
 

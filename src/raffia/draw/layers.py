@@ -6,47 +6,67 @@ then positions by least squares.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_CHAR = 7.25  # width of a character, for a monospaced font of 12 pixels
-_LINE = 16  # height of a line
+from raffia.draw.shapes import text_width
+
+LINE = 16  # height of a line
 _GAP = 26  # between boxes that stand side by side
 _SWEEPS, _SWEEPS_X = 12, 120  # for the order and for the positions
 
 
+@dataclass(frozen=True)
+class Look:
+    """How boxes of one kind look; without a frame their lines touch in one point, without a head.
+
+    >>> Look().framed
+    False
+    """
+
+    fill: str = "none"
+    stroke: str = "none"  # of the frame
+    text: str = "none"
+    padding: int = 6  # above and below the text
+    radius: float | None = None  # of the corners; None: round ends
+    dashes: str = ""
+    bold: bool = False  # the main lines
+
+    @property
+    def framed(self) -> bool:
+        """Whether there is a frame around the text."""
+        return self.stroke != "none"
+
+
 @dataclass(eq=False)
 class Box:
-    """A module, a value, or (without lines) a place where a long line passes a layer."""
+    """Lines of text, or (without lines) a place where a long line passes a layer.
 
-    style: str
+    >>> Box(Look(stroke="#000000"), [("abcd", True)]).width
+    57.0
+    """
+
+    look: Look = Look()
     lines: Sequence[tuple[str, bool]] = ()  # (text, whether it is the main one)
     tip: str = ""
-    groups: tuple[int, ...] = ()  # the nested sequences that it stands in, outermost first
+    groups: tuple[int, ...] = ()  # that it stands in, outermost first
     layer: int = 0
+    beside: tuple[list[Box], int] | None = None  # of a wall: a group, and -1 left, 1 right of it
     x: float = 0.0  # of the middle
     y: float = 0.0  # of the upper edge
     above: list[Box] = field(default_factory=list)
     below: list[Box] = field(default_factory=list)
 
     @property
-    def padding(self) -> int:
-        return {"value": 2, "module": 9, "random": 9}.get(self.style, 6)
-
-    @property
     def width(self) -> float:
-        if not self.lines:
-            return 6
-        sides = 8 if self.style == "value" else 28
-        return max([text_width(text) for text, _ in self.lines]) + sides
+        """From side to side, in pixels."""
+        sides = 28 if self.look.framed else 8
+        return max([text_width(text) for text, _ in self.lines]) + sides if self.lines else 6
 
     @property
     def height(self) -> float:
-        return len(self.lines) * _LINE + 2 * self.padding if self.lines else 0
-
-
-Wall = tuple[list[Box], int]  # what it stands beside, and on which side: -1 left, 1 right
+        """From the upper to the lower edge, in pixels."""
+        return len(self.lines) * LINE + 2 * self.look.padding if self.lines else 0
 
 
 def ordered(layers: list[list[Box]]) -> list[list[Box]]:
@@ -69,7 +89,7 @@ def ordered(layers: list[list[Box]]) -> list[list[Box]]:
 
 
 def _group_ranks(box: Box, layer: list[Box], wanted: dict[Box, float]) -> list[float]:
-    """Where the sequences that a box stands in want to be: this keeps their modules together."""
+    """Where the groups that a box stands in want to be: this keeps their boxes together."""
     outer = box.groups[:1]
     if not outer:
         return [wanted[box]]
@@ -94,24 +114,23 @@ def place(layers: list[list[Box]], num_groups: int) -> None:
     """Give each box an x: least squares over the lengths of all lines, with the order kept.
 
     Layer by layer with the others held, which converges, since the problem is convex. Lines that
-    neither part nor join weigh more, so that they come out straight. Walls around nested sequences
+    neither part nor join weigh more, so that they come out straight. Walls around groups
     yield at first, and then hold.
     """
-    layers, walls = _walled(layers, num_groups)
+    layers = _walled(layers, num_groups)
     for layer in layers:
-        _spread(layer, [0.0] * len(layer), [1.0] * len(layer))
+        _spread(layer, [(0.0, 1.0)] * len(layer))
     for sweep in range(_SWEEPS_X):
         firm = 1e6 if sweep > _SWEEPS_X // 2 else 1e-6
         for layer in layers if sweep % 2 == 0 else layers[::-1]:
-            pulls = [_pull(box, walls.get(box), firm) for box in layer]
-            _spread(layer, [x for x, _ in pulls], [weight for _, weight in pulls])
+            _spread(layer, [_pull(box, firm) for box in layer])
     _straighten(layers)
 
 
-def _pull(box: Box, wall: Wall | None, firm: float) -> tuple[float, float]:
-    """Where a box wants to be, and how much."""
-    if wall is not None:
-        members, side = wall
+def _pull(box: Box, firm: float) -> tuple[float, float]:
+    """Where a box wants to be, and how much; walls as much as they are firm."""
+    if box.beside is not None:
+        members, side = box.beside
         edges = [side * member.x + member.width / 2 for member in members]
         return side * (max(edges) + 8), firm
     near = box.above + box.below
@@ -126,9 +145,9 @@ def _is_straight(box: Box, other: Box) -> bool:
     return len(upper.below) == 1 and len(lower.above) == 1
 
 
-def _walled(layers: list[list[Box]], num_groups: int) -> tuple[list[list[Box]], dict[Box, Wall]]:
-    """The layers with walls left and right of each nested sequence, to keep others out of it."""
-    layers, walls = [list(layer) for layer in layers], dict[Box, Wall]()
+def _walled(layers: list[list[Box]], num_groups: int) -> list[list[Box]]:
+    """The layers with walls left and right of each group, to keep others out of it."""
+    layers = [list(layer) for layer in layers]
     for group in reversed(range(num_groups)):  # the inner ones first
         members: list[Box] = []
         for layer in layers:
@@ -137,10 +156,9 @@ def _walled(layers: list[list[Box]], num_groups: int) -> tuple[list[list[Box]], 
                 continue  # others stand in between: no wall could keep them out
             members += [box for box in layer if group in box.groups]
             outer = tuple([g for g in layer[inside[0]].groups if g < group])
-            left, right = Box("wall", groups=outer), Box("wall", groups=outer)
-            walls |= {left: (members, -1), right: (members, 1)}
-            layer[inside[0] : inside[-1] + 1] = [left, *layer[inside[0] : inside[-1] + 1], right]
-    return layers, walls
+            layer.insert(inside[-1] + 1, Box(groups=outer, beside=(members, 1)))
+            layer.insert(inside[0], Box(groups=outer, beside=(members, -1)))
+    return layers
 
 
 def _straighten(layers: list[list[Box]]) -> None:
@@ -173,17 +191,20 @@ def _fits(layer: list[Box], i: int, x: float) -> bool:
 
 def _distance(left: Box, right: Box) -> float:
     """How far apart the middles of two neighbours must be."""
-    gap = 8 if "wall" in (left.style, right.style) else _GAP
+    gap = 8 if left.beside or right.beside else _GAP
     return (left.width + right.width) / 2 + gap
 
 
-def _spread(layer: list[Box], wanted: list[float], weights: list[float]) -> None:
-    """Least squares positions near `wanted` with gaps kept: isotonic regression, by pooling."""
+def _spread(layer: list[Box], pulls: list[tuple[float, float]]) -> None:
+    """Least squares positions near those wanted, by weight, with gaps kept.
+
+    This is isotonic regression, by pooling.
+    """
     offsets = [0.0]
     for left, right in zip(layer, layer[1:], strict=False):
         offsets.append(offsets[-1] + _distance(left, right))
     blocks: list[tuple[float, float, int]] = []  # (mean, weight, number of boxes)
-    for x, weight, offset in zip(wanted, weights, offsets, strict=True):
+    for (x, weight), offset in zip(pulls, offsets, strict=True):
         mean, number = x - offset, 1
         while blocks and blocks[-1][0] >= mean:
             other, more, count = blocks.pop()
@@ -197,9 +218,3 @@ def _spread(layer: list[Box], wanted: list[float], weights: list[float]) -> None
 
 def _mean(numbers: Sequence[float], default: float) -> float:
     return sum(numbers) / len(numbers) if numbers else default
-
-
-def text_width(text: str) -> float:
-    """Pixels that a line of text takes; Chinese and Japanese characters count twice."""
-    wide = sum([unicodedata.east_asian_width(char) in "WF" for char in text])
-    return (len(text) + wide) * _CHAR

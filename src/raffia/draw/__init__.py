@@ -1,0 +1,10 @@
+"""Drawings out of text, lines and boxes: tidy trees, layers of boxes, SVG, and PNG.
+
+Others describe what there is to see; where it stands and how it becomes a file is written here.
+"""
+
+from raffia.draw.layered import layered
+from raffia.draw.scene import Scene
+from raffia.draw.tidy import tidy
+
+__all__ = ["Scene", "layered", "tidy"]
