@@ -115,6 +115,41 @@ class TestFolder:
         assert td["a"][0, 1] == 1
         same(m.set_("a", td["a"]), td)
 
+    @pytest.mark.parametrize(
+        "take",
+        [
+            lambda td: td[0],
+            lambda td: td[-1:],
+            lambda td: td[..., 1],
+            lambda td: td.unbind(1)[2],
+            lambda td: td.split(1)[0],
+            lambda td: list(td)[0],
+        ],
+    )
+    def test_rows_are_mapped_and_locked(self, take, tmp_path):
+        n = TensorDict(b=torch.ones(2, 3, 4), batch_size=[2, 3])
+        m = TensorDict(a=torch.zeros(2, 3), n=n, batch_size=[2, 3]).memmap(tmp_path)
+        row = take(m)
+        assert row.is_memmap() and row.is_locked and row["n"].is_memmap()
+        with pytest.raises(RuntimeError, match="locked"):
+            row["new"] = torch.zeros(row.batch_size)
+        row.set_("a", torch.full(row.batch_size, 7.0))
+        assert (take(TensorDict.load_memmap(tmp_path))["a"] == 7).all()
+        with pytest.raises(AttributeError, match="saved_path"):
+            _ = row.saved_path
+        row.unlock_()["new"] = torch.zeros(row.batch_size)
+        assert not row.is_memmap() and m.is_memmap()
+
+    def test_rows_that_are_copies_are_neither(self):
+        m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
+        for index in ([0, 1], torch.tensor([True, False, True])):
+            assert not m[index].is_memmap() and not m[index].is_locked
+
+    def test_lazy_stack_of_mapped_ones_is_mapped(self):
+        m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
+        assert lazy_stack([m, m]).is_memmap() and lazy_stack([m, m])[:, 0].is_memmap()
+        assert not lazy_stack([m, m.clone().lock_()]).is_memmap()
+
     def test_files(self, tmp_path):
         sample().memmap(tmp_path)
         assert {"meta.json", "a.memmap", "n/meta.json", "n/b.memmap"} <= set(tree(tmp_path))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import all_or_nothing, locked_error
+from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Node
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
@@ -124,7 +125,7 @@ def getitem(td: Any, index: Any) -> Any:
         out = td._index(index, len(batch_size), batch_size[1:])
         if td._names is not None:
             dim_names.store(out, _kept(td._names[1:]))
-        return out
+        return keep_mapped(out, td) if td._locked else out
     elif kind is slice:
         if index == _ALL:
             return td
@@ -132,7 +133,7 @@ def getitem(td: Any, index: Any) -> Any:
         out = td._index(index, len(batch_size), torch.Size((size, *batch_size[1:])))
         if td._names is not None:
             dim_names.store(out, list(td._names))
-        return out
+        return keep_mapped(out, td) if td._locked else out
     elif kind is Tensor and index.dtype is torch.int64:
         out = td._index(index, len(batch_size), index.shape + batch_size[1:])
         if td._names is not None:
@@ -147,7 +148,7 @@ def getitem(td: Any, index: Any) -> Any:
     out = td._index(index, len(batch_size), None)
     if td._names is not None:
         dim_names.store(out, _indexed_names(td._names, index))
-    return out
+    return keep_mapped(out, td) if td._locked else out
 
 
 _ALL = slice(None)

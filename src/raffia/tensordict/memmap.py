@@ -299,6 +299,9 @@ class MemoryMappedTensor(Tensor):
     def split(self, split_size: Any, dim: int = 0) -> Any:
         return tuple([self._same_file(part) for part in super().split(split_size, dim)])
 
+    def split_with_sizes(self, split_sizes: Any, dim: int = 0) -> Any:
+        return tuple([self._same_file(p) for p in super().split_with_sizes(split_sizes, dim)])
+
     def chunk(self, chunks: int, dim: int = 0) -> Any:
         return tuple([self._same_file(part) for part in super().chunk(chunks, dim)])
 
@@ -335,6 +338,20 @@ def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
     """`view`, which lies in the map of `file`, as a mapped tensor."""
     out = view.as_subclass(MemoryMappedTensor)
     out._file = file
+    return out
+
+
+def keep_mapped(out: Any, td: Any) -> Any:
+    """Lock rows of a memory-mapped container whose tensors lie in its files, as it is itself."""
+    if td.is_memmap():
+        leaves = out._leaves([])
+        if leaves and all([isinstance(leaf, MemoryMappedTensor) for leaf in leaves]):
+            out.lock_()
+            out._origin = None  # made by an index, not by `lock_`
+            nodes = [out]
+            for node in nodes:  # grows on the way
+                node.__dict__["_mapped_to"] = None
+                nodes.extend(node._children())
     return out
 
 
