@@ -30,7 +30,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
     Raises IndexError for more indices than batch dimensions.
     """
     given = [_plain_part(part) for part in (index if isinstance(index, tuple) else (index,))]
-    used = sum([_dims_of(part) for part in given])
+    used = sum([dims_of(part) for part in given])
     missing = len(batch_size) - used
     if missing < 0:
         raise IndexError(
@@ -50,7 +50,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
             at += part.dim()
         else:
             parts.append(part)
-            at += _dims_of(part)
+            at += dims_of(part)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
@@ -86,7 +86,7 @@ def _plain_part(part: Any) -> Any:
     return tensor.long() if tensor.numel() == 0 and tensor.dtype.is_floating_point else tensor
 
 
-def _dims_of(part: Any) -> int:
+def dims_of(part: Any) -> int:
     """How many dimensions a part of an index takes."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
