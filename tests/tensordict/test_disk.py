@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from raffia import (
+    DamagedFileError,
     LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
@@ -580,6 +581,30 @@ def one_file(tmp_path):
     f = tmp_path / "td.safetensors"
     sample().save(f)
     return f
+
+
+class TestHandler:
+    def test_another_tensor_over_a_temporary_file(self):
+        x = MemoryMappedTensor.from_tensor(torch.arange(6))
+        y = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3))
+        path = x._handler.path
+        y[0, 1] = 9
+        assert x[1] == 9 and os.path.exists(path)
+        part = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3), index=1)
+        del x, y
+        assert part.tolist() == [3, 4, 5] and os.path.exists(path)
+        del part
+        assert not os.path.exists(path)
+
+    def test_only_of_such_a_file(self, tmp_path):
+        x = MemoryMappedTensor.zeros(2, filename=tmp_path / "x")
+        assert x._handler is None
+        with pytest.raises(TypeError, match="from_filename"):
+            MemoryMappedTensor.from_handler(x.filename, torch.float32, (2,))
+        with pytest.raises(DamagedFileError, match="holds 8 bytes"):
+            MemoryMappedTensor.from_handler(
+                MemoryMappedTensor.zeros(2)._handler, torch.float32, (3,)
+            )
 
 
 class TestOursFolder:

@@ -156,6 +156,27 @@ class MemoryMappedTensor(Tensor):
         return out if index is None else out[index]
 
     @classmethod
+    def from_handler(
+        cls, handler: TemporaryFile, dtype: torch.dtype, shape: Sequence[int], index: Any = None
+    ) -> MemoryMappedTensor:
+        """Map the temporary file of another mapped tensor, or only the part `index` of it.
+
+        handler: that file, `x._handler`; it lasts as long as a tensor over it.
+
+        >>> x = MemoryMappedTensor.ones(4)
+        >>> MemoryMappedTensor.from_handler(x._handler, torch.float32, (2, 2), index=0)
+        MemoryMappedTensor([1., 1.])
+        """
+        if not isinstance(handler, TemporaryFile):
+            raise TypeError(
+                f"handler is the temporary file of a mapped tensor, x._handler, got {handler!r}; "
+                "from_filename takes the name of a file"
+            )
+        out = cls.from_filename(handler.path, dtype, shape)
+        out._file = handler
+        return out if index is None else out[index]
+
+    @classmethod
     def from_storage(
         cls,
         storage: torch.UntypedStorage,
@@ -292,6 +313,11 @@ class MemoryMappedTensor(Tensor):
                 "`filename=`, or a folder for `td.memmap`, make it last"
             )
         return os.fspath(self._file)
+
+    @property
+    def _handler(self) -> TemporaryFile | None:
+        """The temporary file that holds the data; None if it has a name, or is none."""
+        return self._file if isinstance(self._file, TemporaryFile) else None
 
     def __getitem__(self, index: Any) -> Any:
         return self._same_file(super().__getitem__(index))
