@@ -74,15 +74,18 @@ from raffia.tensordict import (
 from raffia.tensordict import (
     unravel_key_to_tuple as unravel_key_to_tuple,
 )
-from raffia.tensordict.index import indexed_size
+from raffia.tensordict.index import dims_of, indexed_size
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.nontensor import LinkedList as LinkedList
+from raffia.tensordict.rows import isin as isin
+from raffia.tensordict.rows import remove_duplicates as remove_duplicates
 
 logger = logging.getLogger("raffia")
 
 _is_non_tensor = is_non_tensor
 _is_tensorclass = is_tensorclass
 _unravel_key_to_tuple = unravel_key_to_tuple
+is_nested_key = is_key
 _zip_strict = functools.partial(zip, strict=True)
 
 
@@ -119,3 +122,59 @@ def _maybe_correct_neg_dim(dim: int, shape: torch.Size | None, ndim: int | None 
             f"but got {dim})"
         )
     return dim % count
+
+
+def unravel_keys(*keys: Any) -> Any:
+    """`unravel_key` of each of several keys; of one key, that key.
+
+    >>> unravel_keys(("a", ("b",))), unravel_keys("a", ("b", ("c",)))
+    (('a', 'b'), ('a', ('b', 'c')))
+    """
+    return unravel_key(keys[0]) if len(keys) == 1 else tuple([unravel_key(key) for key in keys])
+
+
+def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
+    """The same index with `...` written out.
+
+    Raises RuntimeError for more indices than dimensions, or for a second `...`.
+
+    >>> convert_ellipsis_to_idx((..., 0), [4, 3, 2])
+    (slice(None, None, None), slice(None, None, None), 0)
+    """
+    parts = idx if isinstance(idx, tuple) else (idx,)
+    dots = [i for i, part in enumerate(parts) if part is ...]
+    if not dots:
+        return idx
+    missing = len(batch_size) - sum([dims_of(part) for part in parts if part is not ...])
+    if len(dots) > 1 or missing < 0:
+        raise RuntimeError(f"{idx!r} is no index of {len(batch_size)} dimensions")
+    return (*parts[: dots[0]], *[slice(None)] * missing, *parts[dots[0] + 1 :])
+
+
+def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
+    """A shape for so many elements, of which one size may be -1.
+
+    Raises RuntimeError if there is none.
+
+    >>> infer_size_impl([2, -1], 6)
+    [2, 3]
+    """
+    if not numel and -1 in shape and 0 in shape:
+        raise RuntimeError(f"cannot reshape 0 elements to {list(shape)}: the -1 can be any size")
+    return list(torch.empty(numel, device="meta").reshape(*shape).shape)
+
+
+def strtobool(value: str) -> bool:
+    """The truth value that a word stands for, such as of an environment variable.
+
+    Raises ValueError for other words.
+
+    >>> strtobool("yes"), strtobool("Off")
+    (True, False)
+    """
+    word = value.lower()
+    if word in ("y", "yes", "t", "true", "on", "1"):
+        return True
+    if word in ("n", "no", "f", "false", "off", "0"):
+        return False
+    raise ValueError(f"{value!r} is neither yes nor no")

@@ -210,7 +210,7 @@ def test_an_error_in_drawing_comes_out_as_well():
     sampler.drawn = []
     options = {"prefetch": 3, "generator": rng(), "batch_size": 2}
     buffer = ReplayBuffer(storage=TensorStorage(5), sampler=sampler, **options)
-    with pytest.raises(ValueError, match="the buffer is empty"):
+    with pytest.raises(RuntimeError, match="the buffer is empty"):
         buffer.sample()
     buffer.extend(steps(0, 3))
     buffer.sample()

@@ -18,6 +18,8 @@ from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
 from raffia.data.storage import TensorStorage
+from raffia.data.torchrl_storages import ListStorage
+from raffia.data.writers import ImmutableDatasetWriter, TensorDictMaxValueWriter
 from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensorclass import tensorclass
 
@@ -336,7 +338,7 @@ def test_a_prioritized_sampler_can_be_passed_to_any_buffer():
 
 def test_other_mistakes_are_named():
     buffer = uniform()
-    with pytest.raises(ValueError, match="the buffer is empty: buffer.extend"):
+    with pytest.raises(RuntimeError, match="the buffer is empty: buffer.extend"):
         buffer.sample(3)
     buffer.extend(steps(0, 3))
     for sample in (buffer.sample, lambda: next(iter(buffer))):
@@ -386,17 +388,54 @@ def test_a_batch_has_a_whole_number_of_items():
     assert len(buffer.sample(2)) == 2
 
 
-def test_a_mask_is_no_index():
+def test_a_mask_reads_items_and_changes_no_priorities():
     buffer = by_priority()
     buffer.extend(steps(0, 3))
     mask = torch.tensor([True, False, True])
-    for wrong in (mask, mask.tolist(), True):
-        with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
+    for index in (mask, mask.tolist()):
+        assert buffer[index]["obs"][:, 0].tolist() == [0, 2]
+    for wrong in (mask[:2], mask[None], True):
+        with pytest.raises(IndexError, match="a truth value for each of the 3 items, got shape"):
             buffer[wrong]
-        with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
-            buffer.update_priority(wrong, 3.0)
+    with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
+        buffer.update_priority(mask, 3.0)
     assert buffer.sampler.state_dict()["chances"].unique().numel() == 1
-    assert buffer[mask.nonzero().squeeze(1)]["obs"][:, 0].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_another_sampler_draws_from_the_same_items(prefetch):
+    buffer = ReplayBuffer(storage=TensorStorage(4), batch_size=2, prefetch=prefetch)
+    buffer.extend(steps(0, 6))
+    before = buffer.sampler
+    buffer.sample()
+    buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
+    assert [batch["index"].tolist() for batch in buffer] == [[2, 3], [4, 5]]
+    other = ReplayBuffer(storage=TensorStorage(4), sampler=before)
+    with pytest.raises(ValueError, match="belongs to another buffer"):
+        buffer.set_sampler(other.sampler)
+    with pytest.raises(TypeError, match="sampler is a Sampler"):
+        buffer.set_sampler(None)
+    buffer.set_sampler(buffer.sampler)
+    buffer.set_sampler(PrioritizedSampler(4, 0.6, 0.4))
+    assert buffer.update_priority(torch.arange(6), 2.0) == 2
+    with pytest.raises(ValueError, match="moves items"):
+        buffer.set_writer(TensorDictMaxValueWriter())
+
+
+def test_another_writer_refuses_items():
+    buffer = uniform()
+    buffer.set_writer(ImmutableDatasetWriter())
+    with pytest.raises(RuntimeError, match="ImmutableDatasetWriter"):
+        buffer.extend(steps(0, 2))
+    with pytest.raises(TypeError, match="writer is a Writer"):
+        buffer.set_writer(None)
+
+
+def test_a_buffer_without_a_storage_has_a_list():
+    buffer = ReplayBuffer(batch_size=2)
+    buffer.set_rng(rng())
+    buffer.extend([1, 2, 3])
+    assert type(buffer.storage) is ListStorage and buffer.next().shape == (2,)
 
 
 def test_an_empty_buffer_is_true():
@@ -409,7 +448,7 @@ def test_empty_starts_anew():
     buffer.update_priority(torch.arange(7), 5.0)
     buffer.empty()
     assert len(buffer) == 0
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(RuntimeError, match="empty"):
         buffer.sample(2)
     assert buffer.extend(steps(0, 2)).tolist() == [0, 1]
     assert set(buffer.sample(20)["index"].tolist()) == {0, 1}

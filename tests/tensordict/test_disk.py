@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from raffia import (
+    DamagedFileError,
     LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
@@ -114,6 +115,41 @@ class TestFolder:
         m["a"].fill_(9)
         assert td["a"][0, 1] == 1
         same(m.set_("a", td["a"]), td)
+
+    @pytest.mark.parametrize(
+        "take",
+        [
+            lambda td: td[0],
+            lambda td: td[-1:],
+            lambda td: td[..., 1],
+            lambda td: td.unbind(1)[2],
+            lambda td: td.split(1)[0],
+            lambda td: list(td)[0],
+        ],
+    )
+    def test_rows_are_mapped_and_locked(self, take, tmp_path):
+        n = TensorDict(b=torch.ones(2, 3, 4), batch_size=[2, 3])
+        m = TensorDict(a=torch.zeros(2, 3), n=n, batch_size=[2, 3]).memmap(tmp_path)
+        row = take(m)
+        assert row.is_memmap() and row.is_locked and row["n"].is_memmap()
+        with pytest.raises(RuntimeError, match="locked"):
+            row["new"] = torch.zeros(row.batch_size)
+        row.set_("a", torch.full(row.batch_size, 7.0))
+        assert (take(TensorDict.load_memmap(tmp_path))["a"] == 7).all()
+        with pytest.raises(AttributeError, match="saved_path"):
+            _ = row.saved_path
+        row.unlock_()["new"] = torch.zeros(row.batch_size)
+        assert not row.is_memmap() and m.is_memmap()
+
+    def test_rows_that_are_copies_are_neither(self):
+        m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
+        for index in ([0, 1], torch.tensor([True, False, True])):
+            assert not m[index].is_memmap() and not m[index].is_locked
+
+    def test_lazy_stack_of_mapped_ones_is_mapped(self):
+        m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
+        assert lazy_stack([m, m]).is_memmap() and lazy_stack([m, m])[:, 0].is_memmap()
+        assert not lazy_stack([m, m.clone().lock_()]).is_memmap()
 
     def test_files(self, tmp_path):
         sample().memmap(tmp_path)
@@ -545,6 +581,30 @@ def one_file(tmp_path):
     f = tmp_path / "td.safetensors"
     sample().save(f)
     return f
+
+
+class TestHandler:
+    def test_another_tensor_over_a_temporary_file(self):
+        x = MemoryMappedTensor.from_tensor(torch.arange(6))
+        y = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3))
+        path = x._handler.path
+        y[0, 1] = 9
+        assert x[1] == 9 and os.path.exists(path)
+        part = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3), index=1)
+        del x, y
+        assert part.tolist() == [3, 4, 5] and os.path.exists(path)
+        del part
+        assert not os.path.exists(path)
+
+    def test_only_of_such_a_file(self, tmp_path):
+        x = MemoryMappedTensor.zeros(2, filename=tmp_path / "x")
+        assert x._handler is None
+        with pytest.raises(TypeError, match="from_filename"):
+            MemoryMappedTensor.from_handler(x.filename, torch.float32, (2,))
+        with pytest.raises(DamagedFileError, match="holds 8 bytes"):
+            MemoryMappedTensor.from_handler(
+                MemoryMappedTensor.zeros(2)._handler, torch.float32, (3,)
+            )
 
 
 class TestOursFolder:

@@ -1,4 +1,4 @@
-"""Jagged nested tensors in one block: in memory, pickled, and as a file."""
+"""Nested tensors: as entries; jagged ones in one block, in memory, pickled, and as a file."""
 
 from __future__ import annotations
 
@@ -99,3 +99,44 @@ def test_no_file_in_a_folder(tmp_path: Any) -> None:
     with pytest.raises(NotImplementedError, match="nested tensor"):
         MemoryMappedTensor.from_tensor(jagged())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+class TestStrided:
+    def strided(self) -> Any:
+        return torch.nested.nested_tensor([torch.zeros(2, 3), torch.ones(4, 3)])
+
+    def test_is_an_entry(self) -> None:
+        td = TensorDict({"a": self.strided(), "n": {"b": self.strided()}}, [2])
+        td["c"] = self.strided()
+        td.set("d", self.strided(), inplace=True).set_("d", self.strided())
+        td.update({"e": self.strided()})
+        assert [row["a"].shape for row in td] == [(2, 3), (4, 3)] == [r["n", "b"].shape for r in td]
+        assert td[1]["e"].sum() == 12 and td.zero_()["c"][1].sum() == 0
+        assert "shape=torch.Size([2, -1, 3])" in repr(td)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda td: td.clone(),
+            lambda td: td.to(torch.float32),
+            lambda td: td.apply(lambda x: x.clone()),
+            lambda td: td.flatten_keys().unflatten_keys(),
+            lambda td: TensorDict(td.to_dict(), [2], device="cpu"),
+            lambda td: TensorDict(td.to_dict()).auto_batch_size_(),
+        ],
+    )
+    def test_is_kept(self, change: Any) -> None:
+        td = TensorDict({"a": self.strided().double(), "n": {"b": self.strided()}}, [2])
+        out = change(td)
+        assert out.batch_size == (2,) and out["n"].batch_size == (2,)
+        assert [row["a"].shape for row in out.unbind()] == [(2, 3), (4, 3)]
+
+    @pytest.mark.parametrize("batch_size", [[3], [2, 2], [2, 4]])
+    def test_of_another_batch_size(self, batch_size: list[int]) -> None:
+        with pytest.raises(RuntimeError, match=r"shape torch.Size\(\[2, -1, 3\]\) for key 'a'"):
+            TensorDict({"a": self.strided()}, batch_size)
+        td = TensorDict(batch_size=batch_size)
+        for put in (td.set, td.__setitem__, lambda key, x: td.update({key: x})):
+            with pytest.raises(RuntimeError, match="for key 'a'"):
+                put("a", self.strided())

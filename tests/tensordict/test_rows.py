@@ -26,7 +26,9 @@ from raffia import (
     set_printoptions,
     tensorclass,
     unpad_sequence,
+    utils,
 )
+from raffia.utils import isin, remove_duplicates
 
 
 def test_expand_right_adds_dimensions_at_the_end():
@@ -265,3 +267,64 @@ def test_what_is_printed():
     finally:
         set_printoptions(compact=False).set()
     assert repr(td) == plain
+
+
+class TestByValueOfAnEntry:
+    def rows(self):
+        a = torch.tensor([[1, 2], [3, 4], [1, 2], [5, 6]])
+        n = TensorDict(c=torch.tensor([2.0, 0.0, 2.0, 0.0]), batch_size=[4])
+        return TensorDict(a=a, b=torch.arange(4), n=n, batch_size=[4])
+
+    def test_isin(self):
+        rows = self.rows()
+        other = TensorDict(a=torch.tensor([[9, 9], [1, 2]]), b=torch.tensor([3, 3]), batch_size=[2])
+        assert isin(rows, other, "a").tolist() == [True, False, True, False]
+        assert isin(rows, other, "b", -1).tolist() == [False, False, False, True]
+        assert isin(rows, rows[1:2], ("n", "c")).tolist() == [False, True, False, True]
+        assert isin(rows, rows[:0], "b").tolist() == [False] * 4
+
+    def test_isin_along_the_second_dimension(self):
+        grid = TensorDict(a=torch.tensor([[1, 2, 1], [3, 4, 3]]), batch_size=[2, 3])
+        assert isin(grid, grid[:, :1], "a", 1).tolist() == [True, False, True]
+        with pytest.raises(RuntimeError, match=r"shapes \(2,\) and \(1,\)"):
+            isin(grid, grid[:1], "a", 1)
+
+    def test_duplicates(self):
+        rows = self.rows()
+        out, which = remove_duplicates(rows, "a", return_indices=True)
+        assert out["b"].tolist() == [0, 1, 3] and which.tolist() == [0, 1, 0, 2]
+        assert (out[which]["a"] == rows["a"]).all()
+        assert remove_duplicates(rows, ("n", "c"))["b"].tolist() == [1, 0]
+        assert remove_duplicates(rows[:0], "a").batch_size == (0,)
+        grid = TensorDict(
+            a=torch.tensor([[1, 2, 1], [3, 4, 3]]), b=torch.arange(6).view(2, 3), batch_size=[2, 3]
+        )
+        assert remove_duplicates(grid, "a", -1)["b"].tolist() == [[0, 1], [3, 4]]
+
+    def test_mistakes(self):
+        rows = self.rows()
+        for dim in (1, -2):
+            with pytest.raises(ValueError, match="dim is one of 1 batch dimensions"):
+                isin(rows, rows, "a", dim)
+            with pytest.raises(ValueError, match="dim is one of 1 batch dimensions"):
+                remove_duplicates(rows, "a", dim)
+        with pytest.raises(ValueError, match="one has 1 batch dimensions, the other 2"):
+            isin(rows, rows[None], "a")
+        for call in (lambda: isin(rows, rows, "z"), lambda: remove_duplicates(rows, "z")):
+            with pytest.raises(KeyError, match="z"):
+                call()
+
+
+def test_indices_and_shapes():
+    mask = torch.zeros(3, 2, dtype=torch.bool)
+    assert utils.convert_ellipsis_to_idx((..., mask), [4, 3, 2])[0] == slice(None)
+    assert utils.convert_ellipsis_to_idx(0, [4]) == 0
+    assert utils.convert_ellipsis_to_idx((None, 0, ...), [4]) == (None, 0)
+    for index in ((..., 0, ...), (0, ..., 0, 0)):
+        with pytest.raises(RuntimeError, match="no index of 2 dimensions"):
+            utils.convert_ellipsis_to_idx(index, [3, 4])
+    for shape, numel in (([4, -1], 6), ([-1, -1], 6), ([-2, 3], 6), ([0, -1], 0), ([2, 2], 6)):
+        with pytest.raises(RuntimeError):
+            utils.infer_size_impl(shape, numel)
+    with pytest.raises(ValueError, match="neither yes nor no"):
+        utils.strtobool("maybe")

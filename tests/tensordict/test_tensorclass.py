@@ -334,6 +334,13 @@ class TestNested:
         e.head = None
         assert e.head is None
 
+    @pytest.mark.parametrize("method", ["cat_tensors", "stack_tensors"])
+    def test_joining_what_is_not_there(self, method):
+        p = points()
+        with pytest.raises(KeyError, match="nope"):
+            getattr(p, method)("x", "nope", out_key="x")
+        assert p.x.shape == (3, 4)
+
     def test_inside_a_tensordict(self):
         p = points()
         td = TensorDict(p=p, batch_size=[3])

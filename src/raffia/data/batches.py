@@ -124,7 +124,7 @@ class BatchMaker:
     def _choose(self, batch_size: int) -> Draw:
         live = self.live()
         if not live:
-            raise ValueError("the buffer is empty: buffer.extend(data) comes before sample()")
+            raise RuntimeError("the buffer is empty: buffer.extend(data) comes before sample()")
         self.sampler.follow(live)
         return self.sampler.draw(batch_size, live, self.generator)
 

@@ -25,10 +25,10 @@ from raffia.data.forking import survives_fork
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prefetch import Prefetcher
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.row_index import no_integers
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
+from raffia.data.torchrl_storages import ListStorage
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
@@ -40,6 +40,7 @@ class ReplayBuffer(Buffer):
     """Items in, batches of them out, in any order, from any thread.
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
+        `ListStorage(1000)` if None.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
     writer: says whether items may be added; any may if None.
     collate_fn: called on each batch as it comes out of the storage: stacked, or as a list of items
@@ -76,7 +77,7 @@ class ReplayBuffer(Buffer):
     def __init__(
         self,
         *,
-        storage: Storage,
+        storage: Storage | None = None,
         sampler: Sampler | None = None,
         writer: Writer | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
@@ -90,27 +91,15 @@ class ReplayBuffer(Buffer):
         check_options(batch_size, pin_memory, prefetch)
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
+        storage = ListStorage(1000) if storage is None else storage
         check_is_storage(storage)
         check_device(device)
         sampler = RandomSampler() if sampler is None else sampler
-        _check_sampler(sampler)
-        if sampler.max_capacity not in (None, storage.max_size):
-            raise ValueError(
-                f"the sampler has max_capacity={sampler.max_capacity} and the storage "
-                f"max_size={storage.max_size}: they must be the same"
-            )
-        if sampler.lock is not Sampler.lock:
-            raise ValueError("the sampler belongs to another buffer: make one for each")
+        _check_sampler(sampler, storage)
         self.transform: Callable[[Any], Any] | None = transform
         self.batch_size = batch_size
         self.writer = RoundRobinWriter() if writer is None else writer
-        if not isinstance(self.writer, Writer):
-            raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
-        if self.writer.chooses and isinstance(sampler, PrioritizedSampler):
-            raise ValueError(
-                f"a {type(self.writer).__name__} moves items, whose priorities would stay behind: "
-                "use it with a sampler that has none, such as RandomSampler()"
-            )
+        _check_writer(self.writer, sampler)
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
         sampler.attach(storage)
         self._lock = sampler.lock = threading.RLock()
@@ -133,6 +122,48 @@ class ReplayBuffer(Buffer):
     def sampler(self) -> Sampler:
         """What chooses among them."""
         return self._maker.sampler
+
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Draw with another sampler from now on; all items are new to it.
+
+        Raises ValueError, and changes nothing, for one that does not go with storage or writer.
+
+        >>> from raffia.data import LazyTensorStorage, SamplerWithoutReplacement
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=3)
+        >>> _ = buffer.extend(torch.arange(3))
+        >>> buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
+        >>> buffer.sample()
+        tensor([0, 1, 2])
+        """
+        if sampler is self.sampler:
+            return
+        _check_sampler(sampler, self.storage)
+        _check_writer(self.writer, sampler)
+        with self._changing():
+            sampler.attach(self.storage)
+            if live := self._maker.live():
+                sampler.added(live)
+            self.sampler.clear()  # it may be given to another buffer
+            self.sampler.lock, sampler.lock = Sampler.lock, self._lock
+            self._maker.sampler = sampler
+
+    def set_writer(self, writer: Writer) -> None:
+        """Ask another writer from now on whether items may be added.
+
+        Raises ValueError for one that moves items, where the sampler has priorities.
+
+        >>> from raffia.data import ImmutableDatasetWriter, LazyTensorStorage
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(9))
+        >>> _ = buffer.extend(torch.arange(3))
+        >>> buffer.set_writer(ImmutableDatasetWriter())  # it stays as it is now
+        """
+        _check_writer(writer, self.sampler)
+        with self._changing():
+            self.writer = writer
+
+    def set_rng(self, generator: torch.Generator) -> None:
+        """Set `generator`, as TorchRL names it."""
+        self.generator = generator
 
     # -- items
 
@@ -195,13 +226,15 @@ class ReplayBuffer(Buffer):
     def __getitem__(self, index: Any) -> Any:
         """Items by age, 0 being the oldest and -1 the newest: a copy, neither collated nor changed.
 
-        index: an int, a slice, or integers [*batch].
+        index: an int, a slice, integers [*batch], or a mask with a truth value for each item.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(3))
         >>> _ = buffer.extend(torch.arange(5))
         >>> buffer[0], buffer[-1], buffer[:]
         (tensor(2), tensor(4), tensor([2, 3, 4]))
+        >>> buffer[torch.tensor([True, False, True])]
+        tensor([2, 4])
         """
         with self._lock:
             return self._maker.item(lambda live: _items_at(index, live))
@@ -246,7 +279,7 @@ class ReplayBuffer(Buffer):
         batch_size: if None, that of the buffer, or of `out`.
         out: a batch such as one sampled before, which is filled and given back: no entry of it is
             allocated.
-        Raises ValueError if there is nothing to draw from.
+        Raises RuntimeError if the buffer is empty, ValueError without a batch size.
 
         >>> from raffia.data.storage import TensorStorage
         >>> rng = torch.Generator().manual_seed(0)
@@ -267,6 +300,17 @@ class ReplayBuffer(Buffer):
             raise ValueError(f"out has room for a batch of {room}, and {batch_size} are asked for")
         batch = self._next(batch_size, out)
         return (batch.data, batch.info) if return_info else batch.data
+
+    def next(self) -> Any:
+        """`sample()`, as TorchRL names it.
+
+        >>> from raffia.data import LazyTensorStorage
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=2)
+        >>> _ = buffer.extend(torch.zeros(3))
+        >>> buffer.next()
+        tensor([0., 0.])
+        """
+        return self.sample()
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of `batch_size`, without end; or to the end of the epoch, if the sampler has any.
@@ -495,18 +539,42 @@ def _items_at(index: Any, live: range) -> Tensor:
         index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
     age = torch.as_tensor(index)
     if age.dtype is torch.bool:
-        raise no_integers("items", age.dtype)
+        if age.shape != (len(live),):
+            raise IndexError(
+                f"a mask has a truth value for each of the {len(live)} items, got shape "
+                f"{tuple(age.shape)}"
+            )
+        age = age.nonzero().squeeze(1)
     wrong = (age < -len(live)) | (age >= len(live))
     if wrong.any():
         raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
     return live.start + age % max(len(live), 1)
 
 
-def _check_sampler(sampler: Any) -> None:
+def _check_sampler(sampler: Any, storage: Storage) -> None:
+    """TypeError or ValueError for what is no sampler, or none of a buffer over this storage."""
     if isinstance(sampler, type) and issubclass(sampler, Sampler):
         raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler is a Sampler, such as RandomSampler(), got {sampler!r}")
+    if sampler.max_capacity not in (None, storage.max_size):
+        raise ValueError(
+            f"the sampler has max_capacity={sampler.max_capacity} and the storage "
+            f"max_size={storage.max_size}: they must be the same"
+        )
+    if sampler.lock is not Sampler.lock:
+        raise ValueError("the sampler belongs to another buffer: make one for each")
+
+
+def _check_writer(writer: Any, sampler: Sampler) -> None:
+    """TypeError or ValueError for what is no writer, or none that goes with this sampler."""
+    if not isinstance(writer, Writer):
+        raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
+    if writer.chooses and isinstance(sampler, PrioritizedSampler):
+        raise ValueError(
+            f"a {type(writer).__name__} moves items, whose priorities would stay behind: "
+            "use it with a sampler that has none, such as RandomSampler()"
+        )
 
 
 def _no_size() -> ValueError:

@@ -106,15 +106,28 @@ def _sequence_as_tensor(value: Sequence[Any], device: Any) -> Tensor | None:
     return None
 
 
+def shape_of(value: Any) -> torch.Size:
+    """The shape of a value; -1 where the rows of a nested tensor of strided layout differ.
+
+    >>> shape_of(torch.zeros(2, 3))
+    torch.Size([2, 3])
+    """
+    if not isinstance(value, Tensor) or not value.is_nested or value.layout is torch.jagged:
+        return value.shape
+    sizes = value._nested_tensor_size().unbind(1)
+    return torch.Size([len(sizes[0])] + [int(n[0]) if (n == n[0]).all() else -1 for n in sizes])
+
+
 def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
     """The error for a value that does not have the leading dimensions of the container."""
+    shape = shape_of(value)
     return RuntimeError(
         f"batch dimension mismatch: the batch size is {batch_size} but the value has shape "
-        f"{value.shape} for key {name!r}; "
+        f"{shape} for key {name!r}; "
         "the leading dimensions of a value must be the batch size"
         + (
             ""
-            if value.shape
+            if shape
             else ". Scalars are 0-dim tensors: expand it to the batch size, "
             "or keep it with set_non_tensor"
         )
@@ -169,7 +182,9 @@ def common_size(
     size: Any = None
     for value in td._entries().values():
         if value.__class__ is Tensor:
-            shape: Any = value.shape
+            shape: Any = shape_of(value)
+            if -1 in shape and value.is_nested:
+                shape = shape[: shape.index(-1)]
         elif hasattr(value, "stack_dim"):
             shape = value._batch_size  # that of a stack stays
         elif isinstance(value, Node):
@@ -758,10 +773,7 @@ def describe_tensor(value: Any) -> str:
         if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
         else value.is_cuda
     )
-    options = printing.shown()
+    options, shape = printing.shown(), shape_of(value)
     if options is not None:
-        return f"{kind}({', '.join(printing.tensor_parts(value, shared, options))})"
-    return (
-        f"{kind}(shape={value.shape}, device={value.device}, dtype={value.dtype}, "
-        f"is_shared={shared})"
-    )
+        return f"{kind}({', '.join(printing.tensor_parts(value, shape, shared, options))})"
+    return f"{kind}(shape={shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"

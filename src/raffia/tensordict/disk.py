@@ -931,18 +931,23 @@ def memmap_like(
 
 
 def is_memmap(td: Any) -> bool:
-    """Whether this is what `memmap`, `memmap_` or `memmap_like` gave, and locked since.
+    """Whether this is what `memmap`, `memmap_` or `memmap_like` gave, or rows of it; locked since.
 
-    >>> td = TensorDict(a=torch.zeros(3))
+    >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
     >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
     (False, True, False)
+    >>> td.memmap()[0].is_memmap(), td.memmap()[0].is_locked
+    (True, True)
     """
     if not td._locked:
         return False
     attributes = td.__dict__
     if "_td" in attributes:  # of what a tensorclass wraps
         attributes = attributes["_td"].__dict__
-    return "_mapped_to" in attributes and all_mapped(attributes)
+    if "_mapped_to" in attributes:
+        return all_mapped(attributes)
+    members = attributes.get("tensordicts")  # of a lazy stack
+    return bool(members) and all([member.is_memmap() for member in members])
 
 
 def all_mapped(attributes: dict[str, Any]) -> bool:
@@ -954,7 +959,7 @@ def all_mapped(attributes: dict[str, Any]) -> bool:
 
 
 def own_folder(td: Any) -> str | None:
-    return state(td)["_mapped_to"] if is_memmap(td) else None
+    return state(td).get("_mapped_to") if is_memmap(td) else None
 
 
 def saved_path(td: Any) -> pathlib.Path:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raffia.tensordict import dim_names
 from raffia.tensordict.entries import all_or_nothing, locked_error
+from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Node
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
@@ -29,7 +30,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
     Raises IndexError for more indices than batch dimensions.
     """
     given = [_plain_part(part) for part in (index if isinstance(index, tuple) else (index,))]
-    used = sum([_dims_of(part) for part in given])
+    used = sum([dims_of(part) for part in given])
     missing = len(batch_size) - used
     if missing < 0:
         raise IndexError(
@@ -49,7 +50,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
             at += part.dim()
         else:
             parts.append(part)
-            at += _dims_of(part)
+            at += dims_of(part)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
@@ -85,7 +86,7 @@ def _plain_part(part: Any) -> Any:
     return tensor.long() if tensor.numel() == 0 and tensor.dtype.is_floating_point else tensor
 
 
-def _dims_of(part: Any) -> int:
+def dims_of(part: Any) -> int:
     """How many dimensions a part of an index takes."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
@@ -124,7 +125,7 @@ def getitem(td: Any, index: Any) -> Any:
         out = td._index(index, len(batch_size), batch_size[1:])
         if td._names is not None:
             dim_names.store(out, _kept(td._names[1:]))
-        return out
+        return keep_mapped(out, td) if td._locked else out
     elif kind is slice:
         if index == _ALL:
             return td
@@ -132,7 +133,7 @@ def getitem(td: Any, index: Any) -> Any:
         out = td._index(index, len(batch_size), torch.Size((size, *batch_size[1:])))
         if td._names is not None:
             dim_names.store(out, list(td._names))
-        return out
+        return keep_mapped(out, td) if td._locked else out
     elif kind is Tensor and index.dtype is torch.int64:
         out = td._index(index, len(batch_size), index.shape + batch_size[1:])
         if td._names is not None:
@@ -147,7 +148,7 @@ def getitem(td: Any, index: Any) -> Any:
     out = td._index(index, len(batch_size), None)
     if td._names is not None:
         dim_names.store(out, _indexed_names(td._names, index))
-    return out
+    return keep_mapped(out, td) if td._locked else out
 
 
 _ALL = slice(None)

@@ -29,6 +29,7 @@ from raffia.tensordict.keys import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 from raffia.tensordict.unbatched import UnbatchedTensor
@@ -1496,7 +1497,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 part._set_names(list(names))
             out.append(part)
             at += n
-        return tuple([part.lock_() for part in out] if self._locked else out)
+        return tuple([keep_mapped(part, self).lock_() for part in out] if self._locked else out)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows along `dim`: along the stack dimension, the members themselves.

@@ -156,6 +156,27 @@ class MemoryMappedTensor(Tensor):
         return out if index is None else out[index]
 
     @classmethod
+    def from_handler(
+        cls, handler: TemporaryFile, dtype: torch.dtype, shape: Sequence[int], index: Any = None
+    ) -> MemoryMappedTensor:
+        """Map the temporary file of another mapped tensor, or only the part `index` of it.
+
+        handler: that file, `x._handler`; it lasts as long as a tensor over it.
+
+        >>> x = MemoryMappedTensor.ones(4)
+        >>> MemoryMappedTensor.from_handler(x._handler, torch.float32, (2, 2), index=0)
+        MemoryMappedTensor([1., 1.])
+        """
+        if not isinstance(handler, TemporaryFile):
+            raise TypeError(
+                f"handler is the temporary file of a mapped tensor, x._handler, got {handler!r}; "
+                "from_filename takes the name of a file"
+            )
+        out = cls.from_filename(handler.path, dtype, shape)
+        out._file = handler
+        return out if index is None else out[index]
+
+    @classmethod
     def from_storage(
         cls,
         storage: torch.UntypedStorage,
@@ -293,11 +314,19 @@ class MemoryMappedTensor(Tensor):
             )
         return os.fspath(self._file)
 
+    @property
+    def _handler(self) -> TemporaryFile | None:
+        """The temporary file that holds the data; None if it has a name, or is none."""
+        return self._file if isinstance(self._file, TemporaryFile) else None
+
     def __getitem__(self, index: Any) -> Any:
         return self._same_file(super().__getitem__(index))
 
     def split(self, split_size: Any, dim: int = 0) -> Any:
         return tuple([self._same_file(part) for part in super().split(split_size, dim)])
+
+    def split_with_sizes(self, split_sizes: Any, dim: int = 0) -> Any:
+        return tuple([self._same_file(p) for p in super().split_with_sizes(split_sizes, dim)])
 
     def chunk(self, chunks: int, dim: int = 0) -> Any:
         return tuple([self._same_file(part) for part in super().chunk(chunks, dim)])
@@ -335,6 +364,20 @@ def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
     """`view`, which lies in the map of `file`, as a mapped tensor."""
     out = view.as_subclass(MemoryMappedTensor)
     out._file = file
+    return out
+
+
+def keep_mapped(out: Any, td: Any) -> Any:
+    """Lock rows of a memory-mapped container whose tensors lie in its files, as it is itself."""
+    if td.is_memmap():
+        leaves = out._leaves([])
+        if leaves and all([isinstance(leaf, MemoryMappedTensor) for leaf in leaves]):
+            out.lock_()
+            out._origin = None  # made by an index, not by `lock_`
+            nodes = [out]
+            for node in nodes:  # grows on the way
+                node.__dict__["_mapped_to"] = None
+                nodes.extend(node._children())
     return out
 
 

@@ -6,6 +6,7 @@ import contextlib
 from contextvars import ContextVar, Token
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from raffia.tensordict.node import Node
@@ -117,11 +118,11 @@ def _entry(td: Any, name: str, options: dict[str, Any]) -> str:
     return ("" if plain else type(value).__name__) + _fields(value, options)
 
 
-def tensor_parts(value: Any, shared: bool, options: dict[str, Any]) -> list[str]:
+def tensor_parts(value: Any, shape: torch.Size, shared: bool, options: dict[str, Any]) -> list[str]:
     """What is said of a tensor."""
     storage = 0 if value.is_meta else value.untyped_storage().nbytes()
     said = {
-        "show_shape": f"shape={value.shape}",
+        "show_shape": f"shape={shape}",
         "show_field_device": f"device={value.device}",
         "show_dtype": f"dtype={value.dtype}",
         "show_field_is_shared": f"is_shared={shared}",

@@ -63,6 +63,59 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
     return values, tuple(gathered.split(counts, 0)) if counts else ()
 
 
+def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
+    """Which slices along `dim` have an entry equal to that of a slice of another container.
+
+    Raises ValueError for a `dim` that is no batch dimension or for other numbers of batch
+    dimensions, KeyError without such an entry, RuntimeError for entries of other shapes.
+
+    >>> known = TensorDict(at=torch.tensor([2, 5]), batch_size=[2])
+    >>> isin(TensorDict(at=torch.tensor([5, 1, 5]), batch_size=[3]), known, "at")
+    tensor([ True, False,  True])
+    """
+    ndims = len(input.batch_size), len(reference.batch_size)
+    if ndims[0] != ndims[1]:
+        raise ValueError(f"isin: one has {ndims[0]} batch dimensions, the other {ndims[1]}")
+    ours, theirs = _slices(input, key, dim, "isin"), _slices(reference, key, dim, "isin")
+    if ours.shape[1:] != theirs.shape[1:]:
+        raise RuntimeError(
+            f"isin: slices of {key!r} along dimension {dim} have shapes {tuple(ours.shape[1:])} "
+            f"and {tuple(theirs.shape[1:])}, and can't be compared"
+        )
+    group = torch.unique(torch.cat([ours, theirs]), dim=0, return_inverse=True)[1]
+    return torch.isin(group[: len(ours)], group[len(ours) :])
+
+
+def remove_duplicates(
+    input: Any, key: NestedKey, dim: int = 0, *, return_indices: bool = False
+) -> Any:
+    """A container with the first of the slices along `dim` that have equal entries, sorted by them.
+
+    return_indices: give also which slice of the result stands for each slice of `input`.
+    Raises ValueError for a `dim` that is no batch dimension, KeyError without such an entry.
+
+    >>> steps = TensorDict(at=torch.tensor([5, 1, 5]), n=torch.arange(3), batch_size=[3])
+    >>> out, which = remove_duplicates(steps, "at", return_indices=True)
+    >>> out["at"], out["n"], which
+    (tensor([1, 5]), tensor([1, 0]), tensor([1, 0, 1]))
+    """
+    slices = _slices(input, key, dim, "remove_duplicates")
+    values, which = torch.unique(slices, dim=0, return_inverse=True)
+    at = torch.arange(len(which), device=which.device)
+    first = at.new_full((len(values),), len(which)).scatter_reduce(0, which, at, "amin")
+    out = input[(slice(None),) * (dim % len(input.batch_size)) + (first,)]
+    return (out, which) if return_indices else out
+
+
+def _slices(td: Any, key: NestedKey, dim: int, what: str) -> Tensor:
+    """An entry with the batch dimension `dim` in front."""
+    ndim = len(td.batch_size)
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{what}: dim is one of {ndim} batch dimensions, got {dim}")
+    value: Tensor = td[key]
+    return value.movedim(dim % ndim, 0)
+
+
 def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
     """The samples that `pad_sequence` has padded, as a lazy stack; their entries are views.
 

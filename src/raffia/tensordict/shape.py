@@ -13,6 +13,7 @@ from torch import Tensor
 from raffia.tensordict import dim_names
 from raffia.tensordict.build import as_size
 from raffia.tensordict.entries import locked_error
+from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Entries, Node
 
 Names = list[str | None] | None
@@ -705,9 +706,8 @@ def unbind(td: Any, dim: int = 0) -> tuple[Any, ...]:
     names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
     lead = [slice(None)] * dim
     rows: list[Any] = [(*lead, i) for i in range(size[dim])] if dim else list(range(size[dim]))
-    return tuple(
-        pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names)
-    )
+    out = pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names)
+    return tuple([keep_mapped(row, td) for row in out] if td._locked else out)
 
 
 def split(td: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
@@ -752,7 +752,7 @@ def cut(td: Any, lengths: list[int], dim: int) -> tuple[Any, ...]:
         return leaf.split_with_sizes(lengths, dim)  # half the time of `split`, which is in Python
 
     out = pieces(td, parts, len(size), sizes, rows, td._names)
-    return tuple([part.lock_() for part in out] if td._locked else out)
+    return tuple([keep_mapped(part, td).lock_() for part in out] if td._locked else out)
 
 
 def chunk(td: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:

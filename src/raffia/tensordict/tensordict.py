@@ -43,8 +43,12 @@ from raffia.tensordict.unbatched import UnbatchedTensor
 _new_object = object.__new__
 
 
-def _unlike(shape: torch.Size, batch_size: torch.Size) -> bool:
+def _unlike(value: Tensor, batch_size: torch.Size) -> bool:
     """Whether a shape does not begin with the batch size; slices are made only where needed."""
+    try:
+        shape = value.shape
+    except RuntimeError:
+        shape = build.shape_of(value)
     if not shape or shape[0] != batch_size[0]:
         return True
     ndim = len(batch_size)
@@ -732,7 +736,10 @@ class TensorDict(TensorDictBase):
                 self.set(key, value)
             elif kind is Tensor or kind is Parameter:
                 if ndim:
-                    shape = value.shape
+                    try:
+                        shape = value.shape
+                    except RuntimeError:
+                        shape = build.shape_of(value)
                     if not shape or shape[0] != rows or (ndim > 1 and shape[:ndim] != batch_size):
                         raise build.mismatch(batch_size, value, key)
                 d[key] = value if device is None or value.device == device else value.to(device)
@@ -780,7 +787,11 @@ class TensorDict(TensorDictBase):
         if (kind is Tensor or kind is Parameter) and self._device is None:
             batch_size = self._batch_size
             if batch_size:
-                shape, n = value.shape, len(batch_size)  # as `_unlike`, without the call
+                n = len(batch_size)
+                try:  # as `_unlike`, without the call
+                    shape = value.shape
+                except RuntimeError:
+                    shape = build.shape_of(value)
                 if not shape or shape[0] != batch_size[0] or n > 1 and shape[:n] != batch_size:
                     raise build.mismatch(batch_size, value, name)
             self._d[name] = value
@@ -901,7 +912,7 @@ class TensorDict(TensorDictBase):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         ndim = len(batch_size)
         for name, value in self._d.items():
-            if value.shape[:ndim] != batch_size and not (
+            if build.shape_of(value)[:ndim] != batch_size and not (
                 isinstance(value, Node)
                 and (isinstance(value, Tensor) or len(value._batch_size) < ndim)
             ):
@@ -947,7 +958,7 @@ class TensorDict(TensorDictBase):
             device = self._device
             kept = value if device is None or value.device == device else value.to(device)
             return kept._like(batch_size)  # type: ignore[attr-defined]
-        if value.shape[:ndim] != batch_size:
+        if ndim and build.shape_of(value)[:ndim] != batch_size:
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)
             value = build.promoted(value, batch_size, name)
@@ -998,7 +1009,7 @@ class TensorDict(TensorDictBase):
         if idx.__class__ is str:
             if not self._locked and value.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and _unlike(value.shape, batch_size):
+                if batch_size and _unlike(value, batch_size):
                     raise build.mismatch(batch_size, value, idx)
                 self._d[idx] = value
             else:
@@ -1049,7 +1060,7 @@ class TensorDict(TensorDictBase):
         if key.__class__ is str:
             if not self._locked and item.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and _unlike(item.shape, batch_size):
+                if batch_size and _unlike(item, batch_size):
                     raise build.mismatch(batch_size, item, key)
                 self._d[key] = item
             else:
@@ -1237,7 +1248,7 @@ class TensorDict(TensorDictBase):
             if kind is Tensor or not checked and kind is Parameter:
                 if checked:
                     continue
-                if name.__class__ is not str or batch_size and _unlike(value.shape, batch_size):
+                if name.__class__ is not str or batch_size and _unlike(value, batch_size):
                     return False
                 if device is not None and value.device != device:
                     return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict.build import as_device, as_size, mismatch
+from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
 from raffia.tensordict.node import Node
 from raffia.tensordict.unbatched import UnbatchedTensor
@@ -238,7 +238,7 @@ class _Apply:
             result = result.to(self.device)
         size = td._batch_size if self.size is None else self.size
         if isinstance(result, Tensor):
-            if size and result.shape[: len(size)] != size:
+            if size and shape_of(result)[: len(size)] != size:
                 raise mismatch(size, result, name)
             return result
         if isinstance(result, Node):
