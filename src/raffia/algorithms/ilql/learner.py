@@ -277,14 +277,8 @@ def networks_state(
     >>> state["params", "v", "2", "bias"].fill_(5.0), model.v[2].bias.item()
     (tensor([5.]), 5.0)
     """
-    named = dict(model.named_parameters())
-    learns = {name for name, p in named.items() if p.requires_grad}
-    fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
-    return TensorDict(
-        params=_nested((name, named[name]) for name in named if name in learns),
-        buffers=_nested([*fixed, *model.named_buffers()]),
-        target=_nested((name, p) for name, p in target.named_parameters() if name in learns),
-    )
+    parts = _parts(model, target, without)
+    return TensorDict({part: _nested(tensors) for part, tensors in parts.items()})
 
 
 @torch.no_grad()
@@ -300,14 +294,27 @@ def load_networks(model: ILQLModel, target: ILQLTarget, state: TensorDict) -> No
     >>> torch.equal(model.v[0].weight, state["params", "v", "0", "weight"])
     True
     """
-    own = networks_state(model, target)
-    # What does not learn, such as the form of heads, is the same in both.
-    own["target_buffers"] = _nested(target.named_buffers())
-    for part in own.keys():
-        source = state["buffers" if part == "target_buffers" else part]
-        for key, tensor in own[part].items(True, True):
-            if source[key].data_ptr() != tensor.data_ptr():
-                tensor.copy_(source[key])
+    parts = _parts(model, target)
+    parts["buffers"] += target.named_buffers()  # the form of heads is the same in both
+    for part, tensors in parts.items():
+        for name, own in tensors:
+            source = state[(part, *name.split("."))]
+            if source.data_ptr() != own.data_ptr():
+                own.copy_(source)
+
+
+def _parts(
+    model: ILQLModel, target: ILQLTarget | ILQLModel, without: Collection[str] = ()
+) -> dict[str, list[tuple[str, Tensor]]]:
+    """The tensors of networks, by what part of a state they are and by name."""
+    named = dict(model.named_parameters())
+    learns = {name for name, p in named.items() if p.requires_grad}
+    fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
+    return {
+        "params": [(name, p) for name, p in named.items() if name in learns],
+        "buffers": [*fixed, *model.named_buffers()],
+        "target": [(name, p) for name, p in target.named_parameters() if name in learns],
+    }
 
 
 def _subset(nest: TensorDict, names: Iterable[str]) -> TensorDict:
@@ -337,10 +344,7 @@ def _rates(model: nn.Module) -> Iterator[float]:
 
 def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
     """A module's tensors by the names of its layers."""
-    nest = TensorDict()
-    for name, tensor in named:
-        nest.set(tuple(name.split(".")), tensor.detach())
-    return nest
+    return TensorDict({name: tensor.detach() for name, tensor in named}).unflatten_keys(".")
 
 
 def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
