@@ -13,7 +13,7 @@ from raffia.envs.make import env_factory, make_env
 from raffia.envs.probe import ValueProbe
 from raffia.recipes import ILQL_PRESETS, PRESETS, EfficientZeroRun, ILQLRun, ilql
 from raffia.recipes.efficientzero import train
-from raffia.recipes.parts import wants_a_gpu
+from raffia.recipes.efficientzero.experiment import wants_a_gpu
 from tests.recipes.runs import Quiet, short
 
 

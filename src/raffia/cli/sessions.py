@@ -37,7 +37,7 @@ def require_device(name: str) -> None:
         ...
     raffia.cli.errors.UsageError: torch cannot compute on --device gpu: it knows no such device
     """
-    from raffia.recipes.parts import device_trouble
+    from raffia.recipes.devices import device_trouble
 
     if why := device_trouble(name):
         raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")

@@ -19,25 +19,27 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.envs.env import BatchEnv
+from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
+from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording, save_tree
 from raffia.recipes.members import Members, weights_of_each
-from raffia.recipes.parts import compiled, plan_of, require_device, wants_a_gpu
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
-from raffia.train.experiment import CheckpointPayload, Experiment
+from raffia.train.experiment import CheckpointPayload, Experiment, Plan
 from raffia.train.stream import OnlineStream
 from raffia.train.tasks import Evaluated, Outcome
 from raffia.train.view import View
+
+PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
 class EfficientZeroExperiment(Experiment):
@@ -316,3 +318,40 @@ class EfficientZeroExperiment(Experiment):
             save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
         except OSError as error:  # a full disk, of which the next save tells more
             self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")
+
+
+def plan_of(config: EfficientZeroRun) -> Plan:
+    """How long a run is, and what is done how often.
+
+    >>> plan_of(EfficientZeroRun(seed=3)).title
+    'EfficientZero on CartPole-v1, seed 3'
+    """
+    return Plan(
+        title=f"{config.title}, seed {config.seed}",
+        num_updates=config.num_updates,
+        num_env_steps=config.collect.num_env_steps,
+        evaluate_every=config.evaluate.every_env_steps,
+        num_simulations=config.evaluate.num_simulations or config.search.num_simulations,
+        target_return=config.evaluate.target_return,
+        save_every=config.checkpoint.every_updates,
+        keep=config.checkpoint.keep,
+        device=config.device,
+    )
+
+
+def wants_a_gpu(config: EfficientZeroRun, spec: EnvSpec) -> str:
+    """What is to be said of a run that would take days on a CPU; nothing of others.
+
+    >>> from raffia.envs.env import Discrete
+    >>> wants_a_gpu(EfficientZeroRun(), EnvSpec(observation_shape=(4,), action=Discrete(2)))
+    ''
+    """
+    shape = spec.observation_shape
+    pictures = len(shape) == 3 and min(shape[1:]) >= PICTURE and not config.model.flatten
+    if config.device != "cpu" or not pictures:
+        return ""
+    height, width = shape[1:]
+    return (
+        f"pictures of {height}x{width} on a CPU: an update can take a minute, and this run has "
+        f"{config.num_updates:,} of them. With a GPU: --device cuda"
+    )

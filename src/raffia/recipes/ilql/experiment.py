@@ -13,6 +13,7 @@ from raffia.algorithms.ilql.loss import with_row_means
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
+from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
     Corpus,
@@ -36,7 +37,6 @@ from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
 from raffia.recipes.members import Members
-from raffia.recipes.parts import compiled, require_device
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict

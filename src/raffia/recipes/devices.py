@@ -1,0 +1,47 @@
+"""Where a run computes: its device, and whether gradients are compiled."""
+
+from __future__ import annotations
+
+import torch
+
+from raffia.learner import Learner
+from raffia.train.experiment import RunError
+
+
+def device_trouble(name: str) -> str:
+    """Why torch cannot compute on this device; nothing where it can.
+
+    >>> device_trouble("cpu"), device_trouble("gpu")
+    ('', 'it knows no such device')
+    """
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        return "it knows no such device"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return f"there is no {kind} for it here ({str(error).splitlines()[0]})"
+    return ""
+
+
+def require_device(name: str) -> None:
+    """RunError unless torch can use this device here.
+
+    >>> require_device("cpu")
+    """
+    if why := device_trouble(name):
+        raise RunError(
+            f"device={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
+        )
+
+
+def compiled(learner: Learner) -> Learner:
+    """The learner with its gradients compiled by torch.compile."""
+    return _Compiled(learner)
+
+
+class _Compiled:
+    def __init__(self, learner: Learner) -> None:
+        self.init, self.apply = learner.init, learner.apply
+        self.grads = torch.compile(learner.grads)
