@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from raffia.cli import main
 from raffia.recipes import (
+    Algorithm,
     RunError,
     evaluate_run,
     find_algorithm,
@@ -140,6 +141,24 @@ def test_a_module_of_the_current_folder_is_not_imported_on_a_folders_word(
 def test_what_is_no_algorithm_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         find_algorithm(name)
+
+
+@dataclass(frozen=True)
+class NoSeed:
+    device: str = "cpu"
+    num_threads: int = 1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (NoSeed, "NoSeed has no title and no seed, which each run needs"),
+        ({"seed": 0}, "is no dataclass"),
+    ],
+)
+def test_settings_that_lack_what_each_run_needs_are_refused(config, message):
+    with pytest.raises(TypeError, match=message):
+        Algorithm(name="lacking", config=config, make="nowhere:Experiment")
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):

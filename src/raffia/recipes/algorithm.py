@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ALGORITHMS", "Algorithm", "find_algorithm", "recorded_algorithm"]
 
+NEEDED = ("title", "seed", "device", "num_threads")  # of every algorithm's settings
+
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
@@ -35,7 +37,7 @@ class Algorithm:
 
     name: on the command line and in config.json.
     config: the dataclass of its settings, all with defaults. It has at least `title` (such as "DQN
-        on CartPole-v1"), `seed`, `device` and `num_threads`.
+        on CartPole-v1"), `seed`, `device` and `num_threads`; TypeError if it lacks one.
     make: from settings, the run's folder and a view to the `Experiment`.
     play: from settings, a learner's state (of a population the best member's), a number of episodes
         and a seed to `Episodes`, for `raffia evaluate`; None: evaluated another way, or not at all.
@@ -68,6 +70,16 @@ class Algorithm:
     reference: str = ""
 
     def __post_init__(self) -> None:
+        if not is_dataclass(self.config):
+            raise TypeError(f"config={self.config!r} is no dataclass, whose fields are settings")
+        names = {setting.name for setting in fields(self.config)}
+        lacks = [name for name in NEEDED if name not in names and not hasattr(self.config, name)]
+        if lacks:
+            raise TypeError(
+                f"{self.config.__name__} has no {' and no '.join(lacks)}, which each run needs: "
+                "title: str (a property will do), seed: int = 0, device: str = 'cpu', "
+                "num_threads: int = 1"
+            )
         if not self.title:
             object.__setattr__(self, "title", self.name)
 
