@@ -50,11 +50,13 @@ def write_page(runs: Sequence[Path], out: Path | None = None) -> Path:
         ...
     FileNotFoundError: gone is no run: it does not exist...
     """
-    from raffia.recipes.efficientzero.presets import PRESETS
-    from raffia.recipes.ilql.presets import ILQL_PRESETS
+    from raffia.recipes.algorithm import ALGORITHMS
     from raffia.report.page import write_report
     from raffia.train.config import to_json
 
-    presets = {name: to_json(config) for name, config in PRESETS.items()}
-    presets |= {name: to_json(config) for name, config in ILQL_PRESETS.items()}
+    presets = {
+        name: to_json(config)
+        for algorithm in ALGORITHMS.values()
+        for name, config in algorithm.presets.items()
+    }
     return write_report(runs, out, presets=presets)
