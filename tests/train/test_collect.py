@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.train.envs import Count, by_observation, counts
 
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -10,6 +9,7 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
+from tests.train.envs import Count, by_observation, counts
 
 
 def test_steps_follow_from_each_other_and_episodes_end_where_they_should():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.train.envs import by_observation, counts
 
 from raffia.envs.board import TicTacToe
 from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import play_episodes, play_members
+from tests.train.envs import by_observation, counts
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.train.envs import by_observation, counts
 
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -10,6 +9,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.metrics import PhaseClock
 from raffia.train.stream import OfflineStream, OnlineStream
+from tests.train.envs import by_observation, counts
 
 
 def online(*, seed=0, ratio=0.5, first=6, last=20, alpha=None, log=None):
