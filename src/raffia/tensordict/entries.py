@@ -1615,7 +1615,9 @@ def stack_tensors(
 def _joined(
     td: Any, join: Any, keys: Sequence[NestedKey], out_key: NestedKey, dim: int, keep: bool
 ) -> Any:
-    joined = join([get(getattr(td, "_td", td), key, NO_DEFAULT) for key in keys], dim)
+    # A tensorclass gives its fields' defaults; the tree within names what is missing.
+    tree = td if td.__class__ is td._plain else getattr(td, "_td", td)
+    joined = join([tree.get(key, NO_DEFAULT) for key in keys], dim)
     paths = [unravel_key_to_tuple(key) for key in (*keys, out_key)]
     with all_or_nothing(td, paths=paths):
         if not keep:
