@@ -23,13 +23,15 @@ from raffia.cli.figures import (
     table,
     write_record,
 )
-from raffia.cli.parser import nearest
+from raffia.cli.sessions import end_line, exit_status, tell_next
 from raffia.cli.style import call, columns, help_width, paint, waiting
+from raffia.hints import nearest
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.population_config import PopulationConfig
 
 if TYPE_CHECKING:
+    from raffia.recipes import RunResult
     from raffia.recipes.running import Evaluation
 
 # Flags of `raffia evaluate` that only some algorithms have, by their names there.
@@ -84,13 +86,12 @@ class AlgorithmCommands:
         presets = self.algorithm.presets
         if name in presets:
             return presets[name]
-        hint = nearest(name, list(presets))
-        calls = ["raffia list presets"]
-        if hint:
-            near = hint.removeprefix("; did you mean ").removesuffix("?")
+        near, calls = nearest(name, presets), ["raffia list presets"]
+        if near is not None:
             typed = {name: near, f"--preset={name}": f"--preset={near}"}
             meant = [typed.get(word, word) for word in words]
             calls.insert(0, call("raffia", "train", self.name, *meant))
+        hint = "" if near is None else f"; did you mean {near}?"
         raise UsageError(f"there is no preset {name!r}{hint}", *calls)
 
     def population(self, config: PopulationConfig, text: str) -> PopulationConfig:
@@ -142,6 +143,16 @@ class AlgorithmCommands:
             [call("raffia", "evaluate", run, *named), "play episodes without exploring"],
             [call("raffia", "report", run), "learning curves on one page"],
         ]
+
+    def tell_end(self, result: RunResult) -> int:
+        """Say how a session ended and what can be done next; gives the exit status."""
+        print(end_line(result))
+        calls = self.uses(result.folder)
+        if result.reason == "stopped":
+            resume = call("raffia", "resume", result.folder, *self.named_for_calls())
+            calls.insert(0, [resume, "go on where it was stopped"])
+        tell_next(calls)
+        return exit_status(result)
 
     def named_for_calls(self) -> list[str]:
         """The flag that says where the algorithm is imported from; see `recorded_algorithm`."""

@@ -9,7 +9,7 @@ from typing import Any
 from raffia.cli.algorithm import AlgorithmCommands, commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.sessions import end_line, exit_status, require_device, tell_next, tell_start
+from raffia.cli.sessions import require_device, tell_next, tell_start
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
 from raffia.report.summary import RunSummary
@@ -77,14 +77,7 @@ def resume(words: Sequence[str]) -> int:
     from raffia.recipes.running import resume_run
 
     require_device(after.device)
-    result = resume_run(run, algorithm, config=after)
-    print(end_line(result))
-    calls = commands.uses(run)
-    if result.reason == "stopped":
-        again = call("raffia", "resume", run, *commands.named_for_calls())
-        calls.insert(0, [again, "go on where it was stopped"])
-    tell_next(calls)
-    return exit_status(result)
+    return commands.tell_end(resume_run(run, algorithm, config=after))
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from raffia.cli.algorithm import commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import HOME, free_folder, refuse_taken, state_of, summary_line
-from raffia.cli.sessions import end_line, exit_status, require_device, tell_next, tell_start
+from raffia.cli.sessions import require_device, tell_next, tell_start
 from raffia.cli.style import call, filled, help_width
 from raffia.recipes.algorithm import ALGORITHMS, find_algorithm
 from raffia.report.folder import is_run
@@ -75,14 +75,8 @@ def train(words: Sequence[str]) -> int:
     from raffia.recipes.running import train_run
 
     require_device(config.device)
-    result = train_run(algorithm, commands.fitted(config, settings), folder, preset=preset)
-    print(end_line(result))
-    calls = commands.uses(result.folder)
-    if result.reason == "stopped":
-        resume = call("raffia", "resume", result.folder, *commands.named_for_calls())
-        calls.insert(0, [resume, "go on where it was stopped"])
-    tell_next(calls)
-    return exit_status(result)
+    config = commands.fitted(config, settings)
+    return commands.tell_end(train_run(algorithm, config, folder, preset=preset))
 
 
 def new_folder(given: str | None, name: str, *words: str) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
+from raffia.hints import did_you_mean
 from raffia.lazy import imported
 from raffia.recipes.efficientzero.config import MAY_CHANGE as EFFICIENTZERO_MAY_CHANGE
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -14,7 +15,7 @@ from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
 from raffia.recipes.ilql.config import MAY_CHANGE as ILQL_MAY_CHANGE
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.train.config import ConfigError, nearest_name
+from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,9 +133,7 @@ def find_algorithm(name: str) -> Algorithm:
     if ":" not in name:
         if name in ALGORITHMS:
             return ALGORITHMS[name]
-        near = nearest_name(name, list(ALGORITHMS))
-        hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"there is no algorithm {name!r}{hint}")
+        raise ConfigError(f"there is no algorithm {name!r}{_near(name)}")
     try:
         found = imported(name, here=True)
     except (ImportError, AttributeError, OSError) as error:
@@ -166,10 +165,9 @@ def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
     if not reference:
         if name in ALGORITHMS:
             return ALGORITHMS[name]
-        near = nearest_name(name, list(ALGORITHMS))
         raise ConfigError(
             f"it is of the algorithm {name!r}, and known are {', '.join(ALGORITHMS)}"
-            f"{f'; did you mean {near}?' if near else ''} The run is of raffia "
+            f"{_near(name)} The run is of raffia "
             f"{made_by.get('raffia', '?')}, this is {__version__}"
         )
     try:
@@ -182,3 +180,7 @@ def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
             f"it: --algorithm {reference}"
         )
     return replace(found, reference=reference)
+
+
+def _near(name: str) -> str:
+    return did_you_mean(name, ALGORITHMS.keys(), "; did you mean {}?")
