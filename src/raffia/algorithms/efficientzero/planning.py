@@ -95,7 +95,7 @@ class Planner:
         self.frame_stack, self.num_threads = frame_stack, num_threads
         self.num_simulations = 0  # that were searched so far, of all roots together
         self.num_refreshed = 0
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
         self._snapshot = self._snapshot_of(model)
 
@@ -142,7 +142,7 @@ class Planner:
         return self._snapshot.root(self._input(observation), None, None, member).value.cpu()
 
     def _input(self, observation: Tensor) -> Tensor:
-        return as_input(self.merged(observation).to(self._device))
+        return as_input(self.merged(observation).to(self.device))
 
     def merged(self, observation: Tensor) -> Tensor:
         """Observations [*, O], or [*, S, O], as the networks take them but for their dtype."""
