@@ -113,22 +113,22 @@ def with_sampled_actions(
         )
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
     put, take = _carriers(root.embedding)
-    place = _device_of(root.embedding, root.prior_logits.device)
+    device = _device_of(root.embedding, root.prior_logits.device)
 
     def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
         own, seed, known = take(embedding)
         output, child = recurrent_fn(own, action)
         _check_dtype(root.prior_logits, output.prior_logits)
-        seed = child_seed(seed, _which(known, action.to(place)))
+        seed = child_seed(seed, _which(known, action.to(device)))
         actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
         output = output._replace(prior_logits=logits, mask=mask, actions=actions)
-        return output, put(child, seed, actions.to(place))
+        return output, put(child, seed, actions.to(device))
 
-    # What is said of the model holds for it over samples: its rewards are prefixes, or not.
+    # The model over samples predicts prefixes or rewards as the model itself does.
     vars(recurrent_over_samples).update(
         predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
     )
-    embedding = put(root.embedding, seed.to(place), actions.to(place))
+    embedding = put(root.embedding, seed.to(device), actions.to(device))
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
@@ -162,7 +162,7 @@ def _which(
     known: Tensor,  # [M, K, ...]
     action: Tensor,  # [M, ...]
 ) -> Tensor:
-    """The number of the taken action among the K [M]; the first of equal ones.
+    """Index of the taken action among the K [M]; the first of equal ones.
 
     Seeds are made of it and not of the action's bits, so that a last bit changes no draw.
     """
@@ -171,7 +171,7 @@ def _which(
 
 
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
-    """Where the embedding lies, which may be elsewhere than the trees; what is carried beside it
+    """Device of the embedding, which may be another than the trees'; what is carried beside it
     goes along, since a search moves the rows of all of it together."""
     leaves = _entries(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
