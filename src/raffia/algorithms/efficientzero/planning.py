@@ -14,6 +14,7 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
+from raffia.functional.draws import child_seed, draw_seeds, seeded_dirichlet, seeded_gumbel
 from raffia.search.outputs import RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 from raffia.search.sampled import sampled_policy
@@ -21,6 +22,9 @@ from raffia.search.samplers import GaussianSampler
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
+
+# What of a row's seed is drawn: noise at the root, the action, the actions to choose from.
+NOISE, CHOICE, ACTIONS = (torch.tensor(number) for number in range(3))
 
 
 class Snapshot(Protocol):
@@ -157,24 +161,28 @@ class Planner:
         num_simulations: int | None = None,  # None: as configured
         noise: bool = True,  # at the root
         temperature: float = 1.0,  # of the action; 0: the most visited
-        generator: torch.Generator | None = None,  # of noise and action
+        seed: Tensor | None = None,  # int64 [B], of noise and action
+        generator: torch.Generator | None = None,  # of the seeds, where none are given
     ) -> PolicyOutput:
-        """Search from states [B]."""
+        """Search from states [B]. A row's draws are of its seed, whatever the other rows are."""
         search, root = self.config.search, self.root(state)
         member, num = state.get("member", None), len(root.value)
         draws = noise or temperature > 0
-        if not draws and generator is None:
-            generator = torch.Generator()  # sampled actions are drawn even then
-            generator.manual_seed(0)
+        if seed is None:
+            if not draws and generator is None:
+                generator = torch.Generator().manual_seed(0)  # sampled actions are drawn even then
+            seed = draw_seeds(num, generator).cpu()
         budget = search.num_simulations if num_simulations is None else num_simulations
         self.num_simulations += budget * num
         settings: dict[str, Any] = {
             "num_simulations": budget,
             "discount": self.number("discount", num, member),
             "value_prefix": ValuePrefix(self.config.loss.lstm_horizon),
-            "generator": generator,
             "num_threads": self._threads(root),
         }
+        num_choices = root.prior_logits.shape[-1]
+        if isinstance(self.spec.action, Box):
+            num_choices = search.num_sampled_actions
         policy: Callable[..., PolicyOutput]
         if search.policy == "gumbel":
             # the search's own choice is the action: it is drawn by the Gumbel noise, at no
@@ -182,16 +190,22 @@ class Planner:
             policy = functools.partial(
                 gumbel_policy,
                 max_considered=search.max_considered,
-                gumbel_scale=1.0 if draws else 0.0,
+                root_gumbel=seeded_gumbel(child_seed(seed, CHOICE), num_choices) * float(draws),
                 **settings,
             )
         else:
             fraction = self.number("dirichlet_fraction", num, member) if noise else 0.0
             factor = self.number("temperature", num, member) if temperature > 0 else 0.0
+            if noise:
+                legal = root.mask if root.mask is not None else torch.ones(num, num_choices).bool()
+                seeds = child_seed(seed, NOISE)
+                settings["dirichlet"] = seeded_dirichlet(seeds, legal, search.dirichlet_alpha)
+            if temperature > 0:
+                seeds = child_seed(seed, CHOICE)
+                settings["action_gumbel"] = seeded_gumbel(seeds, num_choices)
             policy = functools.partial(
                 muzero_policy,
                 dirichlet_fraction=fraction,
-                dirichlet_alpha=search.dirichlet_alpha,
                 temperature=factor * temperature,
                 **settings,
             )
@@ -202,7 +216,7 @@ class Planner:
             self._snapshot.recurrent_fn,
             sampler=action_sampler(self.spec.action, search.num_sampled_actions),
             policy=policy,
-            generator=generator,
+            seed=child_seed(seed, ACTIONS),
         )
 
     def _threads(self, root: RootOutput) -> int:
