@@ -103,14 +103,14 @@ def seeded_dirichlet(
     """
     _check_alpha(alpha)
     num = mask.shape[1]
-    numbers = seeded_uniform(seed, (2 * TRIES + 1) * num).double().unflatten(1, (-1, num))
-    uniform, chance, proposal = numbers[:, 0], numbers[:, 1 : TRIES + 1], numbers[:, TRIES + 1 :]
-    normal = torch.special.ndtri(proposal)
+    numbers = seeded_uniform(seed, (1 + 3 * TRIES) * num).double().unflatten(1, (-1, num))
+    uniform, first, angle, chance = numbers[:, 0], *(numbers[:, 1 + i :: 3] for i in range(3))
+    normal = (-2 * first.log()).sqrt() * (2 * math.pi * angle).cos()
     d = alpha + 2 / 3
     cube = (1 + normal / math.sqrt(9 * d)).clamp_min(1e-3) ** 3
     accepted = chance.log() < normal.square() / 2 + d * (1 - cube + cube.log())
-    first = accepted.int().argmax(1, keepdim=True)
-    log_gamma = (d * cube.gather(1, first).squeeze(1)).log() + uniform.log() / alpha
+    which = accepted.int().argmax(1, keepdim=True)
+    log_gamma = (d * cube.gather(1, which).squeeze(1)).log() + uniform.log() / alpha
     return log_gamma.masked_fill(~mask, -torch.inf).softmax(-1).float().masked_fill(~mask, 0.0)
 
 

@@ -17,7 +17,7 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.functional.draws import child_seed, seeded_dirichlet, seeded_gumbel
+from raffia.search.noise import root_dirichlet, root_gumbel
 from raffia.tensordict.tensordict import TensorDict
 
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
@@ -80,15 +80,13 @@ def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
     assert given["num_threads"] == 2  # of 64 roots or more
     if policy == "gumbel":
         assert given["max_considered"] == 2
-        gumbel = seeded_gumbel(child_seed(seed, planning.CHOICE), 3)
+        gumbel = root_gumbel(seed, 3, planning.CHOICE)
         assert given["root_gumbel"].equal(gumbel * float(noise or temperature > 0))
     else:
         assert given["dirichlet_fraction"] == (0.4 if noise else 0.0)
         assert given["temperature"] == temperature
-        legal, seeds = state["action_mask"], child_seed(seed, planning.NOISE)
-        assert "dirichlet" not in given or given["dirichlet"].equal(
-            seeded_dirichlet(seeds, legal, 0.7)
-        )
+        noised = root_dirichlet(seed, 3, 0.7, state["action_mask"], planning.NOISE)
+        assert "dirichlet" not in given or given["dirichlet"].equal(noised)
         assert ("dirichlet" in given) == noise and ("action_gumbel" in given) == (temperature > 0)
     planner.plan(state_of(3), num_simulations=2, noise=False, temperature=0.0)
     assert given["num_threads"] == 1 and given["num_simulations"] == 2

@@ -14,7 +14,8 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
-from raffia.functional.draws import child_seed, draw_seeds, seeded_dirichlet, seeded_gumbel
+from raffia.functional.draws import child_seed, draw_seeds
+from raffia.search.noise import root_dirichlet, root_gumbel
 from raffia.search.outputs import RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 from raffia.search.sampled import sampled_policy
@@ -24,7 +25,7 @@ from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 # What of a row's seed is drawn: noise at the root, the action, the actions to choose from.
-NOISE, CHOICE, ACTIONS = (torch.tensor(number) for number in range(3))
+NOISE, CHOICE, ACTIONS = range(3)
 
 
 class Snapshot(Protocol):
@@ -190,19 +191,17 @@ class Planner:
             policy = functools.partial(
                 gumbel_policy,
                 max_considered=search.max_considered,
-                root_gumbel=seeded_gumbel(child_seed(seed, CHOICE), num_choices) * float(draws),
+                root_gumbel=root_gumbel(seed, num_choices, CHOICE) * float(draws),
                 **settings,
             )
         else:
             fraction = self.number("dirichlet_fraction", num, member) if noise else 0.0
             factor = self.number("temperature", num, member) if temperature > 0 else 0.0
             if noise:
-                legal = root.mask if root.mask is not None else torch.ones(num, num_choices).bool()
-                seeds = child_seed(seed, NOISE)
-                settings["dirichlet"] = seeded_dirichlet(seeds, legal, search.dirichlet_alpha)
+                alpha = search.dirichlet_alpha
+                settings["dirichlet"] = root_dirichlet(seed, num_choices, alpha, root.mask, NOISE)
             if temperature > 0:
-                seeds = child_seed(seed, CHOICE)
-                settings["action_gumbel"] = seeded_gumbel(seeds, num_choices)
+                settings["action_gumbel"] = root_gumbel(seed, num_choices, CHOICE)
             policy = functools.partial(
                 muzero_policy,
                 dirichlet_fraction=fraction,
@@ -216,7 +215,7 @@ class Planner:
             self._snapshot.recurrent_fn,
             sampler=action_sampler(self.spec.action, search.num_sampled_actions),
             policy=policy,
-            seed=child_seed(seed, ACTIONS),
+            seed=child_seed(seed, torch.tensor(ACTIONS)),
         )
 
     def _threads(self, root: RootOutput) -> int:
