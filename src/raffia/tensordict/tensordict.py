@@ -974,12 +974,6 @@ class TensorDict(TensorDictBase):
             value = dim_names.adopt(value, self._names)
         return value
 
-    def __getattr__(self, name: str) -> Any:
-        hint = ""
-        if not name.startswith("_") and name in self.__dict__.get("_d", ()):
-            hint = f"; entries are read by key: td[{name!r}]"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
     # -- own ways, because they are hot
 
     def __getitem__(self, idx: Any) -> Any:
