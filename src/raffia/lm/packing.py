@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["Groups", "Packing"]
+__all__ = ["Groups", "Packing", "is_right_padded"]
 
 NUM_GROUPS = 8  # at most; on a GPU one: a call for each would cost more than the padding
 LEAST_STEP = 16  # tokens from the width of a group to that of the next, for the same reason
@@ -54,7 +54,7 @@ class Groups:
             width = max(lengths[row] for row in rows)
             chosen, column = torch.tensor(rows, device=device), torch.arange(width, device=device)
             # Padding shows the last real token of its row again. Causal attention lets no real
-            # token see it, so neither results nor gradients change.
+            # token attend to it, so neither results nor gradients change.
             last = all_lengths[chosen, None] - 1
             filled.append((starts[chosen, None] + torch.minimum(column, last)).flatten())
             shapes.append((len(rows), width))
@@ -159,3 +159,13 @@ class Packing:
     def flat(self, index: Tensor) -> Tensor:  # [B, A] -> [B, A]
         """Positions within rows as positions among the N: for `hidden.index_select(0, ...)`."""
         return self.starts[:, None] + index
+
+
+def is_right_padded(mask: Tensor) -> bool:  # bool [B, T]
+    """Whether no token stands behind padding.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> is_right_padded(mask), is_right_padded(mask.flip(1))
+    (True, False)
+    """
+    return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

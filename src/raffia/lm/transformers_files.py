@@ -14,7 +14,13 @@ from typing import Any
 
 from raffia.files import write_atomically, write_json
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, PieceTokenizer, Tokenizer, WordTokenizer
+from raffia.lm.tokenizers.tokenizer import (
+    SPECIAL_TOKENS,
+    PieceTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    special_ids,
+)
 
 __all__ = ["chat_template", "save_for_transformers", "special_tokens_of"]
 
@@ -80,10 +86,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> dict[str, str]:
     >>> special_tokens_of(character_tokenizer(["abc"]))["eoa"]
     '</a>'
     """
-    return {
-        role: tokenizer.id_to_token(getattr(tokenizer, f"{role}_token_id"))
-        for role in SPECIAL_TOKENS
-    }
+    return {role: tokenizer.id_to_token(i) for role, i in special_ids(tokenizer).items()}
 
 
 def chat_template(names: Mapping[str, str]) -> str:

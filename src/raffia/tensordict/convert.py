@@ -345,7 +345,9 @@ def _own_memory(
         if value.__class__ is Tensor:
             if value.requires_grad or value.layout is not strided or value.__dict__:
                 continue
-            if not value.is_contiguous() or value.is_conj() or value.grad is not None:
+            if not value.is_contiguous() or value.grad is not None:
+                continue
+            if value.dtype.is_complex and value.is_conj():
                 continue
             storage = value.untyped_storage()
             if storage.nbytes() != value.nbytes or id(value) in memo:
@@ -764,13 +766,10 @@ def is_shared(td: Any) -> bool:
 
 
 def _shared(leaf: Tensor) -> bool:
-    if leaf.is_cuda:
-        return True
-    return (
-        leaf.device.type == "cpu"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-        and leaf.untyped_storage().is_shared()
-    )
+    try:
+        return leaf.untyped_storage().is_shared()
+    except RuntimeError:  # it has no memory of its own, as in vmap
+        return False
 
 
 def record_stream(td: Any, stream: Any) -> Any:

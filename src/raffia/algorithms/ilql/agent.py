@@ -50,10 +50,10 @@ from raffia.algorithms.ilql.net_config import (
 )
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
-from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
+from raffia.lm.model import LanguageModel
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.nn.base import TensorDictModuleBase
 from raffia.nn.params import update_target
@@ -204,7 +204,7 @@ class ILQL(TensorDictModuleBase):
         config: ILQLConfig,
         dataset: RL_Dataset | None = None,
         *,
-        trunk: Trunk | None = None,
+        trunk: LanguageModel | None = None,
         index: int = 0,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
@@ -231,7 +231,7 @@ class ILQL(TensorDictModuleBase):
     def _set_up(
         self,
         config: ILQLConfig,
-        trunk: Trunk | None,
+        trunk: LanguageModel | None,
         dataset: RL_Dataset | None,
         index: int,
         batch_size: int,
@@ -540,7 +540,7 @@ class ILQL(TensorDictModuleBase):
         path: str | os.PathLike[str],
         dataset: RL_Dataset | None = None,
         *,
-        trunk: Trunk | None = None,
+        trunk: LanguageModel | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
         """The agent that was saved.

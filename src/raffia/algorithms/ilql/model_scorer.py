@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,9 @@ from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.lm.compiled import CompiledLM
 from raffia.lm.decoding.one_token import read_token, steps_by_one
 from raffia.lm.decoding.scorer import Needs, NextToken
+from raffia.lm.model import LanguageModel
 
-__all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
-
-
-class CachedTrunk(Protocol):
-    """What decoding needs of a language model: `CausalLM`, or any other of the same face.
-
-    >>> from raffia.lm.transformer import CausalLM
-    >>> trunk: CachedTrunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)
-    >>> cache = trunk.new_cache(1, capacity=4)
-    >>> with torch.no_grad():
-    ...     trunk(torch.tensor([[1, 2, 3]]), cache=cache).shape, cache.length
-    (torch.Size([1, 3, 8]), 3)
-    """
-
-    def __call__(
-        self,
-        tokens: Tensor,  # int64 [R, T]
-        attn_mask: Tensor | None = None,  # bool [R, T]
-        *,
-        prefix_embs: Tensor | None = None,  # [R, P, d]
-        cache: Any = None,
-    ) -> Tensor:
-        """Hidden states [R, T, d] after the last norm."""
-
-    def new_cache(self, batch_size: int, capacity: int | None = None) -> Any:
-        """An empty `KeyValueCache`, or what is used like one."""
+__all__ = ["ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
 
 
 class ModelScorer:
@@ -78,7 +54,7 @@ class ModelScorer:
     def device(self) -> torch.device:
         return next(self.model.v.parameters()).device
 
-    def trunks(self, needs: Needs) -> dict[str, CachedTrunk]:
+    def trunks(self, needs: Needs) -> dict[str, LanguageModel]:
         """The language models that are run, each one once; "policy" and "target" may be "trunk".
 
         >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig

@@ -15,13 +15,13 @@ which the agent's last one gets. What is null is not there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Place
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Sequences
+from raffia.lm.data.utterances import Utterance
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
 
@@ -59,10 +59,10 @@ class Dialogue(NamedTuple):
     ([('hi', None), ('hello', 1.0)], True)
     """
 
-    sequence: Sequences
+    sequence: Sequence[Utterance]
     terminal: bool = True
 
-    def to_sequence(self) -> tuple[Sequences, bool]:
+    def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
         """The utterances, each with the agent's reward or None; whether it is over.
 
         >>> Dialogue([], terminal=False).to_sequence()
@@ -133,7 +133,7 @@ def check_names(entries: Mapping[str, Any], allowed: set[str], place: Place) -> 
 
 def messages_of(
     messages: Any, place: Place, roles: Mapping[str, bool], reward: Any = None
-) -> list[tuple[str, float | None]]:
+) -> list[Utterance]:
     """The utterances of a chat transcript; an agent's message without a reward has 0.
 
     reward: of the whole conversation, for the agent's last message.
@@ -146,7 +146,7 @@ def messages_of(
         place.fail(f"{_seen(messages)} where a list of messages stands", "messages")
     if not messages:
         place.fail("there is no message in it", "messages")
-    found: list[tuple[str, float | None]] = []
+    found: list[Utterance] = []
     rewarded = False
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -191,7 +191,7 @@ def messages_of(
     return found
 
 
-def _answered(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | None]]:
+def _answered(row: Mapping[str, Any], place: Place) -> list[Utterance]:
     for name in ("prompt", "response"):
         if not isinstance(row.get(name), str):
             place.fail(f"{_seen(row.get(name))} where a text stands", name)
@@ -200,12 +200,12 @@ def _answered(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | N
     return [(row["prompt"], None), (row["response"], earned)]
 
 
-def _pairs(sequence: Any, place: Place) -> list[tuple[str, float | None]]:
+def _pairs(sequence: Any, place: Place) -> list[Utterance]:
     if not isinstance(sequence, list):
         place.fail(f"{_seen(sequence)} where a list of pairs [text, reward] stands", "sequence")
     if not sequence:
         place.fail("there is no utterance in it", "sequence")
-    found: list[tuple[str, float | None]] = []
+    found: list[Utterance] = []
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
             place.fail(
@@ -217,7 +217,7 @@ def _pairs(sequence: Any, place: Place) -> list[tuple[str, float | None]]:
     return found
 
 
-def _parallel(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | None]]:
+def _parallel(row: Mapping[str, Any], place: Place) -> list[Utterance]:
     texts, rewards = row["utterances"], row.get("rewards")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         place.fail(f"{_seen(texts)} where a list of texts stands", "utterances")

@@ -21,6 +21,7 @@ from raffia.lm.data.utterances import Observation
 
 __all__ = [
     "DialogueSource",
+    "JoinedDialogues",
     "JsonLineDialogues",
     "ObservationDialogues",
     "ParquetDialogues",
@@ -59,7 +60,23 @@ class DialogueSource(Protocol):
         """Of all rows: another one where they are others."""
 
 
-class TranscriptDialogues:
+class ListDialogues:
+    """What lists of dialogues have in common: rows by number, and no cheap sign of a change."""
+
+    def __init__(self, items: Sequence[Any], name: str) -> None:
+        self.items, self.name = items, name
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """Each with its number, from 0."""
+        for number, item in enumerate(self.items):
+            yield Place(self.name, f"row {number}"), item
+
+    def stamp(self) -> None:
+        """There is no cheap sign of a list."""
+        return None
+
+
+class TranscriptDialogues(ListDialogues):
     """Chats: each is a list of messages, or an object in one of the forms of a file's row.
 
     >>> chats = [[{"role": "user", "content": "hi"},
@@ -76,20 +93,11 @@ class TranscriptDialogues:
         roles: Mapping[str, bool] | None = None,
         name: str = "the list",
     ) -> None:
-        self.chats, self.name = chats, name
+        super().__init__(chats, name)
         self._roles = {**ROLES, **(roles or {})}
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
-        """Each with its number, from 0.
-
-        >>> list(TranscriptDialogues([]).rows())
-        []
-        """
-        for number, chat in enumerate(self.chats):
-            yield Place(self.name, f"row {number}"), chat
-
     def read(self, raw: Any, place: Place) -> Any:
-        """What a chat says.
+        """The dialogue of a chat.
 
         >>> place = Place("the list", "row 0")
         >>> TranscriptDialogues([]).read([{"role": "user", "content": "hi"}], place).sequence
@@ -107,23 +115,16 @@ class TranscriptDialogues:
         """
         return {"kind": "transcripts", "roles": _listed(self._roles)}
 
-    def stamp(self) -> None:
-        """There is no cheap sign of a list.
-
-        >>> TranscriptDialogues([]).stamp()
-        """
-        return None
-
     def checksum(self) -> str:
         """Of all chats.
 
         >>> TranscriptDialogues([]).checksum()[:8]
         'e3b0c442'
         """
-        return _digest(json.dumps(chat, sort_keys=True, default=repr) for chat in self.chats)
+        return _digest(json.dumps(chat, sort_keys=True, default=repr) for chat in self.items)
 
 
-class ObservationDialogues:
+class ObservationDialogues(ListDialogues):
     """What environments show at the end of their games: anything with `to_sequence()`.
 
     >>> source = ObservationDialogues([Dialogue([("hello", 1.0)])])
@@ -134,16 +135,7 @@ class ObservationDialogues:
     def __init__(
         self, observations: Sequence[Observation], *, name: str = "the observations"
     ) -> None:
-        self.observations, self.name = observations, name
-
-    def rows(self) -> Iterator[tuple[Place, Any]]:
-        """Each with its number, from 0.
-
-        >>> [place.where for place, _ in ObservationDialogues([Dialogue([])]).rows()]
-        ['row 0']
-        """
-        for number, observation in enumerate(self.observations):
-            yield Place(self.name, f"row {number}"), observation
+        super().__init__(observations, name)
 
     def read(self, raw: Any, place: Place) -> Any:
         """The observation itself.
@@ -163,21 +155,13 @@ class ObservationDialogues:
         """
         return {"kind": "observations"}
 
-    def stamp(self) -> None:
-        """There is no cheap sign of a list.
-
-        >>> ObservationDialogues([]).stamp()
-        """
-        return None
-
     def checksum(self) -> str:
-        """Of all that they say.
+        """Of all their sequences.
 
         >>> ObservationDialogues([Dialogue([])]).checksum()[:8]
         'e5b9deae'
         """
-        said = (observation.to_sequence() for observation in self.observations)
-        return _digest(json.dumps(sequence, default=repr) for sequence in said)
+        return _digest(json.dumps(item.to_sequence(), default=repr) for item in self.items)
 
 
 class FileDialogues:
@@ -338,6 +322,49 @@ class ParquetDialogues(FileDialogues):
     def read(self, raw: Any, place: Place) -> Any:
         """What a row says."""
         return self._object(raw, place)
+
+
+class JoinedDialogues:
+    """The rows of one source after those of another.
+
+    >>> first = TranscriptDialogues([[{"role": "user", "content": "hi"}]])
+    >>> both = JoinedDialogues([first, TranscriptDialogues([[], []])])
+    >>> [place.where for place, raw in both.rows()]
+    ['row 0', 'row 0', 'row 1']
+    """
+
+    def __init__(self, sources: Sequence[DialogueSource]) -> None:
+        self.sources = sources
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.sources)!r})"
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """The rows of all, each with the source that it is of."""
+        for source in self.sources:
+            for place, raw in source.rows():
+                yield place, (source, raw)
+
+    def read(self, raw: Any, place: Place) -> Any:
+        """What a row says, as its source understands it."""
+        source, content = raw
+        return source.read(content, place)
+
+    def settings(self) -> dict[str, Any]:
+        """Those of all."""
+        return {"kind": "joined", "sources": [source.settings() for source in self.sources]}
+
+    def stamp(self) -> list[int] | None:
+        """Those of all; None if one has none."""
+        stamps = [source.stamp() for source in self.sources]
+        if any(stamp is None for stamp in stamps):
+            return None
+        return [number for stamp in stamps for number in stamp or ()]
+
+    def checksum(self) -> str:
+        """Of all rows of all."""
+        together = " ".join(source.checksum() for source in self.sources)
+        return hashlib.sha256(together.encode()).hexdigest()
 
 
 def read_dialogues(

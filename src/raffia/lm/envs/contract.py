@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
+
+from raffia.lm.data.utterances import Utterance
 
 __all__ = [
     "BatchLanguagePolicy",
@@ -17,8 +19,6 @@ __all__ = [
     "Language_Observation",
     "Utterance",
 ]
-
-Utterance: TypeAlias = tuple[str, float | None]  # None: the environment said it
 
 
 class Language_Observation(ABC):

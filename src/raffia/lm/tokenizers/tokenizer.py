@@ -20,6 +20,7 @@ __all__ = [
     "Tokenizer",
     "WordTokenizer",
     "character_tokenizer",
+    "special_ids",
 ]
 
 TOKENIZER_FILE = "raffia_tokenizer.json"
@@ -35,7 +36,10 @@ SPECIAL_TOKENS = {  # role -> token; in this order our own tokenizers have them
 
 
 class Tokenizer(Protocol):
-    """What learning and decoding need of a tokenizer.
+    """Texts as numbers of tokens and back, with six special tokens around utterances.
+
+    Rows of data are made with the special tokens and `encode`; a store of rows in a folder also
+    asks for `save`, and whoever talks to the agent for the rest.
 
     >>> tokenizer: Tokenizer = character_tokenizer(["abc"])
     >>> tokenizer.encode("cab"), tokenizer.decode([0, 1]), tokenizer.pad_token_id
@@ -84,6 +88,15 @@ class Tokenizer(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write it into a folder, for `load_tokenizer`."""
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The numbers of the special tokens, by their roles.
+
+    >>> special_ids(character_tokenizer(["abc"]))
+    {'pad': 3, 'eoa': 4, 'eos': 5, 'bos': 6, 'boa': 7, 'eod': 8}
+    """
+    return {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_TOKENS}
 
 
 class SpecialTokens(ABC):

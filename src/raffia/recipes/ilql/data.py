@@ -21,10 +21,9 @@ from raffia.files import (
 )
 from raffia.functional.seeds import derive_seed
 from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
-from raffia.lm.data.dialogue_building import RowTooLongError, tokenizer_checksum
+from raffia.lm.data.dialogue_building import RowTooLongError
 from raffia.lm.data.dialogue_rows import TokenRow
-from raffia.lm.data.dialogue_sources import DialogueSource
-from raffia.lm.data.joined_dialogues import JoinedDialogues
+from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
 from raffia.lm.data.token_reward import ConstantTokenReward
 from raffia.lm.envs.wordle.branching import BranchingConfig, branching_games
 from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
@@ -40,6 +39,7 @@ from raffia.lm.envs.wordle.policies import (
 )
 from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.check import tokenizer_checksum
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
 from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
@@ -213,20 +213,7 @@ def split(
         )
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
     num_held = min(num - 1, max(1, round(share * num)))
-    parts = np.sort(order[num_held:]), np.sort(order[:num_held])
-    learnt, held_out = (
-        DialogueDataset(
-            data.store,
-            data.vocabulary,
-            rows=data.rows[part],
-            max_len=data.max_len,
-            buckets=data.buckets,
-            sort_window=data.sort_window,
-            origin=data.origin,
-        )
-        for part in parts
-    )
-    return learnt, held_out
+    return data.select(np.sort(order[num_held:])), data.select(np.sort(order[:num_held]))
 
 
 # -- games

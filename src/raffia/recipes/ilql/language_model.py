@@ -19,7 +19,6 @@ from torch import nn
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_trunk
-from raffia.algorithms.ilql.trunk import Trunk
 from raffia.data.folder import load_folder, write_folder
 from raffia.files import DamagedFileError
 from raffia.functional.seeds import derive_seed
@@ -27,6 +26,7 @@ from raffia.lm.folder import gpt2_settings, load_gpt2, read_config
 from raffia.lm.hf_models import hf_sizes
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import add_lora, attention_layers
+from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.run_folder import LANGUAGE_MODEL
@@ -92,7 +92,7 @@ class Making:
     def _around(self, trunk: nn.Module) -> ILQLModel:
         config, lora = self.config.model, self.config.lora
         if not lora.rank:
-            return ILQLModel(config, cast(Trunk, trunk))
+            return ILQLModel(config, cast(LanguageModel, trunk))
         add_lora(
             trunk,
             rank=lora.rank,
@@ -106,8 +106,8 @@ class Making:
         policy = None
         if config.policy == "separate":  # its changes are its own; what does not learn is one
             shared = {id(p): p for p in trunk.parameters() if not p.requires_grad}
-            policy = cast(Trunk, copy.deepcopy(trunk, shared))
-        return ILQLModel(config, cast(Trunk, trunk), policy)
+            policy = cast(LanguageModel, copy.deepcopy(trunk, shared))
+        return ILQLModel(config, cast(LanguageModel, trunk), policy)
 
 
 def begin_making(config: ILQLRun, folder: Path) -> Making:
