@@ -22,7 +22,7 @@ def make_buffer(storage=None, **options):
         **{
             "unroll_steps": 2,
             "n_step": 1,
-            "obs_keys": ["observation", "to_play"],
+            "observation_keys": ["observation", "to_play"],
             "frame_stack": {"observation": 2},
             "alpha": 0.6,
             "beta": 0.4,
@@ -331,7 +331,7 @@ def test_a_buffer_made_otherwise_is_refused(tmp_path):
     run.save(1, play.buffer)
     for other, match in [
         (make_buffer(TensorStorage(SIZE + 1)), "ring of 60 rows"),
-        (make_buffer(n_step=2), "windows look"),
+        (make_buffer(n_step=2), "segments look"),
         (make_buffer(alpha=0.5), "alpha"),
         (make_buffer(generator=None), "generator"),
     ]:

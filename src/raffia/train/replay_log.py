@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.segment import Held, SegmentReplayBuffer
-from raffia.data.storage_state import Rows, to_state
+from raffia.data.segment import LockedView, SegmentReplayBuffer
+from raffia.data.storage_state import StorageContents, to_state
 from raffia.data.structure import RowStructure
 from raffia.files import DamagedFileError
 from raffia.tensordict.disk import raw_bytes, save_file
@@ -58,7 +58,8 @@ class ReplayLog:
 
     folder: where the chunks are. It may hold a folder for a `MemmapStorage` besides: that is then
         room for the rows and no more, and is filled again by `restore`.
-    mutable: what `buffer.update` is called with. Of the buffer's `obs_keys`, those that are not
+    mutable: what `buffer.update` is called with. Of the buffer's `observation_keys`, those that are
+    not
         named here must never be updated: they are written once.
     name: of the part of a checkpoint, and in its extras; of several logs each has its own, and its
         own folder.
@@ -104,8 +105,8 @@ class ReplayLog:
 
         Raises CheckpointError where the disk is full or fails; nothing new is left then.
         """
-        with buffer.held() as held:
-            storage, found = buffer.storage, held.contents
+        with buffer.locked_view() as view:
+            storage, found = buffer.storage, view.contents
             oldest = max(0, storage.total - len(storage))
             if found.max_size is None or len(storage) != min(found.total, found.max_size):
                 raise ValueError(
@@ -113,11 +114,11 @@ class ReplayLog:
                     f"are {len(storage)}: rows of a replay buffer's storage must not be erased"
                 )
             columns = _columns(found)
-            fixed = self._fixed(held)
+            fixed = self._fixed(view)
             kept = {name: columns[name] for name in fixed}
             self._chunks = self._written(kept, oldest, found.total, found.max_size)
             whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
-            parts = {self.name: TensorDict({"columns": whole, "books": held.books})}
+            parts = {self.name: TensorDict({"columns": whole, "books": view.buffer_state})}
             structure = found.structure
             return Logged(
                 parts,
@@ -130,15 +131,16 @@ class ReplayLog:
                 },
             )
 
-    def _fixed(self, held: Held) -> list[str]:
+    def _fixed(self, view: LockedView) -> list[str]:
         """The names of the columns that never change once they are written."""
-        structure = held.contents.structure
+        structure = view.contents.structure
         if structure is None:
             return []
         return [
             name
             for name, path in zip(_names(structure), structure.paths, strict=True)
-            if any(path[: len(key)] == key for key in held.obs_keys) and path not in self._mutable
+            if any(path[: len(key)] == key for key in view.observation_keys)
+            and path not in self._mutable
         ]
 
     def _written(
@@ -230,7 +232,7 @@ class ReplayLog:
         layouts = structure.layouts if structure is not None else ()
         empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
         state = {
-            "storage": to_state(Rows(size, total, structure, none, empty)),
+            "storage": to_state(StorageContents(size, total, structure, none, empty)),
             "books": saved["books"],
         }
         buffer.load_state_dict(state)
@@ -276,7 +278,7 @@ def _names(structure: RowStructure | None) -> list[str]:
     return [f"{i}.{name}" for i, name in enumerate(names)]
 
 
-def _columns(found: Rows) -> dict[str, Tensor]:
+def _columns(found: StorageContents) -> dict[str, Tensor]:
     return dict(zip(_names(found.structure), found.leaves, strict=True))
 
 

@@ -76,7 +76,7 @@ class OnlineStream:
     >>> def first(state):
     ...     return TensorDict(action=torch.zeros(2, dtype=torch.int64), batch_size=[2])
     >>> replay = SegmentReplayBuffer(
-    ...     TensorStorage(100), unroll_steps=1, obs_keys=["observation"],
+    ...     TensorStorage(100), unroll_steps=1, observation_keys=["observation"],
     ...     generator=torch.Generator().manual_seed(0))
     >>> stream = OnlineStream(
     ...     Collector(SerialBatch([ValueProbe(), ValueProbe()]), seed=0), replay,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from raffia.data.readers.episode import Place
+from raffia.data.readers.episode import Location as Place
 from raffia.lm.data.dialogue_sources import DialogueSource
 
 __all__ = ["JoinedDialogues"]
