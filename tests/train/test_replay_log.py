@@ -98,7 +98,7 @@ class Run:
     def save(self, update, buffer):
         logged = self.log.files(buffer)
         self.checkpoints.save(update, logged.parts, {"replay": logged.extras})
-        self.log.prune(self.checkpoints.kept())
+        self.log.prune(self.checkpoints.available())
 
     def restore(self, buffer, say=pytest.fail):
         found = self.checkpoints.newest(say, self.log.check)
@@ -200,11 +200,11 @@ def test_chunks_go_with_the_checkpoints_that_need_them(tmp_path, small_chunks):
         run.save(update, play.buffer)
         needed = {
             chunk["file"]
-            for found in run.checkpoints.kept()
+            for found in run.checkpoints.available()
             for chunk in found.extras["replay"]["chunks"]
         }
         assert {*run.chunks} == needed
-    for found in run.checkpoints.kept():
+    for found in run.checkpoints.available():
         run.log.check(found)
 
 
@@ -222,7 +222,7 @@ def test_what_a_kill_left_is_removed(tmp_path):
     assert len(run.chunks) == 2
     run = Run(tmp_path)
     run.restore(play.buffer)
-    run.log.prune(run.checkpoints.kept())
+    run.log.prune(run.checkpoints.available())
     assert len(run.chunks) == 1
     assert sorted({*os.listdir(run.log.folder)} - {*run.chunks}) == ["notes.txt", "rows"]
 
@@ -389,7 +389,7 @@ def test_rows_of_a_save_that_failed_are_there_for_the_next(tmp_path, small_chunk
     run.save(1, play.buffer)
     play.turns(4)
     run.log.files(play.buffer)  # and the disk was full for the checkpoint
-    run.log.prune(run.checkpoints.kept())
+    run.log.prune(run.checkpoints.available())
     play.turns(1)
     run.save(2, play.buffer)
     assert Run(tmp_path).restore(other) == 2
