@@ -50,7 +50,7 @@ def replay_of(episodes, config, **options):
         TensorStorage(1000),
         unroll_steps=config.loss.unroll_steps,
         n_step=config.targets.n_step,
-        obs_keys=options.pop("obs_keys", ["observation"]),
+        observation_keys=options.pop("observation_keys", ["observation"]),
         absorb=config.loss.absorb,
         **options,
     )
@@ -148,7 +148,9 @@ def test_value_targets_of_games_of_two_with_horizons_of_their_own(seed, end, abs
     players = torch.randint(2, (size + 1,), generator=generator)  # not only in turns
     values = torch.randn(size + 1, generator=generator)
     more = {"to_play": players[:-1], "next": {"to_play": players[1:]}}
-    replay = replay_of([(rewards, 0, end, more)], config, obs_keys=["observation", "to_play"])
+    replay = replay_of(
+        [(rewards, 0, end, more)], config, observation_keys=["observation", "to_play"]
+    )
     spec = EnvSpec(observation_shape=(1,), action=Discrete(3), num_players=2)
     planner = Table(values, config, spec)
     index = torch.arange(size)
@@ -309,7 +311,7 @@ def images(kinds):
     )
     spec = EnvSpec(observation_shape=(2, 9, 9), action=Discrete(3), observation_dtype=torch.uint8)
     replay = SegmentReplayBuffer(
-        TensorStorage(100), unroll_steps=2, n_step=1, obs_keys=["observation"]
+        TensorStorage(100), unroll_steps=2, n_step=1, observation_keys=["observation"]
     )
     picture = torch.arange(81, dtype=torch.uint8).reshape(9, 9)  # each place is known by its value
     size = 6

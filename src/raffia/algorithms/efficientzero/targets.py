@@ -72,7 +72,7 @@ def make_batch(
     >>> config = EfficientZeroConfig(targets=TargetConfig(n_step=3, reanalyze_ratio=0.0))
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
     >>> replay = SegmentReplayBuffer(
-    ...     TensorStorage(100), unroll_steps=5, n_step=3, obs_keys=["observation"])
+    ...     TensorStorage(100), unroll_steps=5, n_step=3, observation_keys=["observation"])
     >>> steps = TensorDict(
     ...     observation=torch.zeros(20, 4), action=torch.zeros(20, dtype=torch.int64),
     ...     reward=torch.ones(20), policy=torch.full((20, 2), 0.5), value=torch.zeros(20),

@@ -79,7 +79,7 @@ def make_replay(
         MemmapStorage(rows, at) if replay.on_disk else TensorStorage(rows),
         unroll_steps=config.loss.unroll_steps,
         n_step=config.targets.n_step,
-        obs_keys=spec.state_keys,
+        observation_keys=spec.state_keys,
         frame_stack={"observation": stack} if stack > 1 else 1,
         absorb=config.loss.absorb,
         alpha=replay.alpha or None,
