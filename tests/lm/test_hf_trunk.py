@@ -211,7 +211,7 @@ def test_a_model_that_looks_ahead_is_refused():
         return out
 
     model.transformer.forward = mixed
-    with pytest.raises(ValueError, match="Both looks at the tokens behind a token, too"):
+    with pytest.raises(ValueError, match="Both attends to later tokens, too"):
         HFTrunk(model)
 
 

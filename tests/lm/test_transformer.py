@@ -552,5 +552,5 @@ def test_sizes_that_make_no_model():
         CausalLM(5, n_head=4, n_embd=10)
     with pytest.raises(ValueError, match="positions='absolute' is unknown: choose 'learned'"):
         CausalLM(5, positions="absolute")
-    with pytest.raises(ValueError, match="rotary positions turn pairs"):
+    with pytest.raises(ValueError, match="rotary positions rotate pairs"):
         CausalLM(5, n_head=2, n_embd=6, positions="rotary")

@@ -112,10 +112,10 @@ class ILQLCommands(AlgorithmCommands):
 
     def fitted(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
         """The vocabulary's size follows from the tokens, unless it was given."""
-        from raffia.recipes.ilql import fitted
+        from raffia.recipes.ilql import with_sizes
 
         given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
-        return config if given else fitted(config)
+        return config if given else with_sizes(config)
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """That of the data, if they were given."""

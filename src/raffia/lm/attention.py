@@ -24,7 +24,7 @@ __all__ = ["View", "attend", "visible"]
 
 @dataclass(frozen=True)
 class View:
-    """How tokens lie in one call, and which attend to which; the same for all layers."""
+    """The layout of tokens in one call, and which attend to which; the same for all layers."""
 
     packing: Packing | None = None  # where tokens are [N, d]; None: they are [B, T, d]
     mask: Tensor | None = None  # [B, 1, T, S], True: is attended to; None: see `causal`

@@ -1,4 +1,4 @@
-"""What a language model is asked for that it cannot do, in words that say the mend.
+"""Calls of a language model that it refuses, with errors that name the call that works.
 
 Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of an embedding.
 """
@@ -125,15 +125,15 @@ def _num_prefix(
 
 
 def unknown_token(tokens: Tensor, vocab_size: int) -> str:
-    """What to tell of tokens of which one is not among 0 .. vocab_size - 1.
+    """The error for tokens of which one is not among 0 .. vocab_size - 1.
 
     >>> unknown_token(torch.tensor([1, 7]), vocab_size=5)[:43]
     'token 7 is not in the vocabulary, 0 to 4: e'
     """
     odd = tokens[(tokens < 0) | (tokens >= vocab_size)]
     first, most = int(odd[0]), int(odd.max())
-    mend = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
+    fix = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
     return (
         f"token {first} is not in the vocabulary, 0 to {vocab_size - 1}: encode the text with the "
-        f"tokenizer that the model goes with{mend}"
+        f"tokenizer that the model goes with{fix}"
     )

@@ -28,7 +28,7 @@ __all__ = ["HFCache", "HFTrunk"]
 
 
 class HFTrunk(nn.Module):
-    """The face of `CausalLM` over a model of `transformers`: tokens to hidden states, to logits.
+    """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.
 
     model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
         state. That is tried with a few tokens, and a model which does more is refused.
@@ -62,11 +62,11 @@ class HFTrunk(nn.Module):
         folder: str | os.PathLike[str],
         *,
         dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
-        vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
-        dropout: float | None = None,  # of all kinds that it has; None: as its config says
+        vocab_size: int | None = None,  # more tokens than it has get new embeddings
+        dropout: float | None = None,  # of all kinds that it has; None: as in its config
         gradient_checkpointing: bool = False,  # see `CausalLM`
     ) -> HFTrunk:
-        """The model that lies in a folder: config.json and safetensors.
+        """The model in a folder: config.json and safetensors.
 
         >>> HFTrunk.from_folder("no/such/folder")
         Traceback (most recent call last):
@@ -80,14 +80,14 @@ class HFTrunk(nn.Module):
     @classmethod
     def from_config(
         cls,
-        config: Mapping[str, Any],  # what a folder's config.json says
+        config: Mapping[str, Any],  # the content of a folder's config.json
         *,
         dtype: torch.dtype | None = None,
         vocab_size: int | None = None,  # instead of the config's
         dropout: float | None = None,
         gradient_checkpointing: bool = False,
     ) -> HFTrunk:
-        """A model of that kind with fresh weights, which torch's generator draws.
+        """A model of that kind with new weights, which torch's generator draws.
 
         >>> tiny = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 9}
         >>> HFTrunk.from_config(tiny, vocab_size=11).vocab_size
@@ -136,7 +136,7 @@ class HFTrunk(nn.Module):
         return hidden[:, num_prefix:]
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """What the next token may be.
+        """The next token's logits.
 
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
@@ -188,8 +188,8 @@ class HFTrunk(nn.Module):
         self.model.train(training)
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} looks at the tokens behind a token, too, and so can "
-                "not be a trunk: take a causal language model"
+                f"{type(self.model).__name__} attends to later tokens, too, and so can not be "
+                "a trunk: take a causal language model"
             )
         if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
@@ -199,7 +199,7 @@ class HFTrunk(nn.Module):
 
 
 class HFCache:
-    """What a model of `transformers` keeps of the tokens it has read; used as `KeyValueCache`.
+    """The cache of a model of `transformers`, used as `KeyValueCache`.
 
     >>> from transformers import DynamicCache
     >>> HFCache(DynamicCache(), batch_size=2, capacity=8).expand(3).batch_size
@@ -273,7 +273,9 @@ class HFCache:
 
 def _leave_out(past: Any, num_columns: int) -> None:
     for layer in past.layers:
-        if type(layer).__name__ != "DynamicLayer":  # others see a window, or keep no columns
+        if (
+            type(layer).__name__ != "DynamicLayer"
+        ):  # others attend to a few columns only, or keep none
             raise ValueError(
                 f"columns of a {type(layer).__name__} cannot be left out: keep the padding, with "
                 "start=0"

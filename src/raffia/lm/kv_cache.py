@@ -16,7 +16,7 @@ __all__ = ["KeyValueCache"]
 class KeyValueCache:
     """Keys and values of all layers, in memory that is there from the start.
 
-    All rows have as many columns; rows of unlike prompts have padding among theirs, where
+    All rows have as many columns; rows of different prompts have padding among theirs, where
     `attended` is False. Positions count attended columns, so padding moves nothing. It is for
     reading only: a model that writes gradients' history into it is refused.
 
@@ -102,7 +102,7 @@ class KeyValueCache:
         return keys.narrow(2, 0, start + num_new), values.narrow(2, 0, start + num_new)
 
     def memory(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [L, B, H, capacity, F] as they lie, for who writes columns by itself.
+        """Keys and values [L, B, H, capacity, F] themselves, for kernels that write columns.
 
         >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
         >>> cache.memory()[0].shape
@@ -123,8 +123,8 @@ class KeyValueCache:
     def reorder(self, index: Tensor) -> KeyValueCache:
         """Row b becomes what row index[b] was, in place; index: [B]. A step of beam search.
 
-        Only columns after the last that rows have in common are copied: beams of one prompt part
-        ways a few tokens ago, mostly.
+        Only columns after the last that rows have in common are copied: beams of one prompt mostly
+        differ in their last few tokens.
 
         >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=1)
         >>> _ = cache.put(0, torch.tensor([1.0, 2.0]).view(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))

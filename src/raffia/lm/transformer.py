@@ -32,14 +32,14 @@ class CausalLM(nn.Module):
     """Tokens to hidden states, each of which attends to the tokens up to its own.
 
     Its output layer is its table of embeddings. Positions count the tokens that are attended to,
-    so padding, left or right, changes nothing. Fresh weights are drawn as GPT-2's were: deviation
+    so padding, left or right, changes nothing. New weights are drawn as GPT-2's were: deviation
     0.02, smaller by sqrt(2 n_layer) where layers write into the residual stream.
 
     dim_feedfwd: inner width of the dense layers; None for 4 n_embd.
     activation: of the dense layers: one of `raffia.lm.transformer_block.ACTIVATIONS`.
     dropout: of embeddings, attention weights and what layers add; drawn from torch's generator.
-    gradient_checkpointing: keeps one hidden state a layer for the backward pass and computes the
-        rest again there: less memory, a third more time. Transforms of `torch.func` go without.
+    gradient_checkpointing: keeps one hidden state a layer for the backward pass and recomputes
+        the rest there: less memory, a third more time. Transforms of `torch.func` go without.
 
     >>> model = CausalLM(vocab_size=50, n_layer=2, n_head=2, n_embd=16, block_size=32).eval()
     >>> tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
@@ -96,7 +96,7 @@ class CausalLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights from torch's generator."""
+        """Draw new weights from torch's generator."""
         deviation = 0.02
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -109,7 +109,7 @@ class CausalLM(nn.Module):
                 nn.init.normal_(parameter, std=deviation)
 
     def settings(self) -> dict[str, Any]:
-        """What another model of the same shape is made with: `CausalLM(**model.settings())`.
+        """The arguments for a model of the same shape: `CausalLM(**model.settings())`.
 
         >>> CausalLM(7, n_layer=1, n_head=1, n_embd=4).settings()["dim_feedfwd"]
         16
@@ -165,13 +165,13 @@ class CausalLM(nn.Module):
         return hidden[:, num_prefix:]
 
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """What the next token may be.
+        """The next token's logits.
 
         >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16).logits(torch.zeros(3, 16)).shape
         torch.Size([3, 50])
         """
         # The weights come first: their gradient is then a tensor of its own, to which that of the
-        # look-ups is added in place, and not a view, which would be added up in fresh memory.
+        # look-ups is added in place, and not a view, which would be added up in new memory.
         logits = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
         return logits.contiguous().view(*hidden.shape[:-1], self.vocab_size)
 
@@ -273,6 +273,6 @@ def _check_shape(n_embd: int, n_head: int, positions: str) -> None:
         raise ValueError(f"positions={positions!r} is unknown: choose 'learned' or 'rotary'")
     if positions == "rotary" and n_embd // n_head % 2:
         raise ValueError(
-            f"rotary positions turn pairs, and a head has n_embd / n_head = {n_embd // n_head} "
+            f"rotary positions rotate pairs, and a head has n_embd / n_head = {n_embd // n_head} "
             "numbers: make that even, or take positions='learned'"
         )

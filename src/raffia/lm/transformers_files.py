@@ -111,14 +111,14 @@ def chat_template(names: Mapping[str, str]) -> str:
 
 
 def _pieces(tokenizer: PieceTokenizer) -> dict[str, Any]:
-    """At each place the longest token; what lies between tokens is one unknown."""
+    """At each position the longest token; text between tokens is one unknown."""
     content = [token for token in tokenizer.tokens if token not in SPECIAL_TOKENS.values()]
     for token in content:
         held = next((mark for mark in SPECIAL_TOKENS.values() if mark in token), None)
         if held is not None:
             raise ValueError(
                 f"the tokenizer can't be converted for transformers: its token {token!r} holds "
-                f"{held!r}, which is a token of its own there, wherever it stands"
+                f"{held!r}, which is a token of its own there, wherever it occurs"
             )
     longest_first = sorted(content, key=len, reverse=True)
     pattern = "|".join(map(_escaped, longest_first)) or "(?!)"

@@ -76,7 +76,7 @@ class Loss(nn.Module):
         rewards [B, A]
 
     and with numbers [], "tau", "gamma", "beta" and the weights of the terms. A term whose weight is
-    0 in the config is not computed, whatever the number says.
+    0 in the config is not computed, whatever the number.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -118,7 +118,7 @@ class Loss(nn.Module):
             states = self.states(model.trunk, batch, wanted)
         terms: Terms = {}
         metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
-        advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
+        advantage = torch.zeros_like(batch["rewards"])  # if not known, all are equal
         if config.needs_values:
             assert states is not None
             of_target = self.target_states(states, batch, wanted)

@@ -1,4 +1,4 @@
-"""ILQL's networks: a language model, and heads that say what a state and each next token are worth.
+"""ILQL's networks: a language model, and heads for the value of a state and of each next token.
 
 Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary.
 """
@@ -22,7 +22,7 @@ __all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"
 
 
 class ILQLOutputs(NamedTuple):
-    """What the networks say of whole rows, padding and all.
+    """The networks' outputs for whole rows, padding included.
 
     >>> zeros = torch.zeros(2, 3)
     >>> ILQLOutputs(zeros, (zeros,), (zeros,), zeros).v.shape
@@ -243,7 +243,7 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
     """
     if config.kind != "gpt":
         raise ValueError(
-            "trunk.kind='transformers': the sizes alone do not say what model it is. Pass it as "
+            "trunk.kind='transformers': the sizes alone do not define the model. Pass it as "
             "ILQLModel(config, trunk=HFTrunk.from_folder(folder)); of a run, its functions do"
         )
     return CausalLM(**{name: entry for name, entry in asdict(config).items() if name != "kind"})

@@ -34,8 +34,8 @@ class ModelScorer:
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
     >>> scorer = ModelScorer(model, make_target(model))
-    >>> rows, said = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=True), 5)
-    >>> said.logits.shape, rows.advance(torch.tensor([5, 6])).target_q.shape
+    >>> rows, outputs = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=True), 5)
+    >>> outputs.logits.shape, rows.advance(torch.tensor([5, 6])).target_q.shape
     (torch.Size([2, 10]), torch.Size([2, 10]))
     """
 
@@ -79,7 +79,7 @@ class ModelScorer:
         """One row for each prompt, with room for as many new tokens."""
         if needs.values and not self.model.config.per_token:
             raise ValueError(
-                "with per_token=False Q is a number for a whole utterance, and says nothing of the "
+                "with per_token=False Q is a number for a whole utterance, and gives none for the "
                 "next token: decode with include_adv=False, and put whole utterances in order with "
                 "score_utterances"
             )
@@ -88,14 +88,15 @@ class ModelScorer:
         rows = ModelRows(self, needs, [len(prompt) for prompt in prompts], capacity)
         return rows, rows.read(tokens, mask)
 
-    def said(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
-        """What the heads say of hidden states [*, d], by the names of `trunks`.
+    def next_token(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
+        """The heads' outputs for hidden states [*, d], by the names of `trunks`.
 
         >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> scorer = ModelScorer(ILQLModel(ILQLModelConfig(trunk=small)))
-        >>> said = scorer.said({"trunk": torch.zeros(3, 8)}, Needs(policy=True, values=False))
-        >>> said.logits.shape, said.v
+        >>> hidden = {"trunk": torch.zeros(3, 8)}
+        >>> outputs = scorer.next_token(hidden, Needs(policy=True, values=False))
+        >>> outputs.logits.shape, outputs.v
         (torch.Size([3, 10]), None)
         """
         model, logits, target_q, v = self.model, None, None, None
@@ -164,9 +165,9 @@ class QHeads(NamedTuple):
 
 
 class ModelRows:
-    """Rows of text, and what each language model keeps of them.
+    """Rows of text, and the cache of each language model for them.
 
-    Rows of unlike length are padded at the left; padding that no row has any more is dropped.
+    Rows of different lengths are padded at the left; padding that no row has any more is dropped.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -202,12 +203,12 @@ class ModelRows:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, mask: Tensor | None = None) -> NextToken:
-        """Append tokens [R, T], of which the mask [R, T] tells; what comes behind the last."""
+        """Append tokens [R, T], with their mask [R, T]; the outputs behind the last."""
         hidden: dict[str, Tensor] = {}
         for name, trunk in self._trunks.items():
             hidden[name] = trunk(tokens, mask, cache=self._caches[name])[:, -1]
             self.num_passes += 1
-        return self._scorer.said(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> NextToken:
@@ -224,8 +225,8 @@ class ModelRows:
                 hidden[name], quick = trunk(tokens.unsqueeze(1), cache=cache)[:, -1], False
             self.num_passes += 1
         if quick and self._heads is not None:
-            return self._heads.said(hidden, self._needs)
-        return self._scorer.said(hidden, self._needs)
+            return self._heads.next_token(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @property
     def room(self) -> int:
@@ -239,7 +240,7 @@ class ModelRows:
         tokens: Tensor,  # int64 [M, T]
         lengths: Tensor,  # int64 [M], 1..T: how many of the tokens count
     ) -> NextToken:
-        """What would be said behind further tokens of these rows; the rows stay as they are."""
+        """The outputs behind further tokens of these rows, which stay unchanged."""
         num_tokens = tokens.shape[1]
         column = torch.arange(num_tokens, device=tokens.device)
         mask = None
@@ -255,11 +256,11 @@ class ModelRows:
             last = (lengths - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
             hidden[name] = states.gather(1, last).squeeze(1)
             self.num_passes += 1
-        return self._scorer.said(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @torch.no_grad()
     def reorder(self, rows: Tensor) -> None:
-        """Row i is from now on the text that row rows[i] was: int64 [R']."""
+        """Row i becomes the text that row rows[i] was: int64 [R']."""
         chosen = rows.tolist()
         if chosen == list(range(self.num_rows)):
             return

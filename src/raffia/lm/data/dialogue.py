@@ -107,9 +107,9 @@ class DialogueDataset(List_RL_Dataset):
     """Logged dialogues, tokenised once; `build` makes it from a file, chats or games.
 
     store: the rows.
-    rows: the numbers of those that are meant; None is all.
+    rows: the numbers of those that belong to it; None is all.
     sort_window: so many batches' rows are sorted by length together; 1 is not at all, for where
-        length tells of the return, sorted batches are of good dialogues and of bad ones by turns,
+        length goes with the return, sorted batches alternate between good dialogues and bad ones,
         and V, which follows upwards faster than downwards, comes out too high. Each epoch has each
         row once in any case.
 
@@ -166,7 +166,7 @@ class DialogueDataset(List_RL_Dataset):
             `ObservationDialogues(games)`.
         max_len: tokens, the model's context.
         too_long: a longer row is an error; "cut" takes its first tokens, "skip" leaves it out.
-        malformed: a row that means nothing is an error that says where it stands; "skip" leaves it
+        malformed: a row that means nothing is an error with its location; "skip" leaves it
             out, and `statistics()` counts it.
         folder: keep the tokens there, mapped to memory, so that they need not fit into it; they are
             made again when the source, the tokenizer or a setting is another one.
@@ -207,7 +207,7 @@ class DialogueDataset(List_RL_Dataset):
         return f"{type(self).__name__}({len(self)} rows, {self.vocabulary.num_tokens} tokens)"
 
     def size(self) -> int:
-        """How many rows are meant."""
+        """The number of rows."""
         return len(self.rows)
 
     def get_item(self, index: int) -> DataPoint:

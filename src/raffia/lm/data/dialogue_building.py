@@ -95,9 +95,9 @@ def read_points(
     ([[129, 65, 130, 133]], 1)
     """
     found = 0
-    for place, raw in source.rows():
+    for location, raw in source.rows():
         try:
-            point = _point(source.read, raw, place, tokenizer, rules.token_reward)
+            point = _point(source.read, raw, location, tokenizer, rules.token_reward)
         except MalformedDataError as error:
             if rules.malformed == "refuse":
                 raise
@@ -106,8 +106,8 @@ def read_points(
         length = len(point.tokens)
         if rules.max_len is not None and length > rules.max_len and rules.too_long != "cut":
             if rules.too_long == "refuse":
-                raise _too_long(place, length, rules.max_len)
-            report.skip(f"{place.path}: {place.where}: {length} tokens are too many")
+                raise _too_long(location, length, rules.max_len)
+            report.skip(f"{location.path}: {location.where}: {length} tokens are too many")
             continue
         found += 1
         yield point.cut(rules.max_len)
@@ -123,11 +123,11 @@ def read_points(
 def _point(
     read: Callable[[Any, Place], Any],
     raw: Any,
-    place: Place,
+    location: Place,
     tokenizer: Tokenizer,
     token_reward: TokenReward | None,
 ) -> DataPoint:
-    found = read(raw, place)
+    found = read(raw, location)
     try:
         if isinstance(found, TokenRow):
             point = DataPoint.from_tokens(
@@ -144,14 +144,14 @@ def _point(
     except (ValueError, KeyError) as error:  # a tokenizer may raise either for what it lacks
         missing = isinstance(error, KeyError)
         why = f"the tokenizer has no token for it: {error}" if missing else str(error)
-        raise MalformedDataError(place.path, place.where, why) from error
+        raise MalformedDataError(location.path, location.where, why) from error
     return point
 
 
-def _too_long(place: Place, length: int, max_len: int) -> RowTooLongError:
+def _too_long(location: Place, length: int, max_len: int) -> RowTooLongError:
     return RowTooLongError(
-        place.path,
-        place.where,
+        location.path,
+        location.where,
         f"it has {length} tokens, more than the {max_len} of the context: give "
         f"max_len={length} or more (if the model's block_size allows), too_long='cut' to "
         "take the first tokens (the row is not terminal then, and what comes after counts "

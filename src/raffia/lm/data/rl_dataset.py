@@ -22,7 +22,7 @@ __all__ = ["Iterable_RL_Dataset", "List_RL_Dataset", "RL_Dataset", "Vocabulary"]
 
 
 class Vocabulary(NamedTuple):
-    """In place of a tokenizer, where rows are tokens already.
+    """Instead of a tokenizer, where rows are tokens already.
 
     >>> Vocabulary(35).pad_token_id
     0
@@ -119,7 +119,7 @@ class List_RL_Dataset(RL_Dataset):
         return self.get_item(index)
 
     def order(self, batch_size: int) -> BatchOrder:
-        """Which rows are in which batch; here as they were shuffled, whatever their lengths."""
+        """Which rows are in which batch; here shuffled, whatever their lengths."""
         return BatchOrder(np.zeros(self.size(), np.int64), batch_size, sort_window=1)
 
     def batches(

@@ -100,7 +100,7 @@ def check_sequence(sequence: Any, terminal: Any) -> None:
 def _refuse(why: str) -> NoReturn:
     raise ValueError(
         f'{why}; a sequence is a list of pairs (text, reward), as in [("hello", None), ("hi", 1.0)]'
-        ": None where the environment speaks, a number where the agent does"
+        ": None for the environment's, a number for the agent's"
     )
 
 

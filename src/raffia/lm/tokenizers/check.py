@@ -20,7 +20,7 @@ PURPOSES = {
     "eoa": "ends an utterance of the agent",
     "eod": "ends a dialogue that is over",
 }
-MEND = (
+FIX = (
     "HFTokenizer(folder, add_missing=True) of raffia.lm.envs adds the special tokens that one of "
     "Hugging Face lacks (the model's vocabulary must be as large then), and those of Raffia have "
     "them all"
@@ -42,13 +42,13 @@ def check_tokenizer(tokenizer: Any) -> None:
     if not _is_number(num_tokens) or num_tokens < 1:
         raise ValueError(
             f"{kind} has no num_tokens, which is one more than the largest number of its tokens: "
-            f"{MEND}"
+            f"{FIX}"
         )
     for role, purpose in PURPOSES.items():
         name = f"{role}_token_id"
         number = getattr(tokenizer, name, None)
         if not _is_number(number):
-            raise ValueError(f"{kind} has no {name}, a number of a token, which {purpose}: {MEND}")
+            raise ValueError(f"{kind} has no {name}, a number of a token, which {purpose}: {FIX}")
         if not 0 <= number < num_tokens:
             raise ValueError(
                 f"its {name} is {number}, and {kind} has num_tokens={num_tokens}, so that they are "
