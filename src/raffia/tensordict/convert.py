@@ -989,12 +989,11 @@ def is_consolidated(td: Any) -> bool:
     >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
     (False, True)
     """
-    buffer = td._buffer
-    if buffer is None:
+    if td._buffer is None:
         return False
     from raffia.tensordict.consolidated import pieces
 
-    pointer = buffer.untyped_storage().data_ptr()
+    pointer = td._buffer.untyped_storage().data_ptr()
     parts = pieces(td._leaves([]))[0]
     return all([leaf.untyped_storage().data_ptr() == pointer for leaf in parts])
 
