@@ -6,6 +6,7 @@ part, and in each part an entry that no other has.
 """
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -246,6 +247,17 @@ class TestRead:
     def test_padded_alike_entries_are_just_stacked(self):
         td = unlike()
         assert (td.get("a", as_padded_tensor=True) == td["a"]).all()
+
+    def test_nested_tensor_by_its_own_method_is_strided(self):
+        td = unlike()
+        got = td.get_nestedtensor("h", layout=torch.jagged)
+        assert got.layout is torch.jagged
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that strided ones are a prototype
+            got = td.get_nestedtensor("h")
+        assert got.layout is torch.strided and got.is_nested
+        for row, part in zip(td.get("h", as_list=True), got.unbind(), strict=True):
+            assert torch.equal(row, part)
 
     def test_as_nested_tensor(self):
         got = unlike().get("h", as_nested_tensor=True, layout=torch.jagged)

@@ -288,10 +288,12 @@ class LazyStackedTensorDict(TensorDictBase):
         layout: torch.layout | None = None,
     ) -> Any:
         """The entry `name` in a form that also holds tensors of unlike shape."""
-        options: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
-        options |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
-        options |= dict(padding_value=padding_value, padding_side=padding_side)
-        values = [td._get_lazy(name, **options) for td in self.tensordicts]
+        values = [td._get_str(name) for td in self.tensordicts if td.__class__ is TensorDict]
+        if len(values) != len(self.tensordicts):
+            options: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
+            options |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
+            options |= dict(padding_value=padding_value, padding_side=padding_side)
+            values = [td._get_lazy(name, **options) for td in self.tensordicts]
         if not values or any([value is None for value in values]):
             return None
         if isinstance(values[0], Node):
@@ -307,12 +309,15 @@ class LazyStackedTensorDict(TensorDictBase):
     def get_nestedtensor(
         self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None
     ) -> Any:
-        """The entry under `key` as a nested tensor: `get(key, as_nested_tensor=True)`.
+        """The entry under `key` as a nested tensor, of strided layout if none is given.
+
+        `get(key, as_nested_tensor=True)` makes a jagged one where it can.
 
         >>> td = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2))])
-        >>> td.get_nestedtensor("a").is_nested
+        >>> td.get_nestedtensor("a", layout=torch.jagged).is_nested
         True
         """
+        layout = torch.strided if layout is None else layout
         return entries.get(self, key, default, as_nested_tensor=True, layout=layout)
 
     def __getitem__(self, idx: Any) -> Any:
@@ -1800,9 +1805,11 @@ def _nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
             "stacks first "
             "with td.view(-1), or pass as_padded_tensor=True"
         )
+    if layout is torch.strided:
+        return torch.nested.as_nested_tensor(values, layout=torch.strided)
     sizes = list(zip(*[value.shape for value in values], strict=True))
     ragged = [i for i, column in enumerate(sizes) if len(dict.fromkeys(column)) > 1]
-    if layout is torch.strided or (layout is None and len(ragged) > 1):
+    if layout is None and len(ragged) > 1:
         return torch.nested.as_nested_tensor(values, layout=torch.strided)
     at = ragged[0] if ragged else 0
     if at == 0:
