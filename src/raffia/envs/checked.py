@@ -82,7 +82,7 @@ def check_above_zero(config: Any, *names: str) -> None:
             raise ValueError(f"{name}={value} must be above 0")
 
 
-def check_share(config: Any, *names: str) -> None:
+def check_fraction(config: Any, *names: str) -> None:
     """Refuse numbers of these names that do not lie in 0..1.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig

@@ -1,4 +1,4 @@
-"""Observations as the networks take them: frames of a stack merged, bytes as numbers of 0..1."""
+"""Observations as inputs of the networks: frames of a stack merged, bytes as numbers of 0..1."""
 
 from __future__ import annotations
 

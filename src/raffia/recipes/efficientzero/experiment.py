@@ -1,4 +1,4 @@
-"""The parts of a run of EfficientZero, and how they are joined.
+"""A run of EfficientZero: its parts and their connections.
 
 environments -> collector -> replay -> segments -> targets -> learner -> planner -> environments
 """
@@ -27,7 +27,7 @@ from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
-from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording, save_tree
+from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
@@ -43,7 +43,7 @@ PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
 class EfficientZeroExperiment(Experiment):
-    """A run of EfficientZero: what it is made of, and how that is joined."""
+    """A run of EfficientZero: learner, stream, replay, planner and evaluator."""
 
     env: BatchEnv
     unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
@@ -111,7 +111,7 @@ class EfficientZeroExperiment(Experiment):
         )
 
     def _make_planner(self) -> Planner:
-        """Of one agent; or of all members, which are searched for at once."""
+        """A planner of one agent; or of all members, in one search."""
         config, size = self.config, self.config.population.size
         model = self.networks.make_model(0).to(config.device)
         settings: dict[str, Any] = {
@@ -144,19 +144,21 @@ class EfficientZeroExperiment(Experiment):
         self._opened.close()
 
     def init(self) -> TensorDict:
-        """New networks from the run's seed; of a population with their spread of settings."""
+        """The state with new networks from the run's seed; for a population with its spread of
+        settings."""
         state = super().init()
         return state if self.members is None else self.members.begin(state)
 
     def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state; environments, replay and population are put back."""
+        """Restore environments, replay and population; returns the learner's state."""
         state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
 
     def payload(self) -> CheckpointPayload:
-        """Environments, which rows of the replay there are, and the population's history."""
+        """The payload of a checkpoint: environments, rows of the replay, and the population's
+        history."""
         payload = super().payload()
         if self.members is None:
             return payload
@@ -170,16 +172,16 @@ class EfficientZeroExperiment(Experiment):
         return self.members.evolve(state)
 
     def counters(self) -> dict[str, int]:
-        """Simulations of both searches."""
+        """The count of simulations, of acting and of reanalyze."""
         return {"simulations": self.actor.num_simulations + self.reanalyze_planner.num_simulations}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
         found = {
-            "temperature": self.config.search.temperature(self._share),
+            "temperature": self.config.search.temperature(self._fraction_done),
             "replay_steps": float(len(self.replay)),
         }
-        if self.members is None:  # else each has its own, which rows of generations tell
+        if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
         return found
 
@@ -188,7 +190,7 @@ class EfficientZeroExperiment(Experiment):
     def _begin_rollout(self, state: TensorDict) -> Act:
         self._update = step_of(state)
         self.actor.refresh(state)
-        temperature = self.config.search.temperature(self._share)
+        temperature = self.config.search.temperature(self._fraction_done)
 
         def choose(states: TensorDict) -> TensorDict:
             draws = self._draws("act")
@@ -205,18 +207,18 @@ class EfficientZeroExperiment(Experiment):
             generator=self._draws("act"),
         )
 
-    def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
-        """windows: [B]; of members [P, B], as the batch is then."""
+    def _make_batch(self, state: TensorDict, segments: TensorDict) -> TensorDict:
+        """Make a batch. segments: [B]; of members [P, B], as the batch is then."""
         targets, update = self.config.targets, step_of(state)
         if update % targets.target_interval == 0 or not self._reanalyze_is_current:
             self._refresh_reanalyze(state)
-        horizon = targets.horizon_share * self.config.collect.num_env_steps
-        shape, flat, total = windows.batch_size, windows, self.steps.buffers[0].storage.total
+        horizon = targets.horizon_fraction * self.config.collect.num_env_steps
+        shape, flat, total = segments.batch_size, segments, self.steps.buffers[0].storage.total
         if self.members is not None:
-            flat = windows.reshape(-1)
-            flat["member"] = torch.arange(len(windows)).repeat_interleave(shape[1])
+            flat = segments.reshape(-1)
+            flat["member"] = torch.arange(len(segments)).repeat_interleave(shape[1])
             total = flat["total"]
-        with self._guarded(state, windows):
+        with self._guarded(state, segments):
             batch, fresh = make_batch(
                 flat,
                 self.reanalyze_planner,
@@ -236,19 +238,19 @@ class EfficientZeroExperiment(Experiment):
         self._reanalyze_is_current = True
 
     @contextlib.contextmanager
-    def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
-        """A search that meets NaN stops the run as a loss does."""
+    def _guarded(self, state: TensorDict, inputs: TensorDict) -> Iterator[None]:
+        """The context of a search, in which NaN stops the run as in a loss."""
         try:
             yield
         except UnfitOutputError as error:
-            self.guard.searched(state, seen, str(error))
+            self.guard.searched(state, inputs, str(error))
 
     def _draws(self, purpose: str) -> torch.Generator:
         return generator_for(self.config.seed, purpose, self.stream.num_env_steps)
 
     @property
-    def _share(self) -> float:
-        """Of the training that lies behind us, in steps of the environments."""
+    def _fraction_done(self) -> float:
+        """The fraction of training that is done, in steps of the environments."""
         return min(1.0, self.stream.num_env_steps / max(1, self.config.collect.num_env_steps))
 
     def _beta(self, update: int) -> float:
@@ -258,7 +260,7 @@ class EfficientZeroExperiment(Experiment):
     # -- evaluating
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
-        """Play whole episodes; None if `stop` said so meanwhile."""
+        """Play whole episodes; None if `stop` asked to stop meanwhile."""
         with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
             if self.members is None:
                 found: Outcome | None = self._play(state, stop)
@@ -269,14 +271,15 @@ class EfficientZeroExperiment(Experiment):
             return found
 
     def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
-        """Episodes of the one agent."""
+        """Play episodes of the one agent."""
         self.actor.refresh(state)
         return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
 
     def _play_all(
         self, members: Members, state: TensorDict, stop: Callable[[], bool]
     ) -> Evaluated | None:
-        """Episodes of all members, the best one's told; recorded is who was the best before."""
+        """Play episodes of all members; the best one's are reported; the best one before is
+        recorded."""
         self.actor.refresh(state)
         found = self.evaluator.play_members(
             self.actor,
@@ -296,18 +299,18 @@ class EfficientZeroExperiment(Experiment):
         env_step = self.stream.num_env_steps
         recording, kind = None, self.config.evaluate.record
         if kind != "none":
-            recording = Recording(
+            recording = EpisodeFilms(
                 self.folder / "episodes",
                 lambda _: f"{env_step:09d}",
                 num=1,
                 suffix=kind,
-                say=self.view.message,
+                warn=self.view.message,
             )
         return {
             "seed": derive_seed(self.config.seed, "evaluate", env_step),
             "recording": recording,
             "stop": stop,
-            "check": lambda said: self.guard.check(said, update=step_of(state)),
+            "check": lambda outputs: self.guard.check(outputs, update=step_of(state)),
         }
 
     def _keep_tree(self, env_step: int) -> None:
@@ -316,12 +319,12 @@ class EfficientZeroExperiment(Experiment):
             state = state.copy().set("member", torch.tensor([self.members.best]))
         try:
             save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
-        except OSError as error:  # a full disk, of which the next save tells more
+        except OSError as error:  # a full disk, which the next save reports
             self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")
 
 
 def plan_of(config: EfficientZeroRun) -> Plan:
-    """How long a run is, and what is done how often.
+    """The plan of a run: its length and intervals.
 
     >>> plan_of(EfficientZeroRun(seed=3)).title
     'EfficientZero on CartPole-v1, seed 3'
@@ -340,7 +343,7 @@ def plan_of(config: EfficientZeroRun) -> Plan:
 
 
 def wants_a_gpu(config: EfficientZeroRun, spec: EnvSpec) -> str:
-    """What is to be said of a run that would take days on a CPU; nothing of others.
+    """A warning for a run that would take days on a CPU; nothing for others.
 
     >>> from raffia.envs.env import Discrete
     >>> wants_a_gpu(EfficientZeroRun(), EnvSpec(observation_shape=(4,), action=Discrete(2)))
