@@ -1,4 +1,4 @@
-"""Settings that can't be: refused where a config is made. Imports no torch: help comes at once."""
+"""Checks of settings, made where a config is made. Imports no torch: help comes at once."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def _described(hint: Any) -> str:
 
 
 def _near(value: Any) -> str:
-    """The call that was meant, where it can be seen: a list for a tuple, numpy's for a number."""
+    """The call that was meant, where it can be guessed: a list for a tuple, numpy's for a
+    number."""
     if isinstance(value, list):
         return f"; write {tuple(value)!r}"
     item = getattr(value, "item", None)  # numpy's and torch's numbers

@@ -465,7 +465,9 @@ def test_an_observation_of_another_precision_is_refused(build, shape):
     message = r"torch.float64 and the weights torch.float32: pass observation.to\(torch.float32\)"
     with pytest.raises(TypeError, match=message):
         model.initial_inference(obs.double())
-    with pytest.raises(TypeError, match=r"torch.float64 and .* pass observation.to\(torch.float32\)"):
+    with pytest.raises(
+        TypeError, match=r"torch.float64 and .* pass observation.to\(torch.float32\)"
+    ):
         fold(model).root(obs.double())
     with pytest.raises(TypeError, match=message):
         Folding(model).model.initial_inference(obs.double())
