@@ -23,15 +23,15 @@ class Corridor(Env):  # which has a `render` without a picture, and a `close`
     spec = EnvSpec(observation_shape=(7,), action=Discrete(2), name="corridor")
 
     def reset(self, seed: int) -> TensorDict:
-        self.place, self.time = 2 + seed % 3, 0
-        return TensorDict(observation=torch.eye(7)[self.place])
+        self.position, self.time = 2 + seed % 3, 0
+        return TensorDict(observation=torch.eye(7)[self.position])
 
     def step(self, action: torch.Tensor) -> TensorDict:
-        self.place, self.time = self.place + 2 * int(action) - 1, self.time + 1
-        at_end = self.place in (0, 6)
+        self.position, self.time = self.position + 2 * int(action) - 1, self.time + 1
+        at_end = self.position in (0, 6)
         return TensorDict(
-            observation=torch.eye(7)[self.place],
-            reward=torch.tensor({0: 0.2, 6: 1.0}.get(self.place, -0.02)),
+            observation=torch.eye(7)[self.position],
+            reward=torch.tensor({0: 0.2, 6: 1.0}.get(self.position, -0.02)),
             terminated=torch.tensor(at_end),  # the task is over
             truncated=torch.tensor(self.time == 20 and not at_end),  # we stop looking
         )

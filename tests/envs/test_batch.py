@@ -6,7 +6,7 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.env import BatchEnv, Box, Discrete, EnvSpec
 from raffia.envs.gym import GymEnv
 from raffia.envs.probe import DelayProbe, ValueProbe
-from raffia.envs.rows import Rows
+from raffia.envs.rows import EnvRows
 from raffia.envs.timelimit import TimeLimit
 from raffia.tensordict.tensordict import TensorDict
 
@@ -224,7 +224,7 @@ def test_a_row_goes_on_where_its_env_says_that_it_continues():
 @pytest.mark.parametrize(
     ("observation", "text"),
     [
-        (torch.zeros(1), r"float32 \[1\]; its spec says float32 \[3\]"),  # would broadcast
+        (torch.zeros(1), r"float32 \[1\]; its spec has float32 \[3\]"),  # would broadcast
         (torch.zeros(3, dtype=torch.float64), r"float64 \[3\]"),
     ],
 )
@@ -252,7 +252,7 @@ def test_pictures_and_closing_reach_the_envs(walks):
 
 
 def test_rows_lie_in_the_memory_that_is_given():
-    rows = Rows.for_spec(Walk.spec, 4)
+    rows = EnvRows.for_spec(Walk.spec, 4)
     batch = SerialBatch([Walk(), Walk()], rows.part(1, 3))
     batch.reset(torch.tensor([2, 3]))
     assert np.array_equal(rows.observation[:, 0], [0, 2, 3, 0])

@@ -86,7 +86,7 @@ def test_the_same_bits_as_in_one_process(workers, make, num_workers):
 @pytest.mark.parametrize("make", [CARTPOLE, PENDULUM])
 def test_killed_workers_are_replaced_and_nothing_differs(workers, make):
     told = []
-    batch = workers([make] * 5, 2, say=told.append)
+    batch = workers([make] * 5, 2, warn=told.append)
 
     def kill(step):
         if step % 7 == 3:

@@ -101,7 +101,7 @@ def efficientzero(norm_type="BN", optimizer="adamw"):
         ),
         loss=LossConfig(unroll_steps=K),
         targets=TargetConfig(target_interval=2),
-        optimizer=EfficientZeroOptimizer(name=optimizer, learning_rate=0.02, warmup_share=0.0),
+        optimizer=EfficientZeroOptimizer(name=optimizer, learning_rate=0.02, warmup_fraction=0.0),
     )
     spec = EnvSpec(observation_shape=(4,), action=Discrete(A))
     return EfficientZeroLearner(spec, config, num_updates=50)

@@ -252,12 +252,12 @@ def expected(config, returns):
         copied = update - update % targets.target_interval
         interval = 0
         if targets.correct_horizon:
-            interval = round(targets.horizon_share * collect.num_env_steps)
+            interval = round(targets.horizon_fraction * collect.num_env_steps)
         events.append(("batch", beta, copied, interval, config.replay.batch_size))
         rate = optimizer.learning_rate
         for _ in range(update // optimizer.decay_updates):
             rate *= optimizer.decay_rate
-        warm = optimizer.warmup_share * num_updates
+        warm = optimizer.warmup_fraction * num_updates
         if update + 1 < warm:
             rate *= (update + 1) / warm
         events.append(("rate", rate))

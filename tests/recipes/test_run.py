@@ -403,6 +403,9 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
     config["collect"]["steps_per_turn"] = config["collect"].pop("rollout_length")
     for name in ("ratio", "noise"):
         config["targets"][f"reanalyse_{name}"] = config["targets"].pop(f"reanalyze_{name}")
+    config["targets"]["horizon_share"] = config["targets"].pop("horizon_fraction")
+    config["optimizer"]["warmup_share"] = config["optimizer"].pop("warmup_fraction")
+    config["population"]["share"] = config["population"].pop("truncation_fraction")
     path.write_text(json.dumps(config))
     assert read_run(tmp_path / "run") == short()
     assert resume(tmp_path / "run", view=Quiet()).reason == "finished"

@@ -21,7 +21,7 @@ from tests.recipes.diary import Diary, assert_same, expected, plain_weights
 from tests.recipes.test_variants import config_of, with_changes
 
 GRADIENT_DESCENT = OptimizerConfig(
-    learning_rate=0.2, momentum=0.0, weight_decay=0.0, max_grad_norm=1e9, warmup_share=0.0
+    learning_rate=0.2, momentum=0.0, weight_decay=0.0, max_grad_norm=1e9, warmup_fraction=0.0
 )
 
 
@@ -53,7 +53,7 @@ CASES = {
     "as it is": {},
     "temperatures and rates change": {
         "search": {"temperatures": (1.0, 0.5, 0.0), "temperature_from": (0.0, 0.6, 0.8)},
-        "optimizer": {"warmup_share": 0.5, "decay_updates": 3, "decay_rate": 0.5},
+        "optimizer": {"warmup_fraction": 0.5, "decay_updates": 3, "decay_rate": 0.5},
     },
     "more updates than steps": {
         "collect": {"updates_per_env_step": 1.5, "num_env_steps": 56, "extra_updates": 0},
@@ -63,7 +63,7 @@ CASES = {
     "turns of three steps": {
         "collect": {"rollout_length": 3, "extra_updates": 13, "random_env_steps": 30},
         "evaluate": {"num_simulations": 5, "every_env_steps": 7},
-        "targets": {"target_interval": 1, "horizon_share": 0.1},
+        "targets": {"target_interval": 1, "horizon_fraction": 0.1},
     },
     "no priorities, and nothing in between": {
         "replay": {"alpha": 0.0},
@@ -140,14 +140,14 @@ def plans(draw):
         },
         "replay": {"alpha": draw(st.sampled_from([0.0, 0.6])), "beta": draw(st.floats(0, 1))},
         "optimizer": {
-            "warmup_share": draw(st.floats(0, 1)),
+            "warmup_fraction": draw(st.floats(0, 1)),
             "decay_updates": draw(st.integers(1, 9)),
             "decay_rate": draw(st.floats(0.5, 1)),
         },
         "targets": {
             "target_interval": draw(st.integers(1, 7)),
             "correct_horizon": draw(st.booleans()),
-            "horizon_share": draw(st.floats(0, 1)),
+            "horizon_fraction": draw(st.floats(0, 1)),
         },
         "evaluate": {
             "every_env_steps": draw(st.integers(8, 60)),
@@ -183,8 +183,8 @@ def decaying(tmp_path_factory):
         {"collect": {"rollout_length": 2}},
         {"replay": {"beta": 0.41}},
         {"targets": {"target_interval": 4}},
-        {"targets": {"horizon_share": 0.4}},
-        {"optimizer": {"warmup_share": 0.2}},
+        {"targets": {"horizon_fraction": 0.4}},
+        {"optimizer": {"warmup_fraction": 0.2}},
         {"optimizer": {"decay_updates": 12}},
         {"search": {"temperatures": (1.0, 0.5, 0.3)}},
         {"search": {"temperature_from": (0.0, 0.7, 0.75)}},

@@ -41,7 +41,11 @@ VECTOR = EfficientZeroRun(
     loss=LossConfig(unroll_steps=3, lstm_horizon=2),
     targets=TargetConfig(n_step=3, target_interval=3, reanalyze_ratio=0.25),
     optimizer=OptimizerConfig(
-        learning_rate=0.05, max_grad_norm=0.5, decay_updates=5, weight_decay=0.01, warmup_share=0.2
+        learning_rate=0.05,
+        max_grad_norm=0.5,
+        decay_updates=5,
+        weight_decay=0.01,
+        warmup_fraction=0.2,
     ),
     search=SearchConfig(
         num_simulations=4, temperatures=(1.0, 0.5), temperature_from=(0.0, 0.8), max_considered=2
@@ -203,13 +207,13 @@ SETTINGS = {
     "targets.reanalyze_ratio": ("vector", 0.5, "targets"),
     "targets.reanalyze_noise": ("vector", False, "targets"),
     "targets.correct_horizon": ("vector", False, "targets"),
-    "targets.horizon_share": ("vector", 0.1, "targets"),
+    "targets.horizon_fraction": ("vector", 0.1, "targets"),
     "optimizer.name": ("vector", "adamw", "shapes"),
     "optimizer.learning_rate": ("vector", 0.04, "step"),
     "optimizer.momentum": ("vector", 0.5, "step"),
     "optimizer.weight_decay": ("vector", 0.1, "step"),
     "optimizer.max_grad_norm": ("vector", 0.25, "step"),
-    "optimizer.warmup_share": ("vector", 0.3, "step"),
+    "optimizer.warmup_fraction": ("vector", 0.3, "step"),
     "optimizer.decay_updates": ("vector", 4, "step"),
     "optimizer.decay_rate": ("vector", 0.5, "step"),
     "search.policy": ("vector", "gumbel", "act"),
@@ -261,7 +265,7 @@ SETTINGS = {
     "population.tournament_size": ("members", 3, "generation"),
     "population.elitism": ("members", False, "generation"),
     "population.replay": ("members", "own", "made"),
-    "population.share": ("halves", 0.5, "generation"),
+    "population.truncation_fraction": ("halves", 0.5, "generation"),
     "population.eval_loop": ("members", 2, "generation"),
     "population.no_mutation": ("members", 0.0, "generation"),
     "population.hyper": ("members", 0.1, "generation"),

@@ -249,7 +249,7 @@ def test_sums_end_in_the_network_s_value_or_in_the_search_s(bootstrap, tmp_path)
 def test_old_steps_get_a_shorter_horizon(corrected, tmp_path):
     targets = {
         "correct_horizon": corrected,
-        "horizon_share": 1 / 80,  # of 80 steps: a step less for each row that came since
+        "horizon_fraction": 1 / 80,  # of 80 steps: a step less for each row that came since
         "target_interval": 10**6,  # the target network says 0, as at its start
         "reanalyze_ratio": 0.0,
         "discount": 1.0,
@@ -273,7 +273,7 @@ def test_both_kinds_of_normalisation(norm_type, tmp_path):
 
 
 def test_sgd_warms_up(tmp_path):
-    optimizer = OptimizerConfig(name="sgd", learning_rate=0.02, warmup_share=0.5)
+    optimizer = OptimizerConfig(name="sgd", learning_rate=0.02, warmup_fraction=0.5)
     played = Played(config_of(optimizer=optimizer), tmp_path / "run")
     rates = [played.run.networks.learning_rate(step) for step in (1, 5, 10)]
     assert rates == pytest.approx([0.004, 0.02, 0.02])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from raffia.recipes.efficientzero.match import Match, Player, Thought, load_player
+from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought, load_player
 
 __all__ = ["Table", "move_named", "play", "shares_text"]
 
@@ -86,7 +86,7 @@ class Table:
     True
     """
 
-    def __init__(self, agent: Player, person: int, stdin: TextIO, stdout: TextIO) -> None:
+    def __init__(self, agent: BoardPlayer, person: int, stdin: TextIO, stdout: TextIO) -> None:
         """person: 0 if the person begins, 1 if the agent does."""
         self.agent, self.person = agent, person
         self.match = Match(agent)
@@ -180,7 +180,7 @@ class Table:
         return (
             f"The agent plays {game.action_names[thought.action]}. It values the position at "
             f"{thought.value:+.2f} for itself\n(1 wins, -1 loses); its search went to\n"
-            f"{shares_text(thought.shares, game.action_names, game.columns)}"
+            f"{shares_text(thought.policy, game.action_names, game.columns)}"
         )
 
     def _show(self) -> None:

@@ -8,13 +8,13 @@ and after each lost life, FIRE is pressed for the agent for as long as a step is
 the game's actions (`press_fire`): some games wait for it, and an agent that does what it thinks is
 best may never press it, so that an episode lasts as long as it may.
 
-Lives. In training a lost life is told as `terminated`, so that it counts as an end when values are
-learnt, and as `continues`, since the game goes on: the observation of this step is the first one of
-the next life, and the next `step` acts in it. What belongs to a seed is the whole game with all its
-lives, as a life depends on all that was done in those before it; so a game is made of its seed and
-its actions alone, and a resume plays the actions since the last `reset` again, over the ends of
-lives. `reset` begins the game of its seed at any time. With the same actions the game is frame by
-frame the same in training and in evaluation.
+Lives. In training a lost life is reported as `terminated`, so that it counts as an end when values
+are learnt, and as `continues`, since the game goes on: the observation of this step is the first
+one of the next life, and the next `step` acts in it. What belongs to a seed is the whole game with
+all its lives, as a life depends on all that was done in those before it; so a game is made of its
+seed and its actions alone, and a resume plays the actions since the last `reset` again, over the
+ends of lives. `reset` begins the game of its seed at any time. With the same actions the game is
+frame by frame the same in training and in evaluation.
 
 Sources: Mnih et al. (2015), "Human-level control through deep reinforcement learning"; Machado et
 al. (2018), "Revisiting the Arcade Learning Environment" (sticky actions).
@@ -52,7 +52,7 @@ class AtariEnv:
     game: "ms_pacman", "MsPacman" or "ALE/MsPacman-v5"; of the last one only the name is taken, not
         what Gymnasium means by v5.
     evaluation: whole games with their true rewards, up to `evaluation_frames`.
-    full_action_space: all 18 actions of the console, in place of those that do something here.
+    full_action_space: all 18 actions of the console, instead of those that have an effect.
 
     >>> env = AtariEnv("breakout", AtariConfig(size=64, colour=False))
     >>> env.spec.observation_shape, env.spec.action, env.action_names
@@ -118,7 +118,7 @@ class AtariEnv:
         self._lives = self._ale.lives()
         self._runs = True
         both = self._fire is not None and self.config.frame_skip > 1
-        return TensorDict(observation=self._shrunk(self._seen(both)))
+        return TensorDict(observation=self._shrunk(self._max_frame(both)))
 
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
@@ -135,16 +135,16 @@ class AtariEnv:
         lost = lost and self.episodic_life and not over
         self._lives = self._ale.lives()
         self._runs = not (over or late)
-        seen = self._seen(self.config.frame_skip > 1)
-        said = TensorDict(
-            observation=self._shrunk(seen),
+        frame = self._max_frame(self.config.frame_skip > 1)
+        outputs = TensorDict(
+            observation=self._shrunk(frame),
             reward=torch.tensor(float(np.sign(reward) if self.clip_reward else reward)),
             terminated=torch.tensor(over or lost),
             truncated=torch.tensor(late and not lost),
         )
         if self.episodic_life:
-            said["continues"] = torch.tensor(lost and not late)
-        return said
+            outputs["continues"] = torch.tensor(lost and not late)
+        return outputs
 
     def render(self) -> Tensor:
         """The screen as it is, uint8 [H, W, 3]: 210 x 160 in most games."""
@@ -154,7 +154,7 @@ class AtariEnv:
         """The emulator holds memory only, and goes with this object."""
 
     def _play(self, number: int) -> int:
-        """Repeat the action; the last two frames are kept. Gives the sum of the rewards."""
+        """Repeat the action; the last two frames are stored. Gives the sum of the rewards."""
         if not 0 <= number < len(self._actions):
             raise ValueError(f"action {number} must lie in 0 .. {len(self._actions) - 1}")
         skip, sticky = self.config.frame_skip, self.config.sticky
@@ -171,7 +171,7 @@ class AtariEnv:
         self._num_frames += skip
         return total
 
-    def _seen(self, both: bool) -> np.ndarray:
+    def _max_frame(self, both: bool) -> np.ndarray:
         """The last frame, or the maximum of the last two."""
         return np.maximum(*self._frames) if both else self._frames[1]
 
@@ -224,7 +224,7 @@ def game_name(game: str) -> str:
 
 
 def _emulator(name: str) -> ALEInterface:
-    """With the cartridge in it, and silent."""
+    """The emulator with the cartridge in it, and silent."""
     try:
         from ale_py import ALEInterface, LoggerMode, roms
     except ImportError as error:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from raffia.envs.env import Env, EnvSpec
 from raffia.envs.rows import (
+    EnvRows,
     RowEnv,
-    Rows,
     TensorRows,
     checked_actions,
     checked_seeds,
@@ -30,7 +30,7 @@ class SerialBatch:
     tensor([1., 1.])
     """
 
-    def __init__(self, envs: Sequence[Env], rows: Rows | None = None) -> None:
+    def __init__(self, envs: Sequence[Env], rows: EnvRows | None = None) -> None:
         """`rows` are arrays to write into, as in memory that is shared; None: its own."""
         if not envs:
             raise ValueError("SerialBatch(envs) needs one environment or more")
@@ -49,7 +49,7 @@ class SerialBatch:
                 )
         self.num_envs = len(envs)
         self.envs = list(envs)
-        self.rows = Rows.for_spec(self.spec, self.num_envs) if rows is None else rows
+        self.rows = EnvRows.for_spec(self.spec, self.num_envs) if rows is None else rows
         self._writers = [env if isinstance(env, RowEnv) else TensorRows(env) for env in envs]
         self._tensors = self.rows.tensors(self.spec.step_keys)
 
@@ -58,7 +58,7 @@ class SerialBatch:
         chosen = chosen_rows(rows, self.num_envs)
         for row, seed in zip(chosen, checked_seeds(seeds, len(chosen)), strict=True):
             self.reset_row(row, seed)
-        return said(self._tensors, self.spec.state_keys, rows, len(chosen))
+        return outputs_of(self._tensors, self.spec.state_keys, rows, len(chosen))
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Act in these rows [n] (None: all), action [n, ...]: the states after it, [n]."""
@@ -67,7 +67,7 @@ class SerialBatch:
         refuse_ended([row for row in chosen if not self.rows.runs[row]])
         for row, one in zip(chosen, actions, strict=True):
             self.step_row(row, one)
-        return said(self._tensors, self.spec.step_keys, rows, len(chosen))
+        return outputs_of(self._tensors, self.spec.step_keys, rows, len(chosen))
 
     def reset_row(self, row: int, seed: int) -> None:
         """Begin the episode of a seed in one row; the state lies in `rows`."""
@@ -79,9 +79,9 @@ class SerialBatch:
         """Act in one row, an int or an array [D]; the state after it lies in `rows`."""
         self.rows.runs[row] = False
         self._writers[row].step_row(action, self.rows, row)
-        said = self.rows
-        ended = said.terminated[row] or said.truncated[row]
-        said.runs[row] = not ended or (said.continues is not None and said.continues[row])
+        rows = self.rows
+        ended = rows.terminated[row] or rows.truncated[row]
+        rows.runs[row] = not ended or (rows.continues is not None and rows.continues[row])
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
@@ -93,12 +93,13 @@ class SerialBatch:
             env.close()
 
 
-def said(
+def outputs_of(
     tensors: dict[str, Tensor], keys: tuple[str, ...], rows: Tensor | None, num_rows: int
 ) -> TensorDict:
-    """What these rows say, [num_rows], in memory of its own.
+    """The outputs of these rows, [num_rows], in memory of their own.
 
-    >>> said({"reward": torch.tensor([1.0, 2.0])}, ("reward",), torch.tensor([1]), 1)["reward"]
+    >>> arrays = {"reward": torch.tensor([1.0, 2.0])}
+    >>> outputs_of(arrays, ("reward",), torch.tensor([1]), 1)["reward"]
     tensor([2.])
     """
     if rows is None:

@@ -57,8 +57,8 @@ class BoardGame:
     columns: int
     in_line: int
     symbols = ("X", "O")  # of the players in a text
-    action_names: tuple[str, ...]  # as people call them
-    colours: tuple[tuple[int, int, int], ...]  # of the ground, the lines, the two players
+    action_names: tuple[str, ...]  # names of the actions for people
+    colours: tuple[tuple[int, int, int], ...]  # colours of the ground, the lines, the two players
 
     def __init__(self, num_envs: int, name: str, *, random_openings: int = 0) -> None:
         if num_envs < 1:
@@ -96,7 +96,7 @@ class BoardGame:
         """Begin the games of these seeds int64 [n] in these rows int64 [n] (None: all): [n].
 
         The seed decides the first `random_openings` moves, each drawn among the legal ones; without
-        them all games begin alike.
+        them all games begin equal.
         """
         index = self._index(rows)
         numbers = checked_seeds(seeds, len(index))
@@ -135,7 +135,7 @@ class BoardGame:
         return state
 
     def board_text(self, row: int) -> str:
-        """One board for people: X began, a dot is free."""
+        """One board as text: X began, a dot is free."""
         cells = self._planes(self._stones[row])
         signs = [
             self.symbols[0] if first else self.symbols[1] if second else "."
@@ -167,7 +167,7 @@ class BoardGame:
         raise NotImplementedError
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Close the games; they hold nothing to release."""
 
     def _planes(self, stones: Tensor) -> Tensor:
         """Words [...] as cells of 0 and 1, [..., cells]."""
@@ -195,10 +195,10 @@ class BoardGame:
         legal = mask.gather(1, action[:, None])[:, 0]
         if not legal.all():
             refuse_ended(index[~mask.any(-1)].tolist())
-            place = int((~legal).nonzero()[0])
+            at = int((~legal).nonzero()[0])
             raise ValueError(
-                f"action {int(action[place])} is illegal in row {int(index[place])}; "
-                f"legal are {mask[place].nonzero()[:, 0].tolist()}"
+                f"action {int(action[at])} is illegal in row {int(index[at])}; "
+                f"legal are {mask[at].nonzero()[:, 0].tolist()}"
             )
 
 

@@ -15,33 +15,33 @@ import torch
 from torch import Tensor
 
 from raffia.envs import check_play as play
-from raffia.envs.check_play import Bare, Noted, Seen
+from raffia.envs.check_play import Bare, ContractError, ContractNote
 from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
 from raffia.tensordict.tensordict import TensorDict
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one check.
+    """The result of one check.
 
     >>> Finding("rewards", "fails", "nan at step 3", "give finite rewards").lines()
-    ['fails  rewards: nan at step 3', '       to mend it: give finite rewards']
+    ['fails  rewards: nan at step 3', '       to fix it: give finite rewards']
     """
 
     name: str
     verdict: str  # "ok"; "note": worth a look; "fails"
-    seen: str
-    mend: str = ""
+    found: str
+    fix: str = ""
 
     def lines(self) -> list[str]:
-        """For a person to read."""
-        mend = [f"{'':7}to mend it: {self.mend}"] if self.mend else []
-        return [f"{self.verdict:<7}{self.name}: {self.seen}", *mend]
+        """The text lines of the result."""
+        fix = [f"{'':7}to fix it: {self.fix}"] if self.fix else []
+        return [f"{self.verdict:<7}{self.name}: {self.found}", *fix]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of all checks; `print` it, or `require()` in a test that none failed.
+    """The results of all checks; `print` it, or `require()` in a test that none failed.
 
     >>> report = Report("mine", (Finding("reset", "fails", "no 'observation'"),))
     >>> report.ok
@@ -60,7 +60,7 @@ class Report:
         return all(finding.verdict != "fails" for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """For a person to read."""
+        """The text lines of the result."""
         head = f"{self.name} {'keeps' if self.ok else 'does not keep'} the contract"
         return [head, *(line for finding in self.findings for line in finding.lines())]
 
@@ -68,7 +68,7 @@ class Report:
         return "\n".join(self.lines())
 
     def require(self) -> None:
-        """An AssertionError that says what failed, if something did.
+        """Raise an AssertionError that lists what failed, if something did.
 
         >>> Report("mine", ()).require()
         """
@@ -77,7 +77,7 @@ class Report:
 
 
 def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
-    """Play in an environment with random actions, and look whether it keeps the contract.
+    """Check that an environment keeps the contract, by playing in it with random actions.
 
     env: a function that makes an Env, a BatchEnv or an env of Gymnasium, which shows more; or one
         that is made already
@@ -93,7 +93,7 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     makes_more = not play.is_env(env)
     first = env() if makes_more else env
     others = [env(), env()] if makes_more else []
-    subject = Subject(first, others, seed, num_steps)
+    subject = EnvUnderTest(first, others, seed, num_steps)
     name = getattr(subject.spec, "name", "") or type(first).__name__
     findings: list[Finding] = []
     for check in CHECKS:
@@ -106,11 +106,11 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     return Report(name, tuple(findings))
 
 
-class Subject:
-    """What is looked at, and what was seen of it so far.
+class EnvUnderTest:
+    """The environment under test, and the moments played so far.
 
     >>> from raffia.envs.probe import ValueProbe
-    >>> subject = Subject(ValueProbe(), [ValueProbe(), ValueProbe()], seed=0, num_steps=5)
+    >>> subject = EnvUnderTest(ValueProbe(), [ValueProbe(), ValueProbe()], seed=0, num_steps=5)
     >>> subject.batch.num_envs, subject.twin.num_envs
     (2, 1)
     """
@@ -124,35 +124,37 @@ class Subject:
         self.twin: BatchEnv = self.batch
         if others:
             self.twin = others[0] if self.is_batch else Bare(others[1:])
-        self.moments: list[play.Moment] = []  # of the play that looks at each step
+        self.moments: list[play.PlayedMoment] = []  # of the play that looks at each step
 
     @property
     def spec(self) -> EnvSpec:
-        """Of the environment."""
+        """The spec of the environment."""
         return self.batch.spec
 
     @property
     def last_row(self) -> int:
-        """Of the batch."""
+        """The last row of the batch."""
         return self.batch.num_envs - 1
 
 
-def _check_spec(subject: Subject) -> str:
+def _check_spec(subject: EnvUnderTest) -> str:
     """spec"""
     kind = BatchEnv if subject.is_batch else Env
     names = ("spec", "num_envs") if subject.is_batch else ("spec",)
     methods = ("reset", "step", "render", "close")
     missing = [name for name in (*names, *methods) if not hasattr(subject.env, name)]
     if missing:
-        raise Seen(
+        raise ContractError(
             f"no {', '.join(missing)}", f"see raffia.envs.env.{kind.__name__} for what it is"
         )
     spec = subject.spec
     if not isinstance(spec, EnvSpec):
-        raise Seen(f"spec is {spec!r}", "make it an EnvSpec(observation_shape=..., action=...)")
+        raise ContractError(
+            f"spec is {spec!r}", "make it an EnvSpec(observation_shape=..., action=...)"
+        )
     shape = spec.observation_shape
     if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] > 4:
-        raise Seen(
+        raise ContractError(
             f"pictures of {list(shape)} have their channels last",
             "give [channels, height, width]: picture.permute(2, 0, 1)",
         )
@@ -162,7 +164,7 @@ def _check_spec(subject: Subject) -> str:
     return f"observation {play.kind(spec.observation_dtype, shape)}, {actions}, {players}"
 
 
-def _check_reset(subject: Subject) -> str:
+def _check_reset(subject: EnvUnderTest) -> str:
     """reset"""
     batch = subject.batch
     state = batch.reset(torch.arange(batch.num_envs) + subject.seed)
@@ -170,112 +172,124 @@ def _check_reset(subject: Subject) -> str:
     return f"gives {', '.join(subject.spec.state_keys)}"
 
 
-def _check_step(subject: Subject) -> str:
+def _check_step(subject: EnvUnderTest) -> str:
     """step"""
     for moment in play.moments(subject.batch, subject.seed, subject.num_steps):
         keys = subject.spec.step_keys if moment.is_step else subject.spec.state_keys
-        play.require_entries(moment.said, subject.spec, keys, len(moment.rows))
+        play.require_entries(moment.outputs, subject.spec, keys, len(moment.rows))
         subject.moments.append(moment)
     steps = sum(len(moment.rows) for moment in subject.moments if moment.is_step)
     return f"{steps} steps with random actions"
 
 
-def _check_numbers(subject: Subject) -> str:
+def _check_numbers(subject: EnvUnderTest) -> str:
     """numbers"""
     for moment in subject.moments:
         for key in ("observation", "reward"):
-            value = moment.said.get(key, None)
+            value = moment.outputs.get(key, None)
             if value is not None and not value.isfinite().all():
-                raise Seen(f"{key!r} is not finite {moment.where}", "look for a division by 0")
+                raise ContractError(
+                    f"{key!r} is not finite {moment.where}", "look for a division by 0"
+                )
     return "observations and rewards are finite"
 
 
-def _check_pictures(subject: Subject) -> str:
+def _check_pictures(subject: EnvUnderTest) -> str:
     """pictures"""
     if len(subject.spec.observation_shape) != 3:
         return "none are observed"
-    most = max(float(moment.said["observation"].max()) for moment in subject.moments)
+    most = max(float(moment.outputs["observation"].max()) for moment in subject.moments)
     if subject.spec.observation_dtype == torch.uint8 and most <= 1:
-        raise Noted(
-            "uint8, and nothing above 1 was seen: was a picture of 0..1 made whole numbers?",
+        raise ContractNote(
+            "uint8, and nothing above 1 was found: was a picture of 0..1 made whole numbers?",
             "multiply by 255 before the cast; planes of 0 and 1 are better float32",
         )
     if subject.spec.observation_dtype != torch.uint8 and most > 2:
-        raise Noted(f"numbers up to {most:g}", "give uint8 of 0..255, or planes of about 0..1")
+        raise ContractNote(
+            f"numbers up to {most:g}", "give uint8 of 0..255, or planes of about 0..1"
+        )
     return f"numbers up to {most:g}"
 
 
-def _check_masks(subject: Subject) -> str:
+def _check_masks(subject: EnvUnderTest) -> str:
     """legal actions"""
     if not subject.spec.masked:
         return "all are, always"
     for moment in subject.moments:
-        none = ~moment.said["action_mask"].any(-1) & ~play.ended(moment.said)
+        none = ~moment.outputs["action_mask"].any(-1) & ~play.ended(moment.outputs)
         if none.any():
-            raise Seen(
+            raise ContractError(
                 f"none in row {moment.rows[int(none.nonzero()[0])]} {moment.where}",
-                "allow one at least, as an action that passes, or say terminated",
+                "allow one at least, as an action that passes, or set terminated",
             )
     return "at least one while an episode runs"
 
 
-def _check_players(subject: Subject) -> str:
+def _check_players(subject: EnvUnderTest) -> str:
     """players"""
     if subject.spec.num_players == 1:
         return "one"
     for moment in subject.moments:
-        turn = moment.said["to_play"]
+        turn = moment.outputs["to_play"]
         if not ((turn == 0) | (turn == 1)).all():
-            raise Seen(f"to_play is {turn.tolist()} {moment.where}", "number the players 0 and 1")
-    if all((moment.said["to_play"] == 0).all() for moment in subject.moments):
-        raise Seen("player 1 never comes to play", "say in 'to_play' who acts next")
+            raise ContractError(
+                f"to_play is {turn.tolist()} {moment.where}", "number the players 0 and 1"
+            )
+    if all((moment.outputs["to_play"] == 0).all() for moment in subject.moments):
+        raise ContractError(
+            "player 1 never comes to play", "set 'to_play' to the player who acts next"
+        )
     return "two"
 
 
-def _check_ends(subject: Subject) -> str:
+def _check_ends(subject: EnvUnderTest) -> str:
     """ends"""
     num_ended = 0
     for moment in subject.moments:
         if not moment.is_step:
             continue
-        if (moment.said["terminated"] & moment.said["truncated"]).any():
-            raise Seen(
+        if (moment.outputs["terminated"] & moment.outputs["truncated"]).any():
+            raise ContractError(
                 f"terminated and truncated at once {moment.where}",
-                "say truncated only where more would have followed: truncated & ~terminated",
+                "set truncated only where more would have followed: truncated & ~terminated",
             )
-        num_ended += int(play.ended(moment.said).sum())
+        num_ended += int(play.ended(moment.outputs).sum())
     if not num_ended:
-        raise Noted(
+        raise ContractNote(
             f"no episode ended in {subject.num_steps} steps",
             "set max_episode_steps, unless episodes are meant to be so long",
         )
     return f"{num_ended} episodes ended"
 
 
-def _check_ended_rows(subject: Subject) -> str:
+def _check_ended_rows(subject: EnvUnderTest) -> str:
     """ended rows"""
     if not subject.is_batch:
         return "a SerialBatch takes care of them"
     last = play.first_end(subject.moments)
     if last is None:
-        raise Noted("no episode ended, so nothing was seen", "check_env(..., num_steps=10_000)")
+        raise ContractNote(
+            "no episode ended, so no end was checked", "check_env(..., num_steps=10_000)"
+        )
     row, seed, actions = last
     rows = torch.tensor([row])
-    said = play.replay(subject.batch, row, seed, actions)
-    if not play.ended(said[-1]).any():
-        raise Seen("an episode that had ended did not end when it was played again", play.REPEAT)
+    outputs = play.replay(subject.batch, row, seed, actions)
+    if not play.ended(outputs[-1]).any():
+        raise ContractError(
+            "an episode that had ended did not end when it was played again", play.REPEAT
+        )
     try:
-        subject.batch.step(play.one_action(subject.spec, said[0]), rows)
+        subject.batch.step(play.one_action(subject.spec, outputs[0]), rows)
     except Exception:
         subject.batch.reset(torch.tensor([seed]), rows)
         return "refuse to be stepped, and can be reset"
-    raise Seen(
+    raise ContractError(
         f"row {row} was stepped after its end without an error",
-        "raise one that says reset(seeds, rows): the caller has missed an end",
+        "raise one that names reset(seeds, rows): the caller has missed an end",
     )
 
 
-def _check_repeats(subject: Subject) -> str:
+def _check_repeats(subject: EnvUnderTest) -> str:
     """seeds repeat"""
     batch, seed, steps = subject.batch, subject.seed, subject.num_steps
     once = play.episode(batch, 0, seed, steps)
@@ -290,18 +304,18 @@ def _check_repeats(subject: Subject) -> str:
     return "the same seed and actions give the same episode"
 
 
-def _check_differs(subject: Subject) -> str:
+def _check_differs(subject: EnvUnderTest) -> str:
     """seeds differ"""
     seeds = [subject.seed + number for number in range(8)]
     played = [play.episode(subject.batch, 0, seed, 20, draw=0) for seed in seeds]
     if all(play.difference(played[0], other) is None for other in played[1:]):
-        raise Noted(
+        raise ContractNote(
             "8 seeds gave the same steps", "fine where there is no chance in the environment"
         )
     return "different seeds give different episodes"
 
 
-def _check_rows(subject: Subject) -> str:
+def _check_rows(subject: EnvUnderTest) -> str:
     """rows"""
     batch, steps = subject.batch, subject.num_steps
     last = subject.last_row
@@ -320,7 +334,7 @@ def _check_rows(subject: Subject) -> str:
     return "each has its own episode, in the order that is asked for"
 
 
-def _check_memory(subject: Subject) -> str:
+def _check_memory(subject: EnvUnderTest) -> str:
     """memory"""
     batch, row = subject.batch, torch.tensor([0])
     state = batch.reset(torch.tensor([subject.seed]), row)
@@ -329,32 +343,32 @@ def _check_memory(subject: Subject) -> str:
         if play.ended(given[-1]).any():
             break
         given.append(batch.step(play.one_action(subject.spec, given[-1]), row))
-    kept = [said.clone() for said in given]
+    before_calls = [outputs.clone() for outputs in given]
     play.episode(batch, 0, subject.seed + 1, 10)
-    for before, after in zip(kept, given, strict=True):
+    for before, after in zip(before_calls, given, strict=True):
         for key in before.keys():
             if not play.equal(before[key], after[key]):
-                raise Seen(
+                raise ContractError(
                     f"{key!r} of an earlier step changed in a later one",
                     "give a copy: torch.from_numpy(array.copy()), or tensor.clone()",
                 )
     return "what was given stays as it was"
 
 
-def _check_render(subject: Subject) -> str:
+def _check_render(subject: EnvUnderTest) -> str:
     """render"""
     picture: Tensor | None = subject.batch.render(0)
     if picture is None:
         return "no picture"
     if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-        raise Seen(
+        raise ContractError(
             f"a picture of {play.kind(picture.dtype, tuple(picture.shape))}",
             "give uint8 [height, width, 3], or None",
         )
     return f"pictures of {picture.shape[1]} x {picture.shape[0]}"
 
 
-Check = Callable[[Subject], str]
+Check = Callable[[EnvUnderTest], str]
 
 FIRST: tuple[Check, ...] = (_check_spec, _check_reset, _check_step)
 CHECKS: tuple[Check, ...] = (
@@ -373,13 +387,13 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _finding(check: Check, subject: Subject) -> Finding:
+def _finding(check: Check, subject: EnvUnderTest) -> Finding:
     name = check.__doc__ or ""
     try:
         return Finding(name, "ok", check(subject))
-    except Noted as noted:
-        return Finding(name, "note", noted.seen, noted.mend)
-    except Seen as seen:
-        return Finding(name, "fails", seen.seen, seen.mend)
+    except ContractNote as noted:
+        return Finding(name, "note", noted.found, noted.fix)
+    except ContractError as found:
+        return Finding(name, "fails", found.found, found.fix)
     except Exception as error:  # the environment's own, which is a finding too
         return Finding(name, "fails", f"raised {type(error).__name__}: {error}")

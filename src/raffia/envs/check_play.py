@@ -1,4 +1,4 @@
-"""How check.py plays in an environment, and compares what it says."""
+"""Playing in an environment for check.py, and comparing its outputs."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.tensordict import TensorDict
 
-REPEAT = "draw all chance from a generator that reset(seed) makes anew, and forget what was before"
+REPEAT = "draw all chance from a generator that reset(seed) creates, and forget earlier episodes"
 
 
-class Seen(Exception):
-    """What was wrong, and how to mend it.
+class ContractError(Exception):
+    """A broken contract: what was found, and how to fix it.
 
-    >>> Seen("a reward of nan", "look for a division by 0").seen
+    >>> ContractError("a reward of nan", "look for a division by 0").found
     'a reward of nan'
     """
 
-    def __init__(self, seen: str, mend: str) -> None:
-        super().__init__(seen)
-        self.seen, self.mend = seen, mend
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(found)
+        self.found, self.fix = found, fix
 
 
-class Noted(Seen):
-    """What may be meant so, and may be wrong.
+class ContractNote(ContractError):
+    """A finding that may be intended or wrong.
 
-    >>> isinstance(Noted("no episode ended", ""), Seen)
+    >>> isinstance(ContractNote("no episode ended", ""), ContractError)
     True
     """
 
 
 class Bare:
-    """Envs as a BatchEnv that believes all they say: their mistakes are to be seen, not refused.
+    """Environments as a BatchEnv that accepts all outputs: mistakes are to be found, not refused.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> Bare([ValueProbe()]).reset(torch.tensor([0]))["observation"]
@@ -56,48 +56,50 @@ class Bare:
         return _stacked([self.envs[row].reset(seed) for row, seed in pairs])
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """What these rows say after their actions."""
+        """The outputs of these rows after their actions."""
         chosen = range(self.num_envs) if rows is None else rows.tolist()
         return _stacked([self.envs[row].step(action[i]) for i, row in enumerate(chosen)])
 
     def render(self, row: int) -> Tensor | None:
-        """A picture."""
+        """A picture of one environment."""
         return self.envs[row].render()
 
     def close(self) -> None:
-        """Close them."""
+        """Close all environments."""
         for env in self.envs:
             env.close()
 
 
-def _stacked(said: list[TensorDict]) -> TensorDict:
-    for one in said:
+def _stacked(outputs: list[TensorDict]) -> TensorDict:
+    for one in outputs:
         if not isinstance(one, TensorDict):
-            raise Seen(f"a {type(one).__name__}", "give a TensorDict: TensorDict(observation=...)")
-    if len(said) == 1:  # in the same memory, so that it shows when that is written again
-        return said[0].unsqueeze(0)
-    entries = {key: torch.stack([one[key] for one in said]) for key in said[0].keys()}
-    return TensorDict(entries, batch_size=[len(said)])
+            raise ContractError(
+                f"a {type(one).__name__}", "give a TensorDict: TensorDict(observation=...)"
+            )
+    if len(outputs) == 1:  # in the same memory, so that it shows when that is written again
+        return outputs[0].unsqueeze(0)
+    entries = {key: torch.stack([one[key] for one in outputs]) for key in outputs[0].keys()}
+    return TensorDict(entries, batch_size=[len(outputs)])
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A reset or a step of some rows, and what they said.
+class PlayedMoment:
+    """A reset or a step of some rows, and their outputs.
 
-    >>> Moment(3, True, [0], TensorDict(), [5], None).where
+    >>> PlayedMoment(3, True, [0], TensorDict(), [5], None).where
     'after 3 steps'
     """
 
     number: int
     is_step: bool
     rows: list[int]
-    said: TensorDict
-    seeds: list[int]  # of the episodes that run in these rows
+    outputs: TensorDict
+    seeds: list[int]  # seeds of the episodes that run in these rows
     action: Tensor | None
 
     @property
     def where(self) -> str:
-        """For a person to read."""
+        """The row and step, in words."""
         return f"after {self.number} steps"
 
 
@@ -126,7 +128,7 @@ def as_env(env: Any) -> Any:
 
 
 def kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """How a tensor looks, in words.
+    """A tensor's dtype and shape, in words.
 
     >>> kind(torch.float32, (3, 4))
     'float32 [3, 4]'
@@ -153,47 +155,51 @@ def wanted(spec: EnvSpec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     }
 
 
-def require_entries(said: Any, spec: EnvSpec, keys: Sequence[str], num_rows: int) -> None:
-    """That these entries are there, with their dtypes and shapes, and no other.
+def require_entries(outputs: Any, spec: EnvSpec, keys: Sequence[str], num_rows: int) -> None:
+    """Require these entries, with their dtypes and shapes, and no other.
 
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(2,), action=Discrete(2))
     >>> require_entries(TensorDict(observation=torch.zeros(3, 2)), spec, ["observation"], 3)
     """
-    if not isinstance(said, TensorDict):
-        raise Seen(f"a {type(said).__name__}", "give a TensorDict: TensorDict(observation=...)")
-    there = set(said.keys())
+    if not isinstance(outputs, TensorDict):
+        raise ContractError(
+            f"a {type(outputs).__name__}", "give a TensorDict: TensorDict(observation=...)"
+        )
+    there = set(outputs.keys())
     if missing := set(keys) - there:
-        raise Seen(f"no {sorted(missing)}; there are {sorted(there)}", f"give {list(keys)}")
+        raise ContractError(
+            f"no {sorted(missing)}; there are {sorted(there)}", f"give {list(keys)}"
+        )
     if extra := there - set(keys):
-        raise Seen(
+        raise ContractError(
             f"entries that the spec does not know: {sorted(extra)}",
-            "leave them out, or say masked=True, num_players=2 or continues=True in the spec",
+            "leave them out, or set masked=True, num_players=2 or continues=True in the spec",
         )
     for key in keys:
         dtype, shape = wanted(spec)[key]
-        value = said[key]
+        value = outputs[key]
         if value.dtype != dtype or tuple(value.shape[1:]) != shape or len(value) != num_rows:
-            seen = kind(value.dtype, value.shape[1:])
-            raise Seen(
-                f"{key!r} is {seen} for each of {len(value)} rows",
+            found = kind(value.dtype, value.shape[1:])
+            raise ContractError(
+                f"{key!r} is {found} for each of {len(value)} rows",
                 f"give {kind(dtype, shape)} for each of {num_rows}, or change the spec",
             )
 
 
-def ended(said: TensorDict) -> Tensor:
-    """Where a reset must follow, bool [n].
+def ended(outputs: TensorDict) -> Tensor:
+    """Rows where a reset must follow, bool [n].
 
     >>> ended(TensorDict(terminated=torch.tensor([True]), truncated=torch.tensor([False])))
     tensor([True])
     """
-    if "terminated" not in said.keys():
-        return torch.zeros(len(said["observation"]), dtype=torch.bool)
-    over = said["terminated"] | said["truncated"]
-    return over & ~said["continues"] if "continues" in said.keys() else over
+    if "terminated" not in outputs.keys():
+        return torch.zeros(len(outputs["observation"]), dtype=torch.bool)
+    over = outputs["terminated"] | outputs["truncated"]
+    return over & ~outputs["continues"] if "continues" in outputs.keys() else over
 
 
-def one_action(spec: EnvSpec, said: TensorDict, draw: int = 0, number: int = 0) -> Tensor:
+def one_action(spec: EnvSpec, outputs: TensorDict, draw: int = 0, number: int = 0) -> Tensor:
     """An action [1, ...] that is legal for one row; a function of `draw` and `number` alone.
 
     >>> from raffia.envs.env import Discrete
@@ -207,13 +213,13 @@ def one_action(spec: EnvSpec, said: TensorDict, draw: int = 0, number: int = 0) 
         if number < 2:  # the bounds themselves are legal
             return (low if number == 0 else high)[None]
         return (low + (high - low) * torch.rand(len(low), generator=generator))[None]
-    weight = said["action_mask"][0].float() if spec.masked else torch.ones(spec.action.n)
+    weight = outputs["action_mask"][0].float() if spec.masked else torch.ones(spec.action.n)
     if not weight.any():
-        raise Seen("no action is legal", "allow one at least while an episode runs")
+        raise ContractError("no action is legal", "allow one at least while an episode runs")
     return torch.multinomial(weight, 1, generator=generator)
 
 
-def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[Moment]:
+def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[PlayedMoment]:
     """All rows, played with random actions; rows that have ended are reset.
 
     >>> from raffia.envs.probe import DelayProbe
@@ -222,32 +228,34 @@ def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[Moment]:
     """
     num_envs = batch.num_envs
     seeds = [seed + row for row in range(num_envs)]
-    said = batch.reset(torch.tensor(seeds)).clone()
-    yield Moment(0, False, list(range(num_envs)), said, list(seeds), None)
-    states = [said[row : row + 1] for row in range(num_envs)]
+    outputs = batch.reset(torch.tensor(seeds)).clone()
+    yield PlayedMoment(0, False, list(range(num_envs)), outputs, list(seeds), None)
+    states = [outputs[row : row + 1] for row in range(num_envs)]
     next_seed = seed + num_envs
     for number in range(num_steps):
         actions = [
             one_action(batch.spec, states[row], seed * num_envs + row, number)
             for row in range(num_envs)
         ]
-        said = batch.step(torch.cat(actions)).clone()
-        yield Moment(number + 1, True, list(range(num_envs)), said, list(seeds), torch.cat(actions))
-        states = [said[row : row + 1] for row in range(num_envs)]
-        rows = ended(said).nonzero().flatten()
+        outputs = batch.step(torch.cat(actions)).clone()
+        yield PlayedMoment(
+            number + 1, True, list(range(num_envs)), outputs, list(seeds), torch.cat(actions)
+        )
+        states = [outputs[row : row + 1] for row in range(num_envs)]
+        rows = ended(outputs).nonzero().flatten()
         if not len(rows):
             continue
         for row in rows.tolist():
             seeds[row] = next_seed
             next_seed += 1
         own = [seeds[row] for row in rows.tolist()]
-        said = batch.reset(torch.tensor(own), rows).clone()
-        yield Moment(number + 1, False, rows.tolist(), said, own, None)
+        outputs = batch.reset(torch.tensor(own), rows).clone()
+        yield PlayedMoment(number + 1, False, rows.tolist(), outputs, own, None)
         for i, row in enumerate(rows.tolist()):
-            states[row] = said[i : i + 1]
+            states[row] = outputs[i : i + 1]
 
 
-def first_end(played: Sequence[Moment]) -> tuple[int, int, list[Tensor]] | None:
+def first_end(played: Sequence[PlayedMoment]) -> tuple[int, int, list[Tensor]] | None:
     """The row, the seed and the actions of the first episode that ended; None if none did.
 
     >>> from raffia.envs.probe import DelayProbe
@@ -256,7 +264,7 @@ def first_end(played: Sequence[Moment]) -> tuple[int, int, list[Tensor]] | None:
     (0, 7, 2)
     """
     for index, moment in enumerate(played):
-        over = ended(moment.said)
+        over = ended(moment.outputs)
         if over.any():
             row = int(over.nonzero()[0])
             steps = (each.action for each in played[: index + 1] if each.action is not None)
@@ -265,22 +273,22 @@ def first_end(played: Sequence[Moment]) -> tuple[int, int, list[Tensor]] | None:
 
 
 def replay(batch: BatchEnv, row: int, seed: int, actions: Sequence[Tensor]) -> list[TensorDict]:
-    """What a row says to a seed and actions [1, ...].
+    """The outputs of a row for a seed and actions [1, ...].
 
     >>> from raffia.envs.probe import DelayProbe
-    >>> said = replay(Bare([DelayProbe()]), 0, 7, [torch.tensor([0]), torch.tensor([1])])
-    >>> [float(each["observation"]) for each in said]
+    >>> outputs = replay(Bare([DelayProbe()]), 0, 7, [torch.tensor([0]), torch.tensor([1])])
+    >>> [float(each["observation"]) for each in outputs]
     [-1.0, 1.0, 1.0]
     """
     rows = torch.tensor([row])
-    said = [batch.reset(torch.tensor([seed]), rows).clone()]
-    return said + [batch.step(action, rows).clone() for action in actions]
+    outputs = [batch.reset(torch.tensor([seed]), rows).clone()]
+    return outputs + [batch.step(action, rows).clone() for action in actions]
 
 
 def episode(
     batch: BatchEnv, row: int, seed: int, num_steps: int, draw: int | None = None
 ) -> list[TensorDict]:
-    """What a row says in an episode, of so many steps at most.
+    """The outputs of a row in an episode, of so many steps at most.
 
     draw: of the actions; None: the seed's
 
@@ -294,26 +302,28 @@ def episode(
 def together(
     batch: BatchEnv, rows: list[int], seeds: list[int], num_steps: int, draw: int | None = None
 ) -> dict[int, list[TensorDict]]:
-    """What some rows say in an episode each, which are stepped at once.
+    """The outputs of some rows in an episode each, which are stepped together.
 
     >>> from raffia.envs.probe import DelayProbe, ValueProbe
-    >>> told = together(Bare([DelayProbe(), ValueProbe()]), [1, 0], [5, 6], num_steps=5)
-    >>> len(told[0]), len(told[1])
+    >>> outputs_of = together(Bare([DelayProbe(), ValueProbe()]), [1, 0], [5, 6], num_steps=5)
+    >>> len(outputs_of[0]), len(outputs_of[1])
     (3, 2)
     """
     state = batch.reset(torch.tensor(seeds), torch.tensor(rows)).clone()
-    told = {row: [state[i : i + 1]] for i, row in enumerate(rows)}
+    outputs_of = {row: [state[i : i + 1]] for i, row in enumerate(rows)}
     draws = {row: seed if draw is None else draw for row, seed in zip(rows, seeds, strict=True)}
     running = list(rows)
     for number in range(num_steps):
-        actions = [one_action(batch.spec, told[row][-1], draws[row], number) for row in running]
-        said = batch.step(torch.cat(actions), torch.tensor(running)).clone()
+        actions = [
+            one_action(batch.spec, outputs_of[row][-1], draws[row], number) for row in running
+        ]
+        outputs = batch.step(torch.cat(actions), torch.tensor(running)).clone()
         for i, row in enumerate(running):
-            told[row].append(said[i : i + 1])
-        running = [row for row in running if not ended(told[row][-1]).any()]
+            outputs_of[row].append(outputs[i : i + 1])
+        running = [row for row in running if not ended(outputs_of[row][-1]).any()]
         if not running:
             break
-    return told
+    return outputs_of
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
@@ -328,7 +338,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def difference(one: Sequence[TensorDict], other: Sequence[TensorDict]) -> str | None:
-    """Where two episodes part, in words; None if they do not.
+    """The first difference of two episodes, in words; None if there is none.
 
     >>> difference([TensorDict(a=torch.tensor(1))], [TensorDict(a=torch.tensor(2))])
     "'a' differs after 0 steps"
@@ -343,11 +353,11 @@ def difference(one: Sequence[TensorDict], other: Sequence[TensorDict]) -> str | 
 
 
 def require_same(
-    one: Sequence[TensorDict], other: Sequence[TensorDict], where: str, mend: str = REPEAT
+    one: Sequence[TensorDict], other: Sequence[TensorDict], where: str, fix: str = REPEAT
 ) -> None:
-    """That two episodes are the same.
+    """Require that two episodes are equal.
 
     >>> require_same([TensorDict(a=torch.tensor(1))], [TensorDict(a=torch.tensor(1))], "again")
     """
-    if (seen := difference(one, other)) is not None:
-        raise Seen(f"{seen}, {where}", mend)
+    if (found := difference(one, other)) is not None:
+        raise ContractError(f"{found}, {where}", fix)

@@ -1,4 +1,4 @@
-"""Settings that can't be: refused where a config is made. Imports no torch: help comes at once."""
+"""Checks of settings, made where a config is made. Imports no torch: help comes at once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_above_zero(config: Any, *names: str) -> None:
             raise ValueError(f"{name}={value} must be above 0")
 
 
-def check_share(config: Any, *names: str) -> None:
+def check_fraction(config: Any, *names: str) -> None:
     """Refuse numbers of these names that do not lie in 0..1.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig
@@ -137,7 +137,8 @@ def _described(hint: Any) -> str:
 
 
 def _near(value: Any) -> str:
-    """The call that was meant, where it can be seen: a list for a tuple, numpy's for a number."""
+    """The call that was meant, where it can be guessed: a list for a tuple, numpy's for a
+    number."""
     if isinstance(value, list):
         return f"; write {tuple(value)!r}"
     item = getattr(value, "item", None)  # numpy's and torch's numbers

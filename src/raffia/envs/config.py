@@ -1,4 +1,4 @@
-"""Which environment, and how it is shown. Imports no torch: help comes at once."""
+"""Settings of the environment and its observations. Imports no torch: help comes at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ class AtariConfig:
     4
     """
 
-    frame_skip: int = 4  # an action is repeated; the maximum of the last two frames is seen
-    noop_max: int = 30  # up to as many idle frames after a reset
-    size: Literal[64, 84, 96] = 96  # of the square picture, pixels
-    colour: bool = True  # three channels, or one of grey
-    episodic_life: bool = True  # training: a lost life ends the episode
-    clip_reward: bool = True  # training: to its sign
+    frame_skip: int = (
+        4  # frames that an action is repeated; the observation is the maximum of the last two
+    )
+    noop_max: int = 30  # most idle frames after a reset
+    size: Literal[64, 84, 96] = 96  # pixels of a side of the square picture
+    colour: bool = True  # three channels of colour instead of one of grey
+    episodic_life: bool = True  # end the episode at a lost life, in training only
+    clip_reward: bool = True  # clip the reward to its sign, in training only
     sticky: float = 0.0  # probability that an action is repeated once more
     # At the start and after each lost life FIRE is pressed where the game has it: some wait for it.
     press_fire: bool = True
-    max_frames: int = 12_000  # of the emulator, in an episode: 3000 steps with a frame_skip of 4
-    evaluation_frames: int = 12_000  # ... when evaluating; 108,000, half an hour, is the longest
+    max_frames: int = (
+        12_000  # longest episode in the emulator's frames: 3000 steps with a frame_skip of 4
+    )
+    evaluation_frames: int = (
+        12_000  # longest episode when evaluating; at most 108,000, half an hour
+    )
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -43,12 +49,14 @@ class EnvConfig:
     96
     """
 
-    id: str = "CartPole-v1"  # of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
-    num_envs: int = 8  # stepped together; one search serves all of them
-    num_workers: int = 0  # processes they are spread over; 0: this one
-    step_timeout_seconds: float = 300.0  # of one call of a worker; 0: waits for as long as it takes
-    max_episode_steps: int = 0  # 0: what the environment itself says
-    frame_stack: int = 1  # the newest observations, seen together
+    id: str = "CartPole-v1"  # id of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
+    num_envs: int = 8  # environments stepped together; one search serves all of them
+    num_workers: int = 0  # worker processes of the environments; 0: none besides this one
+    step_timeout_seconds: float = 300.0  # most seconds of one call of a worker; 0: no limit
+    max_episode_steps: int = (
+        0  # steps after which an episode is truncated; 0: the environment's own limit
+    )
+    frame_stack: int = 1  # newest observations that are stacked
     atari: AtariConfig = field(default_factory=AtariConfig)
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ _LINE_STARTS = (  # where a line of four may begin, for each direction
 
 @kernel
 def num_bits(word: int) -> int:
-    """How many bits are set.
+    """The number of bits that are set.
 
     >>> num_bits(0b1011)
     3
@@ -65,7 +65,8 @@ def has_four(stones: int) -> bool:
 
 @kernel
 def open_lines(own: int, other: int) -> int:
-    """How many lines are still open to who owns them: 1 for one stone, 4 for two, 16 for three.
+    """The score of lines that are still open to the owner: 1 for one stone, 4 for two, 16 for
+    three.
 
     All lines of a direction are counted at once: bit i of a word is the line that begins in cell i.
 
@@ -107,9 +108,10 @@ def winning_cells(stones: int, playable: int) -> int:
 
 @kernel
 def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
-    """What a position is worth to who is to move and owns `own`; outside alpha..beta a bound.
+    """The value of a position for the player to move, who owns `own`; outside alpha..beta a bound.
 
-    depth: plies that are looked ahead; wins that are one ply further are seen, too. With as many as
+    depth: plies that are looked ahead; wins that are one ply further are found, too. With as many
+    as
         cells are free the answer is exact: 0 or beyond +-WIN.
 
     >>> negamax(0b111, 0b111 << 7, 1, -2 * WIN, 2 * WIN) == WIN + 35  # wins at once, 35 cells free
@@ -141,7 +143,8 @@ def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
 
 
 def column_scores(own: int, other: int, depth: int) -> list[int]:
-    """What each column is worth to who is to move: beyond +-`WIN` it is decided, `NO_MOVE`: full.
+    """The value of each column for the player to move: beyond +-`WIN` it is decided, `NO_MOVE`:
+    full.
 
     Scores are exact for the best columns, to a depth of `depth` plies or more; what is worse than
     the best by one or more is only known to be so.
@@ -158,7 +161,9 @@ def column_scores(own: int, other: int, depth: int) -> list[int]:
         cell = playable & (0b111111 << 7 * column)
         if cell and has_four(own | cell):
             scores[column] = WIN + free - 1
-        elif cell:  # a window that begins below the best tells its equals from what is worse
+        elif (
+            cell
+        ):  # an alpha-beta window that begins below the best tells its equals from worse ones
             scores[column] = -negamax(other, own | cell, depth - 1, -2 * WIN, -(best - 1))
         best = max(best, scores[column])
     return scores

@@ -97,16 +97,16 @@ class EnvSpec:
     observation_shape: tuple[int, ...]
     action: Discrete | Box
     observation_dtype: torch.dtype = torch.float32
-    num_players: int = 1  # 2: they act in turns, "to_play" says who
-    masked: bool = False  # some actions are illegal at times, "action_mask" says which
-    continues: bool = False  # some ends are for learning only, "continues" says which
+    num_players: int = 1  # number of players; 2: they act in turns, as "to_play" tells
+    masked: bool = False  # whether "action_mask" marks the legal actions
+    continues: bool = False  # whether "continues" marks ends that are for learning only
     name: str = ""
 
     def __post_init__(self) -> None:
         if self.num_players not in (1, 2):
             raise ValueError(f"num_players={self.num_players}: environments have one player or two")
         if self.masked and isinstance(self.action, Box):
-            raise ValueError("masked=True needs Discrete actions: which are legal is said of each")
+            raise ValueError("masked=True needs Discrete actions: each is marked as legal or not")
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -126,18 +126,18 @@ STEP_KEYS = ("reward", "terminated", "truncated")
 
 @runtime_checkable
 class Env(Protocol):
-    """One environment; `raffia.envs.check.check_env` says whether yours keeps the contract.
+    """One environment; `raffia.envs.check.check_env` tells whether yours keeps the contract.
 
-    >>> class Corridor:  # walk right to the end, one metre a step
+    >>> class Corridor:  # go right to the end, one metre a step
     ...     spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
     ...     def reset(self, seed):
-    ...         self.place = 0
+    ...         self.position = 0
     ...         return TensorDict(observation=torch.tensor([0.0]))
     ...     def step(self, action):
-    ...         self.place += 1 if int(action) else -1
-    ...         return TensorDict(observation=torch.tensor([float(self.place)]),
-    ...                           reward=torch.tensor(float(self.place == 3)),
-    ...                           terminated=torch.tensor(abs(self.place) == 3),
+    ...         self.position += 1 if int(action) else -1
+    ...         return TensorDict(observation=torch.tensor([float(self.position)]),
+    ...                           reward=torch.tensor(float(self.position == 3)),
+    ...                           terminated=torch.tensor(abs(self.position) == 3),
     ...                           truncated=torch.tensor(False))
     ...     def render(self):
     ...         return None
@@ -159,7 +159,7 @@ class Env(Protocol):
         """A picture of the state as it is, uint8 [H, W, 3]; None where there is none."""
 
     def close(self) -> None:
-        """Give back what it holds: windows, processes."""
+        """Release windows and processes."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.envs.rows import Rows
+from raffia.envs.rows import EnvRows
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
@@ -32,7 +32,7 @@ class GymEnv:
     Observations: a Box of one axis is a float32 vector; one of three axes is a picture and comes as
     [C, H, W] in its own dtype (the shorter one of first and last axis is the channels), a uint8 one
     of two axes as [1, H, W]; a Discrete is one-hot; other Boxes of two axes (a row for each thing
-    that is seen), Dict, Tuple, MultiBinary and MultiDiscrete are flattened to one float32 vector,
+    that it shows), Dict, Tuple, MultiBinary and MultiDiscrete are flattened to one float32 vector,
     as `gymnasium.spaces.flatten` does.
     Actions: Discrete counts from 0, whatever its start; a Box is flat, with finite bounds.
 
@@ -69,7 +69,7 @@ class GymEnv:
         self.spec = EnvSpec(
             observation_shape=shape, observation_dtype=dtype, action=action, name=name
         )
-        self._row = Rows.for_spec(self.spec, 1)
+        self._row = EnvRows.for_spec(self.spec, 1)
 
     def reset(self, seed: int) -> TensorDict:
         """Begin the episode of this seed; gives its first state [].
@@ -86,25 +86,25 @@ class GymEnv:
         self.step_row(value, self._row, 0)
         return self._said(self.spec.step_keys)
 
-    def reset_row(self, seed: int, rows: Rows, row: int) -> None:
+    def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
         """Like reset, into a row of arrays."""
         small = seed if seed < 2**31 else derive_seed(seed, "gymnasium") % 2**31
-        said = self.gym.reset(seed=small)
-        if len(said) != 2:
-            raise self._odd("reset", "an observation and an info", len(said))
-        seen, _ = said
-        rows.observation[row] = self._read(seen)
+        result = self.gym.reset(seed=small)
+        if len(result) != 2:
+            raise self._odd("reset", "an observation and an info", len(result))
+        observation, _ = result
+        rows.observation[row] = self._read(observation)
 
-    def step_row(self, action: Any, rows: Rows, row: int) -> None:
+    def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
         """Like step, into a row of arrays.
 
         Where the task has ended at the limit of time it has ended: that is not `truncated`.
         """
-        said = self.gym.step(self._act(action))
-        if len(said) != 5:
-            raise self._odd("step", "observation, reward, terminated, truncated, info", len(said))
-        seen, reward, terminated, truncated, _ = said
-        rows.observation[row] = self._read(seen)
+        result = self.gym.step(self._act(action))
+        if len(result) != 5:
+            raise self._odd("step", "observation, reward, terminated, truncated, info", len(result))
+        observation, reward, terminated, truncated, _ = result
+        rows.observation[row] = self._read(observation)
         rows.reward[row] = reward
         rows.terminated[row] = terminated
         rows.truncated[row] = truncated and not terminated
@@ -184,7 +184,7 @@ def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasi
 
 
 def _to_install(name: str, error: Exception) -> str:
-    """The extra of ours that brings what an environment lacks, or what Gymnasium says of it."""
+    """The extra of ours that brings what an environment lacks, or Gymnasium's text about it."""
     kind = gymnasium.registry[name].entry_point if name in gymnasium.registry else ""
     for package, extra in _EXTRAS.items():
         if f"envs.{package}" in str(kind):
@@ -219,7 +219,7 @@ def gym_names() -> list[str]:
 
 
 def known_to_gymnasium(name: str) -> bool:
-    """Whether there is such an id; `module:id` counts, since importing the module registers it.
+    """Whether Gymnasium knows an id; `module:id` counts, since importing the module registers it.
 
     >>> known_to_gymnasium("CartPole-v1"), known_to_gymnasium("Cartpole")
     (True, False)
@@ -230,7 +230,7 @@ def known_to_gymnasium(name: str) -> bool:
 def observation_reader(
     space: GymSpace, name: str
 ) -> tuple[tuple[int, ...], torch.dtype, Callable[[Any], Any]]:
-    """How what an environment shows becomes one tensor: its shape, its dtype, and the function.
+    """The reading of an observation as one tensor: its shape, its dtype, and the function.
 
     >>> shape, dtype, read = observation_reader(spaces.Discrete(3, start=1), "mine")
     >>> shape, read(2)
@@ -246,7 +246,11 @@ def observation_reader(
         case spaces.Box(shape=(first, height, last)):
             dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
             if last <= first:
-                return (last, first, height), dtype, lambda seen: np.moveaxis(seen, -1, 0)
+                return (
+                    (last, first, height),
+                    dtype,
+                    lambda observation: np.moveaxis(observation, -1, 0),
+                )
             return space.shape, dtype, _as_it_is
     flat = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
     if not all(isinstance(part, flat) for part in parts(space)):
@@ -259,11 +263,15 @@ def observation_reader(
             f"{name} shows {space}: pictures among other parts, or not of three axes; "
             "choose one with gymnasium.wrappers.FilterObservation or TransformObservation first"
         )
-    return (spaces.flatdim(space),), torch.float32, lambda seen: spaces.flatten(space, seen)
+    return (
+        (spaces.flatdim(space),),
+        torch.float32,
+        lambda observation: spaces.flatten(space, observation),
+    )
 
 
 def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[[Any], Any]]:
-    """What can be done in an environment, and how an action becomes what it takes.
+    """The actions of an environment, and the function that converts one to its form.
 
     >>> kind, write = action_writer(spaces.Discrete(3, start=-1), "mine")
     >>> kind, write(0)

@@ -1,4 +1,4 @@
-"""From the name of an environment to a BatchEnv."""
+"""Environments by name: a BatchEnv for a config."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_env(
 
 
 def _no_config(given: object) -> TypeError:
-    """The answer to a name, or an environment, where its settings are wanted."""
+    """The error for a name, or an environment, where its settings are wanted."""
     if isinstance(given, str):
         return TypeError(
             f"make_env({given!r}): an environment is made by settings, as in "
@@ -69,7 +69,7 @@ def _no_config(given: object) -> TypeError:
 
 
 def require_env_factory(make_env: object) -> None:
-    """TypeError where an environment is given in place of a function that makes as many as wanted.
+    """TypeError where an environment is given instead of a function that makes as many as wanted.
 
     >>> require_env_factory(make_env)
     >>> from raffia.envs.probe import ValueProbe
@@ -90,7 +90,7 @@ def require_env_factory(make_env: object) -> None:
 
 
 def require_batch(env: object) -> None:
-    """TypeError for what a function in place of `make_env` gave, if it is no BatchEnv.
+    """TypeError for the result of a function given as `make_env`, if it is no BatchEnv.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> require_batch(spread(ValueProbe, 2, 0))
@@ -112,7 +112,7 @@ def require_batch(env: object) -> None:
 def env_factory(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
     """A function like `make_env` for a custom environment.
 
-    It makes as many, in as many workers, as a config says; the config's `id` only names them.
+    It makes as many, in as many workers, as a config sets; the config's `id` only names them.
 
     make: makes one environment, an Env or one of Gymnasium. For worker processes it must be a
         class or a function of a module.

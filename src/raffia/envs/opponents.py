@@ -1,4 +1,4 @@
-"""Whom to play against, to see how good an agent is: by chance, by rules, perfectly."""
+"""Opponents to evaluate an agent against: random, by rules, perfect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Opponent", "PerfectTicTacToe", "RandomOpponent", "RuleConnect4", "ma
 
 
 class Opponent(Protocol):
-    """Someone who plays what an agent plays, and sees what it sees.
+    """A player of the agent's game with the agent's observations.
 
     >>> class Leftmost:
     ...     def act(self, state, generator=None):
@@ -118,7 +118,7 @@ class RuleConnect4:
         return _one_of((scores == best) & state["action_mask"], generator)
 
     def scores(self, own: int, other: int) -> list[int]:
-        """What each column is worth to the owner of `own`: see `connect4.column_scores`.
+        """The value of each column for the owner of `own`: see `connect4.column_scores`.
 
         >>> RuleConnect4(depth=2).scores(0, 0)[3]  # the middle, the best of them
         -3

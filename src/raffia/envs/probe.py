@@ -27,7 +27,7 @@ NUM_ACTIONS = 2
 
 @dataclass(frozen=True)
 class Known:
-    """What is true of N states of an environment, under the best policy.
+    """The exact values of N states of an environment, under the best policy.
 
     `best_action` is -1 where both actions are as good.
     """
@@ -43,12 +43,12 @@ class Known:
         >>> probe_values(ActionProbe(), discount=0.9).best_action
         tensor([1])
         """
-        alike = self.action_value[:, 0] == self.action_value[:, 1]
-        return torch.where(alike, -1, self.action_value.argmax(-1))
+        equal = self.action_value[:, 0] == self.action_value[:, 1]
+        return torch.where(equal, -1, self.action_value.argmax(-1))
 
 
 class _Probe:
-    """What the five have in common: one number to see, two actions, no picture."""
+    """The base of the five: one number as the observation, two actions, no picture."""
 
     spec: EnvSpec
     observation = 1.0
@@ -71,22 +71,22 @@ class _Probe:
         )
 
     def first(self, seed: int) -> float:
-        """What is seen first."""
+        """The first observation of an episode."""
         return 1.0
 
     def outcome(self, action: int) -> tuple[float, float | None]:
-        """The reward, and what is seen then; None at the end."""
+        """The reward, and the next observation; None at the end."""
         raise NotImplementedError
 
     def known(self, discount: float) -> Known:
-        """What is true of each state at this discount."""
+        """The exact values of each state at this discount."""
         raise NotImplementedError
 
     def render(self) -> None:
-        """No picture."""
+        """None: there is no picture."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Close the probe, which holds nothing."""
 
 
 def _coin(seed: int) -> float:
@@ -121,7 +121,8 @@ class ValueProbe(_Probe):
 
 
 class ObservationProbe(_Probe):
-    """Two states, seen as -1 and +1, which the seed draws; their reward is as much, then the end.
+    """Two states with observations -1 and +1, which the seed draws; their reward is as much, then
+    the end.
 
     >>> env = ObservationProbe()
     >>> float(env.reset(5)["observation"]) == float(env.step(torch.tensor(0))["reward"])
@@ -135,7 +136,7 @@ class ObservationProbe(_Probe):
         return _coin(seed)
 
     def outcome(self, action: int) -> tuple[float, float | None]:
-        """What is seen, and the end."""
+        """The observation as the reward, and the end."""
         return self.observation, None
 
     def known(self, discount: float) -> Known:
@@ -149,7 +150,7 @@ class ObservationProbe(_Probe):
 
 
 class DelayProbe(_Probe):
-    """Two states one after the other, seen as -1 and +1; a reward of 1 after the second.
+    """Two states in a row with observations -1 and +1; a reward of 1 after the second.
 
     >>> env = DelayProbe()
     >>> env.reset(0)["observation"]
@@ -204,13 +205,14 @@ class ActionProbe(_Probe):
 
 
 class PolicyProbe(_Probe):
-    """Two states, seen as -1 and +1, which the seed draws, and in each of them one good action.
+    """Two states with observations -1 and +1, which the seed draws, and in each of them one good
+    action.
 
     +1 for action 0 in the first and action 1 in the second, -1 for the others, then the end.
 
     >>> env = PolicyProbe()
-    >>> seen = env.reset(5)["observation"]
-    >>> env.step((seen[0] > 0).long())["reward"]
+    >>> observation = env.reset(5)["observation"]
+    >>> env.step((observation[0] > 0).long())["reward"]
     tensor(1.)
     """
 
@@ -221,7 +223,7 @@ class PolicyProbe(_Probe):
         return _coin(seed)
 
     def outcome(self, action: int) -> tuple[float, float | None]:
-        """+1 where the action belongs to what is seen, else -1; then the end."""
+        """+1 where the action belongs to the observation, else -1; then the end."""
         return (1.0 if action == (self.observation > 0) else -1.0), None
 
     def known(self, discount: float) -> Known:
@@ -241,7 +243,8 @@ PROBES: dict[str, type[_Probe]] = {
 
 
 def probe_values(probe: _Probe, discount: float) -> Known:
-    """What is true of each state of a probe at this discount: [N] observations, values, actions.
+    """The exact values of each state of a probe at this discount: [N] observations, values,
+    actions.
 
     >>> known = probe_values(DelayProbe(), discount=0.5)
     >>> known.observation[:, 0], known.value, known.best_action

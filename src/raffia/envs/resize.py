@@ -30,8 +30,9 @@ def area(
 ) -> Tensor:
     """The picture in another size, channels first: uint8 [C, height, width].
 
-    A pixel that lies in two new ones counts in each with the share of it that lies there. The sums
-    are of whole numbers and halves are rounded up, so that every machine gives the same picture.
+    A pixel that lies in two new ones counts in each with the fraction of it that lies there. The
+    sums are of whole numbers and halves are rounded up, so that every machine gives the same
+    picture.
 
     >>> picture = torch.tensor([[0, 0, 9, 90], [0, 2, 9, 90]], dtype=torch.uint8)
     >>> area(picture.unsqueeze(-1), 1, 2)
@@ -73,18 +74,19 @@ def overlaps(size: int, new_size: int) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def taps(size: int, new_size: int) -> tuple[Any, Any]:
-    """The same without the zeros: the first old pixel of each new one, and the shares from it on.
+    """Overlaps without the zeros: the first old pixel of each new one, and the fractions from it
+    on.
 
     Arrays int64 [new_size] and int32 [taps, new_size]: as many taps as the fullest one needs.
 
-    >>> first, shares = taps(3, 2)
-    >>> first.tolist(), shares.tolist()
+    >>> first, fractions = taps(3, 2)
+    >>> first.tolist(), fractions.tolist()
     ([0, 1], [[2, 1], [1, 2]])
     """
     first = np.arange(new_size) * size // new_size
     last = (np.arange(1, new_size + 1) * size - 1) // new_size
     old = first + np.arange(int((last - first).max()) + 1)[:, None]
-    shares = overlaps(size, new_size).numpy()
+    fractions = overlaps(size, new_size).numpy()
     inside = np.minimum(old, size - 1)
-    found = np.where(old < size, shares[np.arange(new_size), inside], 0)
+    found = np.where(old < size, fractions[np.arange(new_size), inside], 0)
     return first, found.astype(np.int32)

@@ -19,10 +19,10 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # an array of zero
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What E environments say, as arrays [E, ...] that are written in place.
+class EnvRows:
+    """The outputs of E environments as arrays [E, ...] that are written in place.
 
-    >>> rows = Rows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
+    >>> rows = EnvRows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
     >>> rows.observation.shape, rows.reward.dtype, rows.action_mask is None
     ((2, 3), dtype('float32'), True)
     """
@@ -37,12 +37,12 @@ class Rows:
     continues: Array | None  # bool [E]; None where the spec has none
 
     @classmethod
-    def for_spec(cls, spec: EnvSpec, num_envs: int, allocate: Allocate = np.zeros) -> Rows:
+    def for_spec(cls, spec: EnvSpec, num_envs: int, allocate: Allocate = np.zeros) -> EnvRows:
         """Arrays for so many environments, in memory that `allocate` gives.
 
         >>> from raffia.envs.env import Discrete
         >>> spec = EnvSpec(observation_shape=(3,), action=Discrete(2), masked=True)
-        >>> Rows.for_spec(spec, 4).action_mask.shape
+        >>> EnvRows.for_spec(spec, 4).action_mask.shape
         (4, 2)
         """
 
@@ -61,10 +61,10 @@ class Rows:
             continues=array((), torch.bool) if spec.continues else None,
         )
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> EnvRows:
         """The rows start .. stop - 1, in the same memory.
 
-        >>> rows = Rows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 5)
+        >>> rows = EnvRows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 5)
         >>> rows.part(1, 3).observation.shape
         (2, 3)
         """
@@ -75,7 +75,7 @@ class Rows:
     def tensors(self, keys: tuple[str, ...]) -> dict[str, Tensor]:
         """These entries as tensors in the same memory.
 
-        >>> rows = Rows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
+        >>> rows = EnvRows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
         >>> rows.tensors(("reward",))
         {'reward': tensor([0., 0.])}
         """
@@ -94,10 +94,10 @@ class RowEnv(Protocol):
     True
     """
 
-    def reset_row(self, seed: int, rows: Rows, row: int) -> None:
+    def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
         """Like Env.reset; writes the state, not reward, terminated and truncated."""
 
-    def step_row(self, action: Any, rows: Rows, row: int) -> None:
+    def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
         """Like Env.step; the action is an int, or an array float32 [D]."""
 
 
@@ -106,7 +106,7 @@ class TensorRows:
 
     >>> from raffia.envs.probe import ValueProbe
     >>> env = ValueProbe()
-    >>> rows = Rows.for_spec(env.spec, 2)
+    >>> rows = EnvRows.for_spec(env.spec, 2)
     >>> TensorRows(env).reset_row(0, rows, 1)
     >>> rows.observation
     array([[0.],
@@ -116,24 +116,24 @@ class TensorRows:
     def __init__(self, env: Env) -> None:
         self.env = env
 
-    def reset_row(self, seed: int, rows: Rows, row: int) -> None:
+    def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
         """The first state of this seed's episode."""
         self._write(self.env.reset(seed), self.env.spec.state_keys, rows, row)
 
-    def step_row(self, action: Any, rows: Rows, row: int) -> None:
+    def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
         """The state after this action, with reward, terminated and truncated."""
         tensor = torch.tensor(action, dtype=self.env.spec.action.dtype)
         self._write(self.env.step(tensor), self.env.spec.step_keys, rows, row)
 
-    def _write(self, said: TensorDict, keys: tuple[str, ...], rows: Rows, row: int) -> None:
+    def _write(self, outputs: TensorDict, keys: tuple[str, ...], rows: EnvRows, row: int) -> None:
         for key in keys:
-            value, array = said[key].numpy(), getattr(rows, key)
+            value, array = outputs[key].numpy(), getattr(rows, key)
             if (
                 value.shape != array.shape[1:] or value.dtype != array.dtype
             ):  # numpy would broadcast
                 raise ValueError(
                     f"{type(self.env).__name__} gave {key!r} as {value.dtype} {list(value.shape)}; "
-                    f"its spec says {array.dtype} {list(array.shape[1:])}"
+                    f"its spec has {array.dtype} {list(array.shape[1:])}"
                 )
             array[row] = value
 

@@ -1,4 +1,4 @@
-"""Who wins at TicTacToe, exactly: the worth of every move in every position, in one table."""
+"""The exact values of all moves in all positions of TicTacToe, in one table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def position_number(own: Tensor, other: Tensor) -> Tensor:
 
 @functools.cache
 def move_values() -> Tensor:
-    """What each move leads to if both play perfectly, int8 [3^9, 9].
+    """The result of each move if both play perfectly, int8 [3^9, 9].
 
     1: who moves wins, 0: a draw, -1: the other wins, `ILLEGAL`: the cell is taken, the game is
     over, or the position cannot come about. Exhaustive minimax; it is done once, in some 30 ms.
@@ -45,7 +45,7 @@ def move_values() -> Tensor:
     best: dict[tuple[int, int], int] = {}
 
     def solve(own: int, other: int) -> int:
-        """The worth of a position to who is to move in it."""
+        """The value of a position for the player to move."""
         if (own, other) not in best:
             best[own, other] = work_out(own, other)
         return best[own, other]

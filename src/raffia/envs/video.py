@@ -33,7 +33,7 @@ __all__ = ["SUFFIXES", "require_writer", "save_video", "shrunk"]
 
 SUFFIXES = (".gif", ".mp4")
 NUM_COLOURS = 128  # of a GIF; the console of Atari has as many
-NUM_SAMPLES = 32  # frames that say which colours, where there are too many
+NUM_SAMPLES = 32  # frames that determine the colours, where there are too many
 SHORTEST = 2  # hundredths of a second: browsers show frames that are shorter at a tenth of a second
 
 

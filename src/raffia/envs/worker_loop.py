@@ -28,33 +28,33 @@ import torch
 
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Env, EnvSpec
-from raffia.envs.rows import Array, Rows
+from raffia.envs.rows import Array, EnvRows
 
 _ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Arrays in memory that processes share: what environments say, and what they are told.
+class SharedArrays:
+    """Arrays in memory that processes share: outputs of environments, actions and seeds.
 
     >>> from raffia.envs.probe import ValueProbe
-    >>> shared = Shared.over(ValueProbe.spec, 3, None)
+    >>> shared = SharedArrays.over(ValueProbe.spec, 3, None)
     >>> shared.rows.observation.shape, shared.actions.dtype, shared.seeds.shape
     ((3, 1), dtype('int64'), (3,))
     """
 
     memory: Any  # a RawArray of bytes, which a process gets when it is started
-    rows: Rows
+    rows: EnvRows
     seeds: Array  # int64 [E]
     actions: Array  # [E, ...], as in the spec
 
     @classmethod
-    def over(cls, spec: EnvSpec, num_envs: int, memory: Any | None) -> Shared:
-        """Lay the arrays over memory, always in the same places; None: over new memory.
+    def over(cls, spec: EnvSpec, num_envs: int, memory: Any | None) -> SharedArrays:
+        """Lay the arrays over memory, always at the same offsets; None: over new memory.
 
         >>> from raffia.envs.probe import ValueProbe
-        >>> first = Shared.over(ValueProbe.spec, 2, None)
-        >>> Shared.over(ValueProbe.spec, 2, first.memory).seeds[:] = 7
+        >>> first = SharedArrays.over(ValueProbe.spec, 2, None)
+        >>> SharedArrays.over(ValueProbe.spec, 2, first.memory).seeds[:] = 7
         >>> first.seeds
         array([7, 7])
         """
@@ -64,7 +64,7 @@ class Shared:
         return cls(memory, rows, seeds, actions)
 
 
-def _laid(spec: EnvSpec, num_envs: int, memory: Array | None) -> tuple[int, Rows, Array, Array]:
+def _laid(spec: EnvSpec, num_envs: int, memory: Array | None) -> tuple[int, EnvRows, Array, Array]:
     """Arrays one behind the other in these bytes, and how many they are; None: only count."""
     size = 0
 
@@ -77,7 +77,7 @@ def _laid(spec: EnvSpec, num_envs: int, memory: Array | None) -> tuple[int, Rows
             return np.empty(0)
         return memory[start:stop].view(dtype).reshape(shape)
 
-    rows = Rows.for_spec(spec, num_envs, allocate)
+    rows = EnvRows.for_spec(spec, num_envs, allocate)
     seeds = allocate((num_envs,), np.dtype(np.int64))
     kind = torch.empty(0, dtype=spec.action.dtype).numpy().dtype
     actions = allocate((num_envs, *spec.action.shape), kind)
@@ -92,10 +92,11 @@ def work(
     first_row: int,
     memory: Any,
 ) -> None:
-    """The life of a worker process; it ends when it is told so, or when its parent is gone."""
+    """The main function of a worker process; it ends when it is asked to, or when its parent is
+    gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     torch.set_num_threads(1)
-    shared = Shared.over(spec, num_envs, memory)
+    shared = SharedArrays.over(spec, num_envs, memory)
     envs: list[Env] = []
     try:
         for make in makes:
@@ -112,20 +113,20 @@ def work(
         while (message := connection.recv_bytes())[:1] != b"c":
             connection.send_bytes(worker.answer(message))
     except (EOFError, ConnectionError):
-        pass  # the parent is gone, there is nobody to tell
+        pass  # the parent is gone, nobody to report to
     finally:
         worker.batch.close()
 
 
 class _Worker:
-    def __init__(self, envs: Sequence[Env], shared: Shared, start: int) -> None:
+    def __init__(self, envs: Sequence[Env], shared: SharedArrays, start: int) -> None:
         stop = start + len(envs)
         self.batch = SerialBatch(envs, shared.rows.part(start, stop))
         self.seeds = shared.seeds[start:stop]
         self.actions = shared.actions[start:stop]
 
     def answer(self, message: bytes) -> bytes:
-        """Do what a message says."""
+        """Execute the command of a message."""
         done = 0
         try:
             match message[:1]:

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.envs.batch import said
+from raffia.envs.batch import outputs_of
 from raffia.envs.env import Env
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
-from raffia.envs.worker_loop import Shared, numbers, work
+from raffia.envs.worker_loop import SharedArrays, numbers, work
 from raffia.tensordict.tensordict import TensorDict
 
 _START_SECONDS = 120.0  # for a process to start and import, at least
-_PATIENCE_SECONDS = 5.0  # for a process that was told to leave
+_PATIENCE_SECONDS = 5.0  # for a process that was asked to leave
 
 
 class WorkerError(RuntimeError):
@@ -37,14 +37,14 @@ class WorkerError(RuntimeError):
 
 @dataclass
 class _Episode:
-    """All that an episode is made of."""
+    """The seed and actions that reproduce an episode."""
 
     seed: int
     actions: list[Any]
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _WorkerProcess:
     """A process, and the rows first .. stop - 1 that are its own."""
 
     first: int
@@ -53,17 +53,17 @@ class _Worker:
     connection: Connection
 
     def send(self, letter: bytes, *values: int, data: bytes = b"") -> None:
-        """Tell it what to do; that it is dead shows when its answer is awaited."""
+        """Send the worker a command; that it is dead shows when its answer is awaited."""
         with suppress(OSError):
             self.connection.send_bytes(letter + np.array(values, dtype=np.int64).tobytes() + data)
 
     def kill(self) -> None:
-        """Have it leave at once, if it has not left."""
+        """Kill the process, if it has not left."""
         if not self.connection.closed:
             self.process.kill()
 
     def end(self) -> str:
-        """See it leave, make it leave if it does not; gives how it ended, once."""
+        """Wait for the process to leave, kill it if it does not; returns how it ended, once."""
         if self.connection.closed:
             return ""
         self.connection.close()
@@ -103,14 +103,14 @@ class WorkerBatch:
         *,
         max_restarts: int = 3,
         step_timeout_seconds: float = 0.0,
-        say: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """makes: each gives one environment. The first is called here too, once, to learn the spec.
         max_restarts: of one worker within one call; more is an error. 0: the first death is one
         step_timeout_seconds: for one answer of a worker to a step, a reset or a picture; one that
             takes longer hangs, and is an error. Starting, and playing episodes once more, may take
             longer: so much for each action. 0: no limit
-        say: hears of restarts
+        warn: called with a text about each restart
         """
         if not 1 <= num_workers <= len(makes):
             raise ValueError(
@@ -127,16 +127,16 @@ class WorkerBatch:
             raise ValueError(f"step_timeout_seconds={step_timeout_seconds} must not be negative")
         self._max_restarts = max_restarts
         self._timeout = step_timeout_seconds
-        self._say = say
+        self._warn = warn
         self._makes = list(makes)
-        self._shared = Shared.over(self.spec, self.num_envs, None)
+        self._shared = SharedArrays.over(self.spec, self.num_envs, None)
         self._tensors = self._shared.rows.tensors(self.spec.step_keys)
         self._episodes: list[_Episode | None] = [None] * self.num_envs
         self._context = _context()
         self._open = True
         bounds = [self.num_envs * number // num_workers for number in range(num_workers + 1)]
         self._number_of = np.repeat(np.arange(num_workers), np.diff(bounds)).tolist()
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         with self._closing_if_broken():
             for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
                 self._workers.append(self._started(start, stop))
@@ -145,7 +145,8 @@ class WorkerBatch:
                     self._wait_until_ready(worker)
                 except (EOFError, ConnectionError) as error:
                     raise WorkerError(
-                        f"worker {number} ended before it was ready, {worker.end()}; what it said "
+                        f"worker {number} ended before it was ready, {worker.end()}; what it "
+                        "printed "
                         "stands above. A script must start under if __name__ == '__main__':"
                     ) from error
 
@@ -159,7 +160,7 @@ class WorkerBatch:
             self._episodes[row] = _Episode(int(self._shared.seeds[row]), [])
 
         self._command(b"r", chosen, note)
-        return said(self._tensors, self.spec.state_keys, rows, len(chosen))
+        return outputs_of(self._tensors, self.spec.state_keys, rows, len(chosen))
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Act in these rows [n] (None: all), action [n, ...]: the states after it, [n]."""
@@ -175,13 +176,13 @@ class WorkerBatch:
             episode.actions.append(self._shared.actions[row].copy())
 
         self._command(b"s", chosen, note)
-        return said(self._tensors, self.spec.step_keys, rows, len(chosen))
+        return outputs_of(self._tensors, self.spec.step_keys, rows, len(chosen))
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
         (number,) = chosen_rows(torch.tensor([row]), self.num_envs)
         with self._closing_if_broken():
-            self._tell(self._number_of[number], b"v", [row])
+            self._message(self._number_of[number], b"v", [row])
             answer = self._answer(self._number_of[number], b"v", [row])
         if answer[:1] == b"e":
             raise self._failure(row, answer)
@@ -203,14 +204,15 @@ class WorkerBatch:
             worker.end()
 
     def _command(self, letter: bytes, rows: list[int], note: Callable[[int], None]) -> None:
-        """Have these rows do it, each in its worker, at the same time; `note` hears of each."""
+        """Run a command for these rows, each in its worker, in parallel; `note` is called for
+        each."""
         rows_of: dict[int, list[int]] = {}
         for row in rows:
             rows_of.setdefault(self._number_of[row], []).append(row)
         failures: dict[int, bytes] = {}  # row -> answer
         with self._closing_if_broken():
             for number, own in rows_of.items():
-                self._tell(number, letter, own)
+                self._message(number, letter, own)
             for number, own in rows_of.items():
                 answer = self._answer(number, letter, own)
                 failed = answer[:1] == b"e"
@@ -224,12 +226,12 @@ class WorkerBatch:
             row = next(row for row in rows if row in failures)
             raise self._failure(row, failures[row])
 
-    def _tell(self, number: int, letter: bytes, rows: list[int]) -> None:
+    def _message(self, number: int, letter: bytes, rows: list[int]) -> None:
         worker = self._workers[number]
         worker.send(letter, *(row - worker.first for row in rows))
 
     def _answer(self, number: int, letter: bytes, rows: list[int]) -> bytes:
-        """What a worker answers to this; if it dies, what the next one in its place answers."""
+        """A worker's answer to a command; if it dies, the answer of its replacement."""
         deaths = 0
         while True:
             worker = self._workers[number]
@@ -237,24 +239,24 @@ class WorkerBatch:
                 if deaths:
                     self._wait_until_ready(worker)
                     self._replay(worker)
-                    self._tell(number, letter, rows)
+                    self._message(number, letter, rows)
                 return self._heard(number, worker, len(rows))
             except (EOFError, ConnectionError) as error:
                 deaths += 1
-                told = f"worker {number} (rows {worker.first}..{worker.stop - 1}) died"
+                what = f"worker {number} (rows {worker.first}..{worker.stop - 1}) died"
                 how = worker.end()
                 if deaths > self._max_restarts:
                     raise WorkerError(
-                        f"{told}, {how}, {deaths} times in one call; the batch is closed. "
+                        f"{what}, {how}, {deaths} times in one call; the batch is closed. "
                         "Where memory is short, use fewer workers or environments"
                     ) from error
-                if self._say is not None:
-                    self._say(f"{told}, {how}; it is started again and replays its episodes")
+                if self._warn is not None:
+                    self._warn(f"{what}, {how}; it is started again and replays its episodes")
                 self.num_restarts += 1
                 self._workers[number] = self._started(worker.first, worker.stop)
 
-    def _heard(self, number: int, worker: _Worker, num_calls: int) -> bytes:
-        """What a worker says; WorkerError if it says nothing for too long.
+    def _heard(self, number: int, worker: _WorkerProcess, num_calls: int) -> bytes:
+        """A worker's message; WorkerError if none comes for too long.
 
         num_calls: of its environments, that it was asked for: each may take the whole time.
         """
@@ -270,7 +272,7 @@ class WorkerBatch:
             )
         return worker.connection.recv_bytes()
 
-    def _replay(self, worker: _Worker) -> None:
+    def _replay(self, worker: _WorkerProcess) -> None:
         """Bring the rows of a new worker to where those of the dead one were."""
         kind = self._shared.actions.dtype
         for row in range(worker.first, worker.stop):
@@ -283,7 +285,7 @@ class WorkerBatch:
             if answer[:1] == b"e":
                 raise self._failure(row, answer)
 
-    def _started(self, first: int, stop: int) -> _Worker:
+    def _started(self, first: int, stop: int) -> _WorkerProcess:
         """A new process for these rows; it is not ready yet."""
         ours, theirs = self._context.Pipe()
         makes = self._makes[first:stop]
@@ -293,7 +295,7 @@ class WorkerBatch:
             name=f"raffia environments {first}..{stop - 1}",
             daemon=True,
         )
-        with theirs, _interrupts_held():
+        with theirs, _interrupts_deferred():
             try:
                 process.start()
             except OSError:
@@ -303,9 +305,9 @@ class WorkerBatch:
                     f"{makes[0]!r} cannot be sent to another process ({error}); pass a class or a "
                     "function of a module, or a functools.partial of one"
                 ) from error
-        return _Worker(first, stop, process, ours)
+        return _WorkerProcess(first, stop, process, ours)
 
-    def _wait_until_ready(self, worker: _Worker) -> None:
+    def _wait_until_ready(self, worker: _WorkerProcess) -> None:
         limit = max(self._timeout, _START_SECONDS) if self._timeout else None
         if not worker.connection.poll(limit):
             raise WorkerError(
@@ -348,8 +350,8 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits, also in processes that are started here, until they can ignore it."""
+def _interrupts_deferred() -> Iterator[None]:
+    """Defer Ctrl-C, also in processes that are started here, until they can ignore it."""
     if sys.platform == "win32":
         yield
         return

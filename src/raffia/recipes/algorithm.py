@@ -42,7 +42,7 @@ class Algorithm:
     make: from settings, the run's folder and a view to the `Experiment`.
     play: from settings, a learner's state (of a population the best member's), a number of episodes
         and a seed to `Episodes`, for `raffia evaluate`; None: evaluated another way, or not at all.
-    length: name of the setting that says how long a run is.
+    length: name of the setting with the length of a run.
     may_change: names of settings, or beginnings of them, that a resumed run may have other values
         of; all others shaped what was learnt.
     settle: fills in what settings leave open, before a run is started.

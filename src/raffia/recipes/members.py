@@ -1,4 +1,4 @@
-"""The population of a run: how it begins, is evaluated, goes on, and is kept.
+"""The population of a run: its start, evaluations, generations and checkpoints.
 
 Legend: P members.
 """
@@ -24,7 +24,7 @@ from raffia.train.nan_guard import all_finite
 
 __all__ = ["Members", "best_of", "weights_of_each"]
 
-KEPT = "population"  # in a checkpoint's extras
+POPULATION_KEY = "population"  # in a checkpoint's extras
 
 
 class Members:
@@ -58,7 +58,7 @@ class Members:
         self.learner = Population(learner, config.size, batches=batches, grads=grads)
         self.evolution = Evolution(config.size, config.selection(), config.mutations())
         self.best = 0  # index of the best member
-        self._fresh = False  # whether there is an evaluation that nothing has followed from
+        self._is_evaluated = False  # whether there is an evaluation that nothing has followed from
 
     def begin(self, state: TensorDict) -> TensorDict:
         """The first state [P] of these members, with hyper-parameters that are spread."""
@@ -89,32 +89,32 @@ class Members:
         return [index for index in range(len(state)) if all_finite(state[index]["params"])]
 
     def evaluated(self, fitness: list[float]) -> dict[str, Any]:
-        """Hear of an evaluation; gives what its row tells of the members."""
+        """Take the fitness of an evaluation; returns the members' values of its row."""
         self.evolution.record(fitness)
         known = [-math.inf if math.isnan(number) else number for number in fitness]
-        self.best, self._fresh = known.index(max(known)), True
+        self.best, self._is_evaluated = known.index(max(known)), True
         return {"fitness": fitness, "members": list(self.evolution.members)}
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
-        """The next generation and the row that tells of it; None where nothing was evaluated."""
-        if not self._fresh:
+        """The next generation and its row; None where nothing was evaluated."""
+        if not self._is_evaluated:
             return None
         draws = generator_for(self.seed, "generation", self.evolution.number)
         best = self.evolution.members[self.best]
         state, generation = self.evolution.step(state, draws)
         self.best = generation.members.index(best) if best in generation.members else 0
-        self._fresh = False
+        self._is_evaluated = False
         return state, generation.as_row()
 
     def payload(self) -> dict[str, Any]:
         """What a resume needs, for a checkpoint's extras."""
-        return {KEPT: {"best": self.best, "evolution": self.evolution.state()}}
+        return {POPULATION_KEY: {"best": self.best, "evolution": self.evolution.state()}}
 
     def restore(self, found: Checkpoint) -> None:
         """Stand where the checkpoint was saved."""
-        kept: Mapping[str, Any] = found.extras[KEPT]
-        self.best, self._fresh = kept["best"], False
-        self.evolution.load_state(kept["evolution"])
+        saved: Mapping[str, Any] = found.extras[POPULATION_KEY]
+        self.best, self._is_evaluated = saved["best"], False
+        self.evolution.load_state(saved["evolution"])
 
 
 def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict:
@@ -129,8 +129,8 @@ def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict
     tensor(2.)
     """
     state = found.tensors("state") if device is None else found.tensors("state", device)
-    if KEPT in found.extras:
-        return state[found.extras[KEPT]["best"]].clone()
+    if POPULATION_KEY in found.extras:
+        return state[found.extras[POPULATION_KEY]["best"]].clone()
     return state
 
 

@@ -6,50 +6,53 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from raffia.envs.checked import check_choices, check_least, check_share, check_types
+from raffia.envs.checked import check_choices, check_fraction, check_least, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
 __all__ = ["PopulationConfig"]
 
-SHARES = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
+FRACTIONS = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
-    """Members that learn side by side; after each evaluation the better go on, with changes.
+    """Members that learn side by side; after each evaluation the better ones continue, with
+    changes.
 
     >>> PopulationConfig(size=8, ranges=("tau=0.5..0.95",)).hyper_ranges()["tau"].high
     0.95
     """
 
-    size: int = 1  # members; 1: one agent, and nothing is selected
+    size: int = 1  # number of members; 1: one agent without selection
     method: Literal["tournament", "truncation"] = "tournament"
-    tournament_size: int = 2  # members that are drawn for a place
-    elitism: bool = True  # the best goes on as it is
-    # EfficientZero: all members learn from what all have played, or each from what it has itself
+    tournament_size: int = 2  # members drawn for each slot of the next generation
+    elitism: bool = True  # the best member continues unchanged
+    # EfficientZero: members learn from all members' steps, or each from its own
     replay: Literal["shared", "own"] = "shared"
-    share: float = 0.25  # of truncation: so many of the worst give way to as many of the best
-    eval_loop: int = 1  # fitness is the mean of so many evaluations
-    no_mutation: float = 0.2  # how often, relative to the others: nothing changes,
-    hyper: float = 0.8  # ... a hyper-parameter makes a step,
-    parameters: float = 0.0  # ... some weights get noise,
-    activation: float = 0.0  # ... a head gets another activation,
-    architecture: float = 0.0  # ... a head gets a layer or nodes more or less
-    new_layer_prob: float = 0.2  # a change of the architecture is of a layer
-    nodes: tuple[int, ...] = (16, 32, 64)  # ... else so many nodes more or less, one of these
-    mutation_sd: float = 0.1  # of the noise on weights, relative to them
-    # Hyper-parameters that change, each NAME=LOW..HIGH.
+    truncation_fraction: float = 0.25  # fraction of members that truncation replaces by the best
+    eval_loop: int = 1  # evaluations whose mean is the fitness
+    no_mutation: float = 0.2  # relative probability of no change
+    hyper: float = 0.8  # relative probability of a changed hyper-parameter
+    parameters: float = 0.0  # relative probability of noise on some weights
+    activation: float = 0.0  # relative probability of another activation in a head
+    architecture: float = 0.0  # relative probability of another architecture of a head
+    new_layer_prob: float = 0.2  # probability that a change of architecture adds or drops a layer
+    nodes: tuple[int, ...] = (16, 32, 64)  # numbers of nodes to add or drop, one is drawn
+    mutation_sd: float = 0.1  # standard deviation of the noise on weights, relative to them
+    # Hyper-parameters that change, each as NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
-    grow: float = 2.0  # a step multiplies by what lies between shrink and grow
-    shrink: float = 0.5
-    resample: float = 0.0  # how often a number is drawn from its whole range instead
-    spread: float = 1.0  # members begin with up to so many times more or less; the first does not
+    grow: float = 2.0  # largest factor of a step of a hyper-parameter
+    shrink: float = 0.5  # smallest factor of a step of a hyper-parameter
+    resample: float = 0.0  # probability that a number is drawn from its whole range instead
+    spread: float = (
+        1.0  # largest factor of the first members' hyper-parameters; the first member has none
+    )
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "size", "spread")
-        check_share(self, "resample", "new_layer_prob")
+        check_fraction(self, "resample", "new_layer_prob")
         if self.size > 1:
             self.selection().check(self.size)
             self.mutations()
@@ -100,7 +103,7 @@ class PopulationConfig:
             method=self.method,
             tournament_size=self.tournament_size,
             elitism=self.elitism,
-            share=self.share,
+            share=self.truncation_fraction,
             eval_loop=self.eval_loop,
         )
 
@@ -138,7 +141,7 @@ class PopulationConfig:
                 ) from None
             if not all(math.isfinite(number) for number in numbers):
                 raise ValueError(f"ranges: {text!r} must lie between numbers that are finite")
-            if name in SHARES and not 0 <= min(numbers) <= max(numbers) <= 1:
+            if name in FRACTIONS and not 0 <= min(numbers) <= max(numbers) <= 1:
                 raise ValueError(f"ranges: {text!r} must lie in 0..1")
             found[name] = HyperRange(
                 *numbers,

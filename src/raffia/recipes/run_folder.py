@@ -35,6 +35,9 @@ RENAMED = {
     ("collect", "steps_per_turn"): "rollout_length",
     ("targets", "reanalyse_ratio"): "reanalyze_ratio",
     ("targets", "reanalyse_noise"): "reanalyze_noise",
+    ("targets", "horizon_share"): "horizon_fraction",
+    ("optimizer", "warmup_share"): "warmup_fraction",
+    ("population", "share"): "truncation_fraction",
 }
 Config = TypeVar("Config")
 
@@ -164,7 +167,7 @@ def algorithm_of(config: object) -> Algorithm:
 def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
     """The config of a run.
 
-    algorithm: the one that the run is of; None: as the run says.
+    algorithm: the one that the run is of; None: as the run records.
     Raises RunError if there is none, or if it can't be read.
 
     >>> read_run("runs/nowhere")
@@ -247,7 +250,7 @@ def refuse_without_own(
 ) -> None:
     """RunError if a run was started with custom environments or networks that are not given now.
 
-    Others would do as well as these if their shapes are alike, and it would not show.
+    Others would do as well as these if their shapes are equal, and nobody would notice.
     """
     recorded = read_made_by(folder, algorithm).get("own", [])
     own = ["make_env" if name == "worlds" else name for name in recorded]
@@ -264,8 +267,8 @@ def refuse_without_own(
 def claimed(folder: Path) -> Iterator[str]:
     """Keep other processes from the same run, until this one ends, however it does.
 
-    Gives what is to be said where the file system has no locks, so that nobody is kept out; else
-    nothing.
+    Yields a warning where the file system has no locks, so that nobody is kept out; else nothing.
+
     """
     if os.name == "nt":  # no folder can be opened there
         yield _without_lock(folder, "this system has no locks of folders")
@@ -323,7 +326,7 @@ def _gone(folder: Path) -> str:
 
 
 def is_saved(folder: Path, update: int, warn: Callable[[str], object]) -> bool:
-    """Whether the newest checkpoint that is whole is of this update; `warn` is called with a text
+    """Whether the newest whole checkpoint is of this update; `warn` is called with a text
     about each damaged one.
 
     >>> is_saved(Path("no such run"), 0, print)

@@ -54,7 +54,7 @@ def train_run(
     view: where progress is shown; None: the terminal.
     preset: the name of the config, for the report.
     own: names of what `make` has besides the config, without which there can be no resume.
-    make: in place of the algorithm's.
+    make: replaces the algorithm's.
     Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
@@ -85,7 +85,7 @@ def resume_run(
     """Go on at the newest checkpoint, as if the run had never been stopped.
 
     algorithm: of the run; None: the one that the run names.
-    config: in place of the run's, which `read_run(folder)` gives: a longer run, another target.
+    config: replaces the run's, which `read_run(folder)` gives: a longer run, another target.
     own, make: as in `train_run`.
     Raises RunError if the config differs in what has shaped what was learnt.
 

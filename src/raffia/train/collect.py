@@ -32,8 +32,8 @@ class Collector:
     episode begins without a reset; returns and lengths in metrics are those of the whole game.
 
     Steps [T, E] hold the states' entries (the newest frame), what the actor gave, "reward",
-    "terminated", "truncated", "continues" where the environment says so, and under "next" the state after each step, as
-    `SegmentReplayBuffer.extend` takes them.
+    "terminated", "truncated", "continues" where the environment says so, and under "next" the state
+    after each step: but for "continues" as `SegmentReplayBuffer.extend` takes them.
 
     What a resume needs are the seeds and the actions since: `state` and `load_state`.
 

@@ -126,17 +126,12 @@ class Ledger:
         self._episode = state["episode"].clone()
         by_row = state["actions"].split(state["num_actions"].tolist())
         self._actions = [list(actions.unbind()) for actions in by_row]
-        if "episode_return" not in state.keys():  # a version before wrote it: a replay counts again
-            self._return, self._length = (
-                torch.zeros_like(self._return),
-                state["num_actions"].clone(),
-            )
-            return
-        self._return = state["episode_return"].clone()
-        self._length = state["episode_length"].clone()
+        if "episode_return" in state.keys():  # else a collector, which plays again, counts again
+            self._return = state["episode_return"].clone()
+            self._length = state["episode_length"].clone()
 
     def rewind(self) -> list[list[Tensor]]:
-        """Go back to before the reset of each row; returns the actions since, to be played again."""
+        """Go back to before each row's reset; returns the actions since, to be played again."""
         actions, self._actions = self._actions, [[] for _ in range(self.num_envs)]
         self._episode -= 1
         return actions

@@ -19,6 +19,7 @@ from raffia.distributed.engine import Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.envs.env import EnvSpec
 from raffia.learner import step_of
+from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ledger import EndedEpisode, Ledger, rows_of
 from raffia.train.stream import OnlineStream
@@ -150,7 +151,7 @@ class Turns:
             self._ask(step_of(state))
         answers = [self.pool.take(actor, turn) for actor in range(self.pool.num_workers)]
         self.now = answers[0]["now"]
-        steps: TensorDict = torch.cat([answer["steps"] for answer in answers], 1)
+        steps: TensorDict = cat([answer["steps"] for answer in answers], 1)
         self._next_taken += 1
         self._count(steps)
         if (oldest := self.schedule.version(self._next_taken)) is not None:
@@ -195,9 +196,7 @@ class Turns:
 
 
 class ActorStream(OnlineStream):
-    """An `OnlineStream` whose steps are the turns of actors."""
-
-    collector: Turns  # type: ignore[assignment]
+    """An `OnlineStream` whose collector is `Turns`: its steps are those of actors."""
 
     def next(self, state: TensorDict) -> TensorDict:
         """Ask for the turns whose weights this state is, then go on as in one process."""

@@ -39,7 +39,7 @@ CONFIG = EfficientZeroConfig(
     ),
     loss=LossConfig(unroll_steps=3),
     targets=TargetConfig(target_interval=3),
-    optimizer=OptimizerConfig(learning_rate=0.05, warmup_share=0.0),
+    optimizer=OptimizerConfig(learning_rate=0.05, warmup_fraction=0.0),
 )
 
 
@@ -192,7 +192,7 @@ def test_an_update_writes_into_the_memory_of_the_state():
 
 
 def test_the_rate_rises_and_falls_and_gradients_are_clipped():
-    schedule = {"warmup_share": 0.2, "decay_updates": 4, "decay_rate": 0.5}
+    schedule = {"warmup_fraction": 0.2, "decay_updates": 4, "decay_rate": 0.5}
     plain = {"momentum": 0.0, "weight_decay": 0.01, "max_grad_norm": 1.0}
     learner = learner_of(num_updates=10, optimizer=schedule | plain)
     state, factors = learner.init(0), [0.5, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]

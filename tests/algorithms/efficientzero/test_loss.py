@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from raffia.algorithms.efficientzero.config import LossConfig
 from raffia.algorithms.efficientzero.loss import (
-    Loss,
+    EfficientZeroLoss,
     consistency,
     scalar_loss,
     scale_gradient,
@@ -105,7 +105,7 @@ def peers_step(masked):
 )
 def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
     model, batch = peers_step(masked)
-    value, metrics = Loss(model, LossConfig(gradient_scale=scale))(batch, WEIGHTS)
+    value, metrics = EfficientZeroLoss(model, LossConfig(gradient_scale=scale))(batch, WEIGHTS)
     gradients = torch.autograd.grad(value, list(model.parameters()))
     expected = CASE[name]
     close = pytest.approx
@@ -119,7 +119,7 @@ def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
 
 def test_each_gradient_is_that_of_the_peer():
     model, batch = peers_step(masked=False)
-    value, metrics = Loss(model, LossConfig(gradient_scale=1.0))(batch, WEIGHTS)
+    value, metrics = EfficientZeroLoss(model, LossConfig(gradient_scale=1.0))(batch, WEIGHTS)
     gradients = torch.autograd.grad(value, list(model.parameters()))
     norms = {
         name: float(gradient.norm())
@@ -162,7 +162,7 @@ def test_one_call_for_all_steps_is_a_call_for_each(kind):
         batch["next_observation"] = torch.randn(7, 4, 2, 5, 6)
     else:
         model = small_model(norm_type=kind)
-    one, each = (Loss(copy.deepcopy(model), config).train() for _ in range(2))
+    one, each = (EfficientZeroLoss(copy.deepcopy(model), config).train() for _ in range(2))
     assert one.steps is not None
     each.steps = None
     found = []
@@ -177,7 +177,7 @@ def test_one_call_for_all_steps_is_a_call_for_each(kind):
 def test_batch_norms_without_statistics_are_called_for_each_step():
     model = small_model()
     model.projection[1] = torch.nn.BatchNorm1d(14, track_running_stats=False)
-    loss = Loss(model, LossConfig(unroll_steps=4))
+    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
     assert loss.steps is None
     assert loss(random_batch(), WEIGHTS)[0].isfinite()
 
@@ -191,7 +191,9 @@ def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
         weights[f"{name}_weight"] = torch.tensor(1.0)
         whole, half = (
             torch.autograd.grad(
-                Loss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(batch, weights)[0],
+                EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(
+                    batch, weights
+                )[0],
                 first,
             )[0]
             for scale in (1.0, 0.5)
@@ -289,7 +291,7 @@ def test_visits_that_prefer_nothing_leave_a_continuous_policy_where_it_is():
 @pytest.mark.parametrize("name", ["policy", "value", "value_prefix", "consistency"])
 def test_masked_steps_do_not_count(name):
     model, batch = small_model(norm_type="LN"), random_batch()
-    loss = Loss(model, LossConfig(unroll_steps=4))
+    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
     term = f"{name}_loss"
     whole = loss(batch, WEIGHTS)[1]
     mask = batch[f"{name}_mask"]
@@ -305,7 +307,7 @@ def test_masked_steps_do_not_count(name):
 
 def test_the_loss_is_the_weighted_mean_over_windows():
     model, batch = small_model(norm_type="LN"), random_batch()
-    loss = Loss(model, LossConfig(unroll_steps=4))
+    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
     _, metrics = loss(batch, WEIGHTS)
     each = [loss(batch[i : i + 1], WEIGHTS)[1]["loss"] for i in range(len(batch))]
     torch.testing.assert_close(metrics["loss"], torch.stack(each).mean())
@@ -321,7 +323,7 @@ def test_the_entropy_bonus_counts_real_steps():
     model, batch = small_model(norm_type="LN"), random_batch()
     batch["weight"] = torch.ones(7)
     batch["policy_mask"][:, 2:] = 0
-    loss, weights = Loss(model, LossConfig(unroll_steps=4)), WEIGHTS.clone()
+    loss, weights = EfficientZeroLoss(model, LossConfig(unroll_steps=4)), WEIGHTS.clone()
     _, without = loss(batch, weights)
     weights["entropy_weight"] = torch.tensor(0.1)
     _, found = loss(batch, weights)
@@ -333,10 +335,10 @@ def test_the_entropy_bonus_counts_real_steps():
 def test_consistency_needs_a_projection():
     model = small_model(self_supervised_learning_loss=False)
     with pytest.raises(ValueError, match="set consistency_weight=0"):
-        Loss(model, LossConfig())
+        EfficientZeroLoss(model, LossConfig())
     batch = random_batch().exclude("next_observation", "consistency_mask")
     config = LossConfig(unroll_steps=4, consistency_weight=0.0)
-    assert "consistency_loss" not in Loss(model, config)(batch, WEIGHTS)[1]
+    assert "consistency_loss" not in EfficientZeroLoss(model, config)(batch, WEIGHTS)[1]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

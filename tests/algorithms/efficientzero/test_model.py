@@ -445,7 +445,7 @@ def test_another_norm_type_is_refused(build, norm_type):
         ),
         (conv, torch.rand(2, 4, 5, 4), r"\['B', 3, 5, 4\]"),
         (conv, torch.rand(3, 5, 4), r"\['B', 3, 5, 4\]"),
-        (conv, torch.zeros(2, 3, 5, 4, dtype=torch.uint8), r"uint8.*obs.float\(\) / 255"),
+        (conv, torch.zeros(2, 3, 5, 4, dtype=torch.uint8), r"uint8.*observation.float\(\) / 255"),
         (vector, torch.rand(2, 5), r"shape \[B, 4\], got torch.float32 of shape \[2, 5\]"),
         (vector, torch.rand(4), r"shape \[B, 4\]"),
     ],
@@ -462,10 +462,12 @@ def test_an_observation_of_another_shape_is_refused(build, obs, message):
 )
 def test_an_observation_of_another_precision_is_refused(build, shape):
     model, obs = build(), torch.rand(2, *shape)
-    message = r"torch.float64 and the weights torch.float32: pass obs.to\(torch.float32\)"
+    message = r"torch.float64 and the weights torch.float32: pass observation.to\(torch.float32\)"
     with pytest.raises(TypeError, match=message):
         model.initial_inference(obs.double())
-    with pytest.raises(TypeError, match=r"torch.float64 and .* pass obs.to\(torch.float32\)"):
+    with pytest.raises(
+        TypeError, match=r"torch.float64 and .* pass observation.to\(torch.float32\)"
+    ):
         fold(model).root(obs.double())
     with pytest.raises(TypeError, match=message):
         Folding(model).model.initial_inference(obs.double())

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.actor import kept
+from raffia.algorithms.efficientzero.actor import replay_entries
 from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import (
     EfficientZeroConfig,
@@ -220,7 +220,7 @@ def test_threads_change_nothing():
 def test_what_a_search_gives_is_kept_as_when_acting():
     planner = planner_of()
     state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
-    entries = kept(planner.plan(state, generator=generator()))
+    entries = replay_entries(planner.plan(state, generator=generator()))
     fresh = reanalyze(windows_of(replay_of(), [0]), planner, generator=generator())
     assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
 

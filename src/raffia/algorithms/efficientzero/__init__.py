@@ -1,4 +1,4 @@
-"""EfficientZero: its networks, what they learn from, and how they plan.
+"""EfficientZero: networks, loss and targets, learner and planning.
 
 Names are imported when first asked for, so that `config.py` comes without torch.
 """

@@ -1,4 +1,4 @@
-"""What the dynamics network gets to know of an action."""
+"""Encodings of actions for the dynamics network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import embedding
 
 
 class DiscreteActions(nn.Module):
-    """Each of `size` actions as a row of numbers.
+    """The encoding of `size` actions: a row of numbers for each.
 
     encoding: "one_hot" gives `size` numbers, "not_one_hot" the one number action / size.
 
@@ -20,7 +20,7 @@ class DiscreteActions(nn.Module):
             [0.0000]])
     """
 
-    codes: Tensor  # [size, dim]
+    codes: Tensor  # [size, dim], the code of each action
 
     def __init__(self, size: int, encoding: str = "one_hot") -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class DiscreteActions(nn.Module):
 
 
 class ContinuousActions(nn.Module):
-    """Actions that are rows of `size` numbers stand for themselves.
+    """The encoding of continuous actions: rows of `size` numbers as they are.
 
     >>> ContinuousActions(2)(torch.tensor([[0.5, -1.0]]))
     tensor([[ 0.5000, -1.0000]])

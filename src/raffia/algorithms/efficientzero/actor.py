@@ -1,4 +1,4 @@
-"""Acting: what to do in a state, and what of the search is worth remembering."""
+"""Acting: actions for states, and the entries of the search that replay stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def act(
     generator: torch.Generator | None = None,  # of the seeds, where none are given
     num_simulations: int | None = None,
 ) -> TensorDict:
-    """One search for all states; an action for each, and what replay keeps of it.
+    """Search from all states together; an action for each, and the entries that replay stores.
 
     Gives "action", "policy" (the search's, the target of training) [E, A], "value" [E] (of the
     root), and for continuous actions "sampled_actions" [E, N, D], which the policy is over.
@@ -45,11 +45,11 @@ def act(
         seed=seed,
         generator=generator,
     )
-    return kept(plan)
+    return replay_entries(plan)
 
 
-def kept(plan: PolicyOutput) -> TensorDict:
-    """What replay keeps of a search.
+def replay_entries(plan: PolicyOutput) -> TensorDict:
+    """The entries of a search that replay stores.
 
     >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
     >>> def model(embedding, action):
@@ -57,7 +57,7 @@ def kept(plan: PolicyOutput) -> TensorDict:
     ...     return RecurrentOutput(torch.ones(rows), torch.zeros(rows), torch.zeros(rows, 2)
     ...                            ), embedding
     >>> root = RootOutput(torch.zeros(3, 2), torch.zeros(3), torch.zeros(3, 1))
-    >>> sorted(kept(muzero_policy(root, model, 4)).keys())
+    >>> sorted(replay_entries(muzero_policy(root, model, 4)).keys())
     ['action', 'policy', 'value']
     """
     size = [len(plan.action)]
@@ -79,8 +79,8 @@ def act_at_random(
     seed: Tensor | None = None,  # int64 [E]: each row's draws are of its own
     generator: torch.Generator | None = None,  # of the seeds, where none are given
 ) -> TensorDict:
-    """A legal action for each state, all alike, with what `act` gives besides: a policy of that
-    kind, and value 0.
+    """A legal action for each state, drawn uniformly, with the other entries of `act`: that policy,
+    and value 0.
 
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(3), masked=True)

@@ -1,4 +1,4 @@
-"""The networks that an environment and a config ask for."""
+"""The construction of networks for an environment and a config."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def make_model(
     frame_stack: int = 1,  # S: the networks see S * C channels, or S * D numbers
     consistency: bool = True,  # with the projection that consistency is measured on
 ) -> LatentModel:
-    """Residual convolutions for images [C, H, W], dense layers for vectors [D].
+    """Networks for an environment: residual convolutions for images [C, H, W], dense layers for
+    vectors [D].
 
     Continuous actions get a policy of means and standard deviations.
 
@@ -37,7 +38,7 @@ def make_model(
     if spec.observation_dtype not in (torch.float32, torch.uint8):
         raise ValueError(
             f"observation_dtype={spec.observation_dtype}: the networks take float32, or uint8 of "
-            "0..255; have the environment give observation.float(), and say so in its spec"
+            "0..255; have the environment give observation.float(), and set its spec accordingly"
         )
     first, *rest = spec.observation_shape or (0,)
     shape = (frame_stack * first, *rest)
@@ -104,5 +105,5 @@ def _of_both(spec: EnvSpec, config: ModelConfig, consistency: bool) -> dict[str,
 
 
 def _action_size(spec: EnvSpec) -> int:
-    """How many actions, or how many numbers a continuous one has."""
+    """The number of actions, or of a continuous action's numbers."""
     return spec.action.n if isinstance(spec.action, Discrete) else spec.action.shape[0]

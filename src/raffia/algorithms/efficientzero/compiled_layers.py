@@ -14,7 +14,7 @@ from raffia.jit.dense_program import ColumnBuffer, DenseProgram
 
 
 class Layer(NamedTuple):
-    """A linear layer with what stands behind it."""
+    """A linear layer with its bias and activation."""
 
     linear: nn.Linear
     norm: nn.LayerNorm | None = None
@@ -22,12 +22,12 @@ class Layer(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """From a latent state to value and policy."""
+    """The layers from a latent state to value and policy."""
 
     common: list[Layer]
     value: list[Layer]
     policy: list[Layer]
-    support: Support | None  # of the value
+    support: Support | None  # support of the value
 
 
 class CompiledLayers:
@@ -59,7 +59,7 @@ class CompiledLayers:
         out: ColumnBuffer | None = None,
         behind: float = 0.0,
     ) -> ColumnBuffer:
-        """The layers one after the other.
+        """Add layers one after the other.
 
         Where the first one has more inputs than there are, `onto` holds what the rest gives.
         """
@@ -92,7 +92,7 @@ class CompiledLayers:
     def scalar(
         self, layers: list[Layer], inputs: ColumnBuffer, array: str, support: Support | None
     ) -> None:
-        """The layers, then the value that their output stands for."""
+        """Add layers, then the decoding of their output as a value."""
         logits = self.mlp(layers, inputs, behind=0.0 if support is None else -math.inf)
         if support is not None:
             self.parameters.append(support.values())
@@ -100,13 +100,13 @@ class CompiledLayers:
         self.program.reuse(logits)
 
     def heads(self, heads: Heads, latent: ColumnBuffer) -> None:
-        """Writes the arrays "value" and "prior_logits"."""
+        """Add the heads, which write the arrays "value" and "prior_logits"."""
         common = self.mlp(heads.common, latent)
         self.scalar(heads.value, common, "value", heads.support)
         self.program.write(self.mlp(heads.policy, common), "prior_logits")
 
     def load(self) -> None:
-        """Take the parameters as they are now."""
+        """Load the present parameters."""
         if self._loaded:
             self.program.reload()
         else:
@@ -151,13 +151,13 @@ def _with(layer: Layer, part: nn.Module) -> Layer | None:
 
 
 def all_layers(networks: Sequence[nn.Module]) -> list[list[Layer]] | None:
-    """Those of several networks, None if one of them has others."""
+    """The layers of several networks, None if one of them has others."""
     read = [layers for network in networks if (layers := read_layers(network)) is not None]
     return read if len(read) == len(networks) else None
 
 
 def is_float32_here(tensor: Tensor) -> bool:
-    """Whether compiled code can read it.
+    """Whether compiled code can read the tensor.
 
     >>> is_float32_here(torch.zeros(1)), is_float32_here(torch.zeros(1, dtype=torch.int64))
     (True, False)

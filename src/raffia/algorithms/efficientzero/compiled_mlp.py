@@ -64,7 +64,7 @@ def compiled_root(model: LatentModel) -> CompiledRoot | None:
 
 
 class CompiledRecurrent:
-    """One simulation's step, in the memory of a search.
+    """The compiled step of one simulation, in the memory of a search.
 
     >>> from raffia.algorithms.efficientzero.inference import fold
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
@@ -118,14 +118,14 @@ class CompiledRecurrent:
         layers.heads(heads, new)
 
     def load(self) -> None:
-        """Take the parameters as they are now."""
+        """Load the present parameters."""
         bias, of_action = self._first.bias, self._first.weight[:, self._latent_size :]
         torch.addmm(bias.unsqueeze(1), of_action, self._codes.t(), out=self._of_action)
         self._layers.load()
 
     @property
     def program(self) -> DenseProgram:
-        """What works in a search's memory."""
+        """The program that works in a search's memory."""
         return self._layers.program
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
@@ -134,7 +134,7 @@ class CompiledRecurrent:
         return None if arrays is None else self.program.bind(arrays)
 
     def arrays(self, memory: SearchMemory) -> dict[str, Tensor] | None:
-        """What the program reads and writes; None where it can't."""
+        """The arrays that the program reads and writes; None where it can't use them."""
         if not isinstance(memory.embeddings, TensorDict):
             return None
         keys: list[str | tuple[str, str]] = [
@@ -179,7 +179,7 @@ def bind_members(
 
 
 class CompiledRoot:
-    """From observations to latent states, values and policies.
+    """The compiled root: from observations to latent states, values and policies.
 
     >>> from raffia.algorithms.efficientzero.folding import Folding
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
@@ -195,28 +195,28 @@ class CompiledRoot:
         self._num_actions = heads.policy[-1].linear.out_features
         self._layers = layers = CompiledLayers()
         last = representation[-1]._replace(norm=norm)
-        obs = layers.program.read("obs", self._size)
-        latent = layers.mlp([*representation[:-1], last], obs)
+        observation = layers.program.read("observation", self._size)
+        latent = layers.mlp([*representation[:-1], last], observation)
         layers.program.write(latent, "latent")
         layers.heads(heads, latent)
         self.load()
 
     def load(self) -> None:
-        """Take the parameters as they are now."""
+        """Load the present parameters."""
         self._layers.load()
 
     def __call__(
         self,
-        obs: Tensor,  # float32 [B, observation_size], on the CPU
+        observation: Tensor,  # float32 [B, observation_size], on the CPU
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """latent state [B, D], value [B], policy logits [B, A]; None for other observations."""
-        if obs.shape[1:] != (self._size,) or not is_float32_here(obs):
+        if observation.shape[1:] != (self._size,) or not is_float32_here(observation):
             return None
-        rows = len(obs)
+        rows = len(observation)
         latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
         prior_logits = torch.empty(rows, self._num_actions)
         arrays = {
-            "obs": obs.contiguous(),
+            "observation": observation.contiguous(),
             "latent": latent,
             "value": value,
             "prior_logits": prior_logits,
@@ -228,8 +228,8 @@ class CompiledRoot:
 class _Dynamics(NamedTuple):
     """The layers of a simulation up to the value prefix."""
 
-    latent: list[Layer]  # from a latent state, with the action, to the next
-    features: list[Layer]  # from there to what the LSTM reads; empty: the same
+    latent: list[Layer]  # layers from a latent state, with the action, to the next
+    features: list[Layer]  # layers from there to the LSTM's input; empty: the next latent itself
     lstm: JointLSTM
     reward: list[Layer]
     support: Support | None

@@ -1,4 +1,4 @@
-"""What can be set of EfficientZero, with the paper's numbers. Imports no torch: help comes at once.
+"""Settings of EfficientZero, with the paper's numbers. Imports no torch, so that help is quick.
 
 MuZero is EfficientZero with a `lstm_horizon` of 1 (each prefix is one reward), no consistency and
 no reanalyze; Gumbel MuZero is that with `search.policy="gumbel"`.
@@ -13,8 +13,8 @@ from typing import Literal
 from raffia.envs.checked import (
     check_above_zero,
     check_choices,
+    check_fraction,
     check_least,
-    check_share,
     check_types,
 )
 
@@ -32,28 +32,30 @@ __all__ = [
 class ModelConfig:
     """The networks: residual convolutions for images, dense layers for vectors."""
 
-    num_channels: int = 64  # of images' latent states
-    num_res_blocks: int = 1  # of images: in each of the networks
-    downsample: bool = True  # images are made 16 times smaller (96x96 -> 6x6); boards are not
-    flatten: bool = False  # images are taken for vectors: boards of a few cells are, best
-    latent_state_dim: int = 256  # of vectors
-    res_connection: bool = True  # of vectors: the next latent is the old one and a change
-    lstm_hidden_size: int = 512  # of the value prefix
-    head_hidden_channels: tuple[int, ...] = (32,)  # of value, policy and value prefix
+    num_channels: int = 64  # channels of images' latent states
+    num_res_blocks: int = 1  # residual blocks in each network for images
+    downsample: bool = True  # make images 16 times smaller (96x96 -> 6x6); not boards
+    flatten: bool = False  # take images as vectors: best for boards of a few cells
+    latent_state_dim: int = 256  # width of vectors' latent states
+    res_connection: bool = True  # for vectors: the next latent is the old one plus a change
+    lstm_hidden_size: int = 512  # width of the value prefix's LSTM
+    head_hidden_channels: tuple[int, ...] = (32,)  # widths of the heads' hidden layers
     # Heads whose form can change, as in a population with `activation` or `architecture`; they
     # begin with head_hidden_channels, and have no normalisation.
     evolvable_heads: bool = False
-    max_head_layers: int = 3  # of evolvable heads
-    max_head_nodes: int = 128  # ... in each layer
-    reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # start, stop, step
-    value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)  # of h(value)
+    max_head_layers: int = 3  # most layers of an evolvable head
+    max_head_nodes: int = 128  # most nodes in each layer of an evolvable head
+    # Categories of the value prefix: start, stop, step.
+    reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
+    # Categories of the transformed value h(value): start, stop, step.
+    value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
     norm_type: Literal["BN", "LN"] = "BN"
-    projection_norm_type: Literal["BN", "LN"] = "BN"  # without BN all states may become alike
-    state_norm: bool = False  # latent states are brought to 0..1
-    action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # of discrete actions
-    sigma_type: Literal["conditioned", "fixed"] = "conditioned"  # of continuous actions
+    projection_norm_type: Literal["BN", "LN"] = "BN"  # without BN all states may become equal
+    state_norm: bool = False  # scale latent states to 0..1
+    action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # encoding of discrete actions
+    sigma_type: Literal["conditioned", "fixed"] = "conditioned"  # deviations of continuous actions
     fixed_sigma: float = 0.3
-    proj_hid: int = 1024  # the projection on which consistency is measured
+    proj_hid: int = 1024  # hidden width of the projection that consistency compares
     proj_out: int = 1024
     pred_hid: int = 512
     pred_out: int = 1024
@@ -68,7 +70,7 @@ class ModelConfig:
         if self.pred_out != self.proj_out:
             raise ValueError(
                 f"pred_out={self.pred_out} and proj_out={self.proj_out}: consistency compares what "
-                "is predicted of a projection with it, so that both are as long: set them alike"
+                "is predicted of a projection with it, so that both are as long: set them equal"
             )
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
@@ -100,19 +102,19 @@ def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is learnt of a window of steps."""
+    """The loss over a segment of steps."""
 
-    unroll_steps: int = 5  # K
-    lstm_horizon: int = 5  # L: the value prefix restarts after as many steps
+    unroll_steps: int = 5  # steps K that the dynamics is unrolled
+    lstm_horizon: int = 5  # the value prefix restarts after so many steps
     policy_weight: float = 1.0
     value_weight: float = 0.25
     value_prefix_weight: float = 1.0
     consistency_weight: float = 2.0
-    entropy_weight: float = 0.0  # a bonus; 0.005 is common for continuous actions
-    gradient_scale: float = 0.5  # of what flows back into each latent of the dynamics; 1: all
+    entropy_weight: float = 0.0  # bonus for entropy; 0.005 is common for continuous actions
+    gradient_scale: float = 0.5  # fraction of the gradient that reaches each latent; 1: all
     # Ends behind which value 0 and a constant prefix are trained; behind others nothing is.
     absorb: tuple[Literal["terminated", "truncated"], ...] = ("terminated",)
-    augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # of images, drawn per sample
+    augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # random changes of images
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -120,45 +122,46 @@ class LossConfig:
         check_least(self, 1, "unroll_steps", "lstm_horizon")
         check_least(self, 0, "policy_weight", "value_weight", "value_prefix_weight")
         check_least(self, 0, "consistency_weight", "entropy_weight")
-        check_share(self, "gradient_scale")
+        check_fraction(self, "gradient_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """What the outputs are trained towards."""
+    """The targets of the networks' outputs."""
 
-    discount: float = 0.997  # per step of the agent
+    discount: float = 0.997  # discount per step of the agent
     n_step: int = 5  # rewards before the value of a later state closes the sum
-    # That value: the target network's, or the root value of the search that was made there.
+    # Value that closes the sum: the target network's, or the root value of the search made there.
     bootstrap: Literal["network", "search"] = "network"
     target_interval: int = 200  # updates between copies into the target network
-    reanalyze_ratio: float = 0.99  # share of a batch whose policy is searched anew
-    reanalyze_noise: bool = True  # ... with noise at the root, as when acting
+    reanalyze_ratio: float = 0.99  # fraction of a batch whose policy is searched again
+    reanalyze_noise: bool = True  # reanalyze with noise at the root, as when acting
     correct_horizon: bool = (
         True  # a smaller n_step for old data, whose actions are not ours any more
     )
-    horizon_share: float = 0.3  # one step less for each such share of training that it is old
+    # Age, as a fraction of training, for which n_step becomes smaller by one.
+    horizon_fraction: float = 0.3
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_share(self, "discount", "reanalyze_ratio")
+        check_fraction(self, "discount", "reanalyze_ratio")
         check_above_zero(self, "discount")
         check_least(self, 1, "n_step", "target_interval")
-        check_least(self, 0, "horizon_share")
+        check_least(self, 0, "horizon_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How parameters follow their gradients."""
+    """The optimizer of the networks."""
 
     name: Literal["sgd", "adamw"] = "sgd"
     learning_rate: float = 0.2
-    momentum: float = 0.9  # of sgd
+    momentum: float = 0.9  # momentum of sgd
     weight_decay: float = 1e-4
     max_grad_norm: float = 5.0
-    warmup_share: float = 0.01  # of all updates: the rate rises from 0
-    decay_updates: int = 100_000  # the rate is multiplied by decay_rate after each so many
+    warmup_fraction: float = 0.01  # fraction of all updates in which the rate rises from 0
+    decay_updates: int = 100_000  # updates after each of which the rate is multiplied by decay_rate
     decay_rate: float = 0.1
 
     def __post_init__(self) -> None:
@@ -166,53 +169,54 @@ class OptimizerConfig:
         check_choices(self)
         check_least(self, 0, "learning_rate", "weight_decay", "decay_rate")
         check_least(self, 1, "decay_updates")
-        check_share(self, "momentum", "warmup_share")
+        check_fraction(self, "momentum", "warmup_fraction")
         check_above_zero(self, "max_grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How the agent plans."""
+    """The search of the agent."""
 
     policy: Literal["muzero", "gumbel"] = "muzero"
-    num_simulations: int = 50  # per move
+    num_simulations: int = 50  # simulations of each search
     dirichlet_alpha: float = 0.3
-    dirichlet_fraction: float = 0.25  # of noise in the root's prior; 0 when evaluating
-    max_considered: int = 16  # gumbel: actions tried at the root
-    num_sampled_actions: int = 20  # of continuous actions, tried at each node
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # action ~ visits^(1/T) ...
-    temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)  # ... from this share of training on
+    dirichlet_fraction: float = 0.25  # fraction of noise in the root's prior; 0 when evaluating
+    max_considered: int = 16  # actions tried at the root by the gumbel policy
+    num_sampled_actions: int = 20  # continuous actions tried at each node
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # T of action ~ visits^(1/T)
+    # Fractions of training from which each of the temperatures holds.
+    temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "num_simulations", "max_considered", "num_sampled_actions")
         check_above_zero(self, "dirichlet_alpha")
-        check_share(self, "dirichlet_fraction")
+        check_fraction(self, "dirichlet_fraction")
         if not all(temperature >= 0 for temperature in self.temperatures):
             raise ValueError(f"temperatures={self.temperatures} must be 0 or more")
         starts = self.temperature_from
         if len(starts) != len(self.temperatures) or not starts or starts[0] != 0:
             raise ValueError(
                 f"temperatures={self.temperatures} and temperature_from={starts}: each temperature "
-                "needs the share of training from which it holds, the first one 0"
+                "needs the fraction of training from which it holds, the first one 0"
             )
         if list(starts) != sorted(starts):
             raise ValueError(f"temperature_from={starts} must rise")
 
-    def temperature(self, share: float) -> float:
-        """The temperature at this share of training, 0..1.
+    def temperature(self, fraction: float) -> float:
+        """The temperature at this fraction of training, 0..1.
 
-        >>> [SearchConfig().temperature(share) for share in (0.0, 0.49, 0.5, 1.0)]
+        >>> [SearchConfig().temperature(fraction) for fraction in (0.0, 0.49, 0.5, 1.0)]
         [1.0, 1.0, 0.5, 0.25]
         """
         pairs = zip(self.temperature_from, self.temperatures, strict=True)
-        return [temperature for start, temperature in pairs if start <= share][-1]
+        return [temperature for start, temperature in pairs if start <= fraction][-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientZeroConfig:
-    """The agent; how long it trains, and in which environment, is said by the run.
+    """The settings of an agent; the run's settings add its length and environment.
 
     >>> EfficientZeroConfig(search=SearchConfig(num_simulations=25)).targets.n_step
     5

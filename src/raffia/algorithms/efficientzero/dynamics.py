@@ -1,4 +1,5 @@
-"""From a latent state, by an action, to the next and to the sum of rewards."""
+"""The dynamics network: from a latent state, by an action, to the next and to the sum of
+rewards."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ _HIDDEN = [32]  # a list, as in the published signature; it is only read
 
 
 class DynamicsNetwork(nn.Module):
-    """From a latent state with an action's planes to the next latent state and the value prefix.
+    """The dynamics network: from a latent state with an action's planes to the next latent state
+    and the value prefix.
 
-    observation_shape: (C, H, W) of an observation; with `downsample` it says the latent's size.
+    observation_shape: (C, H, W) of an observation; with `downsample` it determines the latent's
+    size.
     num_channels: of the input, the latent state's and the action's planes together.
     reward_head_channels: of the 1x1 convolution before the LSTM.
     fc_reward_layers: hidden sizes of the network after it.
@@ -33,7 +36,7 @@ class DynamicsNetwork(nn.Module):
     flatten_output_size_for_reward_head: what the LSTM gets, reward_head_channels * h * w of the
         latent state.
     last_linear_layer_init_zero: the value prefix starts at zero.
-    activation: what each place gets a copy of.
+    activation: of which each layer gets a copy.
     norm_type: "BN" or "LN".
     largest_head: of a value prefix's head that can change its form, see `head`.
 
@@ -121,7 +124,7 @@ class DynamicsNetwork(nn.Module):
         if self.norm_type == "LN" and x.shape[2:] != self.size:
             raise ValueError(
                 f"LayerNorm was built for latent states of {self.size[0]} x {self.size[1]}, as "
-                f"observation_shape and downsample say, got shape {list(x.shape)}"
+                f"observation_shape and downsample determine, got shape {list(x.shape)}"
             )
         channels, (height, width) = self.conv1x1_reward.out_channels, x.shape[2:]
         if channels * height * width != self.flatten_output_size_for_reward_head:

@@ -53,7 +53,7 @@ class JointLSTM(nn.Module):
         self.register_buffer("bias", torch.empty(4 * hidden_size))
 
     def refresh(self, step: LSTMStep) -> None:
-        """Take the parameters of a step."""
+        """Copy the parameters of an `LSTMStep`."""
         with torch.no_grad():
             torch.cat([step.weight_ih_l0, step.weight_hh_l0], 1, out=self.weight)
             torch.add(step.bias_ih_l0, step.bias_hh_l0, out=self.bias)
@@ -120,7 +120,7 @@ class Folding:
 
     @torch.no_grad()
     def refresh(self, model: LatentModel) -> None:
-        """Take the present parameters and statistics of a model with the same layers.
+        """Copy the present parameters and statistics of a model with the same layers.
 
         ValueError if it has others; the copy stays as it is then.
         """
@@ -140,7 +140,7 @@ class Folding:
 
 
 def _modules(model: LatentModel) -> dict[str, nn.Module]:
-    """All but the projection's, by name."""
+    """The modules by name, but the projection's."""
     parts = {
         "representation_network": model.representation_network,
         "dynamics_network": model.dynamics_network,
@@ -213,7 +213,7 @@ def _without_norm(model: nn.Module, pair: _Pair) -> None:
 
 
 def _fold(linears: list[Any], norms: list[Any], outs: list[Any]) -> None:
-    """All layers at once, each step a single call: an update may come after every few searches."""
+    """Fold all layers in a few foreach calls: an update may come after every few searches."""
     variances = torch._foreach_add(
         [norm.running_var for norm in norms], [norm.eps for norm in norms]
     )

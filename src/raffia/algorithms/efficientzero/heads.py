@@ -1,4 +1,4 @@
-"""The last layers of value, policy and value prefix: of one form, or of one that can change."""
+"""The last layers of value, policy and value prefix, of a fixed or an evolvable form."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NAMES: dict[type[nn.Module], str] = {
 
 
 class LargestHead(NamedTuple):
-    """How large a head may become in a population whose networks change their form.
+    """The largest form of a head in a population whose networks change their form.
 
     >>> LargestHead(num_layers=3, num_nodes=128).num_layers
     3
     """
 
     num_layers: int
-    num_nodes: int  # of each layer
+    num_nodes: int  # nodes of each layer
 
 
 def head(

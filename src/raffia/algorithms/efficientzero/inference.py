@@ -28,7 +28,7 @@ def fold(model: LatentModel) -> FoldedModel:
 
     BatchNorm lies within the weights before it, which changes outputs by rounding only. The copy is
     no `nn.Module`: as a part of one it stays on the device and in the dtype that the model had,
-    whatever `.to(...)` says; `folded.refresh(model)` takes the model's present weights over.
+    whatever `.to(...)` sets; `folded.refresh(model)` copies the model's present weights.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6)
@@ -51,7 +51,7 @@ def fold(model: LatentModel) -> FoldedModel:
 
 
 class FoldedModel:
-    """What a search asks of a model: `root`, and `recurrent_fn`; see `fold`.
+    """A model as a search calls it: `root`, and `recurrent_fn`; see `fold`.
 
     For continuous actions `prior_logits` are the policy's means and deviations, from which
     `raffia.search.sampled_policy` draws actions.
@@ -82,32 +82,32 @@ class FoldedModel:
     @torch.no_grad()
     def root(
         self,
-        obs: Tensor,  # [B, *observation_shape]
+        observation: Tensor,  # [B, *observation_shape]
         mask: Tensor | None = None,  # [B, A] bool, True where the action is legal
         to_play: Tensor | None = None,  # [B] int
     ) -> RootOutput:
-        """What the model says of observations, with h and c of zeros."""
+        """The model's output for observations, with h and c of zeros."""
         model = self._folding.model
-        found = None if self.compiled is None else self.compiled(obs)
+        found = None if self.compiled is None else self.compiled(observation)
         if found is not None:
             latent, value, prior_logits = found
             zeros = latent.new_zeros(1, len(latent), model.lstm_hidden_size)
             embedding = _embedding(latent, zeros, zeros.clone())
             return RootOutput(prior_logits, value, embedding, mask, to_play)
-        output = model.initial_inference(obs)
+        output = model.initial_inference(observation)
         embedding = _embedding(output.latent_state, *output.reward_hidden_state)
         value = model.decode_value(output.value)
         return RootOutput(output.policy_logits, value, embedding, mask, to_play)
 
     def refresh(self, model: LatentModel) -> None:
-        """Take the present weights and statistics of a model with the same layers, in place."""
+        """Copy the present weights and statistics of a model with the same layers, in place."""
         self._folding.refresh(model)
         self.recurrent_fn.refresh()
         _reload(self)
 
     @cached_property
     def compiled(self) -> CompiledRoot | None:
-        """What `root` calls, None where there is no compiled form of the model."""
+        """The compiled form of `root`, None where there is none of the model."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_root
@@ -138,7 +138,7 @@ class FoldedRecurrentFn:
         embedding: Any,  # see `FoldedModel`
         action: Tensor,  # int64 [B]
     ) -> tuple[RecurrentOutput, TensorDict]:
-        """What the model says of the states that actions lead to, and their embeddings."""
+        """The model's output for the states that actions lead to, and their embeddings."""
         h = embedding["reward_hidden_state", "h"]
         c = embedding["reward_hidden_state", "c"]
         output = self._model.recurrent_inference(
@@ -161,12 +161,12 @@ class FoldedRecurrentFn:
         return None if self.compiled is None else self.compiled.bind(memory)
 
     def refresh(self) -> None:
-        """The model's weights have changed."""
+        """Pack the changed weights of the model."""
         _reload(self)
 
     @cached_property
     def compiled(self) -> CompiledRecurrent | None:
-        """What `bind` binds, None where there is no compiled form of the model."""
+        """The compiled form that `bind` binds, None where there is none of the model."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_recurrent
@@ -175,7 +175,7 @@ class FoldedRecurrentFn:
 
 
 def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
-    """Pack the weights anew, if they were before."""
+    """Pack the weights again, if they were packed before."""
     compiled = vars(owner).get("compiled")
     if compiled is not None:
         compiled.load()
@@ -192,5 +192,6 @@ def _embedding(
 
 
 def _without_compiled(folded: object) -> dict[str, Any]:
-    """What a copy holds: compiled code refers to this process's memory, a copy makes its own."""
-    return {name: held for name, held in vars(folded).items() if name != "compiled"}
+    """The state of a copy: compiled code refers to this process's memory, a copy compiles its
+    own."""
+    return {name: value for name, value in vars(folded).items() if name != "compiled"}

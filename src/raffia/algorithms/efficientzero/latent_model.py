@@ -1,4 +1,4 @@
-"""What EfficientZero's models have in common: three networks, their steps and their keys."""
+"""The common part of EfficientZero's models: three networks, their steps and their keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raffia.nn.module import TensorDictModule
 
 
 class NetworkOutput(NamedTuple):
-    """What a model says at one latent state.
+    """The outputs of a model at one latent state.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> output = EfficientZeroModelMLP(4, 2).initial_inference(torch.zeros(3, 4))
@@ -33,7 +33,7 @@ class NetworkOutput(NamedTuple):
 
 
 class LatentModel(nn.Module):
-    """The part of `EfficientZeroModel` and `EfficientZeroModelMLP` that they share.
+    """The common part of `EfficientZeroModel` and `EfficientZeroModelMLP`.
 
     A subclass builds the networks: observation -> latent state; (latent state with the action's
     code, (h, c)) -> the next ones and the value prefix; latent state -> policy and value.
@@ -85,7 +85,7 @@ class LatentModel(nn.Module):
         self,
         obs: Tensor,  # [B, *observation_shape]
     ) -> NetworkOutput:
-        """What the model says of an observation; nothing was earned yet, and (h, c) are zeros."""
+        """The model's output for an observation; value prefix and (h, c) are zeros."""
         latent = represent(self.representation_network, obs, self.state_norm)
         policy, value = self.prediction_network(latent)
         zeros = latent.new_zeros(1, len(latent), self.lstm_hidden_size)
@@ -99,7 +99,7 @@ class LatentModel(nn.Module):
         reward_hidden_state: tuple[Tensor, Tensor],  # h, c: each [1, B, L]
         action: Tensor,  # integers [B]; of continuous actions floats [B, D]
     ) -> NetworkOutput:
-        """What the model says of the state that an action leads to."""
+        """The model's output for the state that an action leads to."""
         latent, state, prefix = imagine(
             self.dynamics_network,
             latent_state,
@@ -115,8 +115,9 @@ class LatentModel(nn.Module):
         latent_state: Tensor,  # [B, *latent_shape]
         with_grad: bool = True,
     ) -> Tensor:  # [B, proj_out]
-        """What consistency is measured on: of an imagined state with its gradient and through the
-        prediction head, of an observed one (`with_grad=False`) without either and without a graph.
+        """The projection that consistency compares: of an imagined state with its gradient and
+        through the prediction head, of an observed one (`with_grad=False`) without either and
+        without a graph.
 
         Source: Chen & He (2021), SimSiam.
         """
@@ -148,7 +149,7 @@ class LatentModel(nn.Module):
     def representation(self) -> TensorDictModule:
         """A keyed module: "observation" -> "latent_state".
 
-        It, `dynamics` and `prediction` are made anew at each access around the model's own
+        It, `dynamics` and `prediction` are made at each access around the model's own
         networks; so the model's state holds these once, and a network put in later counts.
         """
         step = Represent(self.representation_network, self.state_norm)
@@ -175,7 +176,7 @@ class LatentModel(nn.Module):
         )
 
     def load_lightzero(self, state_dict: dict[str, Tensor]) -> Self:
-        """Take the weights of a published LightZero model, and give the model back.
+        """Load the weights of a published LightZero model; returns the model.
 
         state_dict: the model's own, as in `checkpoint["model"]`.
         Raises ValueError if an entry is unknown, missing or of another shape, and stays as it is.

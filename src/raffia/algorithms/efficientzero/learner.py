@@ -1,4 +1,4 @@
-"""EfficientZero's learner: gradients of a batch, and an update by them."""
+"""EfficientZero's learner: gradients of a batch, and updates by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.func import functional_call
 from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
-from raffia.algorithms.efficientzero.loss import Loss
+from raffia.algorithms.efficientzero.loss import EfficientZeroLoss
 from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
 from raffia.algorithms.efficientzero.policy_loss import LogDensity
@@ -72,11 +72,13 @@ class EfficientZeroLearner:
 
         self._frame_stack = frame_stack
         self._make = default if model_factory is None else model_factory
-        self._loss = Loss(self.make_model(0), config.loss, _log_density(spec, config)).train()
+        self._loss = EfficientZeroLoss(
+            self.make_model(0), config.loss, _log_density(spec, config)
+        ).train()
         self._optimizer = _optimizer(config.optimizer)
 
     def make_model(self, seed: int) -> LatentModel:
-        """Networks as this learner trains, with fresh weights; torch's own generator stays."""
+        """New networks as this learner trains; torch's own generator stays as it is."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self._make()
@@ -97,7 +99,7 @@ class EfficientZeroLearner:
         )
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """The gradients, and BatchNorm's statistics after the batch; and what there is to tell.
+        """The gradients, and BatchNorm's statistics after the batch; and the metrics.
 
         The metrics are means [] of "loss", "policy_loss", "value_loss", "value_prefix_loss",
         "consistency_loss" (sums over steps), "policy_entropy" (of one step) and "grad_norm"; and
@@ -140,7 +142,7 @@ class EfficientZeroLearner:
         return TensorDict({"params": params, "buffers": update["buffers"], **entries}, size)
 
     def learning_rate(self, step: int) -> float:
-        """Of this update, counted from 1, as the config has it.
+        """The learning rate of this update, counted from 1, by the config.
 
         >>> from raffia.envs.env import Discrete, EnvSpec
         >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
@@ -151,10 +153,10 @@ class EfficientZeroLearner:
         return self.config.optimizer.learning_rate * float(self._schedule(torch.tensor(step)))
 
     def _schedule(self, step: Tensor) -> Tensor:
-        """What the learning rate is multiplied by in this update, counted from 1."""
+        """The factor of the learning rate in this update, counted from 1."""
         config = self.config.optimizer
         decayed = step_decay(step - 1, config.decay_updates, config.decay_rate)
-        return warmup(step, config.warmup_share * self.num_updates) * decayed
+        return warmup(step, config.warmup_fraction * self.num_updates) * decayed
 
 
 def _copied(weights: TensorDict, target: TensorDict, step: Tensor, interval: int) -> TensorDict:
@@ -172,7 +174,7 @@ def _log_density(spec: EnvSpec, config: EfficientZeroConfig) -> LogDensity | Non
 
 
 def _hyper(config: EfficientZeroConfig) -> TensorDict:
-    """What a member of a population may have of its own."""
+    """The hyper-parameters that may differ between members of a population."""
     loss, optimizer = config.loss, config.optimizer
     numbers = {
         "learning_rate": optimizer.learning_rate,
@@ -195,15 +197,15 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
 
 def _nested(named: Iterator[tuple[str, Tensor]]) -> TensorDict:
     """Tensors of a module by the names of its layers."""
-    nest = TensorDict()
+    tree = TensorDict()
     for name, tensor in named:
-        nest.set(tuple(name.split(".")), tensor.detach())
-    return nest
+        tree.set(tuple(name.split(".")), tensor.detach())
+    return tree
 
 
-def _named(nest: TensorDict) -> dict[str, Tensor]:
-    """The other way round, for the module that `Loss` wraps around the networks."""
-    return {".".join(("model", *_key(key))): tensor for key, tensor in nest.items(True, True)}
+def _named(tree: TensorDict) -> dict[str, Tensor]:
+    """Tensors by name from a tree of layers, for the `EfficientZeroLoss` around the networks."""
+    return {".".join(("model", *_key(key))): tensor for key, tensor in tree.items(True, True)}
 
 
 def _key(key: str | Key) -> Key:

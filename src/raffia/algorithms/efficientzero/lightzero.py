@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# LightZero's networks of norm_type "LN" have BatchNorm in these places all the same.
+# LightZero's networks of norm_type "LN" have BatchNorm in these layers all the same.
 _BATCH_NORM_ALWAYS = (
     "dynamics_network.resblocks.",
     "dynamics_network.norm_value_prefix",
@@ -19,7 +19,7 @@ _BATCH_NORM_ALWAYS = (
 def read_lightzero(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Load `state_dict` into a model, or raise ValueError that names what does not fit.
 
-    Two things differ in networks with LayerNorm. Some of their places have BatchNorm in LightZero:
+    Two things differ in networks with LayerNorm. Some of their layers are BatchNorm in LightZero:
     the model gets BatchNorm there, as the weights were trained with it. And LightZero's residual
     blocks normalise with one weight a channel, ours with one for each number of the image:
     the channel's is repeated, which computes the same.
@@ -68,7 +68,7 @@ def _check_kind(state_dict: Any) -> None:
 
 
 def _batch_norm(norm: nn.LayerNorm) -> nn.Module:
-    """BatchNorm in the place of a LayerNorm, on its device and of its type."""
+    """BatchNorm that replaces a LayerNorm, on its device and of its type."""
     kind = nn.BatchNorm1d if len(norm.normalized_shape) == 1 else nn.BatchNorm2d
     batch_norm = kind(norm.normalized_shape[0]).to(norm.weight.device, norm.weight.dtype)
     return batch_norm.train(norm.training)

@@ -1,6 +1,6 @@
-"""EfficientZero's loss of a batch of windows.
+"""EfficientZero's loss of a batch of segments.
 
-Legend: B windows, K unrolled steps, T = K + 1 latent states of a window, A actions (or N sampled
+Legend: B segments, K unrolled steps, T = K + 1 latent states of a segment, A actions (or N sampled
 ones), F numbers of a support.
 
     loss = sum_{k=0..K} [w_p CE(pi_k, policy target) + w_v CE(V_k, phi(h(z_k)))]
@@ -34,12 +34,12 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Unrolled(NamedTuple):
-    """What the networks say along the actions of B windows."""
+    """The networks' outputs along the actions of B segments."""
 
     policy: Tensor  # [B, T, A] logits; of continuous actions [B, T, 2 D], means and deviations
     value: Tensor  # [B, T, F] logits
     value_prefix: Tensor  # [B, K, F'] logits
-    latent: Tensor  # [B, K, ...], imagined
+    latent: Tensor  # [B, K, ...], imagined latent states
 
 
 def unroll(
@@ -89,21 +89,21 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 def consistency(
     model: LatentModel,
-    latent: Tensor,  # [B, K, ...], imagined
+    latent: Tensor,  # [B, K, ...], imagined latent states
     next_observation: Tensor,  # [B, K, *O]
     steps: Steps | None = None,  # of `step_norms`
 ) -> Tensor:  # [B, K]
-    """Distance in direction between what was imagined and what was seen.
+    """Distance in direction between imagined and observed latent states.
 
     -cos(head(projection(latent_k)), stop_gradient(projection(representation(o_{t+k}))))
     """
 
-    def seen(observation: Tensor) -> tuple[Tensor]:
+    def observed_projection(observation: Tensor) -> tuple[Tensor]:
         found = represent(model.representation_network, as_input(observation), model.state_norm)
         return (model.project(found, with_grad=False),)
 
     with torch.no_grad():
-        [target] = _at_each_step(seen, next_observation, steps)
+        [target] = _at_each_step(observed_projection, next_observation, steps)
     [imagined] = _at_each_step(lambda x: (model.project(x),), latent, steps)
     return negative_cosine_similarity(imagined, target.detach())
 
@@ -132,7 +132,7 @@ def scalar_loss(
 ) -> Tensor:  # [*]
     """Cross entropy with the two neighbours of h(target) on the support.
 
-        log sum exp(logits) - (1 - p) logits_i - p logits_{i+1},  i + p = the place of h(target)
+        log sum exp(logits) - (1 - p) logits_i - p logits_{i+1},  i + p = the position of h(target)
 
     Without a support the squared error in h(target). A target that is infinite, or NaN, gives NaN.
 
@@ -142,17 +142,17 @@ def scalar_loss(
     scaled = signed_hyperbolic(target)
     if support is None:
         return (output.squeeze(-1) - scaled).square()
-    place = (scaled.clamp(support.start, support.last) - support.start) / support.step
-    low = place.floor().clamp_max(support.size - 2 if support.size > 1 else 0)
-    share = place - low
-    index = low.nan_to_num(0.0).long()  # NaN has no place; the result is NaN all the same
+    position = (scaled.clamp(support.start, support.last) - support.start) / support.step
+    low = position.floor().clamp_max(support.size - 2 if support.size > 1 else 0)
+    fraction = position - low
+    index = low.nan_to_num(0.0).long()  # NaN has no index; the result is NaN all the same
     both = output.gather(-1, torch.stack([index, index + 1], -1).clamp_max(support.size - 1))
-    expected = torch.lerp(both[..., 0], both[..., 1], share)
-    # An infinite target has no place: NaN, which stops the run, where clamping would hide it.
+    expected = torch.lerp(both[..., 0], both[..., 1], fraction)
+    # An infinite target has no position: NaN, which stops the run, where clamping would hide it.
     return output.logsumexp(-1) - expected + (scaled - scaled)
 
 
-class Loss(nn.Module):
+class EfficientZeroLoss(nn.Module):
     """The loss of a batch, as a module around the networks: `torch.func.functional_call` gives it
     the parameters.
 
@@ -177,7 +177,7 @@ class Loss(nn.Module):
         self.steps = step_norms(model)
 
     def forward(self, batch: TensorDict, weights: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is differentiated, the loss over K; and the metrics."""
+        """The loss divided by K, which is differentiated; and the metrics."""
         steps = unroll(
             self.model,
             batch["observation"],
@@ -211,8 +211,8 @@ class Loss(nn.Module):
             "value_prefix": _sum(prefix, batch["value_prefix_mask"]),
         }
         if self.config.consistency_weight > 0:
-            seen = batch["next_observation"]
-            distance = consistency(model, steps.latent, seen, self.steps)
+            observed_projection = batch["next_observation"]
+            distance = consistency(model, steps.latent, observed_projection, self.steps)
             terms["consistency"] = _sum(distance, batch["consistency_mask"])
         return terms, _sum(entropy, batch["policy_mask"])
 
@@ -227,5 +227,5 @@ def _sum(
     steps: Tensor,  # [B, T]
     mask: Tensor,  # [B, T]
 ) -> Tensor:  # [B]
-    """Over the steps that count."""
+    """The sum over the steps that count."""
     return (steps * mask).sum(1)

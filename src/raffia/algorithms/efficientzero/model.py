@@ -41,15 +41,15 @@ class EfficientZeroModel(LatentModel):
     reward_support_range, value_support_range: (start, stop, step), stop left out; they may differ.
     proj_hid, proj_out, pred_hid, pred_out: widths of the projection and of its prediction head,
         which are built if `self_supervised_learning_loss`.
-    categorical_distribution: False gives one number in place of logits over a support.
-    activation: for all networks, each place has a copy.
+    categorical_distribution: False gives one number instead of logits over a support.
+    activation: of which each layer of all networks gets a copy.
     last_linear_layer_init_zero: policy, value and value prefix start at zero.
     state_norm: latent states are brought to 0 .. 1.
-    downsample: for large images, see `latent_size`; otherwise height and width are kept (boards),
+    downsample: for large images, see `latent_size`; otherwise height and width stay (boards),
         and of an image of 96 x 96 the projection alone would have 600 million parameters.
     norm_type: "BN" or "LN".
     projection_norm_type: of the projection and its head; None for that of the rest. Without "BN"
-        there, all states may come to look alike to the consistency loss.
+        there, all states may become equal to the consistency loss.
     discrete_action_encoding_type: "one_hot" for a plane each, or "not_one_hot" for one plane of
         action / size.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see

@@ -19,7 +19,7 @@ GELU = nn.GELU(approximate="tanh")  # only ever copied
 
 
 class RepresentationNetworkMLP(nn.Module):
-    """From a vector to a latent state, in two layers.
+    """The representation network: from a vector to a latent state, in two layers.
 
     latent_norm: of the latent state: "LN" for LayerNorm, "SimNorm" for a softmax over each eight.
 
@@ -51,19 +51,21 @@ class RepresentationNetworkMLP(nn.Module):
         self.fc_representation = mlp(sizes, norm_type=norm_type, activation=activation)
         self.norm = nn.LayerNorm(latent_state_dim) if latent_norm == "LN" else SimNorm()
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """obs: floats [B, observation_size] -> [B, latent_state_dim]."""
-        if obs.shape[1:] != (self.observation_size,) or not obs.is_floating_point():
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: floats [B, observation_size] -> [B, latent_state_dim]."""
+        if observation.shape[1:] != (self.observation_size,) or not observation.is_floating_point():
             raise ValueError(
-                f"observations are floats of shape [B, {self.observation_size}], got {obs.dtype} "
-                f"of shape {list(obs.shape)}"
+                f"observations are floats of shape [B, {self.observation_size}], got "
+                f"{observation.dtype} "
+                f"of shape {list(observation.shape)}"
             )
-        check_precision(obs, cast(nn.Linear, self.fc_representation[0]).weight)
-        return self.norm(self.fc_representation(obs))
+        check_precision(observation, cast(nn.Linear, self.fc_representation[0]).weight)
+        return self.norm(self.fc_representation(observation))
 
 
 class DynamicsNetworkMLP(nn.Module):
-    """From a latent state with an action's code to the next latent state and the value prefix.
+    """The dynamics network: from a latent state with an action's code to the next latent state and
+    the value prefix.
 
     num_channels: of the input, latent state and action's code together.
     res_connection: the next latent state is the old one and a change; what the LSTM gets is then
@@ -135,7 +137,7 @@ class DynamicsNetworkMLP(nn.Module):
 
 
 class PredictionNetworkMLP(nn.Module):
-    """From a latent state to policy and value.
+    """The prediction network: from a latent state to policy and value.
 
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions of
         `action_space_size` numbers, see `GaussianHead`.
@@ -202,13 +204,13 @@ class EfficientZeroModelMLP(LatentModel):
     reward_support_range, value_support_range: (start, stop, step), stop left out; they may differ.
     proj_hid, proj_out, pred_hid, pred_out: widths of the projection and of its prediction head,
         which are built if `self_supervised_learning_loss`.
-    categorical_distribution: False gives one number in place of logits over a support.
+    categorical_distribution: False gives one number instead of logits over a support.
     activation: for all networks; None for GELU in the representation and ReLU elsewhere.
     last_linear_layer_init_zero: policy, value and value prefix start at zero.
     state_norm: latent states are brought to 0 .. 1.
     norm_type: "BN" or "LN".
     projection_norm_type: of the projection and its head; None for that of the rest. Without "BN"
-        there, all states may come to look alike to the consistency loss.
+        there, all states may become equal to the consistency loss.
     discrete_action_encoding_type: "one_hot", or "not_one_hot" for the one number action / size.
     res_connection_in_dynamics: see `DynamicsNetworkMLP`.
     latent_norm: see `RepresentationNetworkMLP`.

@@ -1,4 +1,4 @@
-"""Observations as the networks take them: frames of a stack merged, bytes as numbers of 0..1.
+"""Observations as inputs of the networks: frames of a stack merged, bytes as numbers of 0..1.
 
 Legend: B segments, K unrolled steps, S frames in a stack, O the shape of an observation with its
 frames merged.

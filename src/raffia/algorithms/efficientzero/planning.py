@@ -29,21 +29,21 @@ NOISE, CHOICE, ACTIONS = range(3)
 
 
 class Snapshot(Protocol):
-    """Networks as a search asks them, which only `load` changes."""
+    """The networks as a search calls them, which only `load` changes."""
 
     recurrent_fn: Any  # see `raffia.search.RecurrentFn`
 
     def load(self, weights: TensorDict) -> None:
-        """Take over "params" and "buffers"."""
+        """Load "params" and "buffers"."""
 
     def root(
         self,
-        obs: Tensor,
+        observation: Tensor,
         mask: Tensor | None,
         to_play: Tensor | None,
         member: Tensor | None,  # whose each row is, where there are several networks
     ) -> RootOutput:
-        """What they say of observations."""
+        """The networks' outputs for observations."""
 
 
 class _Copy:
@@ -61,16 +61,20 @@ class _Copy:
         self._folded.refresh(self._model)
 
     def root(
-        self, obs: Tensor, mask: Tensor | None, to_play: Tensor | None, member: Tensor | None
+        self,
+        observation: Tensor,
+        mask: Tensor | None,
+        to_play: Tensor | None,
+        member: Tensor | None,
     ) -> RootOutput:
-        return self._folded.root(obs, mask, to_play)
+        return self._folded.root(observation, mask, to_play)
 
 
 class Planner:
     """Searches from states of an environment with a snapshot of the networks; `refresh` renews it.
 
     model: the networks, whose weights do not matter: they are those of the last `refresh`.
-    frame_stack: S, how many observations are seen together.
+    frame_stack: S, how many observations are stacked.
     num_threads: of a search; the roots are divided among them.
 
     A state is a TensorDict [B] with "observation" [B, *O], or [B, S, *O] if S > 1, and with
@@ -108,7 +112,7 @@ class Planner:
         return _Copy(model)
 
     def refresh(self, weights: TensorDict) -> None:
-        """Take over "params" and "buffers" of a state, or of its "target"; and of "hyper", where
+        """Load "params" and "buffers" of a state, or of its "target"; and of "hyper", where
         it is there, what `acting_numbers` names."""
         self._snapshot.load(weights)
         self.num_refreshed += 1
@@ -120,7 +124,7 @@ class Planner:
                     self._own[name] = given
 
     def number(self, name: str, num: int, member: Tensor | None = None) -> float | Tensor:
-        """One of `acting_numbers`, for all of so many rows or of each, [num].
+        """A number of `acting_numbers`, one for all rows or one for each, [num].
 
         member: whose each row is, in a population; None: the first member's first, as many of each.
         """
@@ -134,7 +138,7 @@ class Planner:
         return own[member.to(own.device)]
 
     def root(self, state: TensorDict) -> RootOutput:
-        """What the networks say of states [B]."""
+        """The networks' outputs for states [B]."""
         mask = state["action_mask"] if self.spec.masked else None
         to_play = state["to_play"] if self.spec.num_players == 2 else None
         member = state.get("member", None)
@@ -150,7 +154,7 @@ class Planner:
         return as_input(self.merged(observation).to(self.device))
 
     def merged(self, observation: Tensor) -> Tensor:
-        """Observations [*, O], or [*, S, O], as the networks take them but for their dtype."""
+        """Observations [*, O], or [*, S, O], in the shape that the networks take."""
         return merge_frames(
             observation, self.spec, self.frame_stack, flatten=self.config.model.flatten
         )
@@ -238,7 +242,7 @@ def weights_by_name(weights: TensorDict) -> dict[str, Tensor]:
 
 
 def acting_numbers(config: EfficientZeroConfig) -> dict[str, float]:
-    """What a member of a population may have of its own when it acts and is searched for.
+    """The numbers of acting and search that may differ between members of a population.
 
     "temperature" is what the temperatures of the config are multiplied by.
 

@@ -21,7 +21,7 @@ class GaussianHead(nn.Module):
     zero_last: both start at the same for any input: mean 0, standard deviation 1 (or fixed).
     largest: of a network that can change its form, see `head`.
 
-    The exponent of sigma is kept within -20 .. 2.
+    The exponent of sigma is clamped to -20 .. 2.
 
     >>> GaussianHead([4, 8, 1], sigma_type="fixed", zero_last=True)(torch.ones(2, 4))
     tensor([[0.0000, 0.3000],

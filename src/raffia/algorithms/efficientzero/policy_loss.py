@@ -1,4 +1,4 @@
-"""How far policies are from their targets: over all actions, or over sampled ones.
+"""Losses between policies and their targets: over all actions, or over sampled ones.
 
 Legend: A actions, N sampled ones of D numbers, P parameters of a policy.
 """
@@ -29,7 +29,7 @@ def discrete_policy_loss(
 
 def sampled_policy_loss(
     parameters: Tensor,  # [*, P]: means, then standard deviations
-    target: Tensor,  # [*, N]: shares of the visits; zeros cost nothing
+    target: Tensor,  # [*, N]: fractions of the visits; zeros cost nothing
     actions: Tensor,  # [*, N, D]: those that were sampled at the root
     log_density: LogDensity,
 ) -> tuple[Tensor, Tensor]:  # [*], [*]

@@ -1,4 +1,4 @@
-"""From a latent state to policy and value."""
+"""The prediction network: from a latent state to policy and value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from raffia.nn.blocks import RELU, norm_of_images
 class PredictionNetwork(nn.Module):
     """From a latent state [B, num_channels, h, w] to policy and value.
 
-    observation_shape: (C, H, W) of an observation; with `downsample` it says the latent's size.
+    observation_shape: (C, H, W) of an observation; with `downsample` it determines the latent's
+    size.
     action_space_size: how many actions; of continuous ones, how many numbers each has.
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions,
         see `GaussianHead`.

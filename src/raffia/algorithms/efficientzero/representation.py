@@ -1,4 +1,4 @@
-"""From an image to a latent state."""
+"""The representation network: from an image to a latent state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def image_shape(observation_shape: Sequence[int]) -> tuple[int, int, int]:
     return (shape[0], shape[1], shape[2])
 
 
-def check_precision(obs: Tensor, weight: Tensor) -> None:
+def check_precision(observation: Tensor, weight: Tensor) -> None:
     """TypeError for observations in another precision than the weights, but under autocast.
 
     >>> check_precision(torch.zeros(2, dtype=torch.float64), torch.zeros(2))
@@ -34,10 +34,10 @@ def check_precision(obs: Tensor, weight: Tensor) -> None:
     ...
     TypeError: observations are torch.float64 and the weights torch.float32: pass ...
     """
-    if obs.dtype != weight.dtype and not torch.is_autocast_enabled(obs.device.type):
+    if observation.dtype != weight.dtype and not torch.is_autocast_enabled(observation.device.type):
         raise TypeError(
-            f"observations are {obs.dtype} and the weights {weight.dtype}: pass "
-            f"obs.to({weight.dtype}), or bring the model to {obs.dtype}"
+            f"observations are {observation.dtype} and the weights {weight.dtype}: pass "
+            f"observation.to({weight.dtype}), or bring the model to {observation.dtype}"
         )
 
 
@@ -64,7 +64,7 @@ def _pools_twice(height: int, width: int) -> bool:
 class DownSample(nn.Module):
     """The first layers for large images: height and width become an eighth or a sixteenth.
 
-    `latent_size` says which.
+    see `latent_size`.
 
     >>> DownSample((3, 84, 84), num_channels=8)(torch.zeros(2, 3, 84, 84)).shape
     torch.Size([2, 8, 6, 6])
@@ -118,9 +118,10 @@ def residual_blocks(
 
 
 class RepresentationNetwork(nn.Module):
-    """From an image, or a stack of frames along the channels, to a latent state.
+    """The representation network: from an image, or a stack of frames along the channels, to a
+    latent state.
 
-    downsample: for large images, see `latent_size`; otherwise height and width are kept (boards).
+    downsample: for large images, see `latent_size`; otherwise height and width stay (boards).
 
     >>> network = RepresentationNetwork((3, 5, 4), num_channels=8, downsample=False)
     >>> network(torch.zeros(2, 3, 5, 4)).shape
@@ -150,18 +151,22 @@ class RepresentationNetwork(nn.Module):
             self.activation = copy.deepcopy(activation)
         self.resblocks = residual_blocks(num_res_blocks, shape, activation, norm_type)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """obs: floats [B, C, H, W] -> [B, num_channels, h, w]."""
-        if obs.shape[1:] != self.observation_shape or not obs.is_floating_point():
-            hint = "" if obs.is_floating_point() else "; of bytes it is obs.float() / 255"
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: floats [B, C, H, W] -> [B, num_channels, h, w]."""
+        if observation.shape[1:] != self.observation_shape or not observation.is_floating_point():
+            hint = (
+                ""
+                if observation.is_floating_point()
+                else "; of bytes it is observation.float() / 255"
+            )
             raise ValueError(
                 f"observations are floats of shape {['B', *self.observation_shape]}, got "
-                f"{obs.dtype} of shape {list(obs.shape)}{hint}"
+                f"{observation.dtype} of shape {list(observation.shape)}{hint}"
             )
         first = self.downsample_net.conv1 if self.downsample else self.conv
-        check_precision(obs, first.weight)
-        x = self.downsample_net(obs) if self.downsample else self._stem(obs)
+        check_precision(observation, first.weight)
+        x = self.downsample_net(observation) if self.downsample else self._stem(observation)
         return self.resblocks(x)
 
-    def _stem(self, obs: Tensor) -> Tensor:
-        return self.activation(self.norm(self.conv(obs)))
+    def _stem(self, observation: Tensor) -> Tensor:
+        return self.activation(self.norm(self.conv(observation)))

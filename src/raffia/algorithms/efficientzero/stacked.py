@@ -24,7 +24,7 @@ __all__ = ["StackedModel", "StackedPlanner"]
 
 
 class StackedPlanner(Planner):
-    """A `Planner` with the networks of P members: one search for the rows of all.
+    """A `Planner` with the networks of P members: one search for the rows of all members.
 
     size: P. States [N] are those of the first member, then those of the second ...: as many of
         each; or whose each is stands in "member" int64 [N]. A row's result is that of its member's
@@ -63,7 +63,7 @@ class StackedPlanner(Planner):
 
 
 class StackedModel:
-    """What a search asks of P models of the same form: `root` and `recurrent_fn`.
+    """P models of the same form as a search calls them: `root` and `recurrent_fn`.
 
     how: "each" member's rows by its own folded model, compiled where there is a compiled form; or
         all by one "vmap". None: each on a CPU, else vmap.
@@ -85,7 +85,7 @@ class StackedModel:
         self.recurrent_fn = _StackedRecurrentFn(made)
 
     def load(self, weights: TensorDict) -> None:
-        """The weights [P] of these members from now on.
+        """Load the weights [P] of these members.
 
         >>> from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
         >>> from raffia.envs.env import Discrete, EnvSpec
@@ -98,29 +98,31 @@ class StackedModel:
         fine = torch.stack(
             [value.reshape(self.size, -1).isfinite().all(1) for value in found.values()]
         ).all(0)
-        place = torch.arange(self.size, device=fine.device)
+        index = torch.arange(self.size, device=fine.device)
         if not bool(fine.all()):
-            place = torch.where(fine, place, fine.int().argmax())
-        self._models.load(found, place)
+            index = torch.where(fine, index, fine.int().argmax())
+        self._models.load(found, index)
 
     @torch.no_grad()
     def root(
         self,
-        obs: Tensor,  # [N, *observation_shape]
+        observation: Tensor,  # [N, *observation_shape]
         mask: Tensor | None = None,  # [N, A] bool, True where the action is legal
         to_play: Tensor | None = None,  # [N] int
         member: Tensor | None = None,  # int64 [N], whose each row is; None: as many of each
     ) -> RootOutput:
-        """What the members say of their rows."""
+        """The members' outputs for their rows."""
         if member is None:
-            if len(obs) % self.size:
+            if len(observation) % self.size:
                 raise ValueError(
-                    f"{len(obs)} rows are not as many of each of {self.size} members: give a "
-                    f"multiple of {self.size}, the first member's first, or say whose each is: "
+                    f"{len(observation)} rows are not as many of each of {self.size} members: "
+                    "give a "
+                    f"multiple of {self.size}, the first member's first, or name the member of "
+                    "each: "
                     "member=..."
                 )
-            member = _in_order(self.size, len(obs))
-        value, logits, *embedding = _of_members(self._models, "root", member, obs)
+            member = _in_order(self.size, len(observation))
+        value, logits, *embedding = _of_members(self._models, "root", member, observation)
         return RootOutput(logits, value, _embedding(member, *embedding), mask, to_play)
 
 
@@ -132,11 +134,11 @@ class _Models(Protocol):
 
     size: int
 
-    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
-        """Member i's weights are those in row place[i] from now on."""
+    def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
+        """Load member i's weights from row index[i]."""
 
     def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
-        """Of rows that are the first member's, then the second's ..., as many as counts say."""
+        """Outputs for rows of the first member, then of the second ..., as many as the counts."""
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """See `raffia.search.outputs.BoundModel`."""
@@ -150,10 +152,10 @@ class _Each:
         self._folded: list[FoldedModel] = [fold(model) for _ in range(size)]
 
     @torch.no_grad()
-    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
+    def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
         named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         targets = [named[name] for name in weights]
-        for folded, row in zip(self._folded, place.tolist(), strict=True):
+        for folded, row in zip(self._folded, index.tolist(), strict=True):
             torch._foreach_copy_(targets, [value[row] for value in weights.values()])
             folded.refresh(self._model)
 
@@ -161,8 +163,8 @@ class _Each:
         parts = zip(*(x.split(counts) for x in rows), strict=True)
         asked = _asked_for_root if what == "root" else _asked_for_step
         pairs = zip(self._folded, parts, strict=True)
-        told = [asked(folded, *part) for folded, part in pairs if len(part[0])]
-        return tuple(torch.cat(found) for found in zip(*told, strict=True))
+        outputs = [asked(folded, *part) for folded, part in pairs if len(part[0])]
+        return tuple(torch.cat(found) for found in zip(*outputs, strict=True))
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         compiled = [folded.recurrent_fn.compiled for folded in self._folded]
@@ -174,8 +176,8 @@ class _Each:
         return bind_members(there, memory)
 
 
-def _asked_for_root(folded: FoldedModel, obs: Tensor) -> tuple[Tensor, ...]:
-    root = folded.root(obs)
+def _asked_for_root(folded: FoldedModel, observation: Tensor) -> tuple[Tensor, ...]:
+    root = folded.root(observation)
     return root.value, root.prior_logits, *_parts(root.embedding)
 
 
@@ -194,7 +196,7 @@ def _parts(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Vmapped:
-    """The rows of all members by one program."""
+    """All members' rows by one vmapped program."""
 
     def __init__(self, model: LatentModel, size: int) -> None:
         self.size, self._form = size, _Decoded(model).eval()
@@ -203,9 +205,9 @@ class _Vmapped:
             f"model.{name}": torch.stack([tensor.detach()] * size) for name, tensor in named.items()
         }
 
-    def load(self, weights: dict[str, Tensor], place: Tensor) -> None:
+    def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
         # copies, as a learner writes to its weights while a search may go on with these
-        self._weights = {f"model.{name}": value[place] for name, value in weights.items()}
+        self._weights = {f"model.{name}": value[index] for name, value in weights.items()}
 
     def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
         most = max(counts)
@@ -215,9 +217,9 @@ class _Vmapped:
         count = torch.tensor(counts, device=device)
         column = torch.arange(most, device=device)
         there = column < count.unsqueeze(1)
-        place = (count.cumsum(0) - count).unsqueeze(1) + torch.where(there, column, 0)
-        place = place.clamp_max(len(rows[0]) - 1)
-        return self._run(what, *(x[place] for x in rows), there=there)
+        index = (count.cumsum(0) - count).unsqueeze(1) + torch.where(there, column, 0)
+        index = index.clamp_max(len(rows[0]) - 1)
+        return self._run(what, *(x[index] for x in rows), there=there)
 
     def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> tuple[Tensor, ...]:
         def run(weights: dict[str, Tensor], *parts: Tensor) -> Any:
@@ -242,8 +244,8 @@ class _Decoded(nn.Module):
             return self._root(*rows)
         return self._recurrent(*rows)
 
-    def _root(self, obs: Tensor) -> tuple[Tensor, ...]:
-        output = self.model.initial_inference(obs)
+    def _root(self, observation: Tensor) -> tuple[Tensor, ...]:
+        output = self.model.initial_inference(observation)
         h, c = output.reward_hidden_state
         value = self.model.decode_value(output.value)
         return value, output.policy_logits, output.latent_state, h.squeeze(0), c.squeeze(0)
@@ -285,7 +287,7 @@ class _StackedRecurrentFn:
 
 
 def _of_members(models: _Models, what: What, member: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
-    """What the models say of rows in any order."""
+    """The models' outputs for rows in any order."""
     num = len(member)
     if num % models.size == 0 and torch.equal(member, _in_order(models.size, num).to(member)):
         return models.run(what, [num // models.size] * models.size, *rows)

@@ -1,9 +1,9 @@
-"""BatchNorm for rows of several steps of a window at once, with statistics of each step.
+"""BatchNorm for rows of several steps of a segment, with statistics of each step.
 
-The windows of a batch are drawn at random, whereas the steps of one follow from each other and
-behind each other go further from what was seen. So statistics are taken over the windows, for each
-step apart, as if the network were called step by step; but the layers before and behind see all
-rows at once.
+The segments of a batch are drawn at random, whereas the steps of one follow from each other and
+behind each other go further from the observations. So statistics are taken over the segments, for
+each step apart, as if the network were called step by step; but the layers before and behind see
+all rows at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Steps:
-    """How many steps of each window the rows are: what all layers of a network are told.
+    """The number of steps of each segment that rows are, which all layers of a network read.
 
     >>> steps = Steps()
     >>> with steps.of(3):
@@ -31,7 +31,7 @@ class Steps:
 
     @contextmanager
     def of(self, num: int) -> Iterator[None]:
-        """Rows are `num` steps within."""
+        """Set the number of steps to `num` within the context."""
         self.num = num
         try:
             yield
@@ -40,7 +40,7 @@ class Steps:
 
 
 class StepBatchNorm(_BatchNorm):
-    """BatchNorm of rows [B * T, C, ...] in which the T steps of a window stand together.
+    """BatchNorm of rows [B * T, C, ...] in which the T steps of a segment stand together.
 
     layer: whose parameters and buffers it is from now on.
 
@@ -73,7 +73,7 @@ class StepBatchNorm(_BatchNorm):
         if num == 1:
             mean, var = mean.clone(), var.clone()
         # with a momentum of 1 the statistics of these rows replace what stood there; the running
-        # ones themselves would be held for backward, and the next call writes into them
+        # ones themselves would be saved for backward, and the next call writes into them
         out = batch_norm(wide, mean, var, weight, bias, True, 1.0, self.eps)
         self._remember(mean, var, num)
         return out.reshape(x.shape)
@@ -88,14 +88,14 @@ class StepBatchNorm(_BatchNorm):
             self.running_mean.mul_(keep).add_(mean, alpha=self.momentum)
             self.running_var.mul_(keep).add_(var, alpha=self.momentum)
         else:
-            shares = [self.momentum * keep**k for k in reversed(range(num))]
-            share = torch.tensor(shares, dtype=mean.dtype, device=mean.device)
-            self.running_mean.mul_(keep**num).add_(share @ mean.view(num, -1))
-            self.running_var.mul_(keep**num).add_(share @ var.view(num, -1))
+            weights = [self.momentum * keep**k for k in reversed(range(num))]
+            weight = torch.tensor(weights, dtype=mean.dtype, device=mean.device)
+            self.running_mean.mul_(keep**num).add_(weight @ mean.view(num, -1))
+            self.running_var.mul_(keep**num).add_(weight @ var.view(num, -1))
         self.num_batches_tracked.add_(num)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions."""
+        """Allow any number of dimensions."""
 
 
 def _times(channels: Tensor | None, num: int) -> Tensor:  # [C] -> [num * C]
@@ -104,7 +104,8 @@ def _times(channels: Tensor | None, num: int) -> Tensor:  # [C] -> [num * C]
 
 
 def step_norms(model: nn.Module) -> Steps | None:
-    """Put `StepBatchNorm` in place of each BatchNorm, under the same names; how to tell them.
+    """Replace each BatchNorm by `StepBatchNorm`, under the same names; returns the number of steps
+    to set.
 
     None, and nothing is changed, if there is one that can't be replaced: without parameters or
     running statistics, or of another kind.

@@ -6,7 +6,7 @@ from torch import Tensor, cat, nn
 
 
 class Represent(nn.Module):
-    """From an observation to a latent state.
+    """The step from an observation to a latent state.
 
     network: observation [B, ...] -> latent state [B, ...].
     state_norm: whether the latent state is brought to 0 .. 1, see `min_max_normalised`.
@@ -25,7 +25,7 @@ class Represent(nn.Module):
 
 
 class Imagine(nn.Module):
-    """From a latent state, by an action, to the next, with the sum of rewards on the way.
+    """The step from a latent state, by an action, to the next, with the sum of rewards on the way.
 
     network: (latent state with the action's code [B, ...], (h, c) of [1, B, L]) -> the next ones,
         and the logits of the value prefix.
@@ -64,7 +64,7 @@ class Imagine(nn.Module):
 
 
 def represent(network: nn.Module, observation: Tensor, state_norm: bool) -> Tensor:
-    """What `Represent` does."""
+    """The latent states of observations, as `Represent` computes them."""
     latent = network(observation)
     return min_max_normalised(latent) if state_norm else latent
 

@@ -1,6 +1,6 @@
-"""From windows of the replay to the batch that EfficientZero learns from.
+"""From segments of the replay to the batch that EfficientZero learns from.
 
-Legend: B windows of L = K + n + 1 rows, K unrolled steps, n rewards before a value closes the sum,
+Legend: B segments of L = K + n + 1 rows, K unrolled steps, n rewards before a value closes the sum,
 O the shape of an observation with its frames merged, A actions or N sampled ones of D numbers.
 
 Source: Ye, Liu, Kurutach, Abbeel & Gao (2021), "Mastering Atari Games with Limited Data", section 4
@@ -24,7 +24,7 @@ from raffia.algorithms.efficientzero.reanalyze import (
     distinct,
     reanalyze,
     steps_of,
-    with_fresh,
+    with_reanalyzed,
 )
 from raffia.data.segments import stacked
 from raffia.envs.env import Box, Discrete, EnvSpec
@@ -33,14 +33,14 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 def make_batch(
-    windows: TensorDict,  # [B], see `SegmentReplayBuffer`
+    segments: TensorDict,  # [B], see `SegmentReplayBuffer`
     planner: Planner,  # refreshed with the target network
     *,
     generator: torch.Generator,  # of noise, of actions behind an end, of augmentation
-    total: int | Tensor = 0,  # rows that the replay has seen so far; of each window [B]
+    total: int | Tensor = 0,  # rows that the replay ever stored; of each segment [B]
     correction_interval: int = 0,  # rows of age that cost one step of the horizon; 0: none does
 ) -> tuple[TensorDict, TensorDict | None]:
-    """The batch [B] of the learner, and what was searched anew for it [M], or None.
+    """The batch [B] of the learner, and the steps searched again for it [M], or None.
 
     The segments hold "observation", "action", "reward", "policy", "value", and where environment or
     actions need them "action_mask", "to_play" and "sampled_actions". The batch holds
@@ -59,10 +59,10 @@ def make_batch(
     Windows of a population, as many of each member, have "member" [B], and `planner` is a
     `StackedPlanner`: each is made with the networks of its member.
 
-    It shares no memory with the windows, which may be filled again (`sample(out=...)`).
+    It shares no memory with the segments, which may be filled again (`sample(out=...)`).
 
-    What was searched anew is "step_index", "policy", "value" (and "sampled_actions"), each step
-    once: `replay.update(fresh["step_index"], fresh.exclude("step_index"))` keeps it.
+    The steps searched again are "step_index", "policy", "value" (and "sampled_actions"), each step
+    once: `replay.update(reanalyzed["step_index"], reanalyzed.exclude("step_index"))` keeps it.
 
     >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig, TargetConfig
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
@@ -80,8 +80,8 @@ def make_batch(
     ...     next=dict(observation=torch.zeros(20, 4)), batch_size=[20])
     >>> index = replay.extend(steps)
     >>> planner = Planner(EfficientZeroModelMLP(4, 2), spec, config)
-    >>> windows = replay.read(torch.tensor([0, 17]))
-    >>> batch, fresh = make_batch(windows, planner, generator=torch.Generator())
+    >>> segments = replay.read(torch.tensor([0, 17]))
+    >>> batch, reanalyzed = make_batch(segments, planner, generator=torch.Generator())
     >>> batch["target_value_prefix"]
     tensor([[1., 2., 3., 4., 5.],
             [1., 2., 3., 3., 3.]])
@@ -90,57 +90,57 @@ def make_batch(
     """
     config, spec = planner.config, planner.spec
     num_unrolled, n_step = config.loss.unroll_steps, config.targets.n_step
-    _check(windows, num_unrolled + n_step + 1)
-    windows = _with_observations_on(planner.device, windows, planner.frame_stack)
-    fresh = reanalyze(windows, planner, generator=generator)
-    if fresh is not None:
-        windows = with_fresh(windows, fresh)
-    n = n_step_of_age(total - windows["index"], n_step, correction_interval)
+    _check(segments, num_unrolled + n_step + 1)
+    segments = _with_observations_on(planner.device, segments, planner.frame_stack)
+    reanalyzed = reanalyze(segments, planner, generator=generator)
+    if reanalyzed is not None:
+        segments = with_reanalyzed(segments, reanalyzed)
+    n = n_step_of_age(total - segments["index"], n_step, correction_interval)
     ahead = slice(num_unrolled + 1)  # rows t .. t + K
-    valid, mask = windows["valid_step"][:, ahead], windows["mask"][:, ahead]
+    valid, mask = segments["valid_step"][:, ahead], segments["mask"][:, ahead]
     looks_ahead = config.loss.consistency_weight > 0
     num_rows = 1 + num_unrolled * looks_ahead
     batch = TensorDict(
-        frames=frames_of(windows["observation"], num_rows, planner.frame_stack),
-        action=actions(windows, spec, num_unrolled, generator),
-        target_policy=windows["policy"][:, ahead] * valid.unsqueeze(-1),
+        frames=frames_of(segments["observation"], num_rows, planner.frame_stack),
+        action=actions(segments, spec, num_unrolled, generator),
+        target_policy=segments["policy"][:, ahead] * valid.unsqueeze(-1),
         target_value=value_target(
-            windows,
-            bootstrap_values(windows, n, planner),
+            segments,
+            bootstrap_values(segments, n, planner),
             n,
             config,
-            discount=planner.number("discount", len(windows), windows.get(MEMBER, None)),
+            discount=planner.number("discount", len(segments), segments.get(MEMBER, None)),
         ),
         target_value_prefix=value_prefix(
-            windows["reward"][:, :num_unrolled], config.loss.lstm_horizon
+            segments["reward"][:, :num_unrolled], config.loss.lstm_horizon
         ),
         policy_mask=valid.float(),
         value_mask=mask.float(),
         value_prefix_mask=mask[:, :-1].float(),
-        weight=windows["priority_weight"].clone(),
-        index=windows["index"].clone(),
-        batch_size=windows.batch_size,
+        weight=segments["priority_weight"].clone(),
+        index=segments["index"].clone(),
+        batch_size=segments.batch_size,
     )
     if config.loss.augmentation:
         batch[AUGMENTATION] = draw_augmentation(
-            len(windows), config.loss.augmentation, 1 + looks_ahead, generator
+            len(segments), config.loss.augmentation, 1 + looks_ahead, generator
         )
     if isinstance(spec.action, Box):
-        batch["sampled_actions"] = windows["sampled_actions"][:, ahead].clone()
+        batch["sampled_actions"] = segments["sampled_actions"][:, ahead].clone()
     if looks_ahead:
-        batch["consistency_mask"] = windows["valid"][:, 1 : num_unrolled + 1].float()
-    return batch, fresh
+        batch["consistency_mask"] = segments["valid"][:, 1 : num_unrolled + 1].float()
+    return batch, reanalyzed
 
 
 def _with_observations_on(
-    device: torch.device, windows: TensorDict, frame_stack: int
+    device: torch.device, segments: TensorDict, frame_stack: int
 ) -> TensorDict:
-    """The windows with their frames on the device of the networks, where each travels once."""
-    observation = windows["observation"]
+    """The segments with their frames on the device of the networks, where each travels once."""
+    observation = segments["observation"]
     if observation.device == device:
-        return windows
+        return segments
     moved = frames_of(observation, observation.shape[1], frame_stack).to(device)
-    placed = windows.copy().clear_device_()
+    placed = segments.copy().clear_device_()
     placed["observation"] = stacked(moved, frame_stack) if frame_stack > 1 else moved
     return placed
 
@@ -150,7 +150,8 @@ def n_step_of_age(
     n_step: int,
     interval: int,  # rows; 0: age does not count
 ) -> Tensor:  # int64 [B], 1..n_step
-    """Fewer rewards for older steps, after which another policy acted than today's would.
+    """The number of rewards: fewer for older steps, after which another policy acted than the
+    present one.
 
         n = clip(n_step - floor(age / interval), 1, n_step)
 
@@ -165,14 +166,14 @@ def n_step_of_age(
 
 
 def value_target(
-    windows: TensorDict,  # [B]
+    segments: TensorDict,  # [B]
     values: Tensor,  # [B, L], of the observations of all rows that a sum may end in
     n: Tensor,  # int64 [B]
     config: EfficientZeroConfig,
     *,
-    discount: float | Tensor | None = None,  # or of each window [B]; None: the config's
+    discount: float | Tensor | None = None,  # or of each segment [B]; None: the config's
 ) -> Tensor:  # [B, K+1]
-    """n rewards and the value of where they lead, from the view of who is to move.
+    """The target n rewards plus the value of where they lead, from the view of the player to move.
 
         z_k = sum_{i<n} g^i r_{t+k+i} + g^n V(o_{t+k+n})
 
@@ -180,21 +181,21 @@ def value_target(
     before, the sum does, with the value of the last observation if it was only cut short; behind
     the end z is 0.
     """
-    acted = windows["valid_step"]
+    acted = segments["valid_step"]
     rate = config.targets.discount if discount is None else discount
     if isinstance(rate, Tensor):
         rate = rate.unsqueeze(1)
-    factor = rate * windows["discount"][:, :-1]
-    if "to_play" in windows.keys():
-        turns = windows["to_play"].diff(dim=1) != 0
+    factor = rate * segments["discount"][:, :-1]
+    if "to_play" in segments.keys():
+        turns = segments["to_play"].diff(dim=1) != 0
         factor = torch.where(turns, -factor, factor)
-    target = n_step_return(windows["reward"][:, :-1], factor, values[:, 1:], n, ~acted[:, 1:])
+    target = n_step_return(segments["reward"][:, :-1], factor, values[:, 1:], n, ~acted[:, 1:])
     ahead = slice(config.loss.unroll_steps + 1)
     return torch.where(acted[:, ahead], target[:, ahead], 0.0)
 
 
 def bootstrap_values(
-    windows: TensorDict,  # [B]
+    segments: TensorDict,  # [B]
     n: Tensor,  # int64 [B]
     planner: Planner,
 ) -> Tensor:  # [B, L]
@@ -204,30 +205,30 @@ def bootstrap_values(
     They are the network's, or those that were found by search; of a last observation, from which
     nothing was searched, always the network's.
     """
-    config, discount = planner.config, windows["discount"]
+    config, discount = planner.config, segments["discount"]
     k = torch.arange(config.loss.unroll_steps + 1, device=n.device)
-    last = windows["valid"].sum(1, keepdim=True) - 1
+    last = segments["valid"].sum(1, keepdim=True) - 1
     row = torch.minimum(n.unsqueeze(1) + k, last)  # [B, K+1]
-    acted = windows["valid_step"].gather(1, row)
+    acted = segments["valid_step"].gather(1, row)
     found = torch.zeros(row.shape, device=discount.device)
     wanted = discount.gather(1, row - 1) > 0  # what follows the step before counts in its value
     if config.targets.bootstrap == "search":
-        found = torch.where(acted, windows["value"].gather(1, row), found)
+        found = torch.where(acted, segments["value"].gather(1, row), found)
         wanted &= ~acted
-    place = distinct(steps_of(windows).gather(1, row), wanted)
-    if len(place.first):
-        window = place.first // len(k)
-        observation = windows["observation"][window, row.flatten()[place.first]]
-        own = [windows[MEMBER][window]] if MEMBER in windows.keys() else []
-        found[wanted] = planner.values(observation, *own)[place.of_each].to(found)
+    wanted_steps = distinct(steps_of(segments).gather(1, row), wanted)
+    if len(wanted_steps.first):
+        segment = wanted_steps.first // len(k)
+        observation = segments["observation"][segment, row.flatten()[wanted_steps.first]]
+        own = [segments[MEMBER][segment]] if MEMBER in segments.keys() else []
+        found[wanted] = planner.values(observation, *own)[wanted_steps.of_each].to(found)
     return torch.zeros_like(discount).scatter(1, row, found)
 
 
 def actions(
-    windows: TensorDict, spec: EnvSpec, num: int, generator: torch.Generator
+    segments: TensorDict, spec: EnvSpec, num: int, generator: torch.Generator
 ) -> Tensor:  # [B, num] or [B, num, D]
-    """Those taken; behind an end some at random, as states there are to be absorbing by any."""
-    taken, acted = windows["action"][:, :num], windows["valid_step"][:, :num]
+    """The taken actions; behind an end random ones, as states there are absorbing by any action."""
+    taken, acted = segments["action"][:, :num], segments["valid_step"][:, :num]
     device = generator.device
     if isinstance(spec.action, Discrete):
         drawn = torch.randint(spec.action.n, taken.shape, generator=generator, device=device)
@@ -239,10 +240,11 @@ def actions(
     return torch.where(acted.unsqueeze(-1), taken, drawn.to(taken))
 
 
-def _check(windows: TensorDict, length: int) -> None:
-    found = windows["reward"].shape[1]
+def _check(segments: TensorDict, length: int) -> None:
+    found = segments["reward"].shape[1]
     if found != length:
         raise ValueError(
-            f"windows have unroll_steps + n_step + 1 = {length} rows, got {found}: make the replay "
+            f"segments have unroll_steps + n_step + 1 = {length} rows, got {found}: make the "
+            "replay "
             "with the unroll_steps and n_step of the config"
         )

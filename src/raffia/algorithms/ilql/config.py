@@ -11,8 +11,8 @@ from typing import Literal, TypeVar, get_args
 from raffia.envs.checked import (
     check_above_zero,
     check_choices,
+    check_fraction,
     check_least,
-    check_share,
     check_types,
 )
 from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
@@ -130,7 +130,7 @@ class ILQLLossConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_share(self, "gamma", "tau")
+        check_fraction(self, "gamma", "tau")
         check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
         check_least(self, 0, "transition_weight")
         check_above_zero(self, "cql_temp")
@@ -176,7 +176,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_share(self, "alpha")
+        check_fraction(self, "alpha")
         check_least(self, 1, "interval")
 
 
@@ -198,7 +198,7 @@ class OptimizerConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
-        check_share(self, "final_share")
+        check_fraction(self, "final_share")
         if self.max_grad_norm is not None:
             check_above_zero(self, "max_grad_norm")
 
@@ -222,7 +222,7 @@ class ILQLConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_share(self, "keep_best")
+        check_fraction(self, "keep_best")
         check_above_zero(self, "keep_best")
         loss = self.loss
         if self.model.per_token:

@@ -1,4 +1,4 @@
-"""The loop of `raffia.envs.resize.area`, which says what it computes."""
+"""The loop of `raffia.envs.resize.area`, which documents what it computes."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def area(
     taps = len(weights)
     whole = height * (length // channels)
     # Sums are whole numbers of 1 / (2 * whole); the little more undoes the rounding of the product.
-    share, little = 1.0 / (2 * whole), 0.25 / whole
+    scale, little = 1.0 / (2 * whole), 0.25 / whole
     line = np.zeros(length + taps * channels, np.int32)  # weights behind the last column are 0
     total = np.empty(new_width, np.int32)
     for y in range(new_height):
@@ -39,5 +39,5 @@ def area(
                 for x in range(new_width):
                     total[x] += np.int32(of_tap[x] * line[first[x] * channels + shift])
             for x in range(new_width):
-                mean = (2 * np.int64(total[x]) + whole) * share + little
+                mean = (2 * np.int64(total[x]) + whole) * scale + little
                 target[c, y, x] = np.uint8(np.int32(mean))

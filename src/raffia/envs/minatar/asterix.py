@@ -149,7 +149,8 @@ def _step_rows(
 
 
 class MinAtarAsterix(RampingBatch):
-    """E games of Asterix, seen as planes: player, enemies, where they and gold were, gold.
+    """E games of Asterixwith planes as observations: player, enemies, where they and gold were,
+    gold.
 
     >>> game = MinAtarAsterix(2, difficulty_ramping=False)
     >>> state = game.reset(torch.tensor([0, 1]))

@@ -39,10 +39,10 @@ class MinAtarBatch:
     """
 
     name: str
-    channels: tuple[str, ...]  # what each plane shows
-    minimal_actions: tuple[int, ...]  # those of the six that do something
-    num_words: int  # of a game's row
-    begin_rows: Callable[..., None]  # compiled; a static method
+    channels: tuple[str, ...]  # names of what each plane shows
+    minimal_actions: tuple[int, ...]  # actions of the six that have an effect
+    num_words: int  # words of a game's row
+    begin_rows: Callable[..., None]  # compiled start of episodes; a static method
     step_rows: Callable[..., None]
 
     def __init__(
@@ -107,14 +107,14 @@ class MinAtarBatch:
         return torch.from_numpy(picture.repeat(CELL, 0).repeat(CELL, 1))
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Close the games; they hold nothing to release."""
 
     def _planes(self, num_rows: int) -> Any:
         return np.zeros((num_rows, *self.spec.observation_shape), np.uint8)
 
 
 class RampingBatch(MinAtarBatch):
-    """A batch of a game that becomes harder with the steps, if `difficulty_ramping` says so.
+    """A batch of a game that becomes harder with the steps, if `difficulty_ramping` is set.
 
     >>> from raffia.envs.minatar.asterix import MinAtarAsterix
     >>> MinAtarAsterix(2, difficulty_ramping=False).num_envs

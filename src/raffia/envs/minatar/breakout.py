@@ -68,7 +68,7 @@ def _act(game: Any, action: int) -> int:
         if not game[_BRICKS : _BRICKS + _BRICK_ROWS].any():
             game[_BRICKS : _BRICKS + _BRICK_ROWS] = _WALL
         if game[_PADDLE] == old_x or game[_PADDLE] == x:
-            if game[_PADDLE] != old_x:  # met by the corner: back where it came from
+            if game[_PADDLE] != old_x:  # hit by the corner: back where it came from
                 game[_DX] = -game[_DX]
             y = old_y
             game[_DY] = -1
@@ -107,7 +107,7 @@ def _step_rows(
 
 
 class MinAtarBreakout(MinAtarBatch):
-    """E games of Breakout, seen as planes: paddle, ball, where the ball was, bricks.
+    """E games of Breakoutwith planes as observations: paddle, ball, where the ball was, bricks.
 
     >>> game = MinAtarBreakout(2)
     >>> state = game.reset(torch.tensor([0, 1]))

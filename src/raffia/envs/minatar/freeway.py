@@ -25,7 +25,7 @@ from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarFreeway"]
 
-_COLUMN = 4  # where the chicken walks
+_COLUMN = 4  # where the chicken moves
 _START = SIZE - 1
 _REST = 3  # steps from one move of the chicken to the next
 _TIME = 2501  # steps
@@ -109,9 +109,10 @@ def _step_rows(
 
 
 class MinAtarFreeway(MinAtarBatch):
-    """E games of Freeway, seen as planes: chicken, cars, and five of where cars were, by speed.
+    """E games of Freewaywith planes as observations: chicken, cars, and five of where cars were, by
+    speed.
 
-    The original says that the task has ended when its time is over; here it is truncated.
+    The original reports that the task has ended when its time is over; here it is truncated.
 
     >>> game = MinAtarFreeway(2)
     >>> state = game.reset(torch.tensor([0, 1]))

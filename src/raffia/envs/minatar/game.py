@@ -1,4 +1,4 @@
-"""What the games have in common: a game as one row of whole numbers, and its random stream.
+"""The common part of the games: a game as one row of whole numbers, and its random stream.
 
 The first words of a row are the same in all games; a game counts its own from `OWN` on. Everything
 that a game will ever do follows from its row and the actions.

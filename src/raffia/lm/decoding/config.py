@@ -8,8 +8,8 @@ from typing import Literal
 from raffia.envs.checked import (
     check_above_zero,
     check_choices,
+    check_fraction,
     check_least,
-    check_share,
     check_types,
 )
 
@@ -41,7 +41,7 @@ class TokenPlanConfig:
         check_choices(self)
         check_least(self, 1, "max_depth")
         check_least(self, 2, "num_candidates")
-        check_share(self, "discount")
+        check_fraction(self, "discount")
         check_least(self, 0, "num_simulations", "noise")
 
 
@@ -93,7 +93,7 @@ class DecodeConfig:
             if getattr(self, name) is not None:
                 check_least(self, 1, name)
         if self.top_p is not None:
-            check_share(self, "top_p")
+            check_fraction(self, "top_p")
         if self.include_adv and not self.exp_adv and not 0 < self.adv_weight < 1:
             raise ValueError(
                 f"adv_weight={self.adv_weight} must lie between 0 and 1 with exp_adv=False, where "

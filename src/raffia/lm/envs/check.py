@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raffia.envs.check import Finding, Report
-from raffia.envs.check_play import Noted, Seen
+from raffia.envs.check_play import ContractError as Seen
+from raffia.envs.check_play import ContractNote as Noted
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, Utterance
 from raffia.lm.envs.draws import Draws
 from raffia.lm.tokenizers.tokenizer import Tokenizer
@@ -293,9 +294,9 @@ def _finding(check: Callable[[Subject], str], subject: Subject) -> Finding:
     try:
         return Finding(name, "ok", check(subject))
     except Noted as note:
-        return Finding(name, "note", note.seen, note.mend)
+        return Finding(name, "note", note.found, note.fix)
     except Seen as seen:
-        return Finding(name, "fails", seen.seen, seen.mend)
+        return Finding(name, "fails", seen.found, seen.fix)
     except Exception as error:  # the environment's own, which is a finding too
         return Finding(name, "fails", f"{type(error).__name__}: {error}", "see contract.py")
 

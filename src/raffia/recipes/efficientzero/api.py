@@ -1,4 +1,4 @@
-"""EfficientZero from the first step to the last: train, resume, evaluate, act."""
+"""EfficientZero's runs: train, resume, evaluate, act."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raffia.envs.make import make_env, require_env_factory
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording
+from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
@@ -48,7 +48,7 @@ def train(
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be shown in the report.
-    make_env, networks: in place of those that the config names: functions like
+    make_env, networks: replace those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.
     Raises RunError if the folder holds a run already, TypeError for what is no config.
@@ -78,10 +78,10 @@ def resume(
     make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> RunResult:
-    """Go on at the newest checkpoint, as if the run had never been stopped.
+    """Resume at the newest checkpoint, as if the run had never been stopped.
 
-    config: in place of the run's, which `read_run(folder)` gives: a longer run, another target.
-        What depends on the share of training that is done, as temperatures do, follows it.
+    config: replaces the run's, which `read_run(folder)` gives: a longer run, another target.
+        What depends on the fraction of training that is done, as temperatures do, follows it.
 
     >>> import io, tempfile
     >>> from raffia.recipes.efficientzero.presets import PRESETS
@@ -100,7 +100,8 @@ def resume(
 
 
 def _own(factory: MakeEnv, networks: ModelFactory | None) -> tuple[list[str], Make]:
-    """What of a run does not follow from its config, by name; and what makes the run of it."""
+    """The custom parts of a run that do not follow from its config, by name; and the function that
+    makes the run with them."""
     given = {"make_env": factory is not make_env, "networks": networks is not None}
     make = functools.partial(EfficientZeroExperiment, make_env=factory, networks=networks)
     return [name for name, is_own in given.items() if is_own], make
@@ -108,7 +109,7 @@ def _own(factory: MakeEnv, networks: ModelFactory | None) -> tuple[list[str], Ma
 
 @dataclass(frozen=True)
 class Agent:
-    """A trained agent: what to do, and what it thought.
+    """A trained agent: actions for states, with policies and values.
 
     A state is a TensorDict [n], as the environment's `reset` and `step` give it; with a frame_stack
     of S > 1 its "observation" is [n, S, ...].
@@ -125,7 +126,7 @@ class Agent:
     spec: EnvSpec
     planner: Planner
     num_simulations: int
-    update: int | None = None  # of the checkpoint that it was read from
+    update: int | None = None  # update of the checkpoint that it was read from
 
     def act(self, state: TensorDict) -> TensorDict:
         """ "action", "policy" and "value" for states [n], without noise."""
@@ -206,7 +207,7 @@ def evaluate(
 
     record: how many of the episodes are recorded, into the folder's `episodes`.
     suffix: of the recordings, "gif" or "mp4".
-    opponent: in games of two players, "random", "rule" or "perfect"; None: as the run says.
+    opponent: in games of two players, "random", "rule" or "perfect"; None: as in the run.
 
     >>> import io, tempfile
     >>> from raffia.recipes.efficientzero.presets import PRESETS
@@ -231,7 +232,7 @@ def evaluate(
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""
         stem = f"update-{agent.update}-seed{seed}{thinks}{f'-{opponent}' if opponent else ''}"
-        recording = Recording(
+        recording = EpisodeFilms(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
     evaluator = Evaluator(config, make_env, record=record > 0)
@@ -245,7 +246,7 @@ def evaluate(
 def agent_config(
     config: EfficientZeroRun, episodes: int, num_simulations: int, opponent: str | None
 ) -> EfficientZeroRun:
-    """The run's config with an evaluation of its own."""
+    """The run's config with other settings of the evaluation."""
     own = replace(config.evaluate, num_episodes=episodes, num_simulations=num_simulations)
     if opponent is not None:
         if opponent not in ("random", "rule", "perfect"):

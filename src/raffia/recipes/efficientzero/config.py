@@ -1,4 +1,4 @@
-"""What can be set of a run. Imports no torch: help comes at once."""
+"""Settings of a run. Imports no torch: help comes at once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
     check_above_zero,
     check_choices,
+    check_fraction,
     check_least,
-    check_share,
     check_types,
 )
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.scale_config import ActorsConfig, EngineConfig
 
 __all__ = [
     "MAY_CHANGE",
@@ -37,35 +38,38 @@ MAY_CHANGE = (
     "compile",
     "env.num_workers",
     "env.step_timeout_seconds",
+    "engine.",
+    "actors.num",
+    "actors.cpus",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Where steps rest, and which are drawn."""
+    """The replay buffer and its draws."""
 
-    capacity: int = 100_000  # steps
+    capacity: int = 100_000  # steps that the buffer holds
     batch_size: int = 256
-    alpha: float = 0.6  # of priorities; 0: all steps alike
-    beta: float = 0.4  # at the start; it rises to 1 over the run
-    on_disk: bool = False  # memory-mapped files in the run folder, for more than memory holds
+    alpha: float = 0.6  # exponent of priorities; 0: all steps equally likely
+    beta: float = 0.4  # importance exponent at the start; it rises to 1 over the run
+    on_disk: bool = False  # store steps in files of the run folder, for more than memory holds
 
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "capacity", "batch_size")
         check_least(self, 0, "alpha")
-        check_share(self, "beta")
+        check_fraction(self, "beta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
-    """How much is played, and learnt from it."""
+    """The numbers of steps and updates."""
 
-    num_env_steps: int = 100_000  # of all environments together
-    random_env_steps: int = 2_000  # at the start, with random actions, before the first update
+    num_env_steps: int = 100_000  # steps of all environments together
+    random_env_steps: int = 2_000  # steps with random actions before the first update
     updates_per_env_step: float = 1.0
-    extra_updates: int = 0  # after the last step, without new data
-    rollout_length: int = 1  # of each environment, between updates
+    extra_updates: int = 0  # updates after the last step, without new data
+    rollout_length: int = 1  # steps of each environment between updates
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -76,15 +80,15 @@ class CollectConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """How well it plays, without noise."""
+    """Evaluations: whole episodes without noise."""
 
     every_env_steps: int = 10_000
     num_episodes: int = 16
-    num_simulations: int = 0  # 0: as many as when acting
-    max_steps: int = 27_000  # of an episode
-    target_return: float | None = None  # the run ends when a mean return reaches it
-    opponent: Literal["random", "rule", "perfect"] = "perfect"  # games of two players
-    record: Literal["none", "gif", "mp4"] = "none"  # an episode of each evaluation (extra: video)
+    num_simulations: int = 0  # simulations of each search; 0: as many as when acting
+    max_steps: int = 27_000  # longest episode
+    target_return: float | None = None  # mean return at which the run ends
+    opponent: Literal["random", "rule", "perfect"] = "perfect"  # opponent in games of two players
+    record: Literal["none", "gif", "mp4"] = "none"  # film of each evaluation (extra: video)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -95,10 +99,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept for a resume."""
+    """Checkpoints for a resume."""
 
     every_updates: int = 1_000
-    keep: int = 3  # the newest ones; the best one is kept besides
+    keep: int = 3  # checkpoints that stay: the newest, and the best one besides
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -116,14 +120,16 @@ class EfficientZeroRun(EfficientZeroConfig):
 
     seed: int = 0
     device: str = "cpu"
-    num_threads: int = 1  # of torch and of the search; more pay for large networks on idle cores
+    num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
     env: EnvConfig = field(default_factory=EnvConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    compile: bool = False  # torch.compile of the gradients; pays on a GPU
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
+    compile: bool = False  # torch.compile the gradients; pays on a GPU
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +142,17 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
         self._check_population()
+        if self.actors.num and self.env.num_envs % self.actors.num:
+            raise ValueError(
+                f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
+                "environments, which are not as many for each: take env.num_envs="
+                f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
+            )
+        if self.engine.name != "inline" and not self.actors.num:
+            raise ValueError(
+                f"engine.name={self.engine.name} and no workers: set actors.num, such as "
+                "actors.num=2"
+            )
 
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs

@@ -1,4 +1,4 @@
-"""Where a run keeps what is played, and how that is saved with its checkpoints."""
+"""The replay of a run, and its part of checkpoints."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ class Replays:
             self.replay = SharedReplay(self.buffers[0], size)
 
     def update(self, fresh: TensorDict, best: int) -> None:
-        """Keep what was searched again; where members share their rows, that of the best."""
+        """Write reanalyzed entries to the replay; where members share their rows, those of the
+        best."""
         if isinstance(self.replay, SegmentReplayBuffer):
             self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
         else:
             self.replay.update(fresh, best)
 
     def close(self) -> None:
-        """On disk, the next session of this process would be refused its files else."""
+        """Close the replay: the next session of this process would be refused its files else."""
         for buffer in self.buffers:
             if isinstance(buffer.storage, MemmapStorage):
                 buffer.storage.close()
@@ -63,7 +64,7 @@ def make_replay(
     folder: Path,
     member: int | None = None,  # whose it is; None: of the whole run
 ) -> SegmentReplayBuffer:
-    """Where steps are kept; on disk in the run's folder, where that is asked for.
+    """The replay buffer of a run; on disk in the run's folder, where that is set.
 
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))

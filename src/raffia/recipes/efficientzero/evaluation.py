@@ -1,4 +1,5 @@
-"""Whole episodes of a run's agent: played without noise, recorded, and one of its searches kept."""
+"""Whole episodes of a run's agent: played without noise, recorded, and one of its searches
+saved."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ MakeEnv = Callable[..., BatchEnv]  # as `raffia.envs.make.make_env`
 
 
 class Evaluator:
-    """Plays whole episodes of an environment as a config says, in environments of its own.
+    """Plays whole episodes of an environment as a config sets, in environments of its own.
 
     make_env: makes them.
     record: whether they can give pictures.
@@ -50,7 +51,7 @@ class Evaluator:
 
     @property
     def env(self) -> BatchEnv:
-        """Made when it is asked for."""
+        """The environment, made at its first use."""
         if self._env is None:
             num = min(self.config.evaluate.num_episodes * self.config.population.size, AT_ONCE)
             self._env = self._make_env(
@@ -60,7 +61,7 @@ class Evaluator:
 
     @property
     def num_simulations(self) -> int:
-        """Of each search."""
+        """Simulations of each search."""
         return self.config.evaluate.num_simulations or self.config.search.num_simulations
 
     def prepare(self, spec: EnvSpec) -> None:
@@ -78,13 +79,13 @@ class Evaluator:
         planner: Planner,
         *,
         seed: int,
-        recording: Recording | None = None,
+        recording: EpisodeFilms | None = None,
         stop: Callable[[], bool] = lambda: False,
-        check: Callable[[TensorDict], None] = lambda said: None,
+        check: Callable[[TensorDict], None] = lambda outputs: None,
     ) -> Episodes | None:
-        """Play as many episodes as the config says; None if `stop` said so meanwhile.
+        """Play as many episodes as the config sets; None if `stop` asked to stop meanwhile.
 
-        check: is shown what the environments said; it may raise.
+        check: called with the environments' outputs; it may raise.
         """
         return play_episodes(
             self.env,
@@ -102,12 +103,12 @@ class Evaluator:
         members: Sequence[int],
         *,
         seed: int,
-        recording: Recording | None = None,
+        recording: EpisodeFilms | None = None,
         recorded: int = 0,  # whose episodes
         stop: Callable[[], bool] = lambda: False,
-        check: Callable[[TensorDict], None] = lambda said: None,
+        check: Callable[[TensorDict], None] = lambda outputs: None,
     ) -> dict[int, Episodes] | None:
-        """The same for each of these members, in the same environments at once."""
+        """Play episodes for each of these members, in the same environments together."""
         return play_members(
             self.env,
             self._choose(planner),
@@ -133,7 +134,7 @@ class Evaluator:
         return choose
 
     def _settings(self) -> dict[str, Any]:
-        """Of how episodes are played, whoever plays."""
+        """Settings of how episodes are played, whoever plays."""
         evaluate, spec = self.config.evaluate, self.env.spec
         return {
             "num_episodes": evaluate.num_episodes,
@@ -149,14 +150,15 @@ class Evaluator:
             self._env = None
 
 
-class Recording:
+class EpisodeFilms:
     """Records the first episodes of an evaluation, with the agent's value and visits below.
 
     folder: gets the files.
     name: from an episode's number to the file's name without suffix.
-    say: hears of a film that can't be written, as the disk is full; None: that is an error.
+    warn: called with a text about a film that can't be written, as the disk is full; None: that is
+    an error.
 
-    >>> Recording(Path("nowhere"), lambda episode: f"{episode:03d}", num=2).files
+    >>> EpisodeFilms(Path("nowhere"), lambda episode: f"{episode:03d}", num=2).files
     []
     """
 
@@ -167,20 +169,20 @@ class Recording:
         *,
         num: int,
         suffix: str = "gif",
-        say: Callable[[str], object] | None = None,
+        warn: Callable[[str], object] | None = None,
     ) -> None:
-        self._say = say
+        self._warn = warn
         self._saved: dict[int, Path] = {}
         self._folder, self._name, self._num, self._suffix = folder, name, num, suffix
         self._going: dict[int, EpisodeRecorder] = {}
 
     @property
     def files(self) -> list[Path]:
-        """In the order of the episodes."""
+        """The files, in the order of the episodes."""
         return [self._saved[episode] for episode in sorted(self._saved)]
 
     def on_step(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
-        """A picture of a step."""
+        """Record the picture of a step."""
         if episode >= self._num:
             return
         if episode not in self._going:
@@ -190,20 +192,20 @@ class Recording:
         self._going[episode].frame(env.render(row), value=value, policy=policy)
 
     def ended(self, episode: int, episode_return: float) -> None:
-        """The film is complete."""
+        """Complete the film."""
         recorder = self._going.pop(episode, None)
         if recorder is None:
             return
         try:
             self._saved[episode] = recorder.save(self._name(episode))
         except OSError as error:
-            if self._say is None:
+            if self._warn is None:
                 raise
-            self._say(f"an episode was not recorded: {error}")
+            self._warn(f"an episode was not recorded: {error}")
 
 
 def save_tree(folder: Path, name: str, planner: Planner, state: TensorDict) -> None:
-    """Search from one state [1], and keep the tree as a picture and as data."""
+    """Search from one state [1], and save the tree as a picture and as data."""
     tree = planner.plan(state, noise=False, temperature=0.0).tree
     make_folder(folder)
     graph = json.dumps(dataclasses.asdict(tree.to_graph()))

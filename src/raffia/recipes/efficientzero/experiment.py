@@ -1,4 +1,4 @@
-"""The parts of a run of EfficientZero, and how they are joined.
+"""A run of EfficientZero: its parts and their connections.
 
 environments -> collector -> replay -> segments -> targets -> learner -> planner -> environments
 """
@@ -16,19 +16,28 @@ import torch
 from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.distributed.engine import Needs
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
+from raffia.recipes.efficientzero.actors import (
+    ActorRole,
+    acting_weights,
+    actor_config,
+    fraction_done,
+    make_engine,
+    make_networks,
+    make_planner,
+    row_seeds,
+)
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
-from raffia.recipes.efficientzero.evaluation import Evaluator, MakeEnv, Recording, save_tree
+from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
@@ -38,13 +47,15 @@ from raffia.train.evaluate import Episodes
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan
 from raffia.train.stream import OnlineStream
 from raffia.train.tasks import Evaluated, Outcome
+from raffia.train.turns import ActorStream, Schedule, Turns
 from raffia.train.view import View
 
+MAKE_ENV = make_env
 PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
 class EfficientZeroExperiment(Experiment):
-    """A run of EfficientZero: what it is made of, and how that is joined."""
+    """A run of EfficientZero: learner, stream, replay, planner and evaluator."""
 
     env: BatchEnv
     unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
@@ -63,13 +74,19 @@ class EfficientZeroExperiment(Experiment):
         self._update = 0
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
-            self.env = make_env(config.env)
+            self._is_default_env = make_env is MAKE_ENV
+            # Where actors play, one is made for what it says of all, and never stepped.
+            elsewhere = config.actors.play_elsewhere
+            one = replace(config.env, num_envs=1, num_workers=0)
+            self.env = make_env(one if elsewhere else config.env)
             require_batch(self.env)
             opened.callback(self.env.close)
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
             self.evaluator.prepare(self.env.spec)
             self._make_parts(networks)
+            if isinstance(self.collector, Turns):
+                opened.callback(self.collector.close)
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
@@ -80,16 +97,12 @@ class EfficientZeroExperiment(Experiment):
 
     def _make_parts(self, networks: ModelFactory | None) -> None:
         config = self.config
-        self.networks = EfficientZeroLearner(
-            self.env.spec,
-            config,
-            num_updates=config.num_updates,
-            model_factory=networks,
-            frame_stack=config.env.frame_stack,
-        )
+        self.networks = make_networks(config, self.env.spec, networks)
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         # Act and are evaluated, with the newest weights; and make targets, with the target network.
-        self.actor, self.reanalyze_planner = self._make_planner(), self._make_planner()
+        self.actor, self.reanalyze_planner = (
+            make_planner(self.networks, config, self.env.spec) for _ in range(2)
+        )
         self._reanalyze_is_current = False
         self.members: Members | None = None
         if config.population.size > 1:
@@ -104,28 +117,55 @@ class EfficientZeroExperiment(Experiment):
                 batch_size=config.replay.batch_size,
             )
             self.learner = self.members.learner
-        self.collector = Collector(
-            self.env,
+        self.collector: Collector | Turns
+        if config.actors.play_elsewhere:
+            self.collector = self._make_turns(networks)
+        else:
+            self.collector = Collector(
+                self.env,
+                seed=config.seed,
+                frame_stack=config.env.frame_stack,
+                check=self._check_step,
+            )
+
+    def _make_turns(self, networks: ModelFactory | None) -> Turns:
+        config, collect = self.config, self.config.collect
+        if networks is not None or not self._is_default_env:
+            raise ValueError(
+                "actors.* with a make_env or networks of your own: actors are made from the config "
+                "alone. Register the environment with Gymnasium and name it in env.id, or leave "
+                "actors.* as they are"
+            )
+        return Turns(
+            make_engine(config.engine),
+            f"{ActorRole.__module__}:{ActorRole.__name__}",
+            actor_config(config),
+            max(1, config.actors.num),
+            Schedule(
+                turn_size=config.env.num_envs * collect.rollout_length,
+                random_env_steps=collect.random_env_steps,
+                num_env_steps=collect.num_env_steps,
+                updates_per_env_step=collect.updates_per_env_step,
+                ahead=config.actors.ahead,
+                weights_every=config.actors.weights_every,
+            ),
+            self.env.spec,
+            config.env.num_envs,
             seed=config.seed,
-            frame_stack=config.env.frame_stack,
-            check=lambda step: self.guard.check(step, update=self._update),
+            acting=acting_weights,
+            check=self._check_step,
+            needs=Needs(cpus=config.actors.cpus),
+            max_restarts=config.engine.max_restarts,
+            patience=config.engine.patience_seconds,
         )
 
-    def _make_planner(self) -> Planner:
-        """Of one agent; or of all members, which are searched for at once."""
-        config, size = self.config, self.config.population.size
-        model = self.networks.make_model(0).to(config.device)
-        settings: dict[str, Any] = {
-            "frame_stack": config.env.frame_stack,
-            "num_threads": config.num_threads,
-        }
-        if size == 1:
-            return Planner(model, self.env.spec, config, **settings)
-        return StackedPlanner(model, self.env.spec, config, size=size, **settings)
+    def _check_step(self, step: TensorDict) -> None:
+        self.guard.check(step, update=self._update)
 
     def _make_stream(self) -> OnlineStream:
         collect, replay = self.config.collect, self.config.replay
-        return OnlineStream(
+        stream = ActorStream if self.config.actors.play_elsewhere else OnlineStream
+        return stream(
             self.collector,
             self.replay,
             begin_rollout=self._begin_rollout,
@@ -145,19 +185,21 @@ class EfficientZeroExperiment(Experiment):
         self._opened.close()
 
     def init(self) -> TensorDict:
-        """New networks from the run's seed; of a population with their spread of settings."""
+        """The state with new networks from the run's seed; for a population with its spread of
+        settings."""
         state = super().init()
         return state if self.members is None else self.members.begin(state)
 
     def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state; environments, replay and population are put back."""
+        """Restore environments, replay and population; returns the learner's state."""
         state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
 
     def payload(self) -> CheckpointPayload:
-        """Environments, which rows of the replay there are, and the population's history."""
+        """The payload of a checkpoint: environments, rows of the replay, and the population's
+        history."""
         payload = super().payload()
         if self.members is None:
             return payload
@@ -171,16 +213,16 @@ class EfficientZeroExperiment(Experiment):
         return self.members.evolve(state)
 
     def counters(self) -> dict[str, int]:
-        """Simulations of both searches."""
+        """The count of simulations, of acting and of reanalyze."""
         return {"simulations": self.actor.num_simulations + self.reanalyze_planner.num_simulations}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
         found = {
-            "temperature": self.config.search.temperature(self._share),
+            "temperature": self.config.search.temperature(self._fraction_done),
             "replay_steps": float(len(self.replay)),
         }
-        if self.members is None:  # else each has its own, which rows of generations tell
+        if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
         return found
 
@@ -189,7 +231,7 @@ class EfficientZeroExperiment(Experiment):
     def _begin_rollout(self, state: TensorDict) -> Act:
         self._update = step_of(state)
         self.actor.refresh(state)
-        temperature = self.config.search.temperature(self._share)
+        temperature = self.config.search.temperature(self._fraction_done)
 
         def choose(states: TensorDict) -> TensorDict:
             seed = self._row_seeds("act")
@@ -206,18 +248,18 @@ class EfficientZeroExperiment(Experiment):
             seed=self._row_seeds("act first"),
         )
 
-    def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
-        """windows: [B]; of members [P, B], as the batch is then."""
+    def _make_batch(self, state: TensorDict, segments: TensorDict) -> TensorDict:
+        """Make a batch. segments: [B]; of members [P, B], as the batch is then."""
         targets, update = self.config.targets, step_of(state)
         if update % targets.target_interval == 0 or not self._reanalyze_is_current:
             self._refresh_reanalyze(state)
-        horizon = targets.horizon_share * self.config.collect.num_env_steps
-        shape, flat, total = windows.batch_size, windows, self.steps.buffers[0].storage.total
+        horizon = targets.horizon_fraction * self.config.collect.num_env_steps
+        shape, flat, total = segments.batch_size, segments, self.steps.buffers[0].storage.total
         if self.members is not None:
-            flat = windows.reshape(-1)
-            flat["member"] = torch.arange(len(windows)).repeat_interleave(shape[1])
+            flat = segments.reshape(-1)
+            flat["member"] = torch.arange(len(segments)).repeat_interleave(shape[1])
             total = flat["total"]
-        with self._guarded(state, windows):
+        with self._guarded(state, segments):
             batch, fresh = make_batch(
                 flat,
                 self.reanalyze_planner,
@@ -237,25 +279,21 @@ class EfficientZeroExperiment(Experiment):
         self._reanalyze_is_current = True
 
     @contextlib.contextmanager
-    def _guarded(self, state: TensorDict, seen: TensorDict) -> Iterator[None]:
-        """A search that meets NaN stops the run as a loss does."""
+    def _guarded(self, state: TensorDict, inputs: TensorDict) -> Iterator[None]:
+        """The context of a search, in which NaN stops the run as in a loss."""
         try:
             yield
         except UnfitOutputError as error:
-            self.guard.searched(state, seen, str(error))
+            self.guard.searched(state, inputs, str(error))
 
     def _row_seeds(self, purpose: str) -> Tensor:  # int64 [E]
-        """Seeds of what each environment's row draws in its next step, whoever plays it."""
         num = self.env.num_envs
-        step = self.stream.num_env_steps // num
-        return torch.tensor(
-            [derive_seed(self.config.seed, purpose, row, step) for row in range(num)]
-        )
+        return row_seeds(self.seed, purpose, range(num), self.stream.num_env_steps // num)
 
     @property
-    def _share(self) -> float:
-        """Of the training that lies behind us, in steps of the environments."""
-        return min(1.0, self.stream.num_env_steps / max(1, self.config.collect.num_env_steps))
+    def _fraction_done(self) -> float:
+        """The fraction of training that is done, in steps of the environments."""
+        return fraction_done(self.config, self.stream.num_env_steps)
 
     def _beta(self, update: int) -> float:
         first = self.config.replay.beta
@@ -264,7 +302,7 @@ class EfficientZeroExperiment(Experiment):
     # -- evaluating
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
-        """Play whole episodes; None if `stop` said so meanwhile."""
+        """Play whole episodes; None if `stop` asked to stop meanwhile."""
         with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
             if self.members is None:
                 found: Outcome | None = self._play(state, stop)
@@ -275,14 +313,15 @@ class EfficientZeroExperiment(Experiment):
             return found
 
     def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
-        """Episodes of the one agent."""
+        """Play episodes of the one agent."""
         self.actor.refresh(state)
         return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
 
     def _play_all(
         self, members: Members, state: TensorDict, stop: Callable[[], bool]
     ) -> Evaluated | None:
-        """Episodes of all members, the best one's told; recorded is who was the best before."""
+        """Play episodes of all members; the best one's are reported; the best one before is
+        recorded."""
         self.actor.refresh(state)
         found = self.evaluator.play_members(
             self.actor,
@@ -302,18 +341,18 @@ class EfficientZeroExperiment(Experiment):
         env_step = self.stream.num_env_steps
         recording, kind = None, self.config.evaluate.record
         if kind != "none":
-            recording = Recording(
+            recording = EpisodeFilms(
                 self.folder / "episodes",
                 lambda _: f"{env_step:09d}",
                 num=1,
                 suffix=kind,
-                say=self.view.message,
+                warn=self.view.message,
             )
         return {
             "seed": derive_seed(self.config.seed, "evaluate", env_step),
             "recording": recording,
             "stop": stop,
-            "check": lambda said: self.guard.check(said, update=step_of(state)),
+            "check": lambda outputs: self.guard.check(outputs, update=step_of(state)),
         }
 
     def _keep_tree(self, env_step: int) -> None:
@@ -322,12 +361,12 @@ class EfficientZeroExperiment(Experiment):
             state = state.copy().set("member", torch.tensor([self.members.best]))
         try:
             save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
-        except OSError as error:  # a full disk, of which the next save tells more
+        except OSError as error:  # a full disk, which the next save reports
             self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")
 
 
 def plan_of(config: EfficientZeroRun) -> Plan:
-    """How long a run is, and what is done how often.
+    """The plan of a run: its length and intervals.
 
     >>> plan_of(EfficientZeroRun(seed=3)).title
     'EfficientZero on CartPole-v1, seed 3'
@@ -346,7 +385,7 @@ def plan_of(config: EfficientZeroRun) -> Plan:
 
 
 def wants_a_gpu(config: EfficientZeroRun, spec: EnvSpec) -> str:
-    """What is to be said of a run that would take days on a CPU; nothing of others.
+    """A warning for a run that would take days on a CPU; nothing for others.
 
     >>> from raffia.envs.env import Discrete
     >>> wants_a_gpu(EfficientZeroRun(), EnvSpec(observation_shape=(4,), action=Discrete(2)))

@@ -16,11 +16,11 @@ from raffia.recipes.run_folder import read_run_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 
-__all__ = ["Match", "Player", "Thought", "load_player"]
+__all__ = ["Match", "BoardPlayer", "Thought", "load_player"]
 
 
-class Player(Protocol):
-    """Who can be played against: an agent of `raffia.recipes.efficientzero`, or yours.
+class BoardPlayer(Protocol):
+    """An opponent in a match: an agent of `raffia.recipes.efficientzero`, or a custom one.
 
     >>> from raffia.envs.board import TicTacToe
     >>> class First:  # always the first free square
@@ -35,15 +35,16 @@ class Player(Protocol):
 
     @property
     def spec(self) -> EnvSpec:
-        """Of the game it plays."""
+        """The spec of the game that the player plays."""
 
     def act(self, state: TensorDict) -> TensorDict:
-        """ "action", "policy" [n, A] and "value" of states [n], from the view of who is to move."""
+        """ "action", "policy" [n, A] and "value" of states [n], from the view of the player to
+        move."""
 
 
 def load_player(
     folder: Path, checkpoint: str = "best", *, num_simulations: int | None = None
-) -> Player:
+) -> BoardPlayer:
     """The agent of a run of TicTacToe or Connect4."""
     config = read_run_of(EfficientZeroRun, folder)
     if config.env.id not in GAMES:
@@ -61,19 +62,19 @@ GAMES: dict[str, type[TicTacToe | Connect4]] = {"tictactoe": TicTacToe, "connect
 
 @dataclass(frozen=True)
 class Thought:
-    """What a player made of a position.
+    """A player's evaluation of a position.
 
-    >>> Thought(action=1, shares=[0.25, 0.75], value=0.5).shares[1]
+    >>> Thought(action=1, policy=[0.25, 0.75], value=0.5).policy[1]
     0.75
     """
 
     action: int
-    shares: list[float]  # of each action, of the visits of its search
-    value: float  # from its own view: 1 it wins, -1 it loses
+    policy: list[float]  # fraction of the search's visits for each action
+    value: float  # value from its own view: 1 it wins, -1 it loses
 
 
 class Match:
-    """A game in play: `play` moves for whoever is to move, `think` is what the agent would do.
+    """A game in play: `play` moves for the player to move, `think` is what the agent would do.
 
     >>> from raffia.envs.board import TicTacToe
     >>> class Nobody:
@@ -91,7 +92,7 @@ class Match:
     3 . . .
     """
 
-    def __init__(self, agent: Player) -> None:
+    def __init__(self, agent: BoardPlayer) -> None:
         name = agent.spec.name
         if name not in GAMES:
             raise RunError(
@@ -109,7 +110,7 @@ class Match:
 
     @property
     def to_play(self) -> int:
-        """Who is to move, 0 or 1."""
+        """The player to move, 0 or 1."""
         return len(self.actions) % 2
 
     @property
@@ -118,7 +119,7 @@ class Match:
         return self._state["action_mask"][0].nonzero()[:, 0].tolist()
 
     def play(self, action: int) -> None:
-        """Move, for whoever is to move."""
+        """Make a move for the player to move."""
         after = self.game.step(torch.tensor([action]))
         self.ended = bool(after["terminated"])
         self.winner = self.to_play if bool(after["reward"] > 0) else None
@@ -126,20 +127,20 @@ class Match:
         self._state = after.select(*self.game.spec.state_keys)
 
     def think(self) -> Thought:
-        """What the agent would do here."""
+        """The agent's evaluation of the present position."""
         answer = self.agent.act(self._state)
         return Thought(
             int(answer["action"][0]), answer["policy"][0].tolist(), float(answer["value"][0])
         )
 
     def take_back(self, num_moves: int) -> None:
-        """As if the last moves had not been made."""
-        kept = self.actions[: len(self.actions) - num_moves]
+        """Take back the last moves."""
+        rest = self.actions[: len(self.actions) - num_moves]
         self.actions = []
         self._begin()
-        for action in kept:
+        for action in rest:
             self.play(action)
 
     def text(self) -> str:
-        """The board for people."""
+        """The board as text."""
         return self.game.board_text(0)

@@ -1,4 +1,4 @@
-"""Runs by name. Imports no torch: help comes at once.
+"""Presets: runs by name. Imports no torch: help comes at once.
 
 Each is a whole `EfficientZeroRun`; what it does not name has the paper's value.
 """
