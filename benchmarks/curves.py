@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.report.evaluated import Evaluated
+from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run, read_run
 
 COLOURS = ("#2f6fb3", "#c8553d", "#3a8f6a", "#8a63b0", "#b8892b", "#5d6d7e")
@@ -83,7 +83,7 @@ def draw(
     pyplot.close(figure)
 
 
-def _step(one: Evaluated) -> float:
+def _step(one: EvaluationRow) -> float:
     return one.update if math.isnan(one.env_step) else one.env_step
 
 
@@ -91,7 +91,7 @@ def _first(runs: Sequence[Run], preset: str) -> Run:
     return next(run for run in runs if run.preset == preset)
 
 
-def _quartiles(one: Evaluated) -> tuple[float, float]:
+def _quartiles(one: EvaluationRow) -> tuple[float, float]:
     ordered = sorted(one.returns)
     return ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
 

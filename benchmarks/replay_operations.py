@@ -242,7 +242,7 @@ class Segments:
         else:
             buffer = data.SegmentReplayBuffer(
                 data.TensorStorage(capacity),
-                obs_keys=["obs"],
+                observation_keys=["obs"],
                 unroll_steps=self.length - 1,
                 batch_size=self.windows,
             )

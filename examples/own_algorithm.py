@@ -107,8 +107,8 @@ class DQN(Experiment):
         self.learner = DQNLearner(self.env.spec, config)
         first, total = config.random_env_steps, config.num_env_steps
         replay = SegmentReplayBuffer(
-            TensorStorage(config.capacity), obs_keys=self.env.spec.state_keys, unroll_steps=1,
-            generator=generator_for(config.seed, "replay"),
+            TensorStorage(config.capacity), observation_keys=self.env.spec.state_keys,
+            unroll_steps=1, generator=generator_for(config.seed, "replay"),
         )  # fmt: skip
         self.replays = [(ReplayLog(folder / "replay"), replay)]
         self.stream = OnlineStream(

@@ -190,7 +190,7 @@ def test_a_path_that_leaves_the_tree():
     tree = grown(*published()).get_tree(root(0))
     for path in [(2,), (1, 0, 0), (-1,)]:
         for ask in (tree.at, tree.rollout_from_path):
-            with pytest.raises(IndexError, match=r"leaves the tree at place \d: child"):
+            with pytest.raises(IndexError, match=r"leaves the tree at position \d: child"):
                 ask(path)
 
 

@@ -1,5 +1,6 @@
 """SegmentReplayBuffer: windows by hand, eviction, priorities, mistakes, and going on later."""
 
+import copy
 import threading
 import time
 
@@ -32,7 +33,7 @@ def steps_of(num_steps, *, end=None, first_obs=0, shape=(), **entries):
 
 
 def make(num_rows=100, **options):
-    options = {"unroll_steps": 2, "n_step": 1, "obs_keys": ["obs"]} | options
+    options = {"unroll_steps": 2, "n_step": 1, "observation_keys": ["obs"]} | options
     return SegmentReplayBuffer(TensorStorage(num_rows), **options)
 
 
@@ -156,7 +157,7 @@ def test_each_frame_is_stored_once_and_copied_once():
 
 def test_nested_observations_of_which_some_are_stacked():
     buffer = make(
-        obs_keys=[("obs", "pixels"), ("obs", "speed"), "legal"],
+        observation_keys=[("obs", "pixels"), ("obs", "speed"), "legal"],
         n_step=0,
         frame_stack={
             ("obs", "pixels"): 2,
@@ -432,6 +433,33 @@ def test_out_is_filled_and_nothing_else():
         assert torch.equal(value, out[key]), key
 
 
+def test_memory_is_reused_where_that_is_asked_for():
+    """The same draws as without, each in the memory of the one before if it is of as many."""
+    options = [dict(reuse_memory=reuse, frame_stack=2) for reuse in (True, False)]
+    reused, plain = (
+        filled(generator=torch.Generator().manual_seed(0), **option) for option in options
+    )
+    addresses = []
+    for size in (4, 4, 4, 5, 5):
+        found, expected = reused.sample(size), plain.sample(size)
+        for key, value in expected.items():
+            assert torch.equal(value, found[key]), key
+        addresses.append({key: value.data_ptr() for key, value in found.items()})
+        found["obs"] = torch.zeros(size)  # which is not drawn into then
+        assert copy.deepcopy(reused).sample(size)["obs"].data_ptr() != addresses[-1]["obs"]
+    assert addresses[0] == addresses[1] == addresses[2] and addresses[3] == addresses[4]
+    other = make(frame_stack=2, generator=torch.Generator())
+    other.extend(steps_of(5, end="terminated").set("more", torch.arange(5)))
+    reused.load_state_dict(other.state_dict())
+    assert reused.sample(5)["more"].shape == (5, 4)  # a sample of before has no such entry
+
+
+@pytest.mark.parametrize("options", [dict(prefetch=1), dict(device="cpu")])
+def test_memory_is_not_reused_by_samples_that_are_made_ahead_or_moved(options):
+    with pytest.raises(ValueError, match="have memory of their own"):
+        make(reuse_memory=True, **options)
+
+
 def test_out_that_can_not_be_filled_is_refused_before_anything_is_drawn():
     rng = torch.Generator().manual_seed(0)
     buffer = filled(frame_stack=2, generator=rng)
@@ -478,7 +506,7 @@ def test_read_refuses_what_can_not_be_drawn():
 
 
 def test_update_writes_what_is_known_better_later():
-    buffer = make(obs_keys=["obs", "value"], n_step=0)
+    buffer = make(observation_keys=["obs", "value"], n_step=0)
     steps = steps_of(3, end="terminated", value=torch.zeros(3), policy=torch.zeros(3, 2))
     steps["next", "value"] = torch.zeros(3)
     buffer.extend(steps)
@@ -510,7 +538,7 @@ def test_update_ignores_and_counts_what_is_gone():
     ("index", "entries", "error", "match"),
     [
         ([0], {"rewards": torch.zeros(1)}, KeyError, "entry 'rewards' is not stored; what can be"),
-        ([0], {"truncated": torch.ones(1).bool()}, KeyError, "says where an episode ends"),
+        ([0], {"truncated": torch.ones(1).bool()}, KeyError, "marks where an episode ends"),
         ([0], {"reward": torch.zeros(1, 2)}, ValueError, r"torch.float32 \[2\], and float32\[\]"),
         (
             [0],
@@ -559,19 +587,27 @@ def with_entry(key, value):
     [
         (without("terminated"), KeyError, '"terminated" not found'),
         (without("truncated"), KeyError, 'key "truncated" not found.*Did you mean "t'),
-        (without("obs"), KeyError, "no entry 'obs', which obs_keys names"),
-        (without("next"), KeyError, "there is no entry .'next', 'obs'. of what was seen"),
+        (without("obs"), KeyError, "no entry 'obs', which observation_keys names"),
+        (without("next"), KeyError, "there is no entry .'next', 'obs'. of the observation"),
         (without("reward"), ValueError, "entry 'reward' is missing"),
         (with_entry("extra", torch.zeros(3)), ValueError, "entry 'extra' is not stored here"),
         (
             with_entry("terminated", torch.zeros(3)),
             ValueError,
-            r"torch.float32 \[\] of each step; it says whether",
+            r"torch.float32 \[\] of each step; it marks whether",
         ),
         (with_entry("reward", torch.zeros(3, 2)), ValueError, "entry 'reward' has rows float32.2."),
         (with_entry("action", torch.zeros(3)), ValueError, "entry 'action' has rows float32"),
-        (with_entry(("next", "obs"), torch.zeros(3)), ValueError, "these should be alike"),
-        (with_entry(("next", "obs"), torch.zeros(3, 2).long()), ValueError, "should be alike"),
+        (
+            with_entry(("next", "obs"), torch.zeros(3)),
+            ValueError,
+            "these should have one dtype and shape",
+        ),
+        (
+            with_entry(("next", "obs"), torch.zeros(3, 2).long()),
+            ValueError,
+            "should have one dtype and shape",
+        ),
         (lambda steps: steps.to_dict(), TypeError, "a TensorDict .T. or .T, E., not a dict"),
         (lambda steps: steps[0], ValueError, r"\[T\] or \[T, E\], got \[\]: buffer.add"),
     ],
@@ -647,9 +683,12 @@ def test_a_buffer_without_priorities_says_so():
         ({"unroll_steps": -1}, "unroll_steps=-1 and n_step=1 must be at least 0"),
         ({"absorb": "terminated"}, "should be a collection of some of"),
         ({"absorb": ("done",)}, "'terminated', 'truncated'"),
-        ({"frame_stack": {"pixels": 4}}, "'pixels': 4 should be one of obs_keys=.'obs'."),
+        ({"frame_stack": {"pixels": 4}}, "'pixels': 4 should be one of observation_keys=.'obs'."),
         ({"frame_stack": 0}, "'obs': 0 should be one of"),
-        ({"frame_stack": 4, "obs_keys": ["obs", "turn"]}, "Name them: frame_stack={'obs': 4}"),
+        (
+            {"frame_stack": 4, "observation_keys": ["obs", "turn"]},
+            "Name them: frame_stack={'obs': 4}",
+        ),
         ({"batch_size": 0}, "a batch has at least one item"),
     ],
 )
@@ -660,9 +699,9 @@ def test_mistakes_in_options(options, match):
 
 def test_storages_that_do_not_fit():
     with pytest.raises(ValueError, match="needs a storage with a max_size"):
-        SegmentReplayBuffer(TensorStorage(), obs_keys=["obs"], unroll_steps=1)
+        SegmentReplayBuffer(TensorStorage(), observation_keys=["obs"], unroll_steps=1)
     storage = TensorStorage(10)
-    buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+    buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1)
     buffer.extend(steps_of(3))
     storage.extend(steps_of(3).exclude("next"))
     with pytest.raises(
@@ -687,7 +726,7 @@ def test_nothing_to_draw_yet():
     buffer.extend(steps_of(3))
     with pytest.raises(ValueError, match="3 rows came in"):
         buffer.sample(2)
-    with pytest.raises(ValueError, match="how many windows.*batch_size=256"):
+    with pytest.raises(ValueError, match="how many segments.*batch_size=256"):
         buffer.sample()
 
 
@@ -701,7 +740,7 @@ class FullDisk(TensorStorage):
 
 
 def test_an_addition_that_fails_half_way_leaves_whole_episodes():
-    buffer = SegmentReplayBuffer(FullDisk(30), obs_keys=["obs"], unroll_steps=1)
+    buffer = SegmentReplayBuffer(FullDisk(30), observation_keys=["obs"], unroll_steps=1)
     buffer.extend(steps_of(3))
     with pytest.raises(OSError, match="No space left"):
         buffer.extend(steps_of(4, first_obs=3, end="terminated"))
@@ -711,9 +750,11 @@ def test_an_addition_that_fails_half_way_leaves_whole_episodes():
     assert buffer.read(torch.tensor([7]))["obs"].tolist() == [[50, 51]]
 
 
-def test_the_entry_of_a_state_is_called_observation_unless_obs_keys_names_others():
+def test_the_entry_of_a_state_is_called_observation_unless_observation_keys_names_others():
     buffer = SegmentReplayBuffer(TensorStorage(30), unroll_steps=1)
-    with pytest.raises(KeyError, match=r"no entry 'observation', which obs_keys names.*'obs'"):
+    with pytest.raises(
+        KeyError, match=r"no entry 'observation', which observation_keys names.*'obs'"
+    ):
         buffer.extend(steps_of(4))
     steps = steps_of(4, end="truncated").rename_key_("obs", "observation")
     steps["next"] = TensorDict(observation=steps["next", "obs"], batch_size=[4])
@@ -779,7 +820,7 @@ def test_tensor_operations_draw_the_same_as_compiled_loops(monkeypatch):
 
 def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
     def new(storage):
-        return SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1, frame_stack=2)
+        return SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1, frame_stack=2)
 
     with MemmapStorage(20, tmp_path / "rows") as storage:
         buffer = new(storage)
@@ -808,19 +849,21 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         assert window["obs"].tolist() == [[[51, 52], [52, 53]]]
         assert window["truncated"].tolist() == [[True, True]]
         assert buffer.extend(steps_of(1)).tolist() == [23]
-    other = SegmentReplayBuffer(TensorStorage(20), obs_keys=["obs"], unroll_steps=1, frame_stack=2)
+    other = SegmentReplayBuffer(
+        TensorStorage(20), observation_keys=["obs"], unroll_steps=1, frame_stack=2
+    )
     with pytest.raises(ValueError, match="to this storage 0 were appended"):
         other.load(tmp_path / "books")
     with pytest.raises(ValueError, match="keeps its rows in memory only"):
         other.save(tmp_path / "other", rows=False)
 
 
-def test_a_buffer_on_disk_that_was_killed_before_its_first_save_can_start_anew(tmp_path):
+def test_a_buffer_on_disk_that_was_killed_before_its_first_save_can_start_over(tmp_path):
     with MemmapStorage(20, tmp_path / "rows") as storage:
-        SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1).extend(steps_of(4))
+        SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1).extend(steps_of(4))
     with MemmapStorage.open(tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
-        with pytest.raises(RuntimeError, match=r"if there was none.*buffer.empty\(\) starts anew"):
+        buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1)
+        with pytest.raises(RuntimeError, match=r"if there was none.*buffer.empty\(\) starts over"):
             buffer.extend(steps_of(3, end="terminated"))
         assert storage.total == 4
         buffer.empty()
@@ -830,7 +873,7 @@ def test_a_buffer_on_disk_that_was_killed_before_its_first_save_can_start_anew(t
 
 def test_windows_of_damaged_rows_are_refused(tmp_path):
     with MemmapStorage(20, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1)
         buffer.extend(steps_of(6, end="terminated"))
         buffer.save(tmp_path / "saved", rows=False)
     path = tmp_path / "rows" / "leaf-0.bin"
@@ -838,7 +881,7 @@ def test_windows_of_damaged_rows_are_refused(tmp_path):
     data[4 * len(data) // 20] ^= 1  # of row 4
     path.write_bytes(data)
     with MemmapStorage.open(tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1)
         buffer.load(tmp_path / "saved")
         assert buffer.read(torch.tensor([1]))["obs"].tolist() == [[1, 2]]
         with pytest.raises(DamagedFileError, match=r"rows \[4\]"):
@@ -849,7 +892,9 @@ def test_windows_of_damaged_rows_are_refused(tmp_path):
 
 def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
     with MemmapStorage(30, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1, alpha=0.6, beta=0.4)
+        buffer = SegmentReplayBuffer(
+            storage, observation_keys=["obs"], unroll_steps=1, alpha=0.6, beta=0.4
+        )
         for i in range(2):
             buffer.extend(steps_of(3, end="terminated", first_obs=10 * i))
         buffer.extend(steps_of(4), env=1)
@@ -865,7 +910,7 @@ def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
 
 def test_a_storage_on_disk_that_was_closed_says_so(tmp_path):
     with MemmapStorage(20, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, obs_keys=["obs"], unroll_steps=1)
+        buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], unroll_steps=1)
         buffer.extend(steps_of(3))
     with pytest.raises(RuntimeError, match="closed"):
         buffer.sample(2)
@@ -876,7 +921,7 @@ def test_a_storage_on_disk_that_was_closed_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"unroll_steps": 4}, "windows look 3 ahead and 0 back, here it is 100, 5 and 0"),
+        ({"unroll_steps": 4}, "segments look 3 ahead and 0 back, here it is 100, 5 and 0"),
         ({"frame_stack": 2}, "here it is 100, 3 and 1"),
         ({"num_rows": 50}, "here it is 50, 3 and 0"),
         ({"alpha": None, "beta": None}, "alpha=0.6, this one has alpha=None"),
@@ -1031,7 +1076,7 @@ def test_flags_under_next_give_the_same_windows(end):
 
 
 def test_flags_under_next_of_several_environments_with_a_trailing_one():
-    buffer = make(obs_keys=[("seen", "pixels")], **UNDER_NEXT)
+    buffer = make(observation_keys=[("seen", "pixels")], **UNDER_NEXT)
     obs = torch.arange(6.0).view(3, 2, 1)
     ends = torch.tensor([[False, False], [False, True], [False, False]]).unsqueeze(-1)
     led_to = TensorDict(
@@ -1051,13 +1096,13 @@ def test_flags_under_next_of_several_environments_with_a_trailing_one():
     rewards = TensorDict({"next": {"reward": torch.full((1, 1), 7.0)}}, batch_size=[1])
     assert buffer.update(torch.tensor([3]), rewards) == 0
     assert buffer.read(torch.tensor([3]))["next", "reward"][0, 0].item() == 7
-    with pytest.raises(KeyError, match="says where an episode ends"):
+    with pytest.raises(KeyError, match="marks where an episode ends"):
         buffer.update(torch.tensor([3]), TensorDict({"next": {"terminated": ends[0, :1]}}, [1]))
 
 
 def test_observations_are_not_named_under_next():
     with pytest.raises(ValueError, match="before an action"):
-        make(obs_keys=[("next", "obs")])
+        make(observation_keys=[("next", "obs")])
 
 
 # ------------------------------------------------------------------- environments of any numbers

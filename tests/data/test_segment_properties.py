@@ -208,7 +208,7 @@ class Play:
         self.mean_length = data.draw(st.sampled_from([1.5, 5.0, 20.0, 1000.0]), "episode length")
         self.model = Model(self.num_rows, stack=self.stack, **config)
         self.config = config | {
-            "obs_keys": ("obs", "turn"),
+            "observation_keys": ("obs", "turn"),
             "frame_stack": {"obs": self.stack},
             "replacement": False,
         }
@@ -220,7 +220,7 @@ class Play:
         generator = torch.Generator().manual_seed(3)
         return SegmentReplayBuffer(
             TensorStorage(self.num_rows),
-            **{"obs_keys": ["obs"], **self.config},
+            **{"observation_keys": ["obs"], **self.config},
             generator=generator,
         )
 

@@ -36,10 +36,10 @@ MAKE = {
     ),
     "by priority": lambda **kw: PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(10), **kw),
     "segments": lambda **kw: SegmentReplayBuffer(
-        TensorStorage(10), unroll_steps=1, obs_keys=["obs"], **kw
+        TensorStorage(10), unroll_steps=1, observation_keys=["obs"], **kw
     ),
     "segments by priority": lambda **kw: SegmentReplayBuffer(
-        TensorStorage(10), unroll_steps=1, obs_keys=["obs"], alpha=0.6, beta=0.4, **kw
+        TensorStorage(10), unroll_steps=1, observation_keys=["obs"], alpha=0.6, beta=0.4, **kw
     ),
 }
 MADE = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -125,7 +125,7 @@ if __name__ == "__main__":
     options = {"alpha": 0.6, "beta": 0.4, "generator": torch.Generator().manual_seed(0)}
     if kind == "segments":
         buffer = SegmentReplayBuffer(
-            TensorStorage(10), unroll_steps=1, obs_keys=["obs"], **options
+            TensorStorage(10), unroll_steps=1, observation_keys=["obs"], **options
         )
     else:
         storage = MemmapStorage(10, folder) if kind == "disk" else TensorStorage(10)
@@ -171,7 +171,7 @@ def test_a_storage_on_disk_is_sent_as_a_reader(tmp_path):
 
 def test_a_segment_buffer_on_disk_is_not_sent(tmp_path):
     with MemmapStorage(10, tmp_path / "rows") as storage:
-        buffer = SegmentReplayBuffer(storage, unroll_steps=1, obs_keys=["obs"])
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1, observation_keys=["obs"])
         buffer.extend(items(0, 4))
         with pytest.raises(TypeError, match="can't be sent to another process.*Send batches"):
             pickle.dumps(buffer)

@@ -8,8 +8,8 @@ import torch
 
 from raffia import TensorClass, TensorDict, lazy_stack
 from raffia.data.check_storage import CHECKS, check_storage, equal, numbers_in, refuses, step
-from raffia.data.held import Held
 from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.occupied_rows import OccupiedRows
 from raffia.data.storage import TensorStorage
 from raffia.tensordict.memmap import DTYPES, DamagedFileError
 
@@ -81,7 +81,7 @@ def test_the_claims_of_the_contract_can_fail():
         equal(1.0, 1, "a number")
     with pytest.raises(AssertionError, match="nothing raised"):
         refuses(ValueError, "", lambda: None)
-    with pytest.raises(AssertionError, match="does not say 'x'"):
+    with pytest.raises(AssertionError, match="does not contain 'x'"):
         refuses(ZeroDivisionError, "x", lambda: 1 // 0)
 
 
@@ -338,7 +338,7 @@ def test_check_and_allocate_write_nothing(make):
 def test_held_follows_a_set():
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
-        held, model = Held(), set()
+        held, model = OccupiedRows(), set()
         for _ in range(30):
             rows = torch.randint(0, 3000, (20,), generator=generator)
             kind = int(torch.randint(0, 4, (), generator=generator))
@@ -391,7 +391,7 @@ def test_state_is_a_copy():
         (lambda s: s.update(rows=torch.tensor([0.0, 1.0])), "damaged"),
         (lambda s: s.update(leaves={"a": torch.zeros(2)}), "2 rows of data int64"),
         (lambda s: s.update(leaves={}), "damaged"),
-        (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "does not say of what"),
+        (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "and no structure"),
         (lambda s: s.update(max_size=3), "max_size=3, this one has max_size=5"),
     ],
 )

@@ -243,7 +243,7 @@ def test_buffers_are_reused(draw):
     second = program.dense(first, 33)
     program.reuse(first)
     third = program.dense(second, 35)
-    assert third.place == first.place != second.place
+    assert third.layout == first.layout != second.layout
     program.write(program.dense(third, 2), "out")
     sizes = [(3, 40), (40, 33), (33, 35), (35, 2)]
     layers = [(draw(b, a), draw(b)) for a, b in sizes]

@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(finished, tmp_path, monkeypatch
     def sometimes(self, update, *args, **kwargs):
         if update in (14, 21):
             failed.append(update)
-            raise CheckpointError("there", "was not saved: No space left on device", kept=[])
+            raise CheckpointError("there", "was not saved: No space left on device", available=[])
         return save(self, update, *args, **kwargs)
 
     monkeypatch.setattr(Checkpoints, "save", sometimes)

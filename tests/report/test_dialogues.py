@@ -120,7 +120,7 @@ def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
     assert group.runs[0].best.update == 300 and group.runs[0].best.mean == 2.0
     text = Page(report(folder)).text
     assert "return, estimated 0.75 −1.5 to 2.5, of 12 dialogues; as logged 0.25" in text
-    assert "do not say how well the agent speaks" in text
+    assert "do not tell how well the agent speaks" in text
 
 
 def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
@@ -307,7 +307,7 @@ def test_one_run_has_its_decodings_and_its_data_in_the_table(run):
     ]
     text = compared(run)
     assert "ILQL as set: advantage × 8 −1.50 −1.70 to −1.30 50.0 %" in text
-    assert "Of 2 games in training." in text and "say nothing of other seeds" in text
+    assert "Of 2 games in training." in text and "tell nothing about other seeds" in text
 
 
 def seeds(tmp_path, means, config, name, decodings=made.DECODINGS):

@@ -214,7 +214,7 @@ def test_a_changed_setting_is_marked(tmp_path):
     run = write_run(tmp_path / "b", brief_rows(evaluations=1), config())
     text = report(run, presets=presets)
     assert re.findall(r"<mark>(\d+)</mark> \((\d+)\)", text) == [("25", "12")]
-    assert "What preset cartpole says is not recorded" in report(run)
+    assert "What preset cartpole sets is not recorded" in report(run)
 
 
 def test_games_are_counted_by_side(tmp_path):

@@ -108,8 +108,8 @@ def test_what_is_told(tmp_path):
     told = words(section(text))
     assert "4 members, 2 generations after the first." in told
     assert "The best is member 6, a descendant of member 1." in told
-    assert "All that live come from 2 of the 4 members" in told
-    assert "2 members came to grief" in told
+    assert "All living members come from 2 of the 4 members" in told
+    assert "2 members diverged" in told
     assert "The same in all members at all times: gamma 0.99." in told
     assert "Of a population an evaluation is that of its best member." in words(text)
     assert "was left out" not in notes(text)
@@ -131,12 +131,12 @@ def test_the_tree_says_of_each_member_what_became_of_it(tmp_path):
     assert len(titles) == 12
     for title in [
         "member 1, generation 0; fitness 9.00",
-        "member 3, generation 0; fitness came to grief",
-        "member 1, generation 1; fitness 8.00; went on",
-        "member 5, generation 1; fitness came to grief; from member 1; rate 0.1 → 0.2",
-        "member 0, generation 1; fitness 3.00; went on; noise on 120 weights of 3 tensors",
+        "member 3, generation 0; fitness diverged",
+        "member 1, generation 1; fitness 8.00; unchanged",
+        "member 5, generation 1; fitness diverged; from member 1; rate 0.1 → 0.2",
+        "member 0, generation 1; fitness 3.00; unchanged; noise on 120 weights of 3 tensors",
         "member 6, generation 2; fitness 14.25; from member 4; rate 0.1 → 0.4",
-        "member 0, generation 2; fitness 2.00; went on; activation of policy: relu → tanh",
+        "member 0, generation 2; fitness 2.00; unchanged; activation of policy: relu → tanh",
     ]:
         assert title in titles, title
     assert tree.count("stroke:currentColor;stroke-width:2px") == 2  # crosses
@@ -310,7 +310,7 @@ def test_after_a_lost_generation_who_goes_on_is_known_by_number(tmp_path):
     del made[2]
     text = page_of(tmp_path, made, settings_of())
     titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
-    assert "member 1, generation 1; fitness 8.00; went on" in titles
+    assert "member 1, generation 1; fitness 8.00; unchanged" in titles
     assert "member 4, generation 1; fitness 11.00" in titles  # from whom is not known
     assert "The best is member 6, a descendant of member 4." in words(section(text))
 

@@ -5,7 +5,7 @@ import threading
 import torch
 
 from raffia.search import RecurrentOutput, RootOutput, search
-from raffia.search.memory import KEPT, LARGE, Arena, new_memory
+from raffia.search.memory import CACHE_LIMIT, LARGE, Arena, new_memory
 
 WIDE = LARGE // 4 // 8  # numbers in a row, so that eight rows fill a large page
 
@@ -70,7 +70,7 @@ def test_each_thread_keeps_its_own():
 
 
 def test_what_is_very_large_is_not_kept():
-    arena = Arena([((KEPT + 1,), torch.zeros(1, dtype=torch.uint8))])
+    arena = Arena([((CACHE_LIMIT + 1,), torch.zeros(1, dtype=torch.uint8))])
     arena.release()
     assert Arena([((LARGE,), torch.zeros(1, dtype=torch.uint8))]).tensors[0].shape == (LARGE,)
 

@@ -135,8 +135,8 @@ def test_sampled_actions_in_one_place_only():
     ("embedding", "match"),
     [
         (torch.zeros(B), "is a Tensor and the root's a dict"),
-        ({"state": torch.zeros(B).long()}, "hold other parts"),
-        ({"prefix": torch.zeros(B), "other": torch.zeros(B)}, "hold other parts"),
+        ({"state": torch.zeros(B).long()}, "structures differ"),
+        ({"prefix": torch.zeros(B), "other": torch.zeros(B)}, "structures differ"),
         (
             {"state": torch.zeros(B), "prefix": torch.zeros(B)},
             r"given 4 rows.*\['state'\].*torch.float32, cpu \(needed \[4\], torch.int64",

@@ -128,8 +128,8 @@ def test_actions_without_any_prior_are_an_error(backend):
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        (lambda out, emb: (emb, out), "gave a Tensor in place of a RecurrentOutput"),
-        (lambda out, emb: (tuple(out)[:3], emb), "gave a tuple in place of a RecurrentOutput"),
+        (lambda out, emb: (emb, out), "gave a Tensor instead of a RecurrentOutput"),
+        (lambda out, emb: (tuple(out)[:3], emb), "gave a tuple instead of a RecurrentOutput"),
         (lambda out, emb: out, "it must return two things"),
         (lambda out, emb: None, "gave a NoneType; it must return two things"),
         (lambda out, emb: (out._replace(reward=1.0), emb), "has reward a float"),

@@ -45,15 +45,15 @@ STEPS = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]])
 
 def field(embedding, action):
     """A step on a field of 15 x 15; the square (7, 7) holds a treasure."""
-    place = (embedding + STEPS[action]).clamp(0, 14)
-    there, rows = (place == 7).all(-1), len(action)
+    position = (embedding + STEPS[action]).clamp(0, 14)
+    there, rows = (position == 7).all(-1), len(action)
     output = RecurrentOutput(
         reward=there.float(),
         value=torch.zeros(rows),
         prior_logits=torch.zeros(rows, 4),
         mask=~there.unsqueeze(-1).expand(rows, 4),
     )
-    return output, place
+    return output, position
 
 
 def test_what_many_ways_lead_to_is_found_sooner():
@@ -120,10 +120,12 @@ def test_a_root_does_not_share_with_other_roots():
 
 
 def ring(embedding, action):
-    """Seven places in a ring; one step to the left or right; place 3 pays 1 on entering."""
-    place = (embedding + 2 * action - 1) % 7
-    rows = len(place)
-    return RecurrentOutput((place == 3).float(), torch.zeros(rows), torch.zeros(rows, 2)), place
+    """Seven positions in a ring; one step to the left or right; position 3 pays 1 on entering."""
+    position = (embedding + 2 * action - 1) % 7
+    rows = len(position)
+    return RecurrentOutput(
+        (position == 3).float(), torch.zeros(rows), torch.zeros(rows, 2)
+    ), position
 
 
 @pytest.mark.parametrize("backend", ["reference", "compiled"])

@@ -74,13 +74,17 @@ def test_a_part_may_be_written_by_a_function(checkpoints):
 
 
 def test_the_newest_are_kept_and_the_best(checkpoints):
-    assert checkpoints.newest() is None and checkpoints.best() is None and checkpoints.kept() == []
+    assert (
+        checkpoints.newest() is None
+        and checkpoints.best() is None
+        and checkpoints.available() == []
+    )
     for update, score in enumerate([1.0, 7.0, None, 3.0, 2.0, None]):
         save(checkpoints, update, score)
-    assert [found.update for found in checkpoints.kept()] == [1, 4, 5]
+    assert [found.update for found in checkpoints.available()] == [1, 4, 5]
     assert checkpoints.best().update == 1 and checkpoints.newest().update == 5
     save(checkpoints, 6, score=7.0)  # as good, and newer
-    assert [found.update for found in checkpoints.kept()] == [5, 6]
+    assert [found.update for found in checkpoints.available()] == [5, 6]
     assert checkpoints.best().update == 6
 
 
@@ -101,7 +105,7 @@ def test_the_same_update_is_saved_again(checkpoints):
 def test_updates_are_ordered_by_number_not_by_name(checkpoints):
     for update in (999_999_999, 1_000_000_000, 1_000_000_001):
         save(checkpoints, update)
-    assert [found.update for found in checkpoints.kept()] == [1_000_000_000, 1_000_000_001]
+    assert [found.update for found in checkpoints.available()] == [1_000_000_000, 1_000_000_001]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_a_run_goes_on_over_a_damaged_one(checkpoints, damaged):
     again = Checkpoints(checkpoints.folder, keep=2)
     assert again.newest(lambda line: None).update == 3
     save(again, 4)
-    assert [found.update for found in again.kept()] == [3, 4]
+    assert [found.update for found in again.available()] == [3, 4]
     assert_whole(again.newest(), 4)
 
 
@@ -243,7 +247,7 @@ def test_what_is_not_ours_is_named_and_left_alone(checkpoints):
     said = []
     assert checkpoints.newest(said.append).update == 1
     assert len(said) == 3
-    with pytest.raises(CheckpointError, match=r"000000002 was not saved: .* Kept: 000000001"):
+    with pytest.raises(CheckpointError, match=r"000000002 was not saved: .* Available: 000000001"):
         save(checkpoints, 2)
     save(checkpoints, 5)
     assert names(checkpoints) == [f"00000000{i}" for i in range(1, 6)]
@@ -370,7 +374,7 @@ def test_a_failing_disk_leaves_what_was_saved(tmp_path, monkeypatch, number, eve
         except CheckpointError as error:
             told = str(error)
             assert f"/{fail}/000000002 was " in told and os.strerror(number) in told
-            assert f"{before:09d}" in told.split("Kept: ")[1] or "was saved" in told
+            assert f"{before:09d}" in told.split("Available: ")[1] or "was saved" in told
         calls = faults.calls
         faults.set(0)
         newest = Checkpoints(checkpoints.folder).newest(pytest.fail)
@@ -500,7 +504,7 @@ def test_killed_while_it_saves(checkpoints, kills):
     best = checkpoints.best(pytest.fail)
     assert best.score == 6.0
     assert 2 <= len(names(checkpoints)) <= 3  # two of the newest, and the best
-    for found in checkpoints.kept():
+    for found in checkpoints.available():
         assert_whole(found, found.update)
         assert len(os.listdir(found.root)) == 3
 

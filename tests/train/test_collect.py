@@ -82,7 +82,10 @@ def test_the_replay_gives_the_stacks_that_the_actor_saw():
 
     collector = Collector(counts(2, [6, 4]), seed=3, frame_stack=3)
     replay = SegmentReplayBuffer(
-        TensorStorage(60), unroll_steps=1, obs_keys=["observation"], frame_stack={"observation": 3}
+        TensorStorage(60),
+        unroll_steps=1,
+        observation_keys=["observation"],
+        frame_stack={"observation": 3},
     )
     index = replay.extend(collector.collect(look, 11))
     for time in range(9):

@@ -58,7 +58,7 @@ def test_somebody_can_look_on():
         def __init__(self):
             self.pictures, self.ends = {}, {}
 
-        def saw(self, env, episode, row, chosen):
+        def on_step(self, env, episode, row, chosen):
             time = int(env.render(row)[0, 0, 0])
             self.pictures.setdefault(episode, []).append((time, chosen is not None))
 
@@ -139,7 +139,7 @@ def test_only_the_members_that_are_named_play_and_one_is_watched():
     seen, ends = [], []
 
     class Look:
-        def saw(self, env, episode, row, chosen):
+        def on_step(self, env, episode, row, chosen):
             seen.append(episode)
 
         def ended(self, episode, episode_return):

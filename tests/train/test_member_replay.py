@@ -12,7 +12,7 @@ from raffia.train.member_replay import OwnReplays, SharedReplay
 def buffer(**options):
     draws = torch.Generator().manual_seed(0)
     return SegmentReplayBuffer(
-        TensorStorage(100), unroll_steps=1, obs_keys=["obs"], generator=draws, **options
+        TensorStorage(100), unroll_steps=1, observation_keys=["obs"], generator=draws, **options
     )
 
 

@@ -22,7 +22,7 @@ def make_buffer(storage=None, **options):
         **{
             "unroll_steps": 2,
             "n_step": 1,
-            "obs_keys": ["observation", "to_play"],
+            "observation_keys": ["observation", "to_play"],
             "frame_stack": {"observation": 2},
             "alpha": 0.6,
             "beta": 0.4,
@@ -98,7 +98,7 @@ class Run:
     def save(self, update, buffer):
         logged = self.log.files(buffer)
         self.checkpoints.save(update, logged.parts, {"replay": logged.extras})
-        self.log.prune(self.checkpoints.kept())
+        self.log.prune(self.checkpoints.available())
 
     def restore(self, buffer, say=pytest.fail):
         found = self.checkpoints.newest(say, self.log.check)
@@ -200,11 +200,11 @@ def test_chunks_go_with_the_checkpoints_that_need_them(tmp_path, small_chunks):
         run.save(update, play.buffer)
         needed = {
             chunk["file"]
-            for found in run.checkpoints.kept()
+            for found in run.checkpoints.available()
             for chunk in found.extras["replay"]["chunks"]
         }
         assert {*run.chunks} == needed
-    for found in run.checkpoints.kept():
+    for found in run.checkpoints.available():
         run.log.check(found)
 
 
@@ -222,7 +222,7 @@ def test_what_a_kill_left_is_removed(tmp_path):
     assert len(run.chunks) == 2
     run = Run(tmp_path)
     run.restore(play.buffer)
-    run.log.prune(run.checkpoints.kept())
+    run.log.prune(run.checkpoints.available())
     assert len(run.chunks) == 1
     assert sorted({*os.listdir(run.log.folder)} - {*run.chunks}) == ["notes.txt", "rows"]
 
@@ -331,7 +331,7 @@ def test_a_buffer_made_otherwise_is_refused(tmp_path):
     run.save(1, play.buffer)
     for other, match in [
         (make_buffer(TensorStorage(SIZE + 1)), "ring of 60 rows"),
-        (make_buffer(n_step=2), "windows look"),
+        (make_buffer(n_step=2), "segments look"),
         (make_buffer(alpha=0.5), "alpha"),
         (make_buffer(generator=None), "generator"),
     ]:
@@ -389,7 +389,7 @@ def test_rows_of_a_save_that_failed_are_there_for_the_next(tmp_path, small_chunk
     run.save(1, play.buffer)
     play.turns(4)
     run.log.files(play.buffer)  # and the disk was full for the checkpoint
-    run.log.prune(run.checkpoints.kept())
+    run.log.prune(run.checkpoints.available())
     play.turns(1)
     run.save(2, play.buffer)
     assert Run(tmp_path).restore(other) == 2

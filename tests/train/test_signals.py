@@ -33,7 +33,7 @@ def test_who_asks_is_told_even_while_something_is_being_printed():
             told.append(line)
 
     with stop_on_signals() as stop:
-        stop.tell = tell
+        stop.announce = tell
         with lock:
             signal.raise_signal(signal.SIGINT)
         for _ in range(200):

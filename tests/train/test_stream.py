@@ -26,7 +26,7 @@ def online(*, seed=0, ratio=0.5, first=6, last=20, alpha=None, log=None):
     replay = SegmentReplayBuffer(
         TensorStorage(100),
         unroll_steps=1,
-        obs_keys=["observation"],
+        observation_keys=["observation"],
         alpha=alpha,
         beta=None if alpha is None else 0.4,
         generator=torch.Generator().manual_seed(seed),

@@ -1,4 +1,4 @@
-"""How a replay buffer makes a batch: choose items, copy them, collate, pin and move."""
+"""The making of a replay buffer's batches: choose items, copy them, collate, pin and move."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -18,15 +18,15 @@ RETRIES = 100  # where items are overwritten by another process while they are r
 
 
 class Batch(NamedTuple):
-    """What was made of one draw."""
+    """A batch made of one draw."""
 
     data: Any
-    info: dict[Any, Tensor]  # "index", and what the sampler says of each item
+    info: dict[Any, Tensor]  # "index", and the sampler's entries about each item
     ends_epoch: bool
 
 
 class BatchMaker:
-    """Makes batches of what is in a storage, in two steps: the source of a `Prefetcher`.
+    """Makes batches of a storage's items, in two steps: the source of a `Prefetcher`.
 
     `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The arguments
     are those of `ReplayBuffer`.
@@ -56,19 +56,19 @@ class BatchMaker:
         self.__dict__.update(from_value(state))
 
     def live(self) -> range:
-        """The numbers of the items that are here."""
+        """The numbers of the live items."""
         total = self.storage.total
         # Another process may have added items in between, which are not counted in the total.
         return range(max(0, total - len(self.storage)), total)
 
     def follow(self) -> range:
-        """The same, and the sampler hears of it; ValueError if it knows of more."""
+        """The live items, passed on to the sampler; ValueError if it knows of more."""
         live = self.live()
         self.sampler.follow(live)
         return live
 
     def rows(self, items: Tensor) -> Tensor:
-        """Where in the storage they are."""
+        """The items' rows in the storage."""
         size = self.storage.max_size
         return items if size is None or self.storage.total <= size else items % size
 
@@ -108,7 +108,7 @@ class BatchMaker:
         raise _overtaken()
 
     def finish(self, drawn: tuple[Draw, Any]) -> Batch:
-        """A batch of what was drawn: collated, moved, and told which items it is of."""
+        """A batch of the drawn items: collated, moved, and with the items' numbers."""
         draw, data = drawn
         info = {"index": draw.items, **draw.info}
         if self.collate_fn is not None:
@@ -143,11 +143,11 @@ class BatchMaker:
         return self.storage.total, self.sampler.version
 
     def mark(self) -> Any:
-        """Where drawing stands."""
+        """The state of drawing, for `rewind`."""
         return None if self.generator is None else self.generator.get_state(), self.sampler.mark()
 
     def rewind(self, mark: Any) -> None:
-        """Go back to where drawing stood."""
+        """Restore the state of drawing that `mark` gave."""
         state, sampler = mark
         if self.generator is not None:
             self.generator.set_state(state)
@@ -158,8 +158,8 @@ def _items(data: Any, n: int) -> list[Any]:
     """The n items of a batch, one by one."""
     if isinstance(data, (Node, Tensor)):
         return list(data.unbind(0))
-    leaves, nest = pytree.tree_flatten(data, is_leaf=lambda part: isinstance(part, Node))
-    return [pytree.tree_unflatten([leaf[i] for leaf in leaves], nest) for i in range(n)]
+    leaves, spec = pytree.tree_flatten(data, is_leaf=lambda part: isinstance(part, Node))
+    return [pytree.tree_unflatten([leaf[i] for leaf in leaves], spec) for i in range(n)]
 
 
 def _overtaken() -> RuntimeError:
@@ -170,7 +170,7 @@ def _overtaken() -> RuntimeError:
 
 
 def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:
-    """What is said of each item [n], for a batch of them: [n, *batch of an item]."""
+    """Entries about each item [n], for a batch of them: [n, *batch of an item]."""
     if len(batch) < 2:
         return value
     return value.view(-1, *[1] * (len(batch) - 1)).expand(batch).contiguous()

@@ -14,7 +14,7 @@ from raffia.data.storage import Storage
 
 
 class Buffer:
-    """One lock, one generator, and perhaps batches drawn ahead; a subclass sets what is named here.
+    """The base of replay buffers: a lock, a generator, and perhaps batches drawn ahead.
 
     >>> from raffia.data.replay import ReplayBuffer
     >>> from raffia.data.storage import TensorStorage
@@ -27,7 +27,7 @@ class Buffer:
     _ahead: Prefetcher | None
 
     def __bool__(self) -> bool:
-        """True, of an empty buffer too: `buffer or make_buffer()` shall not throw it away.
+        """True, for an empty buffer too: `buffer or make_buffer()` shall not throw it away.
 
         >>> from raffia.data.replay import ReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -38,7 +38,7 @@ class Buffer:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Where random numbers come from; set another one to seed anew.
+        """The generator of random numbers; set another one to seed again.
 
         >>> from raffia.data.replay import ReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -71,7 +71,8 @@ class Buffer:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Around every change: nobody else is here, and what was drawn ahead is undone first."""
+        """The context of every change: the lock is held, and batches drawn ahead are undone
+        first."""
         with self._lock:
             if self._ahead is not None:
                 self._ahead.drop()
@@ -129,7 +130,7 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
 
 
 def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Generator | None:
-    """A generator that nobody else draws from, where batches are drawn ahead and none was given.
+    """A generator of the buffer's own, where batches are drawn ahead and none was given.
 
     It is seeded by torch's global one, so `torch.manual_seed` decides what it draws.
 

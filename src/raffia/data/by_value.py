@@ -1,7 +1,7 @@
 """What is sent to another process as a copy: nothing is shared with it afterwards.
 
 Tensors that torch.multiprocessing sends are shared memory; a buffer's rows would then change under
-the other process, whose books would not say so.
+the other process, whose state would not tell.
 """
 
 from typing import Any, NamedTuple

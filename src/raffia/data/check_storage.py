@@ -1,4 +1,4 @@
-"""What any storage promises, as checks that anyone's storage class can be run through.
+"""Checks of what any storage promises, for custom storage classes too.
 
     for check in CHECKS:
         check(lambda max_size: MyStorage(max_size))
@@ -63,7 +63,7 @@ def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None
     try:
         call()
     except error as raised:
-        claim(words in str(raised), f"the error does not say {words!r} but: {raised}")
+        claim(words in str(raised), f"the error does not contain {words!r} but: {raised}")
         return
     raise AssertionError(f"{error.__name__} with {words!r} was expected, and nothing raised")
 
@@ -72,7 +72,7 @@ def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None
 
 
 def keeps_structure(make: Make) -> None:
-    """A nest comes out as it went in, one row without the dimension that counts."""
+    """Pytrees come out as they went in, one row without the dimension that counts."""
     td = step([3, 4])
     pairs: list[tuple[Any, Callable[[Any], Any]]] = [
         (td, lambda x: (type(x), x.batch_size, numbers_in(x))),
@@ -83,10 +83,10 @@ def keeps_structure(make: Make) -> None:
         ),
         ((td,), lambda x: (type(x), numbers_in(x[0]))),
     ]
-    for data, seen in pairs:
+    for data, view in pairs:
         storage = make(3)
         storage.extend(data)
-        equal(seen(storage.get(slice(0, 2))), seen(data), "what was written")
+        equal(view(storage.get(slice(0, 2))), view(data), "what was written")
     storage = make(3)
     storage.extend(td)
     one = storage.get(1)
@@ -114,12 +114,12 @@ def rings(make: Make) -> None:
                 numbers = list(range(total, total + n))
                 equal(storage.extend(step(numbers)), numbers, "the numbers that extend gives")
                 total += n
-                kept = range(max(0, total - size), total)
+                stored = range(max(0, total - size), total)
                 equal(storage.total, total, "total")
-                equal(len(storage), len(kept), "len")
-                if kept:
-                    rows = torch.tensor([number % size for number in kept])
-                    equal(numbers_in(storage.get(rows)), list(kept), "the items kept")
+                equal(len(storage), len(stored), "len")
+                if stored:
+                    rows = torch.tensor([number % size for number in stored])
+                    equal(numbers_in(storage.get(rows)), list(stored), "the items stored")
             equal(storage.add(step([total])[0]), total, "the number that add gives")
             equal(numbers_in(storage.get([total % size])), [total], "what was added")
 
@@ -199,10 +199,10 @@ def reads_into(make: Make) -> None:
     storage = make(9)
     storage.extend(step(range(7)))
     out = storage.get([0, 0, 0])
-    place = out["next", "obs"].data_ptr()
+    address = out["next", "obs"].data_ptr()
     result = storage.get([6, 2, 4], out=out)
     equal(numbers_in(out), [6, 2, 4], "out")
-    claim(result is out and out["next", "obs"].data_ptr() == place, "out was not filled in place")
+    claim(result is out and out["next", "obs"].data_ptr() == address, "out was not filled in place")
     refuses(ValueError, "out", lambda: storage.get([1, 2], out=out))
     refuses(IndexError, "7", lambda: storage.get([1, 7, 2], out=out))
     equal(numbers_in(out), [6, 2, 4], "out after refusals")
@@ -231,7 +231,7 @@ def detaches(make: Make) -> None:
 
 
 def remembers(make: Make) -> None:
-    """A state, loaded elsewhere, goes on as the storage that gave it."""
+    """A state, loaded elsewhere, continues as the storage that gave it."""
     for numbers, erased in ([5], []), ([2], []), ([7], [1]), ([0], []):
         storage, other = make(4), make(4)
         storage.extend(step(range(numbers[0])))
@@ -277,10 +277,10 @@ def follows_a_dictionary(make: Make) -> None:
                 storage.load_state_dict(state)
             equal(storage.rows(), sorted(model), f"rows after {kind}")
             equal(len(storage), len(model), f"len after {kind}")
-            held = [row for row in rows if row in model]
-            if held:
-                found = numbers_in(storage.get(held))
-                equal(found, [model[row] for row in held], f"rows {held} after {kind}")
+            occupied = [row for row in rows if row in model]
+            if occupied:
+                found = numbers_in(storage.get(occupied))
+                equal(found, [model[row] for row in occupied], f"rows {occupied} after {kind}")
 
 
 CHECKS: tuple[Callable[[Make], None], ...] = (
@@ -300,7 +300,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
 
 
 def check_storage(make: Make) -> None:
-    """Run a storage class through all checks; AssertionError says which promise it breaks.
+    """Run a storage class through all checks; the AssertionError names the promise that it breaks.
 
     make: gives an empty storage for a number of rows.
 

@@ -27,10 +27,10 @@ def kernels() -> ModuleType:
 class CompiledTable:
     """Rows by hash and content: linear probing, at most every second slot used, grows by doubling.
 
-    What the methods ask for and give is said at `HashTable`, which checks what comes in. Hashes
-    that were chosen to share one place make it slow, by as many steps as there are such. All arrays
-    are numpy's own: a tensor over one of them may be moved to shared memory by whoever sends it to
-    another process, the array stays where its address says.
+    Arguments and results of the methods are documented at `HashTable`, which checks what comes in.
+    Hashes that were chosen to collide in one slot make it slow, by as many steps as there are such.
+    All arrays are numpy's own: a tensor over one of them may be moved to shared memory by whoever
+    sends it to another process, the array stays at its address.
 
     words: int64 numbers of content in each row, 0 for none.
 
@@ -56,8 +56,8 @@ class CompiledTable:
         self._content: Numbers = np.zeros((0, self.words), np.int64)
         self._resize(SMALLEST)
 
-    def _set(self, place: int, number: int) -> None:
-        self._header[place // 8] = number
+    def _set(self, offset: int, number: int) -> None:
+        self._header[offset // 8] = number
 
     def _resize(self, capacity: int) -> None:
         """Make room for `capacity` rows, a power of two; slots are left empty."""
@@ -77,7 +77,7 @@ class CompiledTable:
     def _grow(self, capacity: int) -> None:
         old = self._slots
         self._resize(capacity)
-        kernels().move(self._address, _address(old), len(old))
+        kernels().move_slots(self._address, _address(old), len(old))
 
     @property
     def high(self) -> int:
@@ -139,7 +139,7 @@ class CompiledTable:
         self._set(loops.NUM_FREE, num_free)  # taking a row from the stack leaves it written there
 
     def remove(self, rows: Tensor) -> int:
-        """Remove rows; the result is their number, or the place of a wrong one and nothing done."""
+        """Remove rows; the result is their number, or the index of a wrong one and nothing done."""
         loops = kernels()
         n, num_free = len(rows), self.num_free
         marked = int(loops.mark(self._address, n, rows.data_ptr()))

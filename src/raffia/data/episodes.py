@@ -1,13 +1,13 @@
-"""Which rows of a ring belong together: several environments step at once, each in its episodes.
+"""The episodes in a ring of rows: several environments step at once, each in its episodes.
 
-`Episodes` holds no data, only numbers: for each row of the ring the rows before and after it, and
-what it is. Items are counted for ever, item i lies in row i % num_rows; an episode is named by the
-item of its first step. A whole batch of steps [T, E] comes in at once.
+`EpisodeIndex` holds no data, only numbers: for each row of the ring the rows before and after it,
+and what it is. Items are counted for ever, item i lies in row i % num_rows; an episode is named by
+the item of its first step. A whole batch of steps [T, E] comes in at once.
 
 An episode of c steps takes c + 1 rows: the last is its closing row, an observation from which no
 action was taken.
 
-Legend: T times, E environments, C closing rows, H rows a window looks ahead, N rows in the ring.
+Legend: T times, E environments, C closing rows, H rows a segment looks ahead, N rows in the ring.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from raffia.data.by_value import by_value, from_value
 
 # What a row is. A closing row's kind is that of the step before it plus two.
 STEP, TERMINATED, TRUNCATED, CLOSED_TERMINATED, CLOSED_TRUNCATED = range(5)
-NONE = -1  # in place of an item
+NONE = -1  # instead of an item
 
 
-class Change(NamedTuple):
-    """What an addition to the ring changed."""
+class RingChange(NamedTuple):
+    """The changes of the ring by an addition."""
 
     item: Tensor  # [T, E] int64, of the steps
-    closing: Tensor  # [C] int64, of the closing rows: by time, then by place in the batch
+    closing: Tensor  # [C] int64, of the closing rows: by time, then by position in the batch
     lost: Tensor  # int64, rows of steps that can be drawn no more
     won: Tensor  # int64, rows of steps that can be drawn now
 
 
-class Episodes:
-    """The links between the rows of a ring, and which of them windows may start from.
+class EpisodeIndex:
+    """The links between the rows of a ring, and which of them segments may start from.
 
     num_rows: N.
     look_ahead: H; a step can be drawn when H rows follow it, or its episode has ended.
-    look_back: how many rows before its start a window reads, as far as there are any.
+    look_back: how many rows before its start a segment reads, as far as there are any.
 
     When the first step of an ended episode is overwritten, the whole episode is lost. One that goes
     on loses its oldest steps only, and the `look_back` steps after these can't be drawn any more.
 
-    >>> from raffia.data.episodes import Episodes
-    >>> episodes = Episodes(8, look_ahead=2)
+    >>> from raffia.data.episodes import EpisodeIndex
+    >>> episodes = EpisodeIndex(8, look_ahead=2)
     >>> goes_on, ends = torch.tensor([[False]]), torch.tensor([[True]])
     >>> [episodes.append(goes_on, goes_on, torch.tensor([0])).won.tolist() for _ in range(3)]
     [[], [], [0]]
@@ -62,20 +62,25 @@ class Episodes:
     def clear(self) -> None:
         """Forget everything, and count items from 0 again.
 
-        >>> Episodes(8, look_ahead=2).clear()
+        >>> EpisodeIndex(8, look_ahead=2).clear()
         """
         rows = torch.arange(self.num_rows)
-        self.preceding, self.following = rows.clone(), rows.clone()  # [N], see `window_rows`
+        self.preceding, self.following = (
+            rows.clone(),
+            rows.clone(),
+        )  # [N], see `Ring` in segments.py
         self.episode = torch.full_like(rows, NONE)  # [N] its name; NONE where it is lost
         self.kind = torch.zeros_like(rows, dtype=torch.uint8)  # [N]
         self.drawable = torch.zeros_like(rows, dtype=torch.bool)  # [N]
         self.total = 0  # items ever appended
         self.num_drawable = 0
         self.closing: dict[int, int] = {}  # ended episode -> its closing item
-        # For each environment that was seen, by its place in the order of their numbers:
+        # For each known environment, by its position in the order of their numbers:
         nobody = torch.empty(0, dtype=torch.int64)
         self._env = nobody  # [E] its number
-        self._last = nobody  # [E] item of its newest step; NONE where the next one begins anew
+        self._last = (
+            nobody  # [E] item of its newest step; NONE where the next one starts an episode
+        )
         self._name = nobody  # [E] its episode, or NONE
         self._length = nobody  # [E] steps of this episode so far
         self._dropped = nobody  # [E] how many of these were overwritten
@@ -96,7 +101,7 @@ class Episodes:
     def num_episodes(self) -> int:
         """How many episodes are here, ended or going on.
 
-        >>> Episodes(8, look_ahead=2).num_episodes
+        >>> EpisodeIndex(8, look_ahead=2).num_episodes
         0
         """
         return len(self.closing) + int((self._last != NONE).sum())
@@ -105,7 +110,7 @@ class Episodes:
     def envs(self) -> Tensor:
         """The numbers of all environments so far, ascending: int64.
 
-        >>> Episodes(8, look_ahead=2).envs
+        >>> EpisodeIndex(8, look_ahead=2).envs
         tensor([], dtype=torch.int64)
         """
         return self._env
@@ -115,7 +120,7 @@ class Episodes:
     def row(self, item: Tensor) -> Tensor:
         """The rows that items lie in, or lay in.
 
-        >>> Episodes(8, look_ahead=2).row(torch.tensor([0, 9]))
+        >>> EpisodeIndex(8, look_ahead=2).row(torch.tensor([0, 9]))
         tensor([0, 1])
         """
         return item % self.num_rows
@@ -123,7 +128,7 @@ class Episodes:
     def item(self, row: Tensor) -> Tensor:
         """The newest items in these rows; negative where there never was one.
 
-        >>> episodes = Episodes(8, look_ahead=0)
+        >>> episodes = EpisodeIndex(8, look_ahead=0)
         >>> goes_on = torch.zeros(5, 1, dtype=torch.bool)
         >>> for _ in range(2): change = episodes.append(goes_on, goes_on, torch.tensor([0]))
         >>> episodes.item(torch.tensor([0, 1, 2]))
@@ -135,15 +140,15 @@ class Episodes:
     def holds(self, item: Tensor) -> Tensor:
         """Which items are here, as steps or closing rows of an episode that is not lost: bool.
 
-        >>> Episodes(8, look_ahead=2).holds(torch.tensor([0, -1]))
+        >>> EpisodeIndex(8, look_ahead=2).holds(torch.tensor([0, -1]))
         tensor([False, False])
         """
         return self._is_stored(item) & (self.episode[self.row(item)] != NONE)
 
     def can_draw(self, item: Tensor) -> Tensor:
-        """Which items are steps that windows may start from: bool.
+        """Which items are steps that segments may start from: bool.
 
-        >>> Episodes(8, look_ahead=2).can_draw(torch.tensor([0, -1]))
+        >>> EpisodeIndex(8, look_ahead=2).can_draw(torch.tensor([0, -1]))
         tensor([False, False])
         """
         return self._is_stored(item) & self.drawable[self.row(item)]
@@ -153,7 +158,7 @@ class Episodes:
 
     # -- adding steps
 
-    def append(self, terminated: Tensor, truncated: Tensor, env: Tensor) -> Change:
+    def append(self, terminated: Tensor, truncated: Tensor, env: Tensor) -> RingChange:
         """Take in one step of each environment at each time; all closing rows come after them.
 
         terminated, truncated: [T, E] bool; T at least 1.
@@ -167,7 +172,7 @@ class Episodes:
         lost = self._make_room(num_items)
         if num_times == 1 and not num_ends and self._all_go_on(env):
             return self._go_on(lost)
-        env = self._places(env)
+        env = self._positions(env)
         items = torch.arange(self.total, self.total + num_items)
         rows = items % self.num_rows
         self.total += num_items
@@ -202,7 +207,7 @@ class Episodes:
         else:
             self._last[env], self._name[env] = item[-1], names[-1]
             self._length[env] += num_times
-        return Change(item, items[num_steps:], lost, won)
+        return RingChange(item, items[num_steps:], lost, won)
 
     def _all_go_on(self, env: Tensor) -> bool:
         """Whether one step more of all environments comes next, in rows that stand together."""
@@ -213,7 +218,7 @@ class Episodes:
             and NONE not in self._last.tolist()
         )
 
-    def _go_on(self, lost: Tensor) -> Change:
+    def _go_on(self, lost: Tensor) -> RingChange:
         """`append` of one step of all environments, which are in an episode and stay in it.
 
         The most frequent case by far where environments step together; nothing in it is special.
@@ -235,7 +240,7 @@ class Episodes:
         self._waiting = torch.cat([self._waiting[1:], item.unsqueeze(0)])
         self._last = item.clone()
         self._length += 1
-        return Change(item.unsqueeze(0), item[:0], lost, won)
+        return RingChange(item.unsqueeze(0), item[:0], lost, won)
 
     def _close(self, closing: Tensor, before: Tensor, names: Tensor, kind: Tensor) -> None:
         """Write closing rows; closing: items, before: rows."""
@@ -244,15 +249,15 @@ class Episodes:
         self.episode[row], self.kind[row] = names, kind.to(torch.uint8)
         self.closing.update(zip(names.tolist(), closing.tolist(), strict=True))
 
-    def cut(self, env: Tensor) -> Change:
+    def cut(self, env: Tensor) -> RingChange:
         """End the episodes of these environments: their newest steps become closing rows.
 
         env: [E] int64, each number once. Those in no episode are left out. `item` of the result are
         the steps before the closing rows; where there are none, the closing rows themselves.
         """
-        return self._cut(self._places(env))
+        return self._cut(self._positions(env))
 
-    def _cut(self, env: Tensor) -> Change:
+    def _cut(self, env: Tensor) -> RingChange:
         env_in = env[self._last[env] != NONE]
         closing, names = self._last[env_in], self._name[env_in]
         row = self.row(closing)
@@ -267,24 +272,24 @@ class Episodes:
         self._last[env] = self._name[env] = NONE
         self._length[env] = self._dropped[env] = 0
         self._waiting[:, env] = NONE
-        return Change(self.item(before), closing, lost, won)
+        return RingChange(self.item(before), closing, lost, won)
 
-    def _places(self, env: Tensor) -> Tensor:
-        """The places of these environments; those that are new get one."""
+    def _positions(self, env: Tensor) -> Tensor:
+        """The positions of these environments; new ones get one."""
         num_known = len(self._env)
         if num_known:
-            place = torch.searchsorted(self._env, env.contiguous())
-            if torch.equal(self._env[place.clamp(max=num_known - 1)], env):
-                return place
-        self._env, place = torch.cat([self._env, env]).unique(return_inverse=True)
-        known, num_envs = place[:num_known], len(self._env)
+            position = torch.searchsorted(self._env, env.contiguous())
+            if torch.equal(self._env[position.clamp(max=num_known - 1)], env):
+                return position
+        self._env, position = torch.cat([self._env, env]).unique(return_inverse=True)
+        known, num_envs = position[:num_known], len(self._env)
         for name in self._PER_ENV:
             old = getattr(self, name)
             empty = 0 if name in ("_length", "_dropped") else NONE
             new = old.new_full((*old.shape[:-1], num_envs), empty)
             new[..., known] = old
             setattr(self, name, new)
-        return place[num_known:]
+        return position[num_known:]
 
     def _advance(self, item: Tensor, ends: Tensor | None, env: Tensor) -> Tensor:
         """The rows that can be drawn now; those that can't yet are waiting instead."""
@@ -331,7 +336,7 @@ class Episodes:
     def skip(self, num_items: int) -> Tensor:
         """Leave numbers out, of which nothing is known; no episode goes on. The rows lost by it.
 
-        >>> Episodes(8, look_ahead=2).skip(3)
+        >>> EpisodeIndex(8, look_ahead=2).skip(3)
         tensor([], dtype=torch.int64)
         """
         lost = self._make_room(num_items)
@@ -343,7 +348,7 @@ class Episodes:
     def lose(self, row: Tensor) -> Tensor:
         """Lose the episodes that any of these rows belong to; the rows that were lost by it.
 
-        >>> Episodes(8, look_ahead=2).lose(torch.tensor([1, 2]))
+        >>> EpisodeIndex(8, look_ahead=2).lose(torch.tensor([1, 2]))
         tensor([], dtype=torch.int64)
         """
         names = self.episode[row].unique()
@@ -417,7 +422,7 @@ class Episodes:
     def state(self) -> dict[str, Tensor]:
         """A copy of all of it, as tensors.
 
-        >>> sorted(Episodes(8, look_ahead=2).state())
+        >>> sorted(EpisodeIndex(8, look_ahead=2).state())
         ['closing', 'drawable', 'dropped', 'env', 'episode', 'following', 'kind', 'last', 'length',
         'name', 'preceding', 'total', 'waiting', 'window']
         """
@@ -430,10 +435,10 @@ class Episodes:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, of a ring of this size with the same windows.
+        """Load a state of `state()`, of a ring of this size with the same segments.
 
-        >>> episodes = Episodes(8, look_ahead=2)
-        >>> episodes.load_state(Episodes(8, look_ahead=2).state())
+        >>> episodes = EpisodeIndex(8, look_ahead=2)
+        >>> episodes.load_state(EpisodeIndex(8, look_ahead=2).state())
         """
         self.check_state(state)
         for name in (*self._PER_ROW, *self._PER_ENV, "_env"):
@@ -447,7 +452,7 @@ class Episodes:
         saved, here = state["window"].tolist(), [self.num_rows, self.look_ahead, self.look_back]
         if saved != here:
             raise ValueError(
-                f"the state is of a ring of {saved[0]} rows whose windows look {saved[1]} ahead "
+                f"the state is of a ring of {saved[0]} rows whose segments look {saved[1]} ahead "
                 f"and {saved[2]} back, here it is {here[0]}, {here[1]} and {here[2]}: make the "
                 "buffer as the saved one was made"
             )

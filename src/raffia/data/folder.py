@@ -1,8 +1,8 @@
-"""Folders that are written all at once: killed at any time, the old or the new one can be read.
+"""Folders that are written atomically: killed at any time, the old or the new one can be read.
 
 Each write gives its files names of their own, brings them to disk, and then replaces at once the
-`manifest.json`, which says what the folder holds: the kind, the files, their sizes and sha256. Only
-then the files of the write before are removed, and with them what a killed process left.
+`manifest.json`, which lists what the folder holds: the kind, the files, their sizes and sha256.
+Only then the files of the write before are removed, and with them what a killed process left.
 """
 
 import errno
@@ -57,11 +57,11 @@ def write_folder(
     *,
     extras: dict[str, Any] | None = None,
 ) -> None:
-    """Make `path` a folder that holds just these files, in the place of an older one of this kind.
+    """Make `path` a folder that holds just these files, replacing an older one of this kind.
 
     kind, version: what the folder is, which `read_folder` asks for.
     files: under each name the bytes, or a function that writes the file at the path it is given.
-    extras: what JSON can hold, kept in the manifest.
+    extras: what JSON can hold, stored in the manifest.
     Raises FileExistsError, and changes nothing, if the folder holds something else.
 
     >>> import tempfile
@@ -93,9 +93,9 @@ def write_folder(
             if not _names(root, token):
                 _remove(root, [file for file in os.listdir(root) if f".raffia-{token}" in file])
             raise
-        kept = {entry["file"] for entry in listed.values()}
+        current = {entry["file"] for entry in listed.values()}
         strays = [file for file in os.listdir(root) if OURS.fullmatch(file)]
-        _remove(root, [file for file in strays if file not in kept])
+        _remove(root, [file for file in strays if file not in current])
 
 
 def read_folder(path: Path, kind: str, version: int) -> Folder:
@@ -124,7 +124,7 @@ def read_folder(path: Path, kind: str, version: int) -> Folder:
 
 
 def load_folder(path: Path, kind: str, version: int, read: Callable[[Folder], Loaded]) -> Loaded:
-    """What `read` makes of a folder; read anew if another process replaced the files meanwhile.
+    """What `read` makes of a folder; read again if another process replaced the files meanwhile.
 
     It is not locked while `read` is at work: a child that is forked then would keep the lock.
 

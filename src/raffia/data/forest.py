@@ -43,7 +43,7 @@ class MCTSForest:
     Not safe under threads: let one thread at a time extend it or grow a tree. A tree is a copy of
     what was known when it grew, and is not touched by what comes later.
 
-    observation_keys, action_keys: which entries say where one is and what one does.
+    observation_keys, action_keys: the entries of the state and of the action.
     excluded_keys: entries of a rollout, and of its "next", that are not stored.
     reward_keys, done_keys: entries that every rollout must have under "next"; None: any.
     max_size: how many steps there may be.
@@ -87,7 +87,7 @@ class MCTSForest:
             needed = [dotted(other) for other in step_keys if overlap(key, other)]
             if needed:
                 raise ValueError(
-                    f'excluded_keys holds "{dotted(key)}", and steps are told apart by {needed}: '
+                    f'excluded_keys holds "{dotted(key)}", and steps are identified by {needed}: '
                     "only other entries can be left out"
                 )
         self.steps = TensorDictMap(in_keys=step_keys, max_size=max_size)
@@ -95,7 +95,7 @@ class MCTSForest:
         self._graph = StepGraph()  # of as many steps as it has; `_linked` adds the others
 
     def __len__(self) -> int:
-        """How many unlike steps are stored."""
+        """How many distinct steps are stored."""
         return len(self.steps)
 
     def __bool__(self) -> bool:
@@ -144,8 +144,8 @@ class MCTSForest:
         """Store the steps of a rollout, or of several.
 
         rollout: container [*batch, T] with the entries of `observation_keys` and `action_keys`,
-            and the observations that followed under "next"; other entries are kept with their step,
-            as they were seen last.
+            and the observations that followed under "next"; other entries are stored with their
+            step, with their last values.
         return_node: also give the tree that grows out of the first observation; for a rollout [T].
         Raises CapacityError when full, KeyError for a missing entry, and ValueError or TypeError
         for one unlike those of the steps that are here. Nothing is changed then.
@@ -159,7 +159,7 @@ class MCTSForest:
         if missing:
             raise MissingKeyError(
                 f"the rollout has no {missing}: a step is an observation, an action and, under "
-                '"next", the observation that followed; other names are said by '
+                '"next", the observation that followed; other names are set by '
                 "MCTSForest(observation_keys=[...], action_keys=[...])"
             )
         steps = steps.to(self.steps.device).copy()
@@ -218,13 +218,13 @@ class MCTSForest:
         if structure is None:
             return
         here = set(structure.paths)
-        seen = {unravel_key_to_tuple(key) for key in value.keys(True, True)}
-        parts = ("it lacks", here - seen), ("this one brings besides", seen - here)
-        unlike = [f"{how} {sorted(map(dotted, paths))}" for how, paths in parts if paths]
-        if unlike:
+        given = {unravel_key_to_tuple(key) for key in value.keys(True, True)}
+        parts = ("it lacks", here - given), ("this one brings besides", given - here)
+        mismatches = [f"{how} {sorted(map(dotted, paths))}" for how, paths in parts if paths]
+        if mismatches:
             raise ValueError(
                 "all rollouts of a forest have the entries of the first one: "
-                f"{', '.join(unlike)}. Entries that are not always there are left out with "
+                f"{', '.join(mismatches)}. Entries that are not always there are left out with "
                 "MCTSForest(excluded_keys=[...])"
             )
 
@@ -235,14 +235,14 @@ class MCTSForest:
         """
         if len(self._graph) == len(self):
             return self._graph
-        graph, self._graph = self._graph, StepGraph()  # if this is interrupted, it begins anew
+        graph, self._graph = self._graph, StepGraph()  # if this is interrupted, it starts over
         for start in range(len(graph), len(self), CHUNK):
             stop = min(start + CHUNK, len(self))
             steps, _ = self.steps.at(torch.arange(start, stop))
             ends = [td.select(*self.observation_keys) for td in (steps, steps["next"])]
             query = torch.cat(ends)
-            seen = TensorDict(seen=torch.ones(len(query), dtype=torch.bool), batch_size=len(query))
-            self._nodes[query] = seen  # a map holds something for each of its keys
+            marks = TensorDict(seen=torch.ones(len(query), dtype=torch.bool), batch_size=len(query))
+            self._nodes[query] = marks  # a map holds something for each of its keys
             nodes = self._nodes.rows(query).tolist()
             graph.extend(nodes[: stop - start], nodes[stop - start :])
         self._graph = graph
@@ -295,8 +295,8 @@ class MCTSForest:
         contents = Contents(steps, obs, self.action_keys)
         hashes = self.steps.hashes(_rows(growth.steps)).tolist()
         count = counts.tolist()
-        for place, (tree, span) in enumerate(zip(growth.vertices, growth.spans, strict=True)):
-            tree.fill(contents, place, span)
+        for number, (tree, span) in enumerate(zip(growth.vertices, growth.spans, strict=True)):
+            tree.fill(contents, number, span)
             if span:
                 tree.count, tree.hash = count[span.start], hashes[span.start]
 
@@ -313,11 +313,11 @@ class MCTSForest:
         row = int(self.nodes.rows(query))
         if row < 0:
             raise UnknownRowError(
-                f"no step in the forest leaves or reaches this observation{self._unlike(query)}"
+                f"no step in the forest leaves or reaches this observation{self._mismatches(query)}"
             )
         return row
 
-    def _unlike(self, root: Any) -> str:
+    def _mismatches(self, root: Any) -> str:
         """A note on entries of a root that no stored observation can equal, or nothing."""
         asked = self._nodes.query_module
         stored, _ = self._nodes.at(torch.tensor([0]))
@@ -380,9 +380,9 @@ class MCTSForest:
         >>> import tempfile
         >>> from raffia.data.forest import MCTSForest
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     MCTSForest(action_keys=["move"]).save(folder + "/forest")
+        ...     MCTSForest(action_keys=["action"]).save(folder + "/forest")
         ...     MCTSForest.load(folder + "/forest").action_keys
-        ['move']
+        ['action']
         """
         tensors = TensorDict(dict(map_files.tensors_of(self.steps)))
         extras = {

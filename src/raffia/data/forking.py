@@ -70,7 +70,7 @@ def _give() -> None:
 
 
 def _renew() -> None:
-    """In the child: locks that were not to be had are free too, whoever held them."""
+    """In the child: locks that could not be taken are free too, whoever held them."""
     taken = {id(lock) for lock in _taken}
     for owner in list(_owners):
         if id(owner._lock) not in taken:

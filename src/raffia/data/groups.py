@@ -1,4 +1,4 @@
-"""Which rows of a batch are the same, for what is done once for each of them in one pass."""
+"""Groups of equal rows of a batch, for work done once for each group in one pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from raffia import jit
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """Items of a batch by their value; groups are numbered in order of first appearance.
 
     Without repetitions `distinct` is the tensor of the values itself.
@@ -33,7 +33,7 @@ def kernels() -> ModuleType:
     return groups
 
 
-def groups(values: Tensor) -> Groups:
+def groups(values: Tensor) -> RowGroups:
     """Group equal values: the distinct ones, the group of each, and where each is first and last.
 
     values: int64 [N], any numbers.
@@ -62,11 +62,11 @@ def groups(values: Tensor) -> Groups:
         last.data_ptr(),
     )
     if found == n:
-        return Groups(values, group, group, group)
-    return Groups(distinct[:found], group, first[:found], last[:found])
+        return RowGroups(values, group, group, group)
+    return RowGroups(distinct[:found], group, first[:found], last[:found])
 
 
-def tensor_groups(values: Tensor) -> Groups:
+def tensor_groups(values: Tensor) -> RowGroups:
     """`groups` in plain tensor operations, for any device.
 
     >>> tensor_groups(torch.tensor([5, 3, 5, 5])).last
@@ -76,10 +76,10 @@ def tensor_groups(values: Tensor) -> Groups:
     items = torch.arange(n, device=values.device)
     sorted_values, group = torch.unique(values, return_inverse=True)
     if len(sorted_values) == n:
-        return Groups(values, items, items, items)
+        return RowGroups(values, items, items, items)
     first = torch.full_like(sorted_values, n).scatter_reduce_(0, group, items, "amin")
     last = torch.zeros_like(sorted_values).scatter_reduce_(0, group, items, "amax")
     first, by_appearance = first.sort()
     number = torch.empty_like(by_appearance)
     number[by_appearance] = items[: len(number)]
-    return Groups(values[first], number[group], first, last[by_appearance])
+    return RowGroups(values[first], number[group], first, last[by_appearance])

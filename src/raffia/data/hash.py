@@ -27,7 +27,7 @@ class SipHash(nn.Module):
     attackers. With `as_tensor=False` the result is what would be hashed: a list of N bytes.
 
     Dtype and shape do not count: an int32 row has the hash of a float32 row with the same bytes.
-    `QueryModule` and `TensorDictMap` tell them apart.
+    `QueryModule` and `TensorDictMap` distinguish them.
 
     >>> from raffia.data.hash import SipHash
     >>> SipHash()(torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))

@@ -55,8 +55,8 @@ class HashToInt(nn.Module):
         key: hashes of any shape, of any integer dtype.
         extend: give unknown hashes the next indices; otherwise `len(self)` stands for all of them.
         content: int64 [*key.shape, words], what was hashed, as `rows.packed` gives it; equal hashes
-            of unlike content then get indices of their own. Either all calls give it or none does:
-            the first call that extends decides, until `clear`.
+            of different content then get indices of their own. Either all calls give it or none
+            does: the first call that extends decides, until `clear`.
         Raises CapacityError if there would be more than `max_size`; nothing is added then.
 
         >>> to_int = HashToInt()
@@ -112,11 +112,11 @@ class HashToInt(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Become what `get_extra_state` gave; raises ValueError, and stays, if it cannot."""
         if not isinstance(state, Tensor) or state.dtype != torch.int64 or state.dim() not in (1, 2):
-            seen = (
+            given = (
                 f"{state.dtype} {list(state.shape)}" if isinstance(state, Tensor) else repr(state)
             )
             raise ValueError(
-                f"the state of HashToInt is int64 [len] or [len, 1 + words], got {seen}"
+                f"the state of HashToInt is int64 [len] or [len, 1 + words], got {given}"
             )
         if self.max_size is not None and len(state) > self.max_size:
             raise CapacityError(
@@ -171,9 +171,9 @@ class HashToInt(nn.Module):
 
 def _hashes(key: Tensor) -> Tensor:
     if not isinstance(key, Tensor) or key.dtype not in _INTEGERS:
-        seen = f"a {key.dtype} tensor" if isinstance(key, Tensor) else type(key).__name__
+        given = f"a {key.dtype} tensor" if isinstance(key, Tensor) else type(key).__name__
         raise TypeError(
-            f"HashToInt takes a tensor of integers, one hash for each row, got {seen}: hash the "
+            f"HashToInt takes a tensor of integers, one hash for each row, got {given}: hash the "
             "rows before, as in HashToInt()(SipHash()(rows), extend=True)"
         )
     hashes = key if key.dtype is torch.int64 else key.to(torch.int64)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.data.nests import Row
+from raffia.data.pytree_specs import SequenceSpec
 from raffia.data.structure import RowStructure
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.node import Node
@@ -16,11 +16,11 @@ from raffia.tensordict.node import Node
 def rows_of(data: Any, structure: RowStructure | None) -> Any:
     """Data whose first dimension counts rows, of whatever may stand for it.
 
-    data: a nest of tensors [n, ...] or numpy arrays; or a list of n items without that dimension,
-        which are stacked. A list as the outermost nest of rows is taken as that only where such
+    data: a pytree of tensors [n, ...] or numpy arrays; or a list of n items without that dimension,
+        which are stacked. A list as the outermost node of rows is taken as that only where such
         rows are stored already.
     structure: of the rows that are stored; None if there are none.
-    Raises ValueError or TypeError for items that are unlike, and names them.
+    Raises ValueError or TypeError for items of different structure, and names them.
 
     >>> from raffia.data.items import rows_of
     >>> items = [{"obs": torch.ones(2), "reward": 0.5}, {"obs": torch.zeros(2), "reward": 1.0}]
@@ -33,14 +33,18 @@ def rows_of(data: Any, structure: RowStructure | None) -> Any:
     if type(data) is not list:
         return tensors_of(data, numbers=False)
     items = [tensors_of(item, numbers=True) for item in data]
-    if structure is not None and isinstance(structure.nest, Row) and structure.nest.cls is list:
+    if (
+        structure is not None
+        and isinstance(structure.spec, SequenceSpec)
+        and structure.spec.cls is list
+    ):
         if _fits(items, structure):
             return items
     return _stacked(items, structure)
 
 
 def tensors_of(data: Any, *, numbers: bool) -> Any:
-    """The same nest, with tensors in place of numpy arrays.
+    """The same pytree, with tensors instead of numpy arrays.
 
     numbers: whether numbers become tensors too. Those in a list never do: it is rather meant as
         one tensor, which the user should make of it.
@@ -134,7 +138,7 @@ def value_at(data: Any, path: Path) -> Any:
 
 
 def with_value(data: Any, path: Path, value: Tensor) -> Any:
-    """The same nest with one more entry; the one given is not changed.
+    """The same pytree with one more entry; the one given is not changed.
 
     >>> from raffia.data.items import with_value
     >>> with_value({"obs": torch.ones(2)}, ("td_error",), torch.zeros(2))
@@ -147,7 +151,7 @@ def with_value(data: Any, path: Path, value: Tensor) -> Any:
 
 
 def without_value(data: Any, path: Path) -> Any:
-    """The same nest without an entry that it has; the one given is not changed.
+    """The same pytree without an entry that it has; the one given is not changed.
 
     >>> from raffia.data.items import without_value
     >>> without_value({"obs": torch.ones(2), "td_error": torch.zeros(2)}, ("td_error",))
@@ -160,7 +164,7 @@ def without_value(data: Any, path: Path) -> Any:
 
 
 def batch_of(data: Any, batch_dims: int) -> torch.Size:
-    """The first dimensions of a nest: of the batch size, or of the first tensor.
+    """The first dimensions of a pytree: of the batch size, or of the first tensor.
 
     >>> from raffia.data.items import batch_of
     >>> batch_of({"obs": torch.ones(2, 3)}, 1)

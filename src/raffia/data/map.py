@@ -13,10 +13,10 @@ from torch import Tensor
 
 from raffia.data import map_files
 from raffia.data.forking import survives_fork
-from raffia.data.groups import Groups, groups
+from raffia.data.groups import RowGroups, groups
+from raffia.data.lru import LRUOrder
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
-from raffia.data.recency import Recency
 from raffia.data.rows import RowLayout, packed, row_layout, unpacked
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 
 class UnknownRowError(KeyError, IndexError):
-    """Rows were asked for that are not in the map; the message says which.
+    """Rows that are not in the map were queried; the message names them.
 
     A KeyError, as of any dictionary, and an IndexError, as programs for TorchRL expect it.
 
@@ -89,12 +89,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
     All operations take a batch of rows of any batch shape, and none goes row by row. Rows are found
     by their hash and compared by their content, so a collision never gives another row's value;
-    dtype and row shape count, -0.0 is 0.0 and NaN is NaN unless the hash module says otherwise.
+    dtype and row shape count, -0.0 is 0.0 and NaN is NaN unless the hash module is set otherwise.
     A query is never changed. Safe under threads.
 
-    query_module: says which entries are the key, and hashes them. Its indices are its own: the map
+    query_module: selects the entries of the key, and hashes them. Its indices are its own: the map
         keeps its rows itself.
-    in_keys: the short way to say `query_module=QueryModule(in_keys)`.
+    in_keys: short for `query_module=QueryModule(in_keys)`.
     storage: where the values rest, one storage for all entries or a dictionary of one for each of
         them; empty. Default: in memory, growing. One on disk holds the values only: which keys they
         have is in memory, so what persists is what `save` wrote.
@@ -109,12 +109,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         refuses.
 
     >>> from raffia.data.map import TensorDictMap
-    >>> seen = TensorDictMap(in_keys=["obs"])
+    >>> values = TensorDictMap(in_keys=["obs"])
     >>> obs = TensorDict(obs=torch.tensor([[1, 2], [3, 4], [1, 2]]), batch_size=[3])
-    >>> seen[obs] = TensorDict(value=torch.tensor([0.5, 0.7, 0.9]), batch_size=[3])
-    >>> len(seen), seen[obs]["value"]  # the last one wins
+    >>> values[obs] = TensorDict(value=torch.tensor([0.5, 0.7, 0.9]), batch_size=[3])
+    >>> len(values), values[obs]["value"]  # the last one wins
     (2, tensor([0.9000, 0.7000, 0.9000]))
-    >>> seen.contains(TensorDict(obs=torch.tensor([[3, 4], [4, 3]]), batch_size=[2]))
+    >>> values.contains(TensorDict(obs=torch.tensor([[3, 4], [4, 3]]), batch_size=[2]))
     tensor([ True, False])
     """
 
@@ -132,13 +132,13 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     ) -> None:
         if (query_module is None) == (in_keys is None):
             raise ValueError(
-                "say which entries are the key: either TensorDictMap(in_keys=['obs']), or "
+                "name the entries of the key: either TensorDictMap(in_keys=['obs']), or "
                 "query_module=QueryModule(['obs'], ...) to choose how they are hashed"
             )
         if evict not in (None, "lru"):
             raise ValueError(f"evict is 'lru' or None, got {evict!r}")
         if evict and max_size is None and getattr(storage, "max_size", None) is None:
-            raise ValueError("evict='lru' makes room below max_size; say how much: max_size=...")
+            raise ValueError("evict='lru' makes room below max_size; set how much: max_size=...")
         super().__init__()
         query = QueryModule(in_keys or []) if query_module is None else query_module
         self.query_module = query
@@ -152,7 +152,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         self._keeps_some = out_keys is not None  # of what is written, only these
         self._layouts: list[RowLayout] | None = None  # of the keys, from the first write on
         self._table = HashTable(device=self.device)
-        self._recency = Recency(self.device)
+        self._lru = LRUOrder(self.device)
         self._lock = threading.RLock()
         survives_fork(self)
 
@@ -246,10 +246,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         returns: int64 [*batch]
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = xs
-        >>> seen.rows(TensorDict(x=torch.tensor([6, 7]), batch_size=[2]))
+        >>> values[xs] = xs
+        >>> values.rows(TensorDict(x=torch.tensor([6, 7]), batch_size=[2]))
         tensor([ 1, -1])
         """
         with self._lock:
@@ -400,9 +400,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             self._layouts = layouts
 
     def _merged(
-        self, values: Any, items: Groups, rows: Tensor, merge: Any, accumulate: bool
+        self, values: Any, items: RowGroups, rows: Tensor, merge: Any, accumulate: bool
     ) -> Any:
-        """What to store for each group; `rows` [G] is where it is stored, -1 where it is new."""
+        """The values to store for each group; `rows` [G] is where it is stored, -1 where it is
+        new."""
         known = (rows >= 0).nonzero().squeeze(1)
         stored = self.storage.get(rows[known]) if len(known) else None
         if self.write_fn is not None and merge is None:
@@ -418,13 +419,13 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
     def _inserted(
         self, hashes: Tensor, content: Tensor
-    ) -> tuple[tuple[int, int, int], Groups, Tensor]:
+    ) -> tuple[tuple[int, int, int], RowGroups, Tensor]:
         """Insert the keys, to be rolled back to the mark if something fails.
 
         returns: the mark; which items have the same key; the row where each key was, -1 where it
             is new: int64 [G]
         """
-        if self._layouts is None:  # the first write says how wide the keys are
+        if self._layouts is None:  # the first write sets how wide the keys are
             self._table = HashTable(words=content.shape[1], device=self.device)
         mark = self._table.mark()
         row_N, is_new = self._table.insert_new(hashes, content)
@@ -437,21 +438,21 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         if self._stored_keys is None:
             self._stored_keys = list(values.keys(True, True))
         if self.evict:
-            self._recency.touch(rows[last.argsort()])
+            self._lru.touch(rows[last.argsort()])
 
     def _write(
-        self, hashes: Tensor, content: Tensor, items: Groups, rows: Tensor, values: Any
+        self, hashes: Tensor, content: Tensor, items: RowGroups, rows: Tensor, values: Any
     ) -> None:
         """Store `values` [G], making room where need be."""
         room = self._room(items, rows)
-        kept, dropped = (slice(None), rows[:0]) if room is None else room
-        first, last = items.first[kept], items.last[kept]
+        stored, dropped = (slice(None), rows[:0]) if room is None else room
+        first, last = items.first[stored], items.last[stored]
         lost = self._table.hashes[dropped], self._table.content[dropped]
         self._table.remove(dropped.flip(0))  # the first new row gets the first of them
         mark = self._table.mark()
         rows = self._table.insert(hashes[first], content[first])
         try:
-            self._store(rows, values[kept], last)
+            self._store(rows, values[stored], last)
         except BaseException:  # a full disk: all is as it was
             self._table.rollback(mark)
             self._table.insert(*lost)
@@ -459,9 +460,9 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         unused = dropped[~torch.isin(dropped, rows)]
         if len(unused):
             self.storage.erase(unused)
-            self._recency.drop(unused)
+            self._lru.drop(unused)
 
-    def _room(self, items: Groups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _room(self, items: RowGroups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Where not all fit: the groups that are written, and the rows dropped for them."""
         if self.max_size is None:
             return None
@@ -475,10 +476,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             )
         by_use = items.last.argsort()
         known = rows[by_use]
-        self._recency.touch(known[known >= 0])
-        kept = by_use[-self.max_size :].sort().values  # of more keys than have room, the last used
-        too_many = len(self) + int((rows[kept] < 0).sum()) - self.max_size
-        return kept, self._recency.oldest(too_many)
+        self._lru.touch(known[known >= 0])
+        stored = (
+            by_use[-self.max_size :].sort().values
+        )  # of more keys than have room, the last used
+        too_many = len(self) + int((rows[stored] < 0).sum()) - self.max_size
+        return stored, self._lru.oldest(too_many)
 
     # -- removal
 
@@ -489,10 +492,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             then), or ignored.
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = xs
-        >>> seen.delete(xs[:1]), len(seen)
+        >>> values[xs] = xs
+        >>> values.delete(xs[:1]), len(values)
         (1, 1)
         """
         if missing not in ("error", "ignore"):
@@ -513,10 +516,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """The values of the queried rows, which are taken out of the map.
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
-        >>> seen.pop(xs)["y"], len(seen)
+        >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> values.pop(xs)["y"], len(values)
         (tensor([1, 2]), 0)
         """
         with self._lock:
@@ -529,14 +532,14 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             self.storage.clear()
             self._table.clear()
-            self._recency.clear()
+            self._lru.clear()
 
     def _drop(self, rows: Tensor) -> None:
         if len(rows):
             self.storage.erase(rows)
             self._table.remove(rows.flip(0))  # the next new row gets the first of them
             if self.evict:
-                self._recency.drop(rows)
+                self._lru.drop(rows)
 
     # -- everything
 
@@ -544,10 +547,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """The keys of all rows, in the order of `values()`: container [len].
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6, 5]), batch_size=[3])
-        >>> seen[xs] = xs
-        >>> seen.keys()["x"]
+        >>> values[xs] = xs
+        >>> values.keys()["x"]
         tensor([5, 6])
         """
         with self._lock:
@@ -564,10 +567,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """`keys()` and `values()` of the same moment.
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
-        >>> [(int(key["x"]), int(value["y"])) for key, value in zip(*seen.items())]
+        >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> [(int(key["x"]), int(value["y"])) for key, value in zip(*values.items())]
         [(5, 1), (6, 2)]
         """
         with self._lock:
@@ -580,10 +583,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         Raises IndexError if one of them holds nothing.
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
-        >>> keys, values = seen.at(torch.tensor([1]))
+        >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> keys, values = values.at(torch.tensor([1]))
         >>> keys["x"], values["y"]
         (tensor([6]), tensor([2]))
         """
@@ -603,10 +606,10 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """The hash of the keys in some rows of the storage: int64 [n].
 
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = xs
-        >>> bool((seen.hashes(torch.tensor([0, 1])) == seen.query_module.hash(xs)).all())
+        >>> values[xs] = xs
+        >>> bool((values.hashes(torch.tensor([0, 1])) == values.query_module.hash(xs)).all())
         True
         """
         with self._lock:
@@ -625,7 +628,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     # -- inside
 
     def _asked(self, query: Any) -> tuple[list[RowLayout], Tensor, Tensor]:
-        """What the keys look like, their hashes int64 [N] and their content int64 [N, words]."""
+        """Layouts of the keys, their hashes int64 [N] and their content int64 [N, words]."""
         entries = self.query_module.entries(query)
         hashes = self.query_module.combined(entries)
         content = packed(entries, normalize=self.query_module.normalize)
@@ -643,13 +646,13 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             return TensorDict(batch_size=batch)  # whose entries are not known yet
         values = self.storage.get(rows)
         if self.evict:
-            self._recency.touch(rows)
+            self._lru.touch(rows)
         if self._selected is not None:
             values = values.select(*self._selected)
         return values if len(batch) == 1 else _shaped(values, batch)
 
     def _filled(self, rows: Tensor, known: Tensor, default: Any, batch: torch.Size) -> Any:
-        """What `get` gives where some rows are unknown."""
+        """The result of `get` where some rows are unknown."""
         if is_tensor_collection(default):
             if default.batch_size and default.batch_size[: len(batch)] != batch:
                 raise ValueError(
@@ -716,12 +719,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
                 )
 
     def _fix_layouts(self, layouts: list[RowLayout]) -> None:
-        """Say what the keys look like before the first is written."""
+        """Fix the layout of the keys before the first is written."""
         self._layouts = layouts
         self._table = HashTable(words=words_of(layouts), device=self.device)
 
     def _unknown(self, query: Any, unknown: Tensor, count: int) -> UnknownRowError:
-        places = unknown[:5].tolist()
+        indices = unknown[:5].tolist()
         more = ", ..." if len(unknown) > 5 else ""
         entries = self.query_module.entries(query)
         other = ""
@@ -731,7 +734,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             except ValueError as error:
                 other = f". Note: {error}"
         return UnknownRowError(
-            f"{len(unknown)} of {count} rows are not in the map, at {places}{more}. Ask "
+            f"{len(unknown)} of {count} rows are not in the map, at {indices}{more}. Ask "
             f"contains(query) first, or give them a value: get(query, default){other}"
         )
 
@@ -742,12 +745,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
         >>> import tempfile
         >>> from raffia.data.map import TensorDictMap
-        >>> seen = TensorDictMap(in_keys=["x"])
+        >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
-        >>> seen[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+        >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
         >>> with tempfile.TemporaryDirectory() as parent:
-        ...     seen.save(parent + "/seen")
-        ...     TensorDictMap.load(parent + "/seen")[xs]["y"]
+        ...     values.save(parent + "/map")
+        ...     TensorDictMap.load(parent + "/map")[xs]["y"]
         tensor([1, 2])
         """
         with self._lock:

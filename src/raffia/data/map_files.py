@@ -52,14 +52,14 @@ def tensors_of(mapping: TensorDictMap) -> dict[str, Tensor]:
         "keys.hashes": state["hashes"],
         "keys.free": state["free"],
         "keys.content": content,
-        "keys.recency": mapping._recency.state(),
+        "keys.recency": mapping._lru.state(),
         **{f"values.{i}": leaf for i, leaf in enumerate(leaves)},
         "meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8),
     }
 
 
 def missing(tensors: dict[str, Tensor]) -> list[str]:
-    """What is not among the tensors of a map, and should be."""
+    """The names that are missing among the tensors of a map."""
     names = [*KEYS, "meta"]
     if "meta" in tensors:
         names += [f"values.{i}" for i in range(_meta(tensors)["num_values"])]
@@ -76,7 +76,7 @@ def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def fill(mapping: TensorDictMap, tensors: dict[str, Tensor]) -> None:
-    """Become the map whose tensors these are; nothing is changed if they do not fit.
+    """Load the tensors of a map; nothing is changed if they do not fit.
 
     Raises ValueError then.
     """
@@ -96,8 +96,8 @@ def fill(mapping: TensorDictMap, tensors: dict[str, Tensor]) -> None:
     live = table.live()
     if layouts:
         check_hashes(mapping.query_module, table, live[:64], layouts)
-    recency = tensors["keys.recency"]
-    if len(recency) and not torch.equal(recency.sort().values.cpu(), live.cpu()):
+    order = tensors["keys.recency"]
+    if len(order) and not torch.equal(order.sort().values.cpu(), live.cpu()):
         raise ValueError("the order of use does not name the rows that are there")
     values: Any = None
     if meta["values"] is not None:
@@ -115,7 +115,7 @@ def fill(mapping: TensorDictMap, tensors: dict[str, Tensor]) -> None:
     mapping._stored_keys = meta["out_keys"] and [_key(key) for key in meta["out_keys"]]
     mapping._keeps_some = meta["keeps_some"] is True
     if mapping.evict:
-        mapping._recency.load_state(recency if len(recency) else live)
+        mapping._lru.load_state(order if len(order) else live)
 
 
 def check_hashes(

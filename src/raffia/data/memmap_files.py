@@ -141,7 +141,7 @@ def read_header(folder: str) -> dict[str, Any] | None:
 
 
 def write_header(folder: str, header: dict[str, Any]) -> None:
-    """Replace the header, at once, and bring it to disk."""
+    """Replace the header atomically, and bring it to disk."""
     record = {"format": "raffia", "kind": KIND, "version": VERSION, **header}
     write_atomically(f"{folder}/{HEADER}", dump(signed(record)))
 

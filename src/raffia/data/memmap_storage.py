@@ -7,18 +7,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from raffia.data.held import HeldInFile
 from raffia.data.memmap_files import HEADER, WriterLock, read_header, write_header
+from raffia.data.occupied_rows import OccupiedRowsInFile
 from raffia.data.row_files import RowFiles, make_row_files, remove_row_files
 from raffia.data.row_index import Index, as_rows, bounds
-from raffia.data.row_recovery import mend
+from raffia.data.row_recovery import repair
 from raffia.data.storage import Storage
-from raffia.data.storage_state import Rows
+from raffia.data.storage_state import StorageContents
 from raffia.data.structure import RowStructure
 from raffia.files import DamagedFileError, make_folder
 
 Path = str | os.PathLike[str]
-BLOCKS = 1024  # parts of the rows, of which the header says whether they may have changed
+BLOCKS = 1024  # parts of the rows, for each of which the header tells whether they may have changed
 RETRIES = 50  # of a reader that meets rows which are just being written; 1 ms each
 
 
@@ -40,8 +40,8 @@ class MemmapStorage(Storage):
       raise DamagedFileError if they are not as they were written.
     - Loss of power, or a crash of the system: rows that were not written since the last flush are
       as they were. Those that were are old, new, or dropped (they hold nothing then): never a
-      mixture. Of appended items those up to the first dropped one are there, and `total` says so,
-      so that a ring has no gap. `lost` counts the dropped rows.
+      mixture. Of appended items those up to the first dropped one are there, and `total` counts
+      them, so that a ring has no gap. `lost` counts the dropped rows.
 
     Raises RuntimeError if another process writes there, FileExistsError or ValueError if the folder
     holds something else, OSError if the disk is full; nothing is changed then.
@@ -79,7 +79,7 @@ class MemmapStorage(Storage):
         self._epoch = self._flushed = 0  # the number of flushes, and the total at the last one
         self._block = -(-max_size // BLOCKS)  # rows in a block
         num_blocks = -(-max_size // self._block)
-        self._open = bytearray(num_blocks)  # blocks that may change: the header on disk says so
+        self._open = bytearray(num_blocks)  # blocks that may change, as the header on disk records
         self._used = bytearray(num_blocks)  # blocks that were written to since the last flush
         header = self._found()
         if mode == "r+":
@@ -130,7 +130,7 @@ class MemmapStorage(Storage):
     # -- opening and closing
 
     def _attach(self, header: dict[str, Any]) -> None:
-        """Map the files that the header describes, and mend what a crash has left."""
+        """Map the files that the header describes, and repair what a crash has left."""
         try:
             structure = RowStructure.from_json(header["structure"])
         except ValueError as error:
@@ -139,15 +139,16 @@ class MemmapStorage(Storage):
         self._structure, self._files, self._leaves = structure, files, files.leaves
         self._epoch, self._flushed = header["epoch"], header["total"]
         if self.mode == "r":
-            self._held = HeldInFile(files.marks)
+            self._occupied = OccupiedRowsInFile(files.marks)
         else:
-            self._mend(files, header["open"])
+            self._repair(files, header["open"])
 
-    def _mend(self, files: RowFiles, ranges: list[list[int]]) -> None:
-        """Finish or drop what a crash cut off; only rows in `ranges` were written since a flush."""
-        self._total, self.lost = mend(files, ranges, self._flushed, self._epoch)
+    def _repair(self, files: RowFiles, ranges: list[list[int]]) -> None:
+        """Complete or drop what a crash cut off; only rows in `ranges` were written since a
+        flush."""
+        self._total, self.lost = repair(files, ranges, self._flushed, self._epoch)
         files.total.fill_(self._total)
-        self._held.add(files.marks[:, 0].nonzero().view(-1))
+        self._occupied.add(files.marks[:, 0].nonzero().view(-1))
         self._unread = files.marks[:, 0] != 0
         self._num_unread = int(self._unread.count_nonzero())
         if ranges:
@@ -249,9 +250,9 @@ class MemmapStorage(Storage):
         )
 
     def _announce(self, rows: slice | Tensor) -> None:
-        """See to it that the header on disk says that these rows may change.
+        """Make the header on disk record that these rows may change.
 
-        It then says so of more rows than these, so that it is seldom written: of twice as many
+        It then records more rows than these, so that it is seldom written: of twice as many
         rows each time where they follow each other, of four times as many where they do not.
         """
         self._changed = True
@@ -303,7 +304,7 @@ class MemmapStorage(Storage):
         if isinstance(rows, int):
             rows, leaves = slice(rows, rows + 1), [leaf.unsqueeze(0) for leaf in leaves]
         self._announce(rows)
-        fresh = self._held.gapless and bounds(rows)[0] >= self._held.high
+        fresh = self._occupied.gapless and bounds(rows)[0] >= self._occupied.high
         self._files.write(rows, leaves, number, None if fresh else self._epoch)
         self._need_no_check(rows)
 
@@ -323,7 +324,7 @@ class MemmapStorage(Storage):
         self._write_header(self._open, self._epoch, 0)
         self._flushed = 0
 
-    def _replace(self, new: Rows) -> None:
+    def _replace(self, new: StorageContents) -> None:
         self._check_writable()
         if self._structure and new.structure and new.structure != self._structure:
             raise ValueError(
@@ -346,9 +347,9 @@ class MemmapStorage(Storage):
             return True
         return torch.equal(self._files.marks[items % self._size, 0], items + 1)
 
-    def _check_held(self, index: Index) -> None:
+    def _check_occupied(self, index: Index) -> None:
         self._check_open()
-        super()._check_held(index)
+        super()._check_occupied(index)
 
     def ensure_whole(self, rows: Index) -> None:
         """Check rows that were there when this process opened the storage, at their first use.
@@ -413,7 +414,7 @@ class MemmapStorage(Storage):
             if bool(fits.all()):
                 return found
             time.sleep(0.001)
-            self._check_held(rows)  # they may have been erased
+            self._check_occupied(rows)  # they may have been erased
         raise DamagedFileError(
             self.folder,
             f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write. "

@@ -1,4 +1,4 @@
-"""What becomes of several values for one key: merged in one batched pass, never row by row."""
+"""Merging of several values for one key: in one batched pass, never row by row."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.groups import Groups
+from raffia.data.groups import RowGroups
 from raffia.tensordict.keys import dotted
 
 Merge = Callable[[Any, Tensor, int], Any]  # values [N], group [N], num_groups -> [num_groups]
 
 
-def merged(values: Any, items: Groups, merge: str | Merge) -> Any:
+def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
     """One value for each group of items, in the order of the groups.
 
     values: container [N]
@@ -55,7 +55,8 @@ def merged(values: Any, items: Groups, merge: str | Merge) -> Any:
 
 
 def _refusal(merge: str, x: Tensor) -> str:
-    """Why entries like `x` are not merged so; the same whether there is anything to merge."""
+    """The error text why entries like `x` are not merged so; the same whether there is anything to
+    merge."""
     if merge == "sum" and x.dtype == torch.bool:
         return 'has no meaning for bool; for "any of them" use merge="max"'
     if merge == "mean" and not (x.is_floating_point() or x.is_complex()):
@@ -65,7 +66,7 @@ def _refusal(merge: str, x: Tensor) -> str:
     return ""
 
 
-def _sum(values: Any, items: Groups) -> Any:
+def _sum(values: Any, items: RowGroups) -> Any:
     count = len(items.distinct)
 
     def total(x: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def _sum(values: Any, items: Groups) -> Any:
     return _of_leaves(values, items, total)
 
 
-def _mean(values: Any, items: Groups) -> Any:
+def _mean(values: Any, items: RowGroups) -> Any:
     count = len(items.distinct)
     number = torch.bincount(items.group, minlength=count)
 
@@ -85,7 +86,7 @@ def _mean(values: Any, items: Groups) -> Any:
     return _of_leaves(values, items, mean)
 
 
-def _max(values: Any, items: Groups) -> Any:
+def _max(values: Any, items: RowGroups) -> Any:
     def largest(x: Tensor) -> Tensor:
         if x.dtype == torch.bool:
             return largest(x.view(torch.uint8)).view(torch.bool)
@@ -95,11 +96,11 @@ def _max(values: Any, items: Groups) -> Any:
     return _of_leaves(values, items, largest)
 
 
-def _of_leaves(values: Any, items: Groups, reduce: Callable[[Tensor], Tensor]) -> Any:
+def _of_leaves(values: Any, items: RowGroups, reduce: Callable[[Tensor], Tensor]) -> Any:
     return values.apply(reduce, batch_size=[len(items.distinct), *values.batch_size[1:]])
 
 
-NAMED: dict[str, Callable[[Any, Groups], Any]] = {
+NAMED: dict[str, Callable[[Any, RowGroups], Any]] = {
     "last": lambda values, items: values[items.last],
     "first": lambda values, items: values[items.first],
     "sum": _sum,
@@ -108,7 +109,7 @@ NAMED: dict[str, Callable[[Any, Groups], Any]] = {
 }
 
 
-def with_stored(values: Any, items: Groups, known: Tensor, stored: Any) -> tuple[Any, Groups]:
+def with_stored(values: Any, items: RowGroups, known: Tensor, stored: Any) -> tuple[Any, RowGroups]:
     """Values and groups with the stored value of each known group as the first of its items.
 
     known: int64 [K], the groups that are stored
@@ -120,12 +121,12 @@ def with_stored(values: Any, items: Groups, known: Tensor, stored: Any) -> tuple
     group = torch.cat([known, items.group])
     first = items.first + count
     first[known] = torch.arange(count, device=known.device)
-    return torch.cat([stored, values]), Groups(items.distinct, group, first, items.last + count)
+    return torch.cat([stored, values]), RowGroups(items.distinct, group, first, items.last + count)
 
 
 def in_rounds(
     values: Any,  # container [N]
-    items: Groups,
+    items: RowGroups,
     known: Tensor,  # bool [G]
     stored: Any,  # container [known.sum()]
     write: Callable[..., Any],
@@ -136,23 +137,23 @@ def in_rounds(
     """
     count = len(items.distinct)
     round_N = occurrence(items.group)
-    result, place = stored, torch.full((count,), -1, device=known.device)  # group -> row of result
-    place[known] = torch.arange(int(known.sum()), device=known.device)
+    result, row_of = stored, torch.full((count,), -1, device=known.device)  # group -> row of result
+    row_of[known] = torch.arange(int(known.sum()), device=known.device)
     for number in range(int(round_N.max()) + 1):
         chosen = (round_N == number).nonzero().squeeze(1)
         group = items.group[chosen]
-        fresh = place[group] < 0
+        fresh = row_of[group] < 0
         if bool(fresh.any()):
             made = _checked(write(values[chosen[fresh]]), int(fresh.sum()), result)
             start = 0 if result is None else len(result)
-            place[group[fresh]] = torch.arange(start, start + len(made), device=place.device)
+            row_of[group[fresh]] = torch.arange(start, start + len(made), device=row_of.device)
             result = made if result is None or not start else torch.cat([result, made])
         if not bool(fresh.all()):
-            again = place[group[~fresh]]
+            again = row_of[group[~fresh]]
             old = result if len(again) < len(result) else None  # if all are replaced, of any kind
             made = _checked(write(values[chosen[~fresh]], result[again]), len(again), old)
             result = _replaced(result, again, made)
-    return result[place]
+    return result[row_of]
 
 
 def _checked(made: Any, count: int, others: Any) -> Any:
@@ -173,12 +174,12 @@ def _checked(made: Any, count: int, others: Any) -> Any:
     return made
 
 
-def _replaced(rows: Any, places: Tensor, new: Any) -> Any:
-    if len(places) == len(rows):
-        back = torch.empty_like(places)
-        back[places] = torch.arange(len(places), device=places.device)
+def _replaced(rows: Any, rows_of: Tensor, new: Any) -> Any:
+    if len(rows_of) == len(rows):
+        back = torch.empty_like(rows_of)
+        back[rows_of] = torch.arange(len(rows_of), device=rows_of.device)
         return new[back]  # all are replaced: the new may have other entries than the old
-    rows[places] = new
+    rows[rows_of] = new
     return rows
 
 

@@ -3,7 +3,7 @@
 A batch is made in two steps: `draw`, under the lock, chooses rows and copies them; `finish`,
 without it, does the rest. Each batch drawn ahead remembers where the generator and the sampler
 stood before it. If anything changes before it is asked for, it is thrown away, they are put back
-there, and the batch is drawn anew.
+there, and the batch is drawn again.
 """
 
 import os
@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 
-class Source(Protocol):
-    """Where batches come from."""
+class BatchSource(Protocol):
+    """The source of batches."""
 
     def draw(self, batch_size: int) -> Any:
         """Choose a batch and copy it; called under the lock."""
@@ -28,16 +28,16 @@ class Source(Protocol):
         """Equal as long as `draw` would give the same."""
 
     def mark(self) -> Any:
-        """Where drawing stands."""
+        """The state of drawing, for `rewind`."""
 
     def rewind(self, mark: Any) -> None:
-        """Go back to where drawing stood."""
+        """Restore the state of drawing that `mark` gave."""
 
 
 class Ahead:
     """A batch that was drawn and is being made."""
 
-    def __init__(self, source: Source, batch_size: int) -> None:
+    def __init__(self, source: BatchSource, batch_size: int) -> None:
         self.version = source.version(), batch_size
         self.mark = source.mark()
         self.batch: Future[Any] = Future()
@@ -46,7 +46,7 @@ class Ahead:
         except Exception as error:  # for whoever asks for this batch
             self.batch.set_exception(error)
 
-    def finish(self, source: Source) -> None:
+    def finish(self, source: BatchSource) -> None:
         if self.batch.done():
             return
         try:
@@ -56,7 +56,7 @@ class Ahead:
 
 
 class Signal:
-    """All that the thread holds while it waits, so that it keeps nothing else alive."""
+    """The only object that the thread holds while it waits, so that it keeps nothing else alive."""
 
     def __init__(self, lock: Any) -> None:
         self.changed = threading.Condition(lock)
@@ -78,7 +78,7 @@ class Prefetcher:
     batch.
     """
 
-    def __init__(self, source: Source, depth: int, lock: Any) -> None:
+    def __init__(self, source: BatchSource, depth: int, lock: Any) -> None:
         self._source = source
         self.depth = depth
         self._waiting: deque[Ahead] = deque()
@@ -89,7 +89,7 @@ class Prefetcher:
         weakref.finalize(self, self._signal.set, True)
 
     def next(self, batch_size: int) -> Any:
-        """The next batch; an error that it met on its way is raised here."""
+        """The next batch; an error from its making is raised here."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this process is a fork of the one that made the buffer, whose thread does not "
@@ -142,7 +142,7 @@ class Prefetcher:
 
 
 def work(prefetcher_of: "weakref.ref[Prefetcher]", signal: Signal) -> None:
-    """What the thread does: draw ahead where there is room, wait where there is none."""
+    """The thread's loop: draw ahead where there is room, wait where there is none."""
     while True:
         with signal.changed:
             signal.changed.wait_for(lambda: signal.work)

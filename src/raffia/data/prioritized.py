@@ -13,7 +13,7 @@ from raffia.data.sum_tree import SumTree, kernels
 INFINITY = float("inf")
 BELOW_ONE = 1 - 2**-53
 IMPORTANCE = ("buffer", "batch")  # of what the largest importance weight is 1
-NONE = -1.0  # in place of a priority
+NONE = -1.0  # instead of a priority
 
 REDUCTIONS = {
     "max": lambda priority: priority.amax(-1),
@@ -112,7 +112,8 @@ class PrioritizedSampler(Sampler):
                 self._tree.set(rows, self._tree.get(rows).pow_(alpha / self._alpha))
             elif len(self._live) and alpha:
                 raise ValueError(
-                    "with alpha=0 all items are alike, and their priorities are not known any "
+                    "with alpha=0 all items are equally likely, and their priorities are not "
+                    "known any "
                     "more: start with a small alpha, such as 0.001"
                 )
             self._alpha = alpha

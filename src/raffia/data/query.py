@@ -27,8 +27,8 @@ class QueryModule(TensorDictModuleBase):
 
     The hashes of the entries (of a row of each) are mixed with the entry's dtype and row shape,
     then aggregated into one, which `hash_to_int` turns into a dense index: 0, 1, 2, ... in order of
-    first appearance. Two rows of unlike content have the same hash with probability 2^-64; with
-    `exact=True` even these are told apart, for the memory of one copy of each unlike row.
+    first appearance. Two rows of different content have the same hash with probability 2^-64; with
+    `exact=True` even these are distinguished, for the memory of one copy of each distinct row.
 
     in_keys: what counts as content, in this order; entries [*batch, ...] of any dtype and shape.
     index_key, hash_key: where the index and the hash go, int64 [*batch].
@@ -107,7 +107,8 @@ class QueryModule(TensorDictModuleBase):
 
     @property
     def normalize(self) -> bool:
-        """Whether -0.0 counts as 0.0 and all NaNs as one: not if a hash module says otherwise."""
+        """Whether -0.0 counts as 0.0 and all NaNs as one: not if a hash module is set
+        otherwise."""
         return all(getattr(hasher, "normalize", True) for hasher in self._hashers)
 
     def forward(
@@ -120,7 +121,7 @@ class QueryModule(TensorDictModuleBase):
     ) -> Any:
         """Write the index of each row, and its hash.
 
-        extend: give content that was never seen the next index; otherwise all of it gets the
+        extend: give new content the next index; otherwise all of it gets the
             number of known contents, which is no one's index.
         write_hash: write the hashes too.
         clone: overrides the constructor's.

@@ -42,7 +42,7 @@ class ReplayBuffer(Buffer):
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
         `ListStorage(1000)` if None.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
-    writer: says whether items may be added; any may if None.
+    writer: decides whether items may be added; any may if None.
     collate_fn: called on each batch as it comes out of the storage: stacked, or as a list of items
         if that is a `ListStorage`. With `prefetch` it is
         called ahead of time in the thread: it should depend on nothing but the batch.
@@ -52,7 +52,7 @@ class ReplayBuffer(Buffer):
     device: where to move them to, without waiting where they are pinned.
     prefetch: so many batches are drawn ahead, in a thread. They are those that would be drawn
         without, bit for bit: when the content, a priority or an exponent has changed, those drawn
-        ahead are thrown away and drawn anew. It pays where several batches come between changes.
+        ahead are thrown away and drawn again. It pays where several batches come between changes.
     generator: where random numbers come from, on the CPU; torch's global generator if None, or,
         with `prefetch`, one of its own, which that one seeds.
 
@@ -178,7 +178,7 @@ class ReplayBuffer(Buffer):
         """Add items, whose first dimension counts them; gives their numbers [n].
 
         They are copied, and overwrite the oldest where the storage is full.
-        Raises ValueError or TypeError, and changes nothing, if they are unlike those here.
+        Raises ValueError or TypeError, and changes nothing, if they differ from those here.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(3))
@@ -198,10 +198,10 @@ class ReplayBuffer(Buffer):
     def _extend_with_chosen(self, data: Any) -> Tensor:
         """Add those items that the writer chooses; gives their numbers, -1 for the others."""
         n = len(data)
-        data, kept = self.writer.chosen(data, self.storage)
+        data, stored = self.writer.chosen(data, self.storage)
         numbers = torch.full((n,), -1)
-        numbers[kept] = self.storage.extend(data)
-        if len(kept):
+        numbers[stored] = self.storage.extend(data)
+        if len(stored):
             self.sampler.clear()  # others may have moved
             self._maker.follow()
         return numbers
@@ -366,7 +366,7 @@ class ReplayBuffer(Buffer):
         return self
 
     def share(self, shared: bool = True) -> Self:
-        """Say that other processes use the buffer too: it can be sent to them as it is.
+        """Share the buffer with other processes: it can be sent to them as it is.
 
         They read it, beside the one process that writes. Gives the buffer.
         Raises ValueError where the storage is in memory, of which each process would have a copy.
@@ -403,7 +403,7 @@ class ReplayBuffer(Buffer):
         self.load(path)
 
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
-        """All items, and where sampling stands: nested dicts of tensors and numbers.
+        """All items, and the state of sampling: nested dicts of tensors and numbers.
 
         items: False leaves them out, for a storage on disk that persists on its own. It may go on
             meanwhile: items that come after the state are new ones when it is loaded.
@@ -420,9 +420,9 @@ class ReplayBuffer(Buffer):
             return {**stored, **self._sampling_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
+        """Load a state of `state_dict`: resumes bit for bit, with the generator if it has one.
 
-        What the state says of the sampling counts, also where this buffer was made with another
+        The state's sampling counts, also where this buffer was made with another
         alpha or beta. If it is without items, those in the storage that it does not know are new.
         Raises ValueError, and changes nothing, if the state is not of a buffer with such a sampler
         and such a storage, or knows of more items than the storage has.
@@ -431,7 +431,7 @@ class ReplayBuffer(Buffer):
             self._load(state)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all items, and where sampling stands, to a folder.
+        """Write all items, and the state of sampling, to a folder.
 
         Killed at any time, the folder holds the old or the new content.
 
@@ -453,7 +453,7 @@ class ReplayBuffer(Buffer):
             write_folder(folder, KIND, VERSION, {**self.storage.files(), **files})
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on where `save` was called, bit for bit, in this process or another.
+        """Load a folder of `save`: resumes bit for bit, in this process or another.
 
         Raises DamagedFileError or ValueError, and changes nothing, if the folder does not hold what
         was saved, or not of such a buffer.

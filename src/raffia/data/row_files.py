@@ -1,4 +1,4 @@
-"""The rows of a `MemmapStorage` in their files: how they are written, checked and mended.
+"""The rows of a `MemmapStorage` in their files: how they are written, checked and repaired.
 
 Each row has a mark of two integers: a stamp, which is the number of the item plus one, or -1 for a
 row that was set, and a checksum of content, row number and stamp. A row that holds nothing has the
@@ -18,7 +18,7 @@ from raffia.data.row_log import RowLog, checksums, log_bytes, rows_at_once, toge
 from raffia.data.structure import RowStructure
 
 SET = -1
-Place = slice | Tensor  # of rows
+RowIndex = slice | Tensor  # of rows
 
 
 def make_row_files(folder: str, max_size: int, structure: RowStructure) -> None:
@@ -45,7 +45,7 @@ def _sizes(structure: RowStructure, max_size: int) -> dict[str, int]:
 
 
 class RowFiles:
-    """The mapped files, seen as rows.
+    """The mapped files, viewed as rows.
 
     leaves: the tensors, [max_size, ...] each; marks: int64 [max_size, 2]; total: int64 [].
     """
@@ -70,7 +70,7 @@ class RowFiles:
 
     def write(
         self,
-        place: Place,
+        index: RowIndex,
         leaves: Sequence[Tensor],
         number: int | Tensor | None,
         log_for: int | None,
@@ -81,17 +81,17 @@ class RowFiles:
         number: those of appended items, or that of the first; None for rows that are set.
         log_for: the epoch, in which rows are overwritten; None if they all hold nothing.
         """
-        n = place.stop - place.start if isinstance(place, slice) else len(place)
+        n = index.stop - index.start if isinstance(index, slice) else len(index)
         leaves = [leaf.cpu() for leaf in leaves]
         if n <= self.at_once:
-            self._write_part(place, leaves, number, log_for)
+            self._write_part(index, leaves, number, log_for)
             return
         for start in range(0, n, self.at_once):
             stop = min(n, start + self.at_once)
-            part: Place = (
-                slice(place.start + start, place.start + stop)
-                if isinstance(place, slice)
-                else place[start:stop]
+            part: RowIndex = (
+                slice(index.start + start, index.start + stop)
+                if isinstance(index, slice)
+                else index[start:stop]
             )
             some = number[start:stop] if isinstance(number, Tensor) else number
             some = some + start if isinstance(some, int) else some
@@ -99,15 +99,15 @@ class RowFiles:
 
     def _write_part(
         self,
-        place: Place,
+        index: RowIndex,
         leaves: Sequence[Tensor],
         number: int | Tensor | None,
         log_for: int | None,
     ) -> None:
         """Write as many rows as the log takes."""
-        rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
+        rows = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
         if number is None:
-            stamps, erased = self.marks[place].unbind(1)
+            stamps, erased = self.marks[index].unbind(1)
             erased = erased.masked_fill(erased == 0, SET)
             stamps = torch.where(stamps == 0, erased, stamps)
         elif isinstance(number, Tensor):
@@ -116,11 +116,11 @@ class RowFiles:
             stamps = torch.arange(number + 1, number + 1 + len(rows))
         marks = self._log.write(leaves, rows, stamps)
         if log_for is None:
-            self._put(place, marks, leaves)
+            self._put(index, marks, leaves)
         else:
             try:
                 self._log.hold(len(rows), log_for)
-                self._put(place, marks, leaves)
+                self._put(index, marks, leaves)
                 self._log.clear()
             except BaseException:  # such as KeyboardInterrupt
                 self.redo(log_for)
@@ -128,16 +128,16 @@ class RowFiles:
         if isinstance(number, int):
             self.total.fill_(number + len(rows))
 
-    def _put(self, place: Place, marks: Tensor, leaves: Sequence[Tensor]) -> None:
+    def _put(self, index: RowIndex, marks: Tensor, leaves: Sequence[Tensor]) -> None:
         """Write rows in place; the marks last, which make them count."""
-        if isinstance(place, slice):
+        if isinstance(index, slice):
             for leaf, source in zip(self.leaves, leaves, strict=True):
-                leaf[place].copy_(source)
-            self.marks[place].copy_(marks)
+                leaf[index].copy_(source)
+            self.marks[index].copy_(marks)
             return
         for target, source in zip(self._targets, leaves, strict=True):
-            target.index_copy_(0, place, source.view(target.dtype))
-        self.marks.index_copy_(0, place, marks)
+            target.index_copy_(0, index, source.view(target.dtype))
+        self.marks.index_copy_(0, index, marks)
 
     def erase(self, rows: Tensor) -> None:
         """Make rows hold nothing, but know which item it was."""
@@ -145,7 +145,7 @@ class RowFiles:
         self.marks.index_copy_(0, rows, torch.stack([torch.zeros_like(stamps), stamps], 1))
 
     def redo(self, epoch: int) -> None:
-        """Finish the write that a kill cut off, if there is one since the flush `epoch`.
+        """Complete the write that a kill cut off, if there is one since the flush `epoch`.
 
         Earlier ones are all on disk: of the log nothing is needed that was flushed.
         """

@@ -1,4 +1,4 @@
-"""Which rows are meant: an int, a slice or integers, in one form; and tensors that take them."""
+"""Indices of rows: an int, a slice or integers, in one form; and tensors that take them."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ def log_bytes(layouts: Sequence[RowLayout]) -> int:
 
 
 class RowLog:
-    """The file, seen as rows."""
+    """The file, viewed as rows."""
 
     def __init__(self, file: MappedFile, layouts: Sequence[RowLayout]) -> None:
         n = rows_at_once(layouts)
@@ -76,13 +76,13 @@ class RowLog:
         self._head[0] = n  # last
 
     def clear(self) -> None:
-        """The rows are in their places."""
+        """Clear the log: the rows are written."""
         self._head[0] = 0
 
     def read(self, epoch: int) -> tuple[Tensor, Tensor, list[Tensor]] | None:
-        """Rows, marks and tensors that may not be in their places; None if there are none.
+        """Rows, marks and tensors that may not be written yet; None if there are none.
 
-        epoch: that of the header; what was flushed since is older than what is in its place.
+        epoch: that of the header; what was flushed since is older than the row itself.
         """
         n, written = self._head.tolist()
         if not 0 < n <= len(self._marks) or written != epoch:

@@ -1,4 +1,4 @@
-"""How the rows of a `MemmapStorage` are mended after a crash.
+"""The repair of a `MemmapStorage`'s rows after a crash.
 
 A killed process leaves at most a log to be finished. After a loss of power, of the rows that were
 written since the last flush any part may be on the disk: those that do not fit their checksums are
@@ -15,7 +15,7 @@ from raffia.data.row_files import RowFiles
 Ranges = Sequence[Sequence[int]]  # of rows: first, and after the last
 
 
-def mend(files: RowFiles, ranges: Ranges, flushed: int, epoch: int) -> tuple[int, int]:
+def repair(files: RowFiles, ranges: Ranges, flushed: int, epoch: int) -> tuple[int, int]:
     """Drop what is not whole; gives how many items were appended, and how many rows were dropped.
 
     ranges: where rows may have been written since the flush, by which `flushed` items were there.
@@ -40,7 +40,7 @@ def drop_torn(files: RowFiles, start: int, stop: int) -> int:
 
 
 def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
-    """The first and the last (plus one) of the items that are kept: a run without a gap.
+    """The first and the last (plus one) of the items that stay: a run without a gap.
 
     Items appended before the flush are in it, but for those whose rows were to be written again
     when the power went: these have given way. Items appended after it are, up to the first gap. If

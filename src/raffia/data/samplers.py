@@ -1,4 +1,4 @@
-"""Which items of a replay buffer go into a batch: `Sampler`, the contract, and two samplers.
+"""Samplers of the items of a batch: `Sampler`, the contract, and two samplers.
 
 Items are known by their number: the first item ever added is 0, the next is 1, and so on for ever,
 whatever row of the storage they lie in. Numbers of items that were overwritten are not used again.
@@ -15,7 +15,7 @@ from raffia.data.by_value import by_value, from_value
 
 
 class Draw(NamedTuple):
-    """What goes into one batch."""
+    """The items of one batch."""
 
     items: Tensor  # int64 [n], the numbers of the items
     info: dict[Any, Tensor]  # key of an entry -> [n, ...], more about each of them
@@ -23,7 +23,7 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """The contract of a sampler; this base knows the items it is told, and has nothing to keep.
+    """The contract of a sampler; this base knows the live items, and has no other state.
 
     Only `draw` must be written. A sampler that keeps something writes the methods that go with it:
     `added`, `follow`, `clear`, `state_dict` and `load_state_dict`; and `mark` and `rewind`, if
@@ -66,7 +66,7 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__} must define draw(n, live, generator)")
 
     def added(self, items: range) -> None:
-        """Hear of new items, which may have taken the places of the oldest.
+        """Hear of new items, which may have overwritten the oldest.
 
         >>> SamplerWithoutReplacement().added(range(4))
         """
@@ -100,14 +100,14 @@ class Sampler:
         """
 
     def mark(self) -> Any:
-        """Where it stands, as far as draws change that; for `rewind`.
+        """The state that draws change, for `rewind`.
 
         >>> RandomSampler().mark()
         """
         return None
 
     def rewind(self, mark: Any) -> None:
-        """Go back to where it stood at `mark`, with the draws since then undone.
+        """Restore the state at `mark`, which undoes the draws since then.
 
         A mark from before it was cleared, or another state loaded, has no meaning any more.
 
@@ -118,7 +118,7 @@ class Sampler:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps, as tensors and numbers.
+        """The sampler's state, as tensors and numbers.
 
         >>> RandomSampler().state_dict()
         {}
@@ -126,7 +126,7 @@ class Sampler:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+        """Load a state of `state_dict`.
 
         >>> RandomSampler().load_state_dict({})
         """
@@ -162,7 +162,7 @@ def refuse_other_state(of: Sampler, state: Mapping[str, Any], *names: str) -> No
 
 
 class RandomSampler(Sampler):
-    """Every item alike, each batch on its own.
+    """Every item with equal probability, each batch on its own.
 
     replacement: whether an item can stand in one batch several times. False needs at least as many
         items as the batch has; to see each item once before any comes again, over several batches,
@@ -187,7 +187,7 @@ class RandomSampler(Sampler):
 
 
 def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tensor:
-    """n different numbers below `end`, every choice and order of them alike; int64 [n].
+    """n different numbers below `end`, every choice and order of them equally likely; int64 [n].
 
     Takes time in proportion to n, not to `end`.
 
@@ -217,8 +217,8 @@ class SamplerWithoutReplacement(Sampler):
     shuffle: False goes from the oldest item to the newest.
 
     An epoch is over the items that were there when it began. Items added meanwhile come in the
-    next one; items overwritten meanwhile are left out. (So after a buffer has been filled anew as a
-    whole the next batch begins an epoch over the new content.) Where all that is left is
+    next one; items overwritten meanwhile are left out. (So after a buffer has been filled again as
+    a whole the next batch begins an epoch over the new content.) Where all that is left is
     overwritten the epoch ends without notice: `ends_epoch` of the batch before was False.
 
     >>> sampler = SamplerWithoutReplacement(shuffle=False)

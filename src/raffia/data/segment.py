@@ -1,6 +1,6 @@
-"""`SegmentReplayBuffer`: windows of consecutive steps out of a ring, for learning by unrolling.
+"""`SegmentReplayBuffer`: segments of consecutive steps out of a ring, for learning by unrolling.
 
-Legend: T times, E environments, B windows, L rows in a window, S frames in a stack.
+Legend: T times, E environments, B segments, L rows in a segment, S frames in a stack.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from raffia.data.buffer import Buffer, check_generator, check_options, own_generator
-from raffia.data.episodes import CLOSED_TERMINATED, Change, Episodes
+from raffia.data.buffer_state import BufferState, check_entries
+from raffia.data.episodes import CLOSED_TERMINATED, EpisodeIndex, RingChange
 from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
-from raffia.data.segment_books import Books, check_entries
 from raffia.data.segment_rows import StoredRows
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import (
     NEXT,
     StepKeys,
-    Steps,
+    StoredSteps,
     different,
     in_parts,
     numbers,
@@ -35,48 +35,58 @@ from raffia.data.steps import (
     take_steps,
 )
 from raffia.data.storage import Storage, TensorStorage
-from raffia.data.storage_state import Rows
+from raffia.data.storage_state import StorageContents
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
 KIND, VERSION = "raffia.segments", 1
 
 
-class Held(NamedTuple):
-    """A segment buffer within `held`: views, to be read before the block ends."""
+class LockedView(NamedTuple):
+    """The contents of a segment buffer within `locked_view`: views, to be read before the block
+    ends."""
 
-    contents: Rows
-    books: dict[str, Any]  # where sampling stands, copied
-    obs_keys: list[tuple[str, ...]]
+    contents: StorageContents
+    buffer_state: dict[str, Any]  # the state of sampling, copied
+    observation_keys: list[tuple[str, ...]]
 
 
 class SegmentReplayBuffer(Buffer):
-    """Windows of consecutive steps of one episode, drawn alike or by the priority of their start.
+    """Windows of consecutive steps of one episode, drawn uniformly or by the priority of their
+    start.
 
     storage: a `TensorStorage` or `MemmapStorage` with a `max_size`, which belongs to this buffer. A
         row of it is a step, or the closing row of an episode: its last observation.
-    unroll_steps, n_step: a window has L = unroll_steps + n_step + 1 rows: the start, the steps that
+    unroll_steps, n_step: a segment has L = unroll_steps + n_step + 1 rows: the start, the steps
+    that
         are unrolled, and n_step more, from which values are bootstrapped.
-    obs_keys: entries of a state, which there are after the last action too: the observation; or the
+    observation_keys: entries of a state, which there are after the last action too: the
+    observation; or the
         legal actions, whose turn it is, a value ...
-    terminated_key, truncated_key: where a step says that it ends its episode. Where these lie under
+    terminated_key, truncated_key: the entries that mark the end of an episode. Where these lie
+    under
         "next", as ("next", "terminated"), everything else that lies there is stored with the step
-        too, as ("next", "reward"), but for the obs_keys.
-    frame_stack: S. The newest frame is stored, once; windows have stacks of the S newest. Of
-        several obs_keys name those to be stacked, with their numbers: frame_stack={"pixels": 4}.
+        too, as ("next", "reward"), but for the observation_keys.
+    frame_stack: S. The newest frame is stored, once; segments have stacks of the S newest. Of
+        several observation_keys name those to be stacked, with their numbers:
+        frame_stack={"pixels": 4}.
     absorb: the ends, of "terminated" and "truncated", behind which the state is absorbing: rows
         there count in the loss, and nothing is bootstrapped from them. Rows behind other ends are
         masked. () masks both.
-    alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn alike. `beta` can be
+    alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn uniformly. `beta` can
+    be
         set at any time. eps is added to every priority.
     importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
         of all steps that can be drawn is, as in `PrioritizedSampler`.
     replacement: False draws different starts for one batch; None does so where there are as many.
+    reuse_memory: True draws each sample into the memory of the one before, if it had as many
+        windows: for a loop that is done with one before it asks for the next. New memory of 100 MB
+        costs twice the time of copying into it.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
-    Steps come in with `extend`, from several environments at once. A step holds obs, the action
-    chosen there and the reward that followed, terminated and truncated, and whatever else; where
-    one ends an episode, ("next", "obs") is what was seen after it.
+    Steps come in with `extend`, from several environments at once. A step holds the observation,
+    the action chosen there and the reward that followed, terminated and truncated, and whatever
+    else; where one ends an episode, ("next", "obs") is the observation after it.
 
     A step can be drawn when `unroll_steps + n_step` more rows of its episode are there, or the
     episode has ended. When the ring overwrites the first step of an ended episode, the whole
@@ -94,7 +104,7 @@ class SegmentReplayBuffer(Buffer):
         row            stored entries                     valid  valid_step  mask          discount
         step           its own                            True   True        True          1
         the last step  its own                            True   True        True          0 | 1 (0)
-        closing row    obs_keys; flags of the last step;  True   False       False (True)  0
+        closing row    observation_keys; flags of the last step;  True   False       False (True)  0
                        0 in the others
         behind it      the closing row again              False  False       False (True)  0
 
@@ -122,10 +132,10 @@ class SegmentReplayBuffer(Buffer):
     ... )
     >>> buffer.extend(steps)
     tensor([0, 1, 2])
-    >>> window = buffer.read(torch.tensor([1]))
-    >>> window["observation"], window["reward"]
+    >>> segment = buffer.read(torch.tensor([1]))
+    >>> segment["observation"], segment["reward"]
     (tensor([[11, 12, 13, 13]]), tensor([[0.2500, 1.0000, 0.0000, 0.0000]]))
-    >>> window["valid"], window["discount"]
+    >>> segment["valid"], segment["discount"]
     (tensor([[ True,  True,  True, False]]), tensor([[1., 0., 0., 0.]]))
     >>> buffer.sample(5)["observation"].shape
     torch.Size([5, 4])
@@ -137,7 +147,7 @@ class SegmentReplayBuffer(Buffer):
         *,
         unroll_steps: int,
         n_step: int = 0,
-        obs_keys: Sequence[NestedKey] = ("observation",),
+        observation_keys: Sequence[NestedKey] = ("observation",),
         terminated_key: NestedKey = "terminated",
         truncated_key: NestedKey = "truncated",
         frame_stack: int | Mapping[NestedKey, int] = 1,
@@ -147,6 +157,7 @@ class SegmentReplayBuffer(Buffer):
         eps: float = 1e-8,
         importance: str = "buffer",
         replacement: bool | None = True,
+        reuse_memory: bool = False,
         batch_size: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
@@ -158,26 +169,35 @@ class SegmentReplayBuffer(Buffer):
                 "a segment buffer overwrites its oldest steps, so it needs a storage with a "
                 "max_size: TensorStorage(max_size=100_000)"
             )
-        _check_window(unroll_steps, n_step, storage.max_size)
+        _check_length(unroll_steps, n_step, storage.max_size)
         check_options(batch_size, pin_memory, prefetch)
+        if reuse_memory and (prefetch or device is not None):
+            raise ValueError(
+                f"reuse_memory=True with prefetch={prefetch} and device={device}: samples that are "
+                "made ahead or moved have memory of their own. Leave these out, or reuse_memory"
+            )
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
         self.storage = storage
         self.unroll_steps, self.n_step = unroll_steps, n_step
         self.length = unroll_steps + n_step + 1
-        self.batch_size = batch_size
+        self.batch_size, self.reuse_memory = batch_size, reuse_memory
+        self._last: tuple[Any, TensorDict | None] = None, None  # structure, sample: to be reused
         self.num_ignored = 0  # priorities and updates that came too late
         self._keys = StepKeys(
-            tuple([unravel_key(key) for key in obs_keys]), terminated_key, truncated_key
+            tuple([unravel_key(key) for key in observation_keys]), terminated_key, truncated_key
         )
-        if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.obs):
+        if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.observation):
             raise ValueError(
-                f"obs_keys={list(obs_keys)} name what is seen before an action, so none lies under "
-                f"{NEXT!r}; what is seen after it is found there by itself: obs_keys=['obs']"
+                f"observation_keys={list(observation_keys)} name observations before an action, "
+                "so none "
+                "lies under "
+                f"{NEXT!r}; what is seen after it is found there by itself: "
+                "observation_keys=['obs']"
             )
-        stacks = frame_stacks(frame_stack, self._keys.obs)
+        stacks = frame_stacks(frame_stack, self._keys.observation)
         self._rows = StoredRows(storage, self._keys)
-        self._episodes = Episodes(
+        self._episodes = EpisodeIndex(
             storage.max_size,
             look_ahead=self.length - 1,
             look_back=max(stacks.values(), default=1) - 1,
@@ -197,7 +217,7 @@ class SegmentReplayBuffer(Buffer):
             pin_memory=pin_memory,
             device=device,
         )
-        self._books = Books(self._episodes, self._priorities, self._maker)
+        self._buffer_state = BufferState(self._episodes, self._priorities, self._maker)
         self._lock = threading.RLock()
         survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
@@ -208,7 +228,7 @@ class SegmentReplayBuffer(Buffer):
                 "a segment buffer on disk can't be sent to another process, or copied: what "
                 "belongs together there is known to this one only. Send batches"
             )
-        return super().__getstate__()
+        return super().__getstate__() | {"_last": (None, None)}
 
     def __len__(self) -> int:
         """How many steps can be drawn."""
@@ -217,7 +237,7 @@ class SegmentReplayBuffer(Buffer):
     def __repr__(self) -> str:
         return (
             f"SegmentReplayBuffer({len(self)} steps to draw from {self.num_episodes} episodes, "
-            f"windows of {self.length} rows, {self.storage!r})"
+            f"segments of {self.length} rows, {self.storage!r})"
         )
 
     @property
@@ -307,9 +327,9 @@ class SegmentReplayBuffer(Buffer):
             raise RuntimeError(
                 f"{self.storage.total} items were appended to the storage, and this buffer knows "
                 f"of {self._episodes.total}: a storage belongs to one buffer. One that was opened "
-                "again needs buffer.load(folder) first, which says which rows belong together, as "
+                "again needs buffer.load(folder) first, which holds which rows belong together, as "
                 "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
-                "starts anew"
+                "starts over"
             )
         if 2 * num_envs > self._episodes.num_rows:
             raise ValueError(
@@ -324,7 +344,7 @@ class SegmentReplayBuffer(Buffer):
             )
         self.storage.check(rows)
 
-    def _extend(self, steps: Steps, env: Tensor, priority: Tensor | None) -> Tensor:
+    def _extend(self, steps: StoredSteps, env: Tensor, priority: Tensor | None) -> Tensor:
         num_envs, num_closed = len(env), 0
         items = []
         for part in in_parts(steps.terminated | steps.truncated, self._episodes.num_rows):
@@ -341,7 +361,7 @@ class SegmentReplayBuffer(Buffer):
             items.append(change.item)
         return torch.cat(items)
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: RingChange) -> None:
         self._priorities.withdraw(change.lost)
         self._priorities.admit(change.won)
 
@@ -369,12 +389,12 @@ class SegmentReplayBuffer(Buffer):
         return self.extend(step.unsqueeze(0), env, priority=priority)[0]
 
     def cut(self, env: int | Sequence[int] | Tensor | None = None) -> int:
-        """Break off episodes that go on, as after a resume, when environments begin anew.
+        """Break off episodes that go on, as after a resume, when environments start over.
 
         env: of which environments; without it of all. Returns how many episodes were broken off.
 
-        The newest step of each becomes the closing row, as what was seen after it is not known. The
-        episode is truncated there.
+        The newest step of each becomes the closing row, as the observation after it is not known.
+        The episode is truncated there.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -401,13 +421,14 @@ class SegmentReplayBuffer(Buffer):
             self.cut()
             self._priorities.withdraw(self._episodes.skip(missed))
 
-    # -- windows go out
+    # -- segments go out
 
     def sample(self, batch_size: int | None = None, *, out: TensorDict | None = None) -> TensorDict:
-        """Draw windows; the class says what they hold.
+        """Draw segments; the class documents what they hold.
 
         batch_size: B; without it the `batch_size` of the buffer.
-        out: an earlier sample of as many, that is filled anew; nothing large is allocated then.
+        out: an earlier sample of as many, that is filled again: nothing large is allocated then,
+            and what was pinned stays pinned.
         Raises ValueError if there is no step to draw yet, or if `out` is not such a sample.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
@@ -426,13 +447,22 @@ class SegmentReplayBuffer(Buffer):
         n = self.batch_size if batch_size is None else batch_size
         if n is None or n < 1:
             raise ValueError(
-                f"how many windows? Got {n}: buffer.sample(256), or "
+                f"how many segments? Got {n}: buffer.sample(256), or "
                 "SegmentReplayBuffer(batch_size=256) once for all"
             )
+        if not self.reuse_memory or out is not None:
+            return self._sample(n, out)
+        structure, last = self._last
+        fits = last is not None and len(last) == n and structure == self.storage.structure
+        sample = self._sample(n, last if fits else None)
+        self._last = self.storage.structure, sample
+        return sample.copy()  # so that entries can be set without a change of what is reused
+
+    def _sample(self, n: int, out: TensorDict | None) -> TensorDict:
         maker = self._maker
         if self._ahead is not None:
             copied = self._ahead.next(n)
-        elif maker.plain and out is not None:
+        elif maker.on_cpu and out is not None:
             with self._lock:
                 maker.draw(n, out)
             return out
@@ -448,11 +478,11 @@ class SegmentReplayBuffer(Buffer):
             yield self.sample()
 
     def read(self, index: Tensor, *, length: int | None = None) -> TensorDict:
-        """The windows that start at these steps, as `sample` gives them, with weights 1.
+        """The segments that start at these steps, as `sample` gives them, with weights 1.
 
         index: [B] numbers of steps that can be drawn; `contains` tells which these are.
         length: how many rows, if not the buffer's L.
-        Raises IndexError for other numbers, and for a window that is longer than what there is yet
+        Raises IndexError for other numbers, and for a segment that is longer than what there is yet
         of an episode that goes on.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
@@ -488,7 +518,8 @@ class SegmentReplayBuffer(Buffer):
         return self._maker.build(self._maker.finish(copied))
 
     def contains(self, index: Tensor) -> Tensor:
-        """Which numbers are of steps that can be drawn and read: bool, of the shape of index.
+        """Whether these numbers are of steps that can be drawn and read: bool, of the shape of
+        index.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -534,13 +565,14 @@ class SegmentReplayBuffer(Buffer):
             return self._ignored(index.numel() - len(rows))
 
     def update(self, index: Tensor, entries: TensorDict) -> int:
-        """Write entries of stored rows anew; returns how many were left out, as they are gone.
+        """Write entries of stored rows; returns how many were left out, as they are gone.
 
         index: numbers of rows, such as a sample's "step_index" or a part of it; -1 is passed over.
             Where one stands twice, the last counts.
-        entries: of the batch size `index.shape`: any of the stored ones, but for the flags that say
-            where episodes end. To closing rows only those of `obs_keys` are written. Of stacked
-            frames it is the newest one that is stored.
+        entries: of the batch size `index.shape`: any of the stored ones, but for the flags that
+        mark
+            where episodes end. To closing rows only those of `observation_keys` are written. Of
+            stacked frames it is the newest one that is stored.
         Raises KeyError, ValueError or IndexError, and changes nothing, if they don't fit.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
@@ -566,13 +598,13 @@ class SegmentReplayBuffer(Buffer):
             values = self._rows.fitting(entries.reshape(-1))
             self._refuse_unknown(index, -1)
             index = index.reshape(-1)
-            held = self._episodes.holds(index)
-            place = held.nonzero()[:, 0]
-            if len(place):
-                rows = self._episodes.row(index[place])
-                chosen = {path: value[place.to(value.device)] for path, value in values.items()}
+            known = self._episodes.holds(index)
+            position = known.nonzero()[:, 0]
+            if len(position):
+                rows = self._episodes.row(index[position])
+                chosen = {path: value[position.to(value.device)] for path, value in values.items()}
                 self._rows.write(rows, chosen, self._episodes.kind[rows] < CLOSED_TERMINATED)
-            return self._ignored(int((index >= 0).sum()) - int(held.sum()))
+            return self._ignored(int((index >= 0).sum()) - int(known.sum()))
 
     def _ignored(self, count: int) -> int:
         self.num_ignored += count
@@ -601,7 +633,7 @@ class SegmentReplayBuffer(Buffer):
             self._priorities.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """All steps, and where sampling stands: nested dicts of tensors (copies) and numbers.
+        """All steps, and the state of sampling: nested dicts of tensors (copies) and numbers.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -610,35 +642,35 @@ class SegmentReplayBuffer(Buffer):
         >>> other.load_state_dict(buffer.state_dict())
         """
         with self._changing():
-            return {"storage": self.storage.state_dict(), "books": self._books.state()}
+            return {"storage": self.storage.state_dict(), "books": self._buffer_state.state()}
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Held]:
-        """Rows as they lie in the storage, and where sampling stands, while nobody changes them.
+    def locked_view(self) -> Iterator[LockedView]:
+        """Rows as they lie in the storage, and the state of sampling, under the buffer's lock.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
-        >>> with SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).held() as held:
-        ...     held.contents.total, held.obs_keys
+        >>> with SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).locked_view() as view:
+        ...     view.contents.total, view.observation_keys
         (0, [('observation',)])
         """
         with self._changing():
-            obs_keys = [unravel_key_to_tuple(key) for key in self._keys.obs]
-            yield Held(self.storage._contents(), self._books.state(), obs_keys)
+            observation_keys = [unravel_key_to_tuple(key) for key in self._keys.observation]
+            yield LockedView(self.storage._contents(), self._buffer_state.state(), observation_keys)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was asked for, bit for bit, with the generator if it has one.
+        """Load a state of `state_dict`: resumes bit for bit, with the generator if it has one.
 
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
         check_entries(state, ("books", "storage"), "a segment buffer")
         with self._changing():
-            self._books.check(state["books"])
+            self._buffer_state.check(state["books"])
             self.storage.load_state_dict(state["storage"])
-            self._books.load(state["books"])
+            self._buffer_state.load(state["books"])
 
     def save(self, folder: str | os.PathLike[str], *, rows: bool = True) -> None:
-        """Write all steps, and where sampling stands, to a folder.
+        """Write all steps, and the state of sampling, to a folder.
 
         Killed at any time, the folder holds the old or the new.
 
@@ -665,10 +697,10 @@ class SegmentReplayBuffer(Buffer):
             if flush is not None:
                 flush()
             files = self.storage.files() if rows else {}
-            write_folder(folder, KIND, VERSION, {**files, **self._books.files()})
+            write_folder(folder, KIND, VERSION, {**files, **self._buffer_state.files()})
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on where `save` was called, bit for bit, in this process or another.
+        """Load a folder of `save`: resumes bit for bit, in this process or another.
 
         Where the rows were left out and the storage went on since then, steps that came after the
         save are lost, as are those that they overwrote; episodes that went on are broken off.
@@ -678,25 +710,26 @@ class SegmentReplayBuffer(Buffer):
         load_folder(folder, KIND, VERSION, self._load)
 
     def _load(self, found: Folder) -> None:
-        books = self._books.read(found)
+        buffer_state = self._buffer_state.read(found)
         with self._changing():
-            self._books.check(books)
+            self._buffer_state.check(buffer_state)
             if len(found.files) > 1:
                 self.storage.read_files(found)
-            elif self.storage.total < int(books["episodes"]["total"]):
+            elif self.storage.total < int(buffer_state["episodes"]["total"]):
                 raise ValueError(
-                    f"{found.root} was saved without the rows of {int(books['episodes']['total'])} "
+                    f"{found.root} was saved without the rows of "
+                    f"{int(buffer_state['episodes']['total'])} "
                     f"items, and to this storage {self.storage.total} were appended: it should be "
                     "the same one, opened again"
                 )
-            self._books.load(books)
+            self._buffer_state.load(buffer_state)
             self._skip()
             gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
             self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))
 
 
 def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
-    """IndexError if a window goes on behind the newest step of its episode."""
+    """IndexError if a segment goes on behind the newest step of its episode."""
     valid = added["valid"]
     missing = added["valid_step"] & ~valid  # a step again, as there is no row behind it yet
     unfinished = missing.any(1).nonzero()[:, 0]
@@ -709,7 +742,7 @@ def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
         )
 
 
-def _check_window(unroll_steps: int, n_step: int, num_rows: int) -> None:
+def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
     for name, value in (("unroll_steps", unroll_steps), ("n_step", n_step)):
         try:
             operator.index(value)
@@ -720,6 +753,6 @@ def _check_window(unroll_steps: int, n_step: int, num_rows: int) -> None:
     length = unroll_steps + n_step + 1
     if length > num_rows:
         raise ValueError(
-            f"a window of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
-            f"with max_size={num_rows}: make that larger, or the window shorter"
+            f"a segment of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
+            f"with max_size={num_rows}: make that larger, or the segment shorter"
         )

@@ -1,6 +1,7 @@
-"""How a segment buffer makes a batch: choose starts, copy the rows of their windows, move them.
+"""The making of a segment buffer's batches: choose starts, copy the rows of their segments, move
+them.
 
-Legend: B windows, L rows in a window, S frames in a stack.
+Legend: B segments, L rows in a segment, S frames in a stack.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 from raffia.data.by_value import by_value, from_value
-from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, Episodes
+from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeIndex
+from raffia.data.segments import Kinds, Ring, Segments, find_segments, stacked, unstacked
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.storage import Storage
-from raffia.data.windows import Kinds, Ring, Windows, stacked, unstacked, windows
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
@@ -41,7 +42,7 @@ class Copied(NamedTuple):
 
 
 class SegmentMaker:
-    """Makes batches of the windows in a storage, in two steps: the source of a `Prefetcher`.
+    """Makes batches of the segments in a storage, in two steps: the source of a `Prefetcher`.
 
     `draw` and `copy` are called under the lock of the buffer, `finish` is not. The arguments are
     those of `SegmentReplayBuffer`; stacks: S by the path of an entry, where it is more than 1.
@@ -50,7 +51,7 @@ class SegmentMaker:
     def __init__(
         self,
         storage: Storage,
-        episodes: Episodes,
+        episodes: EpisodeIndex,
         priorities: StepPriorities,
         *,
         length: int,
@@ -65,8 +66,11 @@ class SegmentMaker:
         self.length, self.stacks, self.kinds = length, stacks, _kinds(absorb)
         self.replacement, self.generator = replacement, generator
         self.pin_memory = pin_memory
-        self.place = storage.device if device is None else torch.empty(0, device=device).device
-        self.plain = device is None and not pin_memory and storage.device.type == "cpu"
+        self.target_device = (
+            storage.device if device is None else torch.empty(0, device=device).device
+        )
+        # Whether batches stay where the rows are, so that an earlier one can be drawn into.
+        self.on_cpu = device is None and storage.device.type == "cpu"
         self.num_changes = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,7 +80,7 @@ class SegmentMaker:
         self.__dict__.update(from_value(state))
 
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
-        """Choose starts and copy their windows; into an earlier batch, if one is given."""
+        """Choose starts and copy their segments; into an earlier batch, if one is given."""
         num_steps = len(self.episodes)
         if not num_steps:
             raise ValueError(
@@ -90,7 +94,7 @@ class SegmentMaker:
                 "make the buffer with replacement=True, or with None: the same ones again only "
                 "where there are too few"
             )
-        # What `into` lacks is said before a draw is lost for it.
+        # Missing entries of `into` are reported before a draw is lost for it.
         targets = None if into is None else self.targets(into, batch_size, self.length)
         again = not enough if self.replacement is None else self.replacement
         start, weight = self.priorities.draw(batch_size, self.generator, replacement=again)
@@ -99,13 +103,15 @@ class SegmentMaker:
     def copy(
         self, start: Tensor, weight: Tensor, length: int, into: Copied | None = None
     ) -> Copied:
-        """The windows of L rows from these rows [B] on."""
+        """The segments of L rows from these rows [B] on."""
         structure, episodes = self.storage.structure, self.episodes
         assert structure is not None
         before, size = episodes.look_back, torch.Size([len(start), length])
         ring = Ring(episodes.preceding, episodes.following, episodes.kind, episodes.total - 1)
-        known = None if into is None else Windows(*[into.added[name] for name in OF_ROWS])
-        rows, known = windows(ring, self.kinds, start, before=before, length=length, out=known)
+        known = None if into is None else Segments(*[into.added[name] for name in OF_ROWS])
+        rows, known = find_segments(
+            ring, self.kinds, start, before=before, length=length, out=known
+        )
         index = episodes.item(start)
         if into is not None:
             index = into.added["index"].copy_(index)
@@ -135,10 +141,10 @@ class SegmentMaker:
         return leaves
 
     def finish(self, drawn: Copied) -> Copied:
-        """What was drawn, pinned and moved to where it is to go."""
-        if self.plain:
+        """The drawn tensors, pinned and moved to their device."""
+        if self.on_cpu and not self.pin_memory:
             return drawn
-        # What is said of rows comes from the CPU, whereas the entries are where the storage is.
+        # Entries about rows come from the CPU, whereas the entries are where the storage is.
         added = {name: self._moved(value) for name, value in drawn.added.items()}
         return Copied(drawn.size, [self._moved(leaf) for leaf in drawn.leaves], added)
 
@@ -146,7 +152,7 @@ class SegmentMaker:
         if self.pin_memory and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         # From page-locked memory the copy goes on while the program does.
-        return tensor.to(self.place, non_blocking=self.pin_memory)
+        return tensor.to(self.target_device, non_blocking=self.pin_memory)
 
     def build(self, copied: Copied) -> TensorDict:
         """A batch of these tensors."""
@@ -156,7 +162,7 @@ class SegmentMaker:
             stacked(leaf, self.stacks[path]) if path in self.stacks else leaf
             for path, leaf in zip(structure.paths, copied.leaves, strict=True)
         ]
-        batch: TensorDict = structure.build(leaves, copied.size, self.place)
+        batch: TensorDict = structure.build(leaves, copied.size, self.target_device)
         batch.batch_size = copied.size[:1]
         for name, value in copied.added.items():
             batch.set(name, value)
@@ -192,14 +198,15 @@ class SegmentMaker:
     ) -> Tensor:
         found: Tensor | None = out[path]
         assert found is not None
-        if found.shape != shape or found.dtype is not dtype or found.device != self.place:
+        if found.shape != shape or found.dtype is not dtype or found.device != self.target_device:
             found = None
         elif stack > 1:
             found = unstacked(found)
         if found is None or not found.is_contiguous():
             raise ValueError(
                 f"out can't be filled: its entry {path[0] if len(path) == 1 else path!r} is not "
-                f"that of a sample, {dtype} {list(shape)} on {self.place}. Pass an earlier sample "
+                f"that of a sample, {dtype} {list(shape)} on {self.target_device}. Pass an "
+                "earlier sample "
                 "of this size itself, not a copy of it"
             )
         return found
@@ -211,11 +218,11 @@ class SegmentMaker:
         return self.num_changes
 
     def mark(self) -> Any:
-        """Where drawing stands."""
+        """The state of drawing, for `rewind`."""
         return None if self.generator is None else self.generator.get_state()
 
     def rewind(self, mark: Any) -> None:
-        """Go back to where drawing stood."""
+        """Restore the state of drawing that `mark` gave."""
         if self.generator is not None:
             self.generator.set_state(mark)
 
@@ -232,7 +239,7 @@ def _kinds(absorb: Collection[str]) -> Kinds:
 
 
 def frame_stacks(
-    frame_stack: int | Mapping[NestedKey, int], obs_keys: Sequence[NestedKey]
+    frame_stack: int | Mapping[NestedKey, int], observation_keys: Sequence[NestedKey]
 ) -> dict[Path, int]:
     """How many frames are stacked, by the path of the entry, where it is more than 1.
 
@@ -241,16 +248,17 @@ def frame_stacks(
     ({('obs',): 4}, {('obs', 'pixels'): 4})
     """
     if not isinstance(frame_stack, Mapping):
-        if frame_stack != 1 and len(obs_keys) != 1:
+        if frame_stack != 1 and len(observation_keys) != 1:
             raise ValueError(
-                f"which of obs_keys={list(obs_keys)} are stacked? Name them: "
-                f"frame_stack={{{obs_keys[0]!r}: {frame_stack}}}"
+                f"which of observation_keys={list(observation_keys)} are stacked? Name them: "
+                f"frame_stack={{{observation_keys[0]!r}: {frame_stack}}}"
             )
-        frame_stack = dict.fromkeys(obs_keys, frame_stack)
+        frame_stack = dict.fromkeys(observation_keys, frame_stack)
     for key, stack in frame_stack.items():
-        if unravel_key(key) not in obs_keys or not isinstance(stack, int) or stack < 1:
+        if unravel_key(key) not in observation_keys or not isinstance(stack, int) or stack < 1:
             raise ValueError(
-                f"frame_stack: {key!r}: {stack!r} should be one of obs_keys={list(obs_keys)}, and "
+                f"frame_stack: {key!r}: {stack!r} should be one of "
+                f"observation_keys={list(observation_keys)}, and "
                 "how many frames of it are stacked, at least 1"
             )
     return {unravel_key_to_tuple(key): stack for key, stack in frame_stack.items() if stack > 1}

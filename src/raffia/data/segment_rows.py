@@ -30,14 +30,14 @@ class StoredRows:
 
     def __init__(self, storage: Storage, keys: StepKeys) -> None:
         self.storage, self.keys = storage, keys
-        self._obs = {unravel_key_to_tuple(key) for key in keys.obs}
+        self._observations = {unravel_key_to_tuple(key) for key in keys.observation}
         self._flags = {unravel_key_to_tuple(key) for key in (keys.terminated, keys.truncated)}
 
     def close(self, rows: Tensor, before: Tensor) -> None:
         """Make steps closing rows, and the steps before them the last ones of their episodes."""
         if len(rows):
             found = self.storage.get(rows)
-            closing = found.clone().zero_().update(found.select(*self.keys.obs))
+            closing = found.clone().zero_().update(found.select(*self.keys.observation))
             self._truncate(rows, closing)
         if len(before):
             self._truncate(before, self.storage.get(before))
@@ -57,12 +57,12 @@ class StoredRows:
             path = unravel_key_to_tuple(key)
             if path not in layouts or path in self._flags:
                 others = [path for path in layouts if path not in self._flags]
-                why = "says where an episode ends" if path in self._flags else "is not stored"
+                why = "marks where an episode ends" if path in self._flags else "is not stored"
                 raise KeyError(f"entry {key!r} {why}; what can be updated: {others}")
             layout = layouts[path]
             if value.dtype is not layout.dtype or value.shape[1:] != layout.shape:
-                seen = f"{value.dtype} {list(value.shape[1:])}"
-                raise ValueError(f"entry {key!r} has rows {seen}, and {layout} is stored")
+                given = f"{value.dtype} {list(value.shape[1:])}"
+                raise ValueError(f"entry {key!r} has rows {given}, and {layout} is stored")
             values[path] = value.detach()
         return values
 
@@ -72,17 +72,17 @@ class StoredRows:
             self._write_whole(rows, values, is_step)
             return
         for path, value in values.items():
-            if path in self._obs:
+            if path in self._observations:
                 self.storage.set_entry(path, rows, value)
             else:
                 self.storage.set_entry(path, rows[is_step], value[is_step.to(value.device)])
 
     def _write_whole(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
-        """The same on disk, where a checksum covers whole rows: all entries in one write."""
+        """Write entries on disk, where a checksum covers whole rows: all entries in one write."""
         found = self.storage.get(rows)
         everywhere = torch.ones_like(is_step)
         for path, value in values.items():
             entry = found[path]
-            where = (everywhere if path in self._obs else is_step).to(entry.device)
+            where = (everywhere if path in self._observations else is_step).to(entry.device)
             entry[where] = value.to(entry.device)[where]
         self.storage.set(rows, found)

@@ -1,4 +1,5 @@
-"""Batches of slices, runs of consecutive steps of one episode: drawn alike, once, or by priority.
+"""Batches of slices, runs of consecutive steps of one episode: drawn uniformly, once, or by
+priority.
 
 Legend: N live items, S slices, T steps in a slice.
 """
@@ -23,13 +24,14 @@ class SliceSampler(Sampler):
     A batch of S * T items is S slices of T steps each: `batch.reshape(S, T)` parts them. Steps of
     an episode follow each other in the buffer, so one environment writes it, or whole episodes.
 
-    num_slices, slice_len: S or T; the batch size says the other.
-    end_key: the entry that says which step ends an episode.
+    num_slices, slice_len: S or T; the batch size gives the other.
+    end_key: the entry that marks the last step of an episode.
     traj_key: instead of it, an entry that is another number for each episode. Where neither is
         given it is ("collector", "traj_ids") or "episode", if items have it, and ("next", "done")
-        says which step ends one else.
-    truncated_key: where batches say that a slice ends; ("next", "done") is said beside it. None:
-        batches say nothing of it.
+        marks the last step else.
+    truncated_key: where batches mark the end of a slice; ("next", "done") is marked beside it.
+    None:
+        batches do not mark it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
         whole, so that a batch may be smaller.
 
@@ -61,7 +63,7 @@ class SliceSampler(Sampler):
                 f"has; got num_slices={num_slices} and slice_len={slice_len}"
             )
         if end_key is not None and traj_key is not None:
-            raise ValueError("episodes are told apart by end_key or by traj_key: pass one of them")
+            raise ValueError("episodes are identified by end_key or by traj_key: pass one of them")
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is at least 1, got {value}")
@@ -73,7 +75,9 @@ class SliceSampler(Sampler):
         self._storage: Storage | None = None
         self._known = range(0)
         self._value = torch.empty(0)  # [N, ...] what tells episodes apart, of the known items
-        self._spans: tuple[Tensor, Tensor] | None = None  # first place and length of each episode
+        self._spans: tuple[Tensor, Tensor] | None = (
+            None  # first position and length of each episode
+        )
 
     def attach(self, storage: Storage) -> None:
         self._storage = storage
@@ -114,13 +118,13 @@ class SliceSampler(Sampler):
         >>> sampler.slices_from(torch.tensor([4, 1]), torch.tensor([2, 3])).items
         tensor([4, 5, 1, 2, 3])
         """
-        last = taken.cumsum(0) - 1  # the places of the slices' last steps in the batch
+        last = taken.cumsum(0) - 1  # the indices of the slices' last steps in the batch
         within = torch.arange(int(taken.sum())) - (last + 1 - taken).repeat_interleave(taken)
         items = start.repeat_interleave(taken) + within
-        return Draw(items, self._said(items, last))
+        return Draw(items, self._end_entries(items, last))
 
     def _long_episodes(self, live: range, length: int) -> tuple[Tensor, Tensor]:
-        """The first place and the length of each episode that slices can be of."""
+        """The first position and the length of each episode that slices can be of."""
         first, steps = self.episodes(live)
         if not self.strict_length:
             return first, steps
@@ -146,8 +150,8 @@ class SliceSampler(Sampler):
             raise ValueError(f"a batch of {n} items is no multiple of {what}={one}")
         return (one, n // one) if self.num_slices else (n // one, one)
 
-    def _told_by(self) -> tuple[NestedKey, bool]:
-        """The entry that tells episodes apart, and whether it is another number for each."""
+    def _episode_key(self) -> tuple[NestedKey, bool]:
+        """The entry that identifies episodes, and whether it is another number for each."""
         if self.traj_key is not None:
             return self.traj_key, True
         if self.end_key is not None:
@@ -159,8 +163,8 @@ class SliceSampler(Sampler):
                 return unravel_key(path), True
         return ("next", "done"), False
 
-    def _said(self, items: Tensor, last: Tensor) -> dict[Any, Tensor]:
-        """That slices end, as entries of the batch: bool [n, 1]."""
+    def _end_entries(self, items: Tensor, last: Tensor) -> dict[Any, Tensor]:
+        """The ends of slices, as entries of the batch: bool [n, 1]."""
         if self.truncated_key is None:
             return {}
         truncated = torch.zeros(len(items), 1, dtype=torch.bool)
@@ -181,18 +185,19 @@ class SliceSampler(Sampler):
         return self._storage.entry(path, items if size is None else items % size).cpu()
 
     def episodes(self, live: range) -> tuple[Tensor, Tensor]:
-        """The first place and the length of each episode among the live items: int64 [episodes]."""
+        """The first position and the length of each episode among the live items: int64
+        [episodes]."""
         if self._spans is not None and self._known == live:
             return self._spans
         if self._storage is None:
             raise ValueError("a SliceSampler belongs to a buffer: ReplayBuffer(sampler=...)")
-        key, numbered = self._told_by()
+        key, numbered = self._episode_key()
         old = range(max(live.start, self._known.start), min(live.stop, self._known.stop))
         new = range(old.stop if old else live.start, live.stop)
         value = self._entry(unravel_key_to_tuple(key), torch.arange(new.start, new.stop))
         if value is None:
             raise KeyError(
-                f'items have no entry "{dotted(key)}", by which episodes are told apart: pass '
+                f'items have no entry "{dotted(key)}", that identifies episodes: pass '
                 "SliceSampler(end_key=...) or SliceSampler(traj_key=...)"
             )
         value = value.reshape(len(new), -1)
@@ -304,8 +309,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
     A slice has the importance weight of its first step, which stands at each of its steps.
     Priorities are those of single steps: one that can begin no slice, as its episode ends too
-    early, does not count. To learn of windows that go on over the ends of episodes, with masks, use
-    `SegmentReplayBuffer`.
+    early, does not count. To learn of segments that go on over the ends of episodes, with masks,
+    use `SegmentReplayBuffer`.
 
     max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer, importance: as in
         `PrioritizedSampler`.
@@ -398,7 +403,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         return draw._replace(info={"priority_weight": weight, **draw.info})
 
     def _find_starts(self, live: range, length: int) -> None:
-        """Say which items begin a slice of this length."""
+        """Mark the items that begin a slice of this length."""
         first, steps = self._slices.episodes(live)
         left = (first + steps).repeat_interleave(steps) - torch.arange(len(live))
         if self._slices.strict_length:

@@ -1,4 +1,5 @@
-"""How likely each step of a segment buffer is to be drawn, and the weights that undo the bias."""
+"""The probability of each step of a segment buffer to be drawn, and the weights that undo the
+bias."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from raffia.data.prioritized import INFINITY, check_exponent, check_importance, 
 from raffia.data.sum_tree import SumTree
 
 TOO_LARGE = 1e290  # for a chance: sums of all of them stay finite
-BY_DEFAULT = -1.0  # in place of a chance that a step was given
+BY_DEFAULT = -1.0  # instead of a chance that a step was given
 
 
 class StepPriorities:
@@ -23,7 +24,7 @@ class StepPriorities:
         P(i) = p_i^alpha / sum_k p_k^alpha,   w_i = (P(i) / min_k P(k))^-beta
 
     num_rows: rows of the ring.
-    alpha, beta: both None: all admitted rows are alike, and all weights are 1.
+    alpha, beta: both None: all admitted rows are equally likely, and all weights are 1.
     eps: added to every priority.
     importance: what k runs over in the weights: "buffer", all admitted rows; "batch", those drawn.
 
@@ -54,7 +55,7 @@ class StepPriorities:
         check_importance(importance)
         if (alpha is None) != (beta is None):
             raise ValueError(
-                f"alpha={alpha} and beta={beta} go together: alpha says how much priorities count, "
+                f"alpha={alpha} and beta={beta} go together: alpha sets how much priorities count, "
                 "beta how much of that the weights undo. Pass both, such as alpha=0.6, beta=0.4, "
                 "or neither"
             )
@@ -222,7 +223,7 @@ class StepPriorities:
     ENTRIES = ("chances", "largest")  # of any state
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of what it holds, as tensors; beta too, which is usually raised in training.
+        """A copy of the priorities, as tensors; beta too, which is usually raised in training.
 
         >>> sorted(StepPriorities(5, alpha=0.6, beta=0.4, eps=0.0).state())
         ['chances', 'exponents', 'largest']
@@ -240,7 +241,7 @@ class StepPriorities:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, of as many rows and with the same alpha.
+        """Load a state of `state()`, of as many rows and with the same alpha.
 
         >>> priorities = StepPriorities(5, alpha=0.6, beta=0.4, eps=0.0)
         >>> priorities.load_state(StepPriorities(5, alpha=0.6, beta=1.0, eps=0.0).state())

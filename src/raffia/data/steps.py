@@ -18,9 +18,11 @@ NEXT = "next"
 
 
 class StepKeys(NamedTuple):
-    """Which entries of a step say what."""
+    """The entries of a step by their meaning."""
 
-    obs: tuple[NestedKey, ...]  # what there is before any action, and after the last one
+    observation: tuple[
+        NestedKey, ...
+    ]  # entries of a state: there before any action, and after the last one
     terminated: NestedKey
     truncated: NestedKey
 
@@ -28,15 +30,15 @@ class StepKeys(NamedTuple):
     def under_next(self) -> bool:
         """Whether what a step led to, such as its reward, lies under "next" and is stored there.
 
-        >>> StepKeys(("obs",), ("next", "terminated"), ("next", "truncated")).under_next
+        >>> StepKeys(("observation",), ("next", "terminated"), ("next", "truncated")).under_next
         True
         """
         flags = (self.terminated, self.truncated)
         return any(unravel_key_to_tuple(key)[0] == NEXT for key in flags)
 
 
-class Steps(NamedTuple):
-    """Steps as they are stored."""
+class StoredSteps(NamedTuple):
+    """Steps taken apart into what is stored."""
 
     rows: TensorDict  # [T * E]
     closing: TensorDict  # [C], the closing rows: by time, then by environment
@@ -44,39 +46,40 @@ class Steps(NamedTuple):
     truncated: Tensor  # [T, E] bool
 
 
-def take_steps(steps: TensorDict, keys: StepKeys) -> Steps:
-    """What is stored of steps [T, E]; KeyError or ValueError that says what is wrong with them.
+def take_steps(steps: TensorDict, keys: StepKeys) -> StoredSteps:
+    """What is stored of steps [T, E]; KeyError or ValueError that names what is wrong with them.
 
     >>> from raffia.data.steps import StepKeys, take_steps
     >>> step = TensorDict(
-    ...     obs=torch.tensor([[5]]),
+    ...     observation=torch.tensor([[5]]),
     ...     reward=torch.tensor([[1.0]]),
     ...     terminated=torch.tensor([[True]]),
     ...     truncated=torch.tensor([[False]]),
-    ...     next=dict(obs=torch.tensor([[6]])),
+    ...     next=dict(observation=torch.tensor([[6]])),
     ...     batch_size=[1, 1],
     ... )
-    >>> closing = take_steps(step, StepKeys(("obs",), "terminated", "truncated")).closing
-    >>> closing["obs"], closing["reward"], closing["terminated"]
+    >>> closing = take_steps(step, StepKeys(("observation",), "terminated", "truncated")).closing
+    >>> closing["observation"], closing["reward"], closing["terminated"]
     (tensor([6]), tensor([0.]), tensor([True]))
     """
     terminated, truncated = _flag(steps, keys.terminated), _flag(steps, keys.truncated)
     ends = terminated | truncated
-    for key in keys.obs:
+    for key in keys.observation:
         if steps.get(key, None) is None:
             raise MissingKeyError(
-                f"steps have no entry {key!r}, which obs_keys names; their entries are "
-                f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., obs_keys=[...]) names "
-                "what is seen before an action"
+                f"steps have no entry {key!r}, which observation_keys names; their entries are "
+                f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., "
+                "observation_keys=[...]) names "
+                "the observation before an action"
             )
     rows = _stored(steps, keys).reshape(-1)
     closing = rows[:0]
     if ends.any():
         last = rows[ends.view(-1)]
         closing = last.clone().zero_().update(last.select(keys.terminated, keys.truncated))
-        for key in keys.obs:
+        for key in keys.observation:
             closing.set(key, _after(steps, key)[ends])
-    return Steps(rows, closing, terminated, truncated)
+    return StoredSteps(rows, closing, terminated, truncated)
 
 
 def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
@@ -85,21 +88,22 @@ def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
         return steps
     rows = steps.exclude(NEXT)
     if keys.under_next:
-        after = [unravel_key_to_tuple(key) for key in keys.obs]
+        after = [unravel_key_to_tuple(key) for key in keys.observation]
         # Entry by entry: no empty container stays where an observation was.
         for key, value in steps[NEXT].items(True, True):
             path = unravel_key_to_tuple(key)
-            if not any(path[: len(obs)] == obs for obs in after):
+            if not any(path[: len(observation)] == observation for observation in after):
                 rows.set((NEXT, *path), value)
     return rows
 
 
 def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
-    """Of each step whether an episode ends with it, on the CPU: [T, E] bool."""
+    """Whether an episode ends with each step, on the CPU: [T, E] bool."""
     flag, shape = steps[key], steps.batch_size
     if flag.dtype is not torch.bool or flag.shape not in (shape, (*shape, 1)):
         raise ValueError(
-            f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it says "
+            f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it "
+            "marks "
             "whether the episode ends with the step, so it should be a single torch.bool"
         )
     return flag.reshape(shape).cpu()
@@ -111,14 +115,14 @@ def _after(steps: TensorDict, key: NestedKey) -> Tensor:
     found, like = steps.get(nested, None), steps[key]
     if found is None:
         raise MissingKeyError(
-            f"an episode ends in these steps, and there is no entry {nested!r} of what was seen "
+            f"an episode ends in these steps, and there is no entry {nested!r} of the observation "
             f"after its last action: steps[{nested!r}] = ..., of the shape of {key!r}. Its values "
             "don't matter at steps that end no episode"
         )
     if found.shape != like.shape or found.dtype is not like.dtype:
         raise ValueError(
             f"entry {nested!r} is {found.dtype} {list(found.shape)}, and {key!r} is {like.dtype} "
-            f"{list(like.shape)}: these should be alike"
+            f"{list(like.shape)}: these should have one dtype and shape"
         )
     return found
 

@@ -1,7 +1,7 @@
 """Rows of any nested structure of tensors: `Storage`, the contract, and `TensorStorage` in memory.
 
 Rows are read and written by their number (`get`, `set`, `erase`), or appended to a ring (`extend`,
-`add`), where item number n lies in row n % max_size until item n + max_size takes its place.
+`add`), where item number n lies in row n % max_size until item n + max_size overwrites it.
 """
 
 import os
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from raffia.data.by_value import by_value, from_value
 from raffia.data.folder import Content, Folder, load_folder, write_folder
-from raffia.data.held import Held
 from raffia.data.items import rows_of, tensors_of
+from raffia.data.occupied_rows import OccupiedRows
 from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_index
-from raffia.data.storage_state import Rows, from_state, numbers_of, to_state
+from raffia.data.storage_state import StorageContents, from_state, numbers_of, to_state
 from raffia.data.structure import RowStructure
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.node import Node
@@ -26,7 +26,7 @@ KIND, VERSION = "raffia.storage", 1
 
 
 class Storage(ABC):
-    """Rows of nested tensors; what a row looks like is settled by the first write.
+    """Rows of nested tensors; the first write settles their structure.
 
     What a storage in memory and one on disk have in common; a subclass allocates tensors and writes
     into rows of them.
@@ -46,13 +46,13 @@ class Storage(ABC):
         self._total = 0
         self._structure: RowStructure | None = None
         self._leaves: list[Tensor] = []  # [capacity, ...] each
-        self._held = Held(self._device)
+        self._occupied = OccupiedRows(self._device)
 
     # -- what a subclass provides
 
     @abstractmethod
     def _allocate(self, structure: RowStructure, size: int) -> None:
-        """Make room for rows 0..size-1 and keep what is held; MemoryError or OSError if it can't.
+        """Make room for rows 0..size-1 and keep what is stored; MemoryError or OSError if it can't.
 
         Called before the first write, and then only if max_size is None.
         """
@@ -66,7 +66,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _forget(self, rows: Tensor | None) -> None:
-        """Rows, or all, hold nothing from now on."""
+        """Mark rows, or all, as empty."""
 
     # -- public
 
@@ -92,7 +92,7 @@ class Storage(ABC):
 
     def __len__(self) -> int:
         """How many rows hold something."""
-        return len(self._held)
+        return len(self._occupied)
 
     def __bool__(self) -> bool:
         """True, of an empty storage too: `storage or TensorStorage()` shall not throw it away.
@@ -117,14 +117,14 @@ class Storage(ABC):
         >>> storage.rows()
         tensor([0, 1, 3])
         """
-        return self._held.rows()
+        return self._occupied.rows()
 
     def extend(self, data: Any) -> Tensor:  # int64 [n]
         """Append items, whose first dimension counts them; gives their numbers.
 
         A list is of items without that dimension, which are stacked. Arrays of numpy are taken too.
         Numbers count up for ever. Item n lies in row n % max_size, so the oldest is overwritten
-        when all rows hold something. Of more than max_size items the last ones are kept.
+        when all rows hold something. Of more than max_size items the last ones stay.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(3)
@@ -146,7 +146,7 @@ class Storage(ABC):
                 stop = n if size is None else min(n, at + size - row)
                 part = leaves if stop - at == n else [leaf[at:stop] for leaf in leaves]
                 self._write(slice(row, row + stop - at), part, first + at)
-                self._held.add_range(row, row + stop - at)
+                self._occupied.add_range(row, row + stop - at)
                 at = stop
             self._total = first + n
         return torch.arange(first, first + n)
@@ -164,7 +164,7 @@ class Storage(ABC):
         self._ready(structure, number + 1)
         row = number if self._max_size is None else number % self._max_size
         self._write(row, leaves, number)
-        self._held.add_range(row, row + 1)
+        self._occupied.add_range(row, row + 1)
         self._total = number + 1
         return number
 
@@ -172,7 +172,7 @@ class Storage(ABC):
         """Write into rows.
 
         rows: an int, for one row without a dimension that counts; a slice; or integers [*batch].
-        data: of batch [*batch]. Of a row that stands several times, the last one is kept.
+        data: of batch [*batch]. Of a row that stands several times, the last one counts.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)
@@ -195,9 +195,9 @@ class Storage(ABC):
             leaves = [leaf.flatten(0, len(batch) - 1) for leaf in leaves]
         self._write(index, leaves, None)
         if isinstance(index, Tensor):
-            self._held.add(index)
+            self._occupied.add(index)
         else:
-            self._held.add_range(low, high + 1)
+            self._occupied.add_range(low, high + 1)
 
     def get(self, rows: Any, out: Any = None) -> Any:
         """A copy of rows, in the structure that was written.
@@ -219,8 +219,8 @@ class Storage(ABC):
         structure = self._structure
         if structure is None:
             raise IndexError("nothing is stored yet: storage.extend(data) comes first")
-        index, batch = to_index(rows, self._held.high, self._device)
-        self._check_held(index)
+        index, batch = to_index(rows, self._occupied.high, self._device)
+        self._check_occupied(index)
         if out is not None:
             self._read_into(index, batch, structure, out)
             return out
@@ -237,7 +237,7 @@ class Storage(ABC):
         """
         if self._structure is None:
             raise IndexError("nothing is stored yet: storage.extend(data) comes first")
-        self._check_held(rows)
+        self._check_occupied(rows)
         return self._read_entry(self._structure.paths.index(path), rows)
 
     def _read_entry(self, i: int, rows: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class Storage(ABC):
         """Write one entry of rows int64 [n] that hold something, and leave the others.
 
         values: [n, ...], of the entry's dtype and row shape. Of a row that stands several times,
-            the last one is kept.
+            the last one counts.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)
@@ -258,7 +258,7 @@ class Storage(ABC):
         """
         if self._structure is None:
             raise IndexError("nothing is stored yet: storage.extend(data) comes first")
-        self._check_held(rows)
+        self._check_occupied(rows)
         i = self._structure.paths.index(path)
         layout = self._structure.layouts[i]
         if values.dtype is not layout.dtype or values.shape != (len(rows), *layout.shape):
@@ -295,8 +295,8 @@ class Storage(ABC):
         """
         index, batch = to_index(rows, self._max_size or self._stop_of(rows), self._device)
         if isinstance(index, int):
-            return bool(self._held.contains(torch.tensor(index, device=self._device)))
-        return self._held.contains(as_rows(index, self._device)).view(batch)
+            return bool(self._occupied.contains(torch.tensor(index, device=self._device)))
+        return self._occupied.contains(as_rows(index, self._device)).view(batch)
 
     def holds_items(self, items: Tensor) -> bool:
         """Whether rows still hold these items, and no later ones that another process wrote.
@@ -320,15 +320,15 @@ class Storage(ABC):
         >>> len(storage)
         2
         """
-        index, _ = to_index(rows, self._held.high, self._device)
+        index, _ = to_index(rows, self._occupied.high, self._device)
         found = as_rows(index, self._device)
-        found = found[self._held.contains(found)]
+        found = found[self._occupied.contains(found)]
         if len(found):
             self._forget(found)
-            self._held.remove(found)
+            self._occupied.remove(found)
 
     def clear(self) -> None:
-        """Make all rows hold nothing, and numbers start at 0; what a row looks like is kept.
+        """Make all rows hold nothing, and numbers start at 0; the structure of rows stays.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)
@@ -338,7 +338,7 @@ class Storage(ABC):
         (0, 0)
         """
         self._forget(None)
-        self._held.clear()
+        self._occupied.clear()
         self._total = 0
 
     def check(self, data: Any) -> None:
@@ -412,16 +412,16 @@ class Storage(ABC):
             else:
                 target.copy_(leaf[index])
 
-    def _check_held(self, index: Index) -> None:
+    def _check_occupied(self, index: Index) -> None:
         """Raise IndexError unless all of these rows hold something."""
-        held = self._held
+        occupied = self._occupied
         if isinstance(index, Tensor) and not len(index):
             return
         low, high = bounds(index)
-        if held.gapless and 0 <= low and high < held.high:
+        if occupied.gapless and 0 <= low and high < occupied.high:
             return
         wanted = as_rows(index, self._device)
-        empty = wanted[~held.contains(wanted)]
+        empty = wanted[~occupied.contains(wanted)]
         if len(empty):
             raise self._no_such_rows(empty)
 
@@ -469,12 +469,12 @@ class Storage(ABC):
 
     def _stop_of(self, rows: Any) -> int:
         """Where a slice without an end ends, in a storage without a limit."""
-        return max(self._held.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
+        return max(self._occupied.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
 
     # -- state
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is held, by value: a pickled storage is a copy."""
+        """What is stored, by value: a pickled storage is a copy."""
         found = self._contents()
         return {
             "fields": {"_max_size": self._max_size, "_device": self._device},
@@ -486,7 +486,7 @@ class Storage(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         fields, state = state["fields"], from_value(state)
         Storage.__init__(self, fields["_max_size"], fields["_device"])
-        rows = Rows(
+        rows = StorageContents(
             self._max_size, state["total"], state["structure"], state["rows"], state["leaves"]
         )
         self._replace(rows)
@@ -506,15 +506,15 @@ class Storage(ABC):
         found = self._contents()
         return to_state(found._replace(leaves=[leaf.clone() for leaf in found.leaves]))
 
-    def _contents(self) -> Rows:
-        """What is held, with views of the rows where they are without a gap."""
+    def _contents(self) -> StorageContents:
+        """What is stored, with views of the rows where they are without a gap."""
         rows = self.rows()
-        if self._held.gapless:
+        if self._occupied.gapless:
             self.ensure_whole(rows)
             leaves = [leaf[: len(rows)] for leaf in self._leaves]
         else:
             leaves = self._read(rows, rows.shape)
-        return Rows(self._max_size, self.total, self._structure, rows, leaves)
+        return StorageContents(self._max_size, self.total, self._structure, rows, leaves)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all by what `state_dict` gave, of a storage of the same max_size.
@@ -523,7 +523,7 @@ class Storage(ABC):
         """
         self._replace(from_state(state, self._max_size))
 
-    def _replace(self, new: Rows) -> None:
+    def _replace(self, new: StorageContents) -> None:
         """Hold these rows, and no others."""
         self.clear()
         self._unsettle()
@@ -533,7 +533,7 @@ class Storage(ABC):
             if len(rows):
                 numbers = numbers_of(rows, new.total, self._max_size)
                 self._write(rows, list(new.leaves), numbers)
-                self._held.add(rows)
+                self._occupied.add(rows)
         self._total = new.total
 
     def _unsettle(self) -> None:
@@ -541,7 +541,7 @@ class Storage(ABC):
         self._structure, self._leaves = None, []
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all that is held to a folder; killed at any time, it holds the old or the new.
+        """Write all that is stored to a folder; killed at any time, it holds the old or the new.
 
         >>> import tempfile
         >>> from raffia.data.storage import TensorStorage
@@ -618,7 +618,7 @@ class TensorStorage(Storage):
                         f"{size * structure.nbytes / 2**30:.1f} GiB. Take a smaller max_size, or "
                         "MemmapStorage(max_size, folder), which keeps rows on disk"
                     ) from error
-        high = self._held.high
+        high = self._occupied.high
         for old, new in zip(self._leaves, leaves, strict=bool(self._leaves)):
             new[:high].copy_(old[:high])
         self._leaves = leaves
@@ -638,4 +638,4 @@ class TensorStorage(Storage):
         target.index_copy_(0, rows, values.to(target.device).view(target.dtype))
 
     def _forget(self, rows: Tensor | None) -> None:
-        pass  # what is held is known in memory alone
+        pass  # what is stored is known in memory alone

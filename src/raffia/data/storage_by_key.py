@@ -13,7 +13,8 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class StorageByKey:
-    """Rows whose entries rest in different storages, each of tensors: on disk and in memory, say.
+    """Rows whose entries rest in different storages, each of tensors: for example on disk and in
+    memory.
 
     storages: entry -> storage; the entries of what is written must be these.
 

@@ -1,4 +1,4 @@
-"""All that a storage holds as a dict of tensors and integers, and that dict checked."""
+"""The contents of a storage as a dict of tensors and integers, and the check of that dict."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from torch import Tensor
 from raffia.data.structure import RowStructure
 
 
-class Rows(NamedTuple):
-    """What a storage holds."""
+class StorageContents(NamedTuple):
+    """The contents of a storage: rows, their numbers and their structure."""
 
     max_size: int | None
     total: int  # items ever appended
@@ -20,8 +20,8 @@ class Rows(NamedTuple):
     leaves: Sequence[Tensor]  # [n, ...] each
 
 
-def to_state(found: Rows) -> dict[str, Any]:
-    """Tensors and integers only, so that it can go into any file."""
+def to_state(found: StorageContents) -> dict[str, Any]:
+    """The state of a storage: tensors and integers only, so that it can go into any file."""
     text: bytes = b""
     names: list[str] = []
     if found.structure is not None:
@@ -36,8 +36,8 @@ def to_state(found: Rows) -> dict[str, Any]:
     }
 
 
-def from_state(state: dict[str, Any], max_size: int | None) -> Rows:
-    """What `to_state` was given, of a storage of this max_size; ValueError if it is not that."""
+def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
+    """The contents in a state, of a storage of this max_size; ValueError if they are not."""
     missing = [name for name in ("max_size", "total", "structure", "rows") if name not in state]
     if missing:
         raise ValueError(f"the state is not of a storage: it has no {', '.join(missing)}")
@@ -55,14 +55,14 @@ def from_state(state: dict[str, Any], max_size: int | None) -> Rows:
     text = bytes(state["structure"].tolist())
     if not text:
         if len(rows):
-            raise ValueError("the state is damaged: it has rows, and does not say of what")
-        return Rows(max_size, total, None, rows, [])
+            raise ValueError("the state is damaged: it has rows, and no structure")
+        return StorageContents(max_size, total, None, rows, [])
     structure = RowStructure.from_json(json.loads(text))
     leaves = list(state.get("leaves", {}).values())
     found = [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
     if found != [(x.dtype, (len(rows), *x.shape)) for x in structure.layouts]:
         raise ValueError(f"the state is damaged: {len(rows)} rows of {structure} are {found}")
-    return Rows(max_size, total, structure, rows, leaves)
+    return StorageContents(max_size, total, structure, rows, leaves)
 
 
 def numbers_of(rows: Tensor, total: int, max_size: int | None) -> Tensor:  # int64 [n]

@@ -1,4 +1,4 @@
-"""What the rows of a storage look like: the nest around their tensors, dtypes and shapes."""
+"""The structure of a storage's rows: the pytree around their tensors, dtypes and shapes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.nests import (
-    Container,
+from raffia.data.pytree_specs import (
+    ContainerSpec,
     Json,
-    Misfit,
-    Nest,
-    Part,
+    NodeSpec,
+    PytreeSpec,
+    StructureMismatch,
     entry,
-    part_from_json,
-    part_of,
+    spec_from_json,
+    spec_of,
 )
 from raffia.data.rows import RowLayout, row_layout
 from raffia.tensordict.node import Node
 
 
 class RowStructure:
-    """The nest of a row, and dtype and shape of its tensors.
+    """The pytree of a row, and dtype and shape of its tensors.
 
     >>> from raffia.data.structure import RowStructure
     >>> rows = RowStructure.of({"obs": torch.zeros(5, 3), "done": torch.zeros(5, dtype=torch.bool)})
@@ -29,30 +29,30 @@ class RowStructure:
     (['obs', 'done'], ['float32[3]', 'bool[]'])
     """
 
-    def __init__(self, nest: Part, layouts: Sequence[RowLayout]) -> None:
-        self.nest, self.layouts = nest, tuple(layouts)
-        self.paths = tuple(nest.paths())
+    def __init__(self, spec: PytreeSpec, layouts: Sequence[RowLayout]) -> None:
+        self.spec, self.layouts = spec, tuple(layouts)
+        self.paths = tuple(spec.paths())
         if not self.paths:
             raise ValueError("the data holds no tensor, so there is nothing to store")
         if len(self.paths) != len(self.layouts):
             raise ValueError(f"{len(self.paths)} tensors have {len(self.layouts)} layouts")
         self._expected = [(layout.dtype, layout.shape) for layout in self.layouts]
-        self._inner = not isinstance(nest, Container) and any(_containers(nest))
+        self._inner = not isinstance(spec, ContainerSpec) and any(_containers(spec))
 
     @classmethod
     def of(cls, data: Any, batch_dims: int = 1) -> "RowStructure":
         """The structure of rows of `data`, whose first `batch_dims` dimensions count rows."""
         try:
-            nest = part_of(data, batch_dims)
+            spec = spec_of(data, batch_dims)
             leaves: list[Tensor] = []
-            nest.take(data, leaves)
-        except Misfit as misfit:
-            raise misfit.public() from None
-        paths = tuple(nest.paths())
+            spec.take(data, leaves)
+        except StructureMismatch as mismatch:
+            raise mismatch.public() from None
+        paths = tuple(spec.paths())
         for path, leaf in zip(paths, leaves, strict=True):
             if leaf.dim() < batch_dims:
                 raise _too_flat(path, leaf)
-        return cls(nest, [row_layout(leaf, batch_dims) for leaf in leaves])
+        return cls(spec, [row_layout(leaf, batch_dims) for leaf in leaves])
 
     @property
     def names(self) -> list[str]:
@@ -71,21 +71,21 @@ class RowStructure:
         """
         leaves: list[Tensor] = []
         try:
-            self.nest.take(data, leaves)
-        except Misfit as misfit:
-            raise misfit.public() from None
+            self.spec.take(data, leaves)
+        except StructureMismatch as mismatch:
+            raise mismatch.public() from None
         batch = _batch(data, leaves[0], batch_dims)
         if self._inner:
-            _check_inner(self.nest, data, batch)
+            _check_inner(self.spec, data, batch)
         for i, (dtype, shape) in enumerate(self._expected):
             leaf = leaves[i]
             if leaf.dtype is not dtype or leaf.shape != batch + shape or leaf.is_meta:
-                raise self._unlike(i, leaf, batch)
+                raise self._mismatches(i, leaf, batch)
             if leaf.requires_grad:
                 leaves[i] = leaf.detach()
         return leaves, batch
 
-    def _unlike(self, i: int, leaf: Tensor, batch: torch.Size) -> ValueError:
+    def _mismatches(self, i: int, leaf: Tensor, batch: torch.Size) -> ValueError:
         path, stored = self.paths[i], self.layouts[i]
         if leaf.layout is not torch.strided or leaf.is_meta:
             return ValueError(f"{entry(path)} is {leaf.layout} on {leaf.device}: it has no rows")
@@ -96,18 +96,18 @@ class RowStructure:
                 f"{entry(path)} has the shape {list(leaf.shape)}, "
                 f"which does not begin with {list(batch)} as it does elsewhere in the data"
             )
-        seen = row_layout(leaf, len(batch))
-        cast = f": convert it, with .to({stored.dtype})" if seen.shape == stored.shape else ""
-        return ValueError(f"{entry(path)} has rows {seen}, and {stored} is stored{cast}")
+        found = row_layout(leaf, len(batch))
+        cast = f": convert it, with .to({stored.dtype})" if found.shape == stored.shape else ""
+        return ValueError(f"{entry(path)} has rows {found}, and {stored} is stored{cast}")
 
     def build(self, leaves: Sequence[Tensor], batch: torch.Size, device: torch.device) -> Any:
-        """The nest over tensors [*batch, ...]."""
-        return self.nest.build(iter(leaves).__next__, batch, device)
+        """The pytree over tensors [*batch, ...]."""
+        return self.spec.build(iter(leaves).__next__, batch, device)
 
     def to_json(self) -> Json:
         """The structure as JSON can hold it."""
         return {
-            "nest": self.nest.to_json(),
+            "nest": self.spec.to_json(),
             "layouts": [layout.to_json() for layout in self.layouts],
         }
 
@@ -116,7 +116,7 @@ class RowStructure:
         """The structure that `to_json` wrote; ValueError if it is none."""
         try:
             layouts = [RowLayout.from_json(layout) for layout in record["layouts"]]
-            return cls(part_from_json(record["nest"]), layouts)
+            return cls(spec_from_json(record["nest"]), layouts)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"the record of the rows is not readable: {error!r}") from None
 
@@ -143,30 +143,32 @@ def _batch(data: Any, first: Tensor, batch_dims: int) -> torch.Size:
     return shape[:batch_dims]
 
 
-def _containers(nest: Part) -> Iterator[Container]:
-    """The containers that lie in dicts, lists and tuples only: nothing else says their batch."""
-    if isinstance(nest, Container):
-        yield nest
-    elif isinstance(nest, Nest):
-        for part in nest.parts.values():
+def _containers(spec: PytreeSpec) -> Iterator[ContainerSpec]:
+    """The containers that lie in dicts, lists and tuples only: nothing else tells their batch."""
+    if isinstance(spec, ContainerSpec):
+        yield spec
+    elif isinstance(spec, NodeSpec):
+        for part in spec.parts.values():
             yield from _containers(part)
 
 
-def _check_inner(nest: Part, data: Any, batch: torch.Size, path: tuple[Any, ...] = ()) -> None:
+def _check_inner(
+    spec: PytreeSpec, data: Any, batch: torch.Size, path: tuple[Any, ...] = ()
+) -> None:
     """Raise ValueError for such a container whose batch size does not begin with that of the rows.
 
     Else its rows would be counted by a dimension of its tensors that means something else.
     """
-    if isinstance(nest, Container):
+    if isinstance(spec, ContainerSpec):
         if data._batch_size[: len(batch)] != batch:
             raise ValueError(
                 f"{entry(path)} has the batch size {list(data._batch_size)}, which does not begin "
                 f"with {list(batch)}, the rows of the data. Items without a dimension that counts "
                 "them go in as a list of items"
             )
-    elif isinstance(nest, Nest):
-        for name, value in nest.entries(data).items():
-            _check_inner(nest.parts[name], value, batch, (*path, name))
+    elif isinstance(spec, NodeSpec):
+        for name, value in spec.entries(data).items():
+            _check_inner(spec.parts[name], value, batch, (*path, name))
 
 
 def _too_flat(path: tuple[Any, ...], leaf: Tensor) -> ValueError:

@@ -1,7 +1,7 @@
 """`SumTree` draws rows in proportion to their priority, and changes priorities, in a few steps.
 
 Every node has 16 children and is their sum; the leaves are the priorities. All levels lie in one
-tensor, each padded with zeros to whole blocks of 16. Nodes are always summed anew from their
+tensor, each padded with zeros to whole blocks of 16. Nodes are always always recomputed from their
 children, never corrected by a difference: the tree does not drift, and two ways to the same leaves
 give the same bits. The order of additions is fixed, in the compiled loops as in the tensor
 operations: a block is summed in pairs, pairs of pairs and so on; the search for a child adds from
@@ -23,7 +23,7 @@ from raffia.data.groups import tensor_groups
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")
-NOTHING_TO_DRAW, WRONG_SHARE = 1, 2  # as the compiled loop reports them
+NOTHING_TO_DRAW, WRONG_FRACTION = 1, 2  # as the compiled loop reports them
 
 
 @functools.cache
@@ -229,7 +229,7 @@ class SumTree:
         return {"priorities": self._sums[: self.capacity].clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, of a tree with as many leaves.
+        """Load a state of `state()`, of a tree with as many leaves.
 
         >>> tree = SumTree(2)
         >>> tree.load_state({"priorities": torch.tensor([1.0, 2.0])})
@@ -276,7 +276,7 @@ class SumTree:
         if not self._sums[-1] > 0:
             return NOTHING_TO_DRAW, node, t
         if not ((u >= 0) & (u < 1)).all():
-            return WRONG_SHARE, node, t
+            return WRONG_FRACTION, node, t
         offsets = torch.arange(FAN_OUT, device=self.device)
         for start in reversed(self._starts[:-1]):
             block = self._sums[(start + node * FAN_OUT).unsqueeze(-1) + offsets]

@@ -29,8 +29,8 @@ class HashTable:
 
     A new hash gets the row that was freed last, or else the first that was never in use, in order
     of first appearance in the batch. With `words`, a row is known by its hash and its content:
-    equal hashes of unlike content get rows of their own, so a collision never gives another's row.
-    Every int64 is a good hash. The table grows by itself and never shrinks but by `clear`.
+    equal hashes of different content get rows of their own, so a collision never gives another's
+    row. Every int64 is a good hash. The table grows by itself and never shrinks but by `clear`.
 
     On the CPU it is `CompiledTable`; on other devices, and without numba, `TensorTable`: the same
     results, row numbers and all. Not safe under threads: who shares a table holds a lock.

@@ -52,23 +52,23 @@ class TensorTable:
         rows = torch.full_like(hashes, missing)
         if not self.num_live:
             return rows
-        place = torch.searchsorted(self._sorted, hashes)
+        position = torch.searchsorted(self._sorted, hashes)
         if content is None:
-            found, candidate = self._at(place, hashes)
+            found, candidate = self._at(position, hashes)
             return torch.where(found, candidate, rows)
         items = torch.arange(len(hashes), device=self.device)
         while len(items):  # rows of equal hash stand one after another
-            found, candidate = self._at(place, hashes[items])
-            items, place, candidate = items[found], place[found], candidate[found]
+            found, candidate = self._at(position, hashes[items])
+            items, position, candidate = items[found], position[found], candidate[found]
             same = (self._content[candidate] == content[items]).all(1)
             rows[items[same]] = candidate[same]
-            items, place = items[~same], place[~same] + 1
+            items, position = items[~same], position[~same] + 1
         return rows
 
-    def _at(self, place: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether these hashes stand at these places of the sorted ones, and the rows there."""
-        inside = place.clamp(max=len(self._sorted) - 1)
-        return (self._sorted[inside] == hashes) & (inside == place), self._order[inside]
+    def _at(self, position: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether these hashes are at these positions of the sorted ones, and the rows there."""
+        inside = position.clamp(max=len(self._sorted) - 1)
+        return (self._sorted[inside] == hashes) & (inside == position), self._order[inside]
 
     def insert(self, hashes: Tensor, content: Tensor | None) -> Tensor:
         rows = self.lookup(hashes, content, -1)
@@ -104,13 +104,13 @@ class TensorTable:
     def _merge(self, rows: Tensor) -> None:
         """Put the hashes of new rows among the sorted ones."""
         new, order = self._hashes[rows].sort()
-        place = torch.searchsorted(self._sorted, new, right=True)
-        place += torch.arange(len(new), device=self.device)
+        position = torch.searchsorted(self._sorted, new, right=True)
+        position += torch.arange(len(new), device=self.device)
         old = torch.ones(len(self._sorted) + len(new), dtype=torch.bool, device=self.device)
-        old[place] = False
+        old[position] = False
         merged, merged_order = self._sorted.new_empty((2, len(old))).unbind(0)
         merged[old], merged_order[old] = self._sorted, self._order
-        merged[place], merged_order[place] = new, rows[order]
+        merged[position], merged_order[position] = new, rows[order]
         self._sorted, self._order = merged, merged_order
 
     def taken(self, high: int, num_free: int) -> Tensor:
@@ -124,7 +124,7 @@ class TensorTable:
         self.high, self.num_free = high, num_free  # a row taken from the stack still stands there
 
     def remove(self, rows: Tensor) -> int:
-        """Remove rows; the result is their number, or the place of a wrong one and nothing done."""
+        """Remove rows; the result is their number, or the index of a wrong one and nothing done."""
         n, num_free = len(rows), self.num_free
         live = torch.zeros(self.high + 1, dtype=torch.bool, device=self.device)
         live[self._order] = True

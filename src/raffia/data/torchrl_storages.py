@@ -45,9 +45,10 @@ class LazyTensorStorage(TensorStorage):
 
 
 class ListStorage(TensorStorage):
-    """A storage that grows as items come, up to `max_size`; items are alike, and stacked when read.
+    """A storage that grows as items come, up to `max_size`; items have one structure, and are
+    stacked when read.
 
-    TorchRL's holds any objects; here rows of unlike shapes, and what is no tensor, are refused.
+    TorchRL's holds any objects; here rows of different shapes, and what is no tensor, are refused.
 
     max_size: the number of rows there may be; None: as many as memory holds.
     device: where the rows are; the CPU if None.
@@ -135,7 +136,7 @@ def refuse_others(**options: Any) -> None:
         "shared": "one process writes. Others read beside it with MemmapStorage.open(folder, "
         "mode='r')",
         "sync": "priorities are up to date at any time. Leave it out",
-        "dtype": "priorities are kept in float64. Leave it out",
+        "dtype": "priorities are stored in float64. Leave it out",
     }
     for name, value in options.items():
         if value != {"ndim": 1, "dim_extend": 0, "sync": True}.get(name, False) and (

@@ -53,7 +53,8 @@ class Contents:
 
 
 class Tree:
-    """A vertex: the steps that lead to a place where ways part (or end), and what is below it.
+    """A vertex: the steps that lead to a node where paths branch (or end), and the vertices below
+    it.
 
     A vertex that several ways lead to stands below several others, as the same object; `parent` is
     the first of them.
@@ -80,10 +81,10 @@ class Tree:
         self.repeats = False
         self._parent: weakref.ref[Tree] | None = None
         self._contents: Contents | None = None
-        self._place = 0  # of its observation
+        self._number = 0  # index of its observation
         self._span = range(0)  # of its steps
 
-    def fill(self, contents: Contents, place: int, span: range) -> None:
+    def fill(self, contents: Contents, number: int, span: range) -> None:
         """Let the vertex hold an observation and some of the steps that the whole tree shares.
 
         >>> from raffia.data.tree import Contents, Tree
@@ -94,7 +95,7 @@ class Tree:
         >>> tree.rollout["action"], tree.node_observation
         (tensor([5, 6]), tensor(2))
         """
-        self._contents, self._place, self._span = contents, place, span
+        self._contents, self._number, self._span = contents, number, span
 
     def number(self) -> None:
         """Give the vertices from here on their numbers and parents.
@@ -126,7 +127,7 @@ class Tree:
     @cached_property
     def node_data(self) -> Any:
         """The observation here, container []."""
-        return None if self._contents is None else self._contents.observations[self._place]
+        return None if self._contents is None else self._contents.observations[self._number]
 
     @property
     def parent(self) -> Tree | None:
@@ -140,7 +141,7 @@ class Tree:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the tree ends here: no more is known, it `repeats`, or `max_depth` is met."""
+        """Whether the tree ends here: no more is known, it `repeats`, or `max_depth` is reached."""
         return not self.subtree
 
     @property
@@ -189,13 +190,13 @@ class Tree:
 
     def _vertices(self) -> Iterator[Tree]:
         """All vertices, each once, level by level."""
-        queue, seen = deque([self]), {id(self)}
+        queue, visited = deque([self]), {id(self)}
         while queue:
             tree = queue.popleft()
             yield tree
             for child in tree.subtree:
-                if id(child) not in seen:
-                    seen.add(id(child))
+                if id(child) not in visited:
+                    visited.add(id(child))
                     queue.append(child)
 
     def _ways(self) -> Iterator[tuple[Way, Tree]]:
@@ -208,15 +209,15 @@ class Tree:
 
     def _children_first(self) -> Iterator[Tree]:
         pending: list[tuple[Tree, Iterator[Tree]]] = [(self, iter(self.subtree))]
-        seen = {id(self)}
+        visited = {id(self)}
         while pending:
             tree, children = pending[-1]
             child = next(children, None)
             if child is None:
                 pending.pop()
                 yield tree
-            elif id(child) not in seen:
-                seen.add(id(child))
+            elif id(child) not in visited:
+                visited.add(id(child))
                 pending.append((child, iter(child.subtree)))
 
     def vertices(self, *, key_type: Literal["id", "hash", "path"] = "hash") -> dict[Any, Tree]:
@@ -323,7 +324,7 @@ class Tree:
             below = trees[-1].subtree
             if not 0 <= number < len(below):
                 raise IndexError(
-                    f"path {path} leaves the tree at place {depth}: child {number} of "
+                    f"path {path} leaves the tree at position {depth}: child {number} of "
                     f"{len(below)}; tree.valid_paths() lists those that lead to an end"
                 )
             trees.append(below[number])

@@ -1,4 +1,4 @@
-"""Where new items go, by the names of TorchRL: round and round, to the best ones, or nowhere."""
+"""Writers, by the names of TorchRL: over the oldest items, over the least ones, or none."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_k
 
 
 class Writer:
-    """What decides whether items come in; this one takes all, over the oldest where it is full.
+    """Decides whether items are added; this one takes all, over the oldest where it is full.
 
     >>> Writer().check()
     """
@@ -23,15 +23,15 @@ class Writer:
         """Raise RuntimeError if nothing may be written."""
 
     def chosen(self, data: Any, storage: Storage) -> tuple[Any, Tensor]:
-        """Make room for those of new items that are kept; called only of one that `chooses`.
+        """Make room for those of new items that are stored; called only of one that `chooses`.
 
-        returns: these items, to be appended, and their places among the new ones, int64 [n]
+        returns: these items, to be appended, and their indices among the new ones, int64 [n]
         """
         raise NotImplementedError(f"{type(self).__name__} chooses, and must define chosen()")
 
 
 class RoundRobinWriter(Writer):
-    """New items take the places of the oldest: what a buffer does without a writer.
+    """Writes new items over the oldest, as a buffer does without a writer.
 
     >>> from raffia.data import LazyTensorStorage, ReplayBuffer, RoundRobinWriter
     >>> buffer = ReplayBuffer(storage=LazyTensorStorage(3), writer=RoundRobinWriter())
@@ -39,14 +39,14 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """The same: numbers of items are in batches of TensorDicts in any case.
+    """`RoundRobinWriter` by TorchRL's other name: numbers of items are in batches in any case.
 
     >>> TensorDictRoundRobinWriter().check()
     """
 
 
 class ImmutableDatasetWriter(Writer):
-    """Nothing is written: the buffer gives batches of what its storage held before.
+    """Refuses all items: the buffer gives batches of what its storage held before.
 
     >>> from raffia.data import ImmutableDatasetWriter, LazyTensorStorage, ReplayBuffer
     >>> storage = LazyTensorStorage(3)
@@ -77,7 +77,7 @@ REDUCTIONS = {
 class TensorDictMaxValueWriter(Writer):
     """The buffer keeps the items of the largest ranks: of a full one the least makes room.
 
-    `extend` gives -1 as the number of an item that is not kept, and so does `add`. Of equal ranks
+    `extend` gives -1 as the number of an item that is not stored, and so does `add`. Of equal ranks
     the older item stays. Items that stay may get other numbers, so it goes with samplers that have
     no priorities.
 
@@ -130,18 +130,18 @@ class TensorDictMaxValueWriter(Writer):
         old_rows = torch.arange(storage.total - num_old, storage.total) % size  # the oldest first
         old = self._ranks(storage.entry(path, old_rows)) if num_old else new[:0]
         best = torch.cat([old, new]).sort(descending=True, stable=True).indices[:size]
-        kept = (best[best >= num_old] - num_old).sort().values
-        overwritten = max(0, num_old + len(kept) - size)
+        stored = (best[best >= num_old] - num_old).sort().values
+        overwritten = max(0, num_old + len(stored) - size)
         if overwritten:
             leaves = torch.ones(num_old, dtype=torch.bool)
             leaves[best[best < num_old]] = False
-            leaves = leaves.nonzero()[:, 0]  # places of the least ones, as many as are overwritten
-            early = torch.arange(overwritten)  # places of those that will be overwritten
+            leaves = leaves.nonzero()[:, 0]  # indices of the least ones, as many as are overwritten
+            early = torch.arange(overwritten)  # indices of those that will be overwritten
             stays = early[~torch.isin(early, leaves)]
             goes = leaves[leaves >= overwritten]
             if len(stays):
                 storage.set(old_rows[goes], storage.get(old_rows[stays]))
-        return data[kept], kept
+        return data[stored], stored
 
     def _ranks(self, entry: Tensor) -> Tensor:
         entry = entry.detach().cpu()

@@ -1,7 +1,7 @@
 """Elements of arrays in kernels, by the address of the array and the element's number.
 
-`raffia.jit.kernel` reads memory at an address that is computed anew for each element, which hides
-from the compiler that a loop walks along an array. Here the address stays and the number runs, so
+`raffia.jit.kernel` reads memory at an address that is recomputed for each element, which hides
+from the compiler that a loop runs along an array. Here the address stays and the number runs, so
 simple loops become vector code. Nothing is checked: numbers must lie within the array.
 """
 

@@ -23,11 +23,11 @@ def compiling(enter: Callable[[], object], leave: Callable[[], object]) -> Itera
     compiled
     6
     """
-    with event.install_listener("numba:compile", _Listener(enter, leave)):
+    with event.install_listener("numba:compile", _CompileListener(enter, leave)):
         yield
 
 
-class _Listener(event.Listener):
+class _CompileListener(event.Listener):
     def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
         self._enter, self._leave = enter, leave
         self._thread, self._depth = threading.get_ident(), 0

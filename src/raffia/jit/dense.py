@@ -1,4 +1,4 @@
-"""The compiled loop over the layers of small networks; `raffia.jit.dense_program` says which.
+"""The compiled loop over the layers of small networks; `raffia.jit.dense_program` chooses them.
 
 `run` carries blocks of rows through a table of layers in one call, so that what flows between the
 layers stays in the cache. What a row becomes does not depend, to the last bit, on the rows beside

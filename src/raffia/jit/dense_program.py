@@ -1,6 +1,6 @@
 """Small networks in float32 as tables that one compiled call works through, row by row.
 
-A `DenseProgram` is told the layers once, with their sizes; `load` copies weights in, as often as
+A `DenseProgram` gets the layers once, with their sizes; `load` copies weights in, as often as
 they change; what `bind` returns reads the caller's arrays, computes, and writes the caller's
 arrays. A call costs a microsecond and the arithmetic, and a row's result is the same to the bit in
 every batch.
@@ -37,26 +37,26 @@ _NONE = -1
 _local = threading.local()
 
 
-class Buffer(NamedTuple):
+class ColumnBuffer(NamedTuple):
     """Columns of the rows that a program works on, in its own memory."""
 
-    start: int  # of its memory: columns before it, which all have rows of their own
-    first: int  # column in its memory
+    start: int  # columns in memory before this buffer's, which all have rows of their own
+    first: int  # first column in its memory
     width: int
-    stride: int  # from a row to the next, in columns
+    stride: int  # columns from a row to the next
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The bytes before the first row, and from a row to the next."""
+    def layout(self) -> tuple[int, int]:
+        """Bytes before the first row, and bytes from a row to the next."""
         return 4 * (BLOCK * self.start + self.first), 4 * self.stride
 
 
-class _Place(NamedTuple):
-    """Where a parameter's columns go, see `raffia.jit.packing.pack`."""
+class _PackedParameter(NamedTuple):
+    """A parameter's position in the packed weights, see `raffia.jit.packing.pack`."""
 
     start: int  # float32 before the first panel
     shape: tuple[int, ...]  # [columns, depth] or [columns]
-    depth: int  # of the panels
+    depth: int  # depth of the panels
     first: int = 0
     chunk: int = PANEL
     spacing: int = PANEL
@@ -94,12 +94,12 @@ class _Place(NamedTuple):
         ]
 
 
-class _Slot(NamedTuple):
-    """An array of the caller's."""
+class _ArraySlot(NamedTuple):
+    """One of the caller's arrays: its number, dtype and width."""
 
     number: int
     dtype: torch.dtype
-    width: int  # 0: one number a row
+    width: int  # numbers in a row; 0: one number, without a dimension for it
     chosen: bool  # its rows are chosen by an index
 
     def check(self, name: str, array: Tensor) -> None:
@@ -114,75 +114,77 @@ class _Slot(NamedTuple):
 
 
 class DenseProgram:
-    """Layers that are done in the order in which they are named here.
+    """A program of layers, which run in the order in which they are added here.
 
-    The methods' texts say which parameters a layer takes of those that `load` is given. Names of
-    arrays are free; `bind` takes arrays under these names: float32 rows of the layer's width, or
-    where rows are chosen or named, int64 numbers of rows.
+    The methods' docstrings name the parameters that each layer takes of those that `load` is given.
+    Names of arrays are free; `bind` takes arrays under these names: float32 rows of the layer's
+    width, or where rows are chosen or named, int64 numbers of rows.
     """
 
     def __init__(self) -> None:
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _ArraySlot] = {}
         self._records: list[bytes] = []
-        self._places: list[_Place] = []
+        self._packed: list[_PackedParameter] = []
         self._fills: list[tuple[int, int, float]] = []
-        self._free: list[Buffer] = []
+        self._free: list[ColumnBuffer] = []
         self._size = self._columns = 0
         self._parameters: list[Tensor] = []
         self._table = self._weights = self._pieces = torch.empty(0)
 
-    def buffer(self, width: int) -> Buffer:
-        """Room for rows; a layer that is given nothing to write to makes its own."""
+    def buffer(self, width: int) -> ColumnBuffer:
+        """A buffer for rows; a layer that is given none makes its own."""
         for buffer in self._free:
             if buffer.stride == _up(width):
                 self._free.remove(buffer)
                 return buffer._replace(width=width)
         return self.neighbours(width)[0]
 
-    def reuse(self, buffer: Buffer) -> None:
-        """Say that what is in a buffer of its own is no longer needed."""
+    def reuse(self, buffer: ColumnBuffer) -> None:
+        """Free a buffer whose contents are no longer needed."""
         self._free.append(buffer)
 
-    def neighbours(self, *widths: int) -> tuple[Buffer, ...]:
-        """Room for rows side by side, then the same as one; columns of zeros may lie between."""
+    def neighbours(self, *widths: int) -> tuple[ColumnBuffer, ...]:
+        """Buffers side by side, then all of them as one; columns of zeros may lie between."""
         padded = [_up(width) for width in widths]
         starts = [sum(padded[:i]) for i in range(len(widths))]
         start, stride = self._columns, sum(padded)
         self._columns += stride
-        apart = (Buffer(start, at, width, stride) for at, width in zip(starts, widths, strict=True))
-        return *apart, Buffer(start, 0, starts[-1] + widths[-1], stride)
+        apart = (
+            ColumnBuffer(start, at, width, stride) for at, width in zip(starts, widths, strict=True)
+        )
+        return *apart, ColumnBuffer(start, 0, starts[-1] + widths[-1], stride)
 
     def read(
-        self, array: str, width: int, *, index: str | None = None, out: Buffer | None = None
-    ) -> Buffer:
+        self, array: str, width: int, *, index: str | None = None, out: ColumnBuffer | None = None
+    ) -> ColumnBuffer:
         """Copy rows of an array; `index` names an array that tells which."""
         out = out or self.buffer(width)
         slot, rows = self._slot(array, width=width, chosen=index is not None), self._index(index)
-        self._add(dense.READ, slot, rows, width, _up(width), *out.place)
+        self._add(dense.READ, slot, rows, width, _up(width), *out.layout)
         return out
 
-    def look_up(self, rows: int, width: int, *, index: str) -> Buffer:
+    def look_up(self, rows: int, width: int, *, index: str) -> ColumnBuffer:
         """Columns of a parameter, the weight [width, rows] of a layer with a one-hot input."""
         out = self.buffer(width)
         weights = self._parameter((width, rows), rows)
         panels = _up(width) // PANEL
-        self._add(dense.LOOK_UP, weights, self._index(index), rows, panels, *out.place)
+        self._add(dense.LOOK_UP, weights, self._index(index), rows, panels, *out.layout)
         return out
 
     def dense(
         self,
-        inputs: Buffer,
+        inputs: ColumnBuffer,
         width: int,
         *,
         relu: bool = False,
-        onto: Buffer | None = None,
-        added: Buffer | None = None,
-        out: Buffer | None = None,
+        onto: ColumnBuffer | None = None,
+        added: ColumnBuffer | None = None,
+        out: ColumnBuffer | None = None,
         behind: float = 0.0,
-    ) -> Buffer:
+    ) -> ColumnBuffer:
         """out = max(0, inputs @ weight.T + bias) + added. Parameters: weight, bias.
 
-        onto: what the product is added to in place of a bias, and where the result is written.
+        onto: what the product is added to instead of a bias, and where the result is written.
         behind: what stands in the buffer behind the last column.
         """
         out = onto or out or self.buffer(width)
@@ -191,18 +193,20 @@ class DenseProgram:
         bias = _NONE if onto else self._parameter((width,), behind=behind)
         self._add(
             dense.DENSE,
-            *inputs.place,
+            *inputs.layout,
             inputs.width,
             panels,
             weights,
             bias,
             0.0 if relu else -math.inf,
-            *(added.place if added else (_NONE, 0)),
-            *out.place,
+            *(added.layout if added else (_NONE, 0)),
+            *out.layout,
         )
         return out
 
-    def lstm(self, features: Buffer, h: Buffer, both: Buffer, c: Buffer) -> Buffer:
+    def lstm(
+        self, features: ColumnBuffer, h: ColumnBuffer, both: ColumnBuffer, c: ColumnBuffer
+    ) -> ColumnBuffer:
         """A step of an LSTM: overwrites c and returns the next h. `both`: features, h side by side.
 
         Parameters, as of `torch.nn.LSTM`: weight_ih, weight_hh, the two biases' sum.
@@ -212,45 +216,50 @@ class DenseProgram:
         depth = both.width
         columns = 4 * h.width
         weights = self._parameter((columns, features.width), depth, gates=4)
-        # the second weight's place is behind the first one's in the same panels
-        gates_of_h = self._places[-1]._replace(shape=(columns, h.width), first=h.first)
-        self._places.append(gates_of_h)
+        # the second weight lies behind the first one in the same panels
+        gates_of_h = self._packed[-1]._replace(shape=(columns, h.width), first=h.first)
+        self._packed.append(gates_of_h)
         bias = self._parameter((columns,), gates=4)
         self._add(
             dense.LSTM,
-            *both.place,
+            *both.layout,
             depth,
             groups,
             weights,
             bias,
-            *c.place,
-            *out.place,
-            gates.place[0],
+            *c.layout,
+            *out.layout,
+            gates.layout[0],
         )
         return out
 
     def norm(
-        self, values: Buffer, eps: float, *, relu: bool = False, added: Buffer | None = None
+        self,
+        values: ColumnBuffer,
+        eps: float,
+        *,
+        relu: bool = False,
+        added: ColumnBuffer | None = None,
     ) -> None:
         """Layer normalisation in place, as in `dense` floored and added to. Parameters: weight,
         bias."""
         gain, bias = (self._parameter((values.width,)) for _ in range(2))
         self._add(
             dense.NORM,
-            *values.place,
+            *values.layout,
             values.width,
             gain,
             bias,
             eps,
             0.0 if relu else -math.inf,
-            *(added.place if added else (_NONE, 0)),
+            *(added.layout if added else (_NONE, 0)),
         )
 
-    def gelu(self, values: Buffer) -> None:
+    def gelu(self, values: ColumnBuffer) -> None:
         """GELU in place, as approximated by tanh."""
-        self._add(dense.GELU, *values.place, values.width)
+        self._add(dense.GELU, *values.layout, values.width)
 
-    def decode(self, logits: Buffer, array: str, *, eps: float = 1e-3) -> None:
+    def decode(self, logits: ColumnBuffer, array: str, *, eps: float = 1e-3) -> None:
         """Write the value that logits stand for, see `categorical_to_scalar`.
 
         Parameter: the support's values, where there is more than one logit; the layer before must
@@ -261,26 +270,26 @@ class DenseProgram:
             padded = _up(logits.width)
             support = self._parameter((logits.width,))
         slot = self._slot(array)
-        self._add(dense.DECODE, *logits.place, 4 * padded, support, eps, slot)
+        self._add(dense.DECODE, *logits.layout, 4 * padded, support, eps, slot)
 
     def write(
-        self, values: Buffer, array: str, *, index: str | None = None, zero: str | None = None
+        self, values: ColumnBuffer, array: str, *, index: str | None = None, zero: str | None = None
     ) -> None:
         """Copy rows to an array, zeros where the array named by `zero` (bool) is true."""
         slot = self._slot(array, width=values.width, chosen=index is not None)
         rows, zeros = self._index(index), self._index(zero, torch.bool)
-        self._add(dense.WRITE, slot, rows, values.width, *values.place, zeros)
+        self._add(dense.WRITE, slot, rows, values.width, *values.layout, zeros)
 
     def load(self, parameters: Sequence[Tensor]) -> None:
-        """Copy parameters in; what is bound already goes on with them."""
-        if len(parameters) != len(self._places):
+        """Copy parameters in; bound programs use them from then on."""
+        if len(parameters) != len(self._packed):
             raise ValueError(
-                f"this program takes {len(self._places)} parameters, got {len(parameters)}"
+                f"this program takes {len(self._packed)} parameters, got {len(parameters)}"
             )
         pieces = [
             piece
-            for place, parameter in zip(self._places, parameters, strict=True)
-            for piece in place.pieces(parameter)
+            for packed, parameter in zip(self._packed, parameters, strict=True)
+            for piece in packed.pieces(parameter)
         ]
         if not len(self._weights):
             self._weights = torch.zeros(self._size)
@@ -296,7 +305,7 @@ class DenseProgram:
         packing.pack(self._pieces.data_ptr(), len(self._pieces), self._weights.data_ptr())
 
     def bind(self, arrays: Mapping[str, Tensor]) -> "Bound":
-        """What works on the first `rows` rows of these arrays, at every call.
+        """The program bound to these arrays; a call works on their first `rows` rows.
 
         Numbers of rows in arrays that choose are not checked. Rows are worked on in blocks: a row
         that is written where another is read may be written before.
@@ -306,7 +315,7 @@ class DenseProgram:
         return Bound(self, [(slot, arrays[name]) for name, slot in self._slots.items()])
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a DenseProgram holds addresses of this process: make it anew, load again")
+        raise TypeError("a DenseProgram holds addresses of this process: build it again, then load")
 
     def _slot(
         self,
@@ -316,7 +325,7 @@ class DenseProgram:
         width: int = 0,
         chosen: bool = False,
     ) -> int:
-        slot = self._slots.setdefault(name, _Slot(len(self._slots), dtype, width, chosen))
+        slot = self._slots.setdefault(name, _ArraySlot(len(self._slots), dtype, width, chosen))
         if (slot.dtype, slot.width) != (dtype, width):
             raise ValueError(f"the array {name!r} has a width of {slot.width}, and of {width}")
         self._slots[name] = slot._replace(chosen=slot.chosen and chosen)
@@ -328,15 +337,15 @@ class DenseProgram:
     def _parameter(
         self, shape: tuple[int, ...], depth: int = 1, *, gates: int = 1, behind: float = 0.0
     ) -> int:
-        """Room for a parameter in panels; returns the bytes before it."""
+        """Reserve room for a parameter in panels; returns the bytes before it."""
         start = self._size
         if gates == 1:
-            place, columns = _Place(start, shape, depth), _up(shape[0])
+            packed, columns = _PackedParameter(start, shape, depth), _up(shape[0])
         else:
-            place = _Place(start, shape, depth, 0, WIDTH, gates * WIDTH, gates)
+            packed = _PackedParameter(start, shape, depth, 0, WIDTH, gates * WIDTH, gates)
             columns = -(-shape[0] // (gates * WIDTH)) * gates * WIDTH
         self._size += columns * depth
-        self._places.append(place)
+        self._packed.append(packed)
         if behind:
             self._fills.append((start, self._size, behind))
         return 4 * start
@@ -349,8 +358,8 @@ class DenseProgram:
 class Bound:
     """A program with the arrays that it works on."""
 
-    def __init__(self, program: DenseProgram, slots: list[tuple[_Slot, Tensor]]) -> None:
-        self._kept = program, slots  # alive as long as their addresses are used
+    def __init__(self, program: DenseProgram, slots: list[tuple[_ArraySlot, Tensor]]) -> None:
+        self._referenced = program, slots  # keeps alive what the addresses below refer to
         self.room = min((len(found) for slot, found in slots if not slot.chosen), default=0)  # rows
         self.size = BLOCK * program._columns  # of scratch memory, float32
         table, weights = program._table.data_ptr(), program._weights.data_ptr()
@@ -383,8 +392,8 @@ def _up(width: int) -> int:
 
 
 def scratch(size: int) -> int:
-    """The address of memory that belongs to this thread; nothing is kept there between calls."""
-    kept: Tensor | None = getattr(_local, "scratch", None)
-    if kept is None or len(kept) < size:
-        kept = _local.scratch = torch.zeros(size)
-    return kept.data_ptr()
+    """The address of memory that belongs to this thread; nothing there survives a call."""
+    memory: Tensor | None = getattr(_local, "scratch", None)
+    if memory is None or len(memory) < size:
+        memory = _local.scratch = torch.zeros(size)
+    return memory.data_ptr()

@@ -2,8 +2,9 @@
 
     out[r, n] = max(floor, bias[n] + sum_k inputs[r, k] weights[n, k]) + added[r, n]
 
-Nothing is packed first, as it is for `raffia.jit.tiles`: weights are read in place, which pays
-where a few rows are all that they are read for. A sum is taken in `WIDTH` parts, k by k, which are
+Nothing is packed first, as it is for `raffia.jit.tiles`: weights are read where they lie, which
+pays where a few rows are all that they are read for. A sum is taken in `WIDTH` parts, k by k, which
+are
 then added in an order that never changes: a row's result does not depend on the rows beside it.
 
 Weights larger than the cache are read as quickly as memory gives them, which four streams at once
@@ -33,7 +34,8 @@ _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
 
 def _tile(name: str, columns: int) -> Any:
-    """An intrinsic for so many outputs of 1 to `MOST_ROWS` rows, whose number it is told."""
+    """An intrinsic for so many outputs of 1 to `MOST_ROWS` rows; the number of rows is an
+    argument."""
 
     def typed(
         typing_context: Any,
@@ -64,13 +66,13 @@ def _tile(name: str, columns: int) -> Any:
 
 
 def _body(function: Any, rows: int, columns: int) -> None:
-    """What a tile does, its sums in variables that LLVM keeps in registers."""
+    """Build a tile's code, with its sums in variables that LLVM keeps in registers."""
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     inputs, input_step, weights, depth, bias, floor = function.args[:6]
     added, added_step, out, out_step = function.args[6:]
     kind = _FOUR if columns == COLUMNS else FLOAT
-    places = [(row, column) for row in range(rows) for column in range(columns)]
-    sums = {place: cgutils.alloca_once(builder, VECTOR) for place in places}
+    cells = [(row, column) for row in range(rows) for column in range(columns)]
+    sums = {cell: cgutils.alloca_once(builder, VECTOR) for cell in cells}
 
     def pointer(address: Any, to: Any) -> Any:
         return builder.inttoptr(address, to.as_pointer())
@@ -81,8 +83,8 @@ def _body(function: Any, rows: int, columns: int) -> None:
     def vector(address: Any) -> Any:
         return builder.load(pointer(address, VECTOR), align=4)
 
-    for kept in sums.values():
-        builder.store(ir.Constant(VECTOR, [FLOAT(0.0)] * WIDTH), kept)
+    for total in sums.values():
+        builder.store(ir.Constant(VECTOR, [FLOAT(0.0)] * WIDTH), total)
     depth_bytes = builder.mul(depth, _WORD(4))
     next_tile = after(weights, depth_bytes, columns)
     with cgutils.for_range(builder, builder.udiv(depth, _WORD(WIDTH))) as loop:
@@ -93,8 +95,8 @@ def _body(function: Any, rows: int, columns: int) -> None:
         for column in range(columns):
             w = vector(builder.add(after(weights, depth_bytes, column), at))
             for row, x in enumerate(xs):
-                kept = sums[row, column]
-                builder.store(fused(builder, x, w, builder.load(kept)), kept)
+                total = sums[row, column]
+                builder.store(fused(builder, x, w, builder.load(total)), total)
     has_bias = builder.icmp_signed("!=", bias, _WORD(0))
     start = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
     with builder.if_then(has_bias):
@@ -103,7 +105,7 @@ def _body(function: Any, rows: int, columns: int) -> None:
     for row in range(rows):
         parts = [builder.load(sums[row, column]) for column in range(columns)]
         value = builder.fadd(_sums(builder, parts), builder.load(start))
-        below = builder.fcmp_ordered("<", value, limit)  # not so what is no number
+        below = builder.fcmp_ordered("<", value, limit)  # false for NaN
         result = cgutils.alloca_once_value(builder, builder.select(below, limit, value))
         with builder.if_then(builder.icmp_signed("!=", added, _WORD(0))):
             addend = builder.load(pointer(after(added, added_step, row), kind), align=4)
@@ -137,8 +139,8 @@ def _folded(builder: Any, part: Any, width: int) -> Any:
     return builder.fadd(low, _chosen(builder, part, part, *range(width, 2 * width)))
 
 
-def _chosen(builder: Any, a: Any, b: Any, *places: int) -> Any:
-    mask = ir.Constant(ir.VectorType(_NUMBER, len(places)), [_NUMBER(place) for place in places])
+def _chosen(builder: Any, a: Any, b: Any, *cells: int) -> Any:
+    mask = ir.Constant(ir.VectorType(_NUMBER, len(cells)), [_NUMBER(cell) for cell in cells])
     return builder.shuffle_vector(a, b, mask)
 
 
@@ -161,7 +163,7 @@ def dots(
     out: int,
     out_step: int,
 ) -> None:
-    """See above; over all rows and outputs."""
+    """Multiply all rows with all outputs' weights; see the top of this file."""
     column = 0
     while column < outputs:
         count = 4 if column + 4 <= outputs else 1

@@ -1,7 +1,7 @@
 """Several programs of one form for the rows of one batch: each row by the program of its member.
 
 Rows of a member that lie next to each other are worked on together, so a batch in which members
-have their places one after the other costs little more than one program would.
+lie one after the other costs little more than one program would.
 """
 
 import functools
@@ -24,7 +24,7 @@ def bind_group(
     read: str,  # of the arrays: which row of `member` a row belongs to
     written: str,  # ... and in which it is noted
 ) -> Callable[[int], None]:
-    """What works on the first `rows` rows of these arrays, at every call.
+    """The group bound to these arrays; a call works on their first `rows` rows.
 
     >>> from raffia.jit.dense_program import DenseProgram
     >>> import torch
@@ -62,7 +62,7 @@ class _BoundGroup:
         written: Tensor,
     ) -> None:
         bound = [program.bind(arrays) for program in programs]
-        self._kept = bound, member, read, written  # alive as long as their addresses are used
+        self._referenced = bound, member, read, written  # alive as long as their addresses are used
         self._room = min(each.room for each in bound)
         self._size = max(each.size for each in bound)
         self._programs = array("q", [word for each in bound for word in each.fixed])
@@ -70,10 +70,10 @@ class _BoundGroup:
         self._steps = array("q", bound[0].steps)
         if any(each.addresses != self._slots for each in bound):
             raise ValueError("programs of a group read and write the same arrays in the same order")
-        self._moved = array("q", self._slots)
+        self._reloaded = array("q", self._slots)
         self._fixed = (
             len(self._slots),
-            *(words.buffer_info()[0] for words in (self._slots, self._steps, self._moved)),
+            *(words.buffer_info()[0] for words in (self._slots, self._steps, self._reloaded)),
             self._programs.buffer_info()[0],
             *(tensor.data_ptr() for tensor in (member, read, written)),
         )
@@ -84,7 +84,8 @@ class _BoundGroup:
         run_group(*self._fixed, scratch(self._size), BLOCK, rows)
 
     def native(self) -> tuple[int, int]:
-        """As that of a bound program: see raffia.jit.calls."""
+        """The addresses of the compiled function and its argument, as those of a bound program: see
+        raffia.jit.calls."""
         self._context = array("q", (*self._fixed, scratch(self._size), BLOCK))
         return _step_address(), self._context.buffer_info()[0]
 
@@ -94,7 +95,7 @@ def run_group(
     num_slots: int,
     slots: int,  # address of the addresses of the caller's arrays
     steps: int,  # ... of the bytes from a row to the next in each, 0 where rows are chosen
-    moved: int,  # ... of room for as many addresses
+    reloaded: int,  # ... of room for as many addresses
     programs: int,  # ... of three words for each program: see `dense.run`
     member: int,  # ... of whole numbers
     read: int,
@@ -114,14 +115,14 @@ def run_group(
             store_i64(member + 8 * load_i64(written + 8 * row), who)
         for slot in range(num_slots):
             at = load_i64(slots + 8 * slot) + start * load_i64(steps + 8 * slot)
-            store_i64(moved + 8 * slot, at)
+            store_i64(reloaded + 8 * slot, at)
         program = programs + 24 * who
         dense.run(
             load_i64(program),
             load_i64(program + 8),
             load_i64(program + 16),
             room,
-            moved,
+            reloaded,
             stop - start,
             block,
         )

@@ -1,8 +1,8 @@
 """Eight 64-bit words worked on at once: `+ ^ | << >>` act on all eight, `>>` filling up with zeros.
 
-A loop written with lanes becomes vector instructions whatever the compiler would have seen in it:
-two AVX2 registers, one of AVX-512, four of NEON. Each lane usually holds a word of another row of
-a matrix; `at` is then the addresses of the eight rows.
+A loop written with lanes becomes vector instructions whether or not the compiler would have found
+them: two AVX2 registers, one of AVX-512, four of NEON. Each lane usually holds a word of another
+row of a matrix; `at` is then the addresses of the eight rows.
 
 >>> from raffia.jit.kernel import kernel
 >>> from raffia.jit.lanes import lane, spread, with_lane
@@ -47,7 +47,7 @@ class _LanesModel(PrimitiveModel):
 
 def _operator(symbol: Any, instruction: str) -> None:
     @infer_global(symbol)
-    class _Typed(ConcreteTemplate):
+    class _LaneTemplate(ConcreteTemplate):
         cases = (signature(lanes, lanes, lanes),)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -64,7 +64,7 @@ _operator(operator.rshift, "lshr")
 
 
 def intrinsic(typed: Callable[..., Any]) -> Any:
-    """numba's, which says of what it returns that it takes the typing context too."""
+    """`numba.extending.intrinsic` for functions that also take the typing context."""
     return numba_intrinsic(typed)
 
 
@@ -72,9 +72,9 @@ def _vector(bits: int, count: int) -> Any:
     return ir.VectorType(ir.IntType(bits), count)
 
 
-def _shuffled(builder: Any, a: Any, b: Any, *places: int) -> Any:
+def _shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
     """A vector of elements of `a` and `b`, numbered through both."""
-    mask = ir.Constant(ir.VectorType(_INDEX, len(places)), [_INDEX(place) for place in places])
+    mask = ir.Constant(ir.VectorType(_INDEX, len(indices)), [_INDEX(index) for index in indices])
     return builder.shuffle_vector(a, b, mask)
 
 

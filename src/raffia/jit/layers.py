@@ -1,7 +1,7 @@
 """The layers of small networks, each over a block of rows.
 
 Rows are float32, so many bytes apart, and as wide as whole panels of `raffia.jit.tiles`: behind a
-row's end stand zeros, unless it is said otherwise.
+row's end are zeros, unless stated otherwise.
 """
 
 import math
@@ -42,7 +42,7 @@ def dense(
     out: int,
     out_step: int,
 ) -> None:
-    """See `raffia.jit.tiles`; here over all columns and rows."""
+    """Multiply all rows with all columns of packed weights; see `raffia.jit.tiles`."""
     step = PANEL_BYTES * depth
     panel = 0
     while panel < panels:
@@ -86,7 +86,7 @@ def lstm(
     h_step: int,
     gates: int,  # room for rows of 4 * PANEL float32
 ) -> None:
-    """h and c one step later."""
+    """Compute an LSTM's h and c one step later."""
     gates_step = 4 * PANEL_BYTES
     group = 0
     while group < groups:

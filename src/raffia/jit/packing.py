@@ -58,7 +58,7 @@ def write(
     step: int,
     zero: int,  # address of bool: rows for which zeros are written; 0: none
 ) -> None:
-    """Copy rows, that lie side by side, to chosen places."""
+    """Copy contiguous rows to chosen rows."""
     for row in range(rows):
         number = load_i64(index + 8 * (first + row)) if index else first + row
         to = target + 4 * width * number
@@ -99,7 +99,7 @@ def pack_columns(
     column_step: int,  # bytes
     depth: int,
     depth_step: int,
-    out: int,  # panels of `out_depth` times PANEL float32, from the place of the first k on
+    out: int,  # panels of `out_depth` times PANEL float32, from the position of the first k on
     out_depth: int,
     offset: int,  # the first column
     chunk: int,  # columns that stay together ...

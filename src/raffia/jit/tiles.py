@@ -27,7 +27,7 @@ _WORD = ir.IntType(64)
 
 
 def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
-    """An intrinsic for tiles of several sizes, of which it is told the number of rows."""
+    """An intrinsic for tiles of several sizes; the number of rows is an argument."""
 
     def typed(
         typing_context: Any,
@@ -97,12 +97,12 @@ def _function(
 
 
 def _body(function: Any, rows: int, panels: int) -> None:
-    """What a tile does, its sums in variables that LLVM keeps in registers."""
+    """Build a tile's code, with its sums in variables that LLVM keeps in registers."""
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     inputs, input_step, weights, panel_step, depth, start, start_step, floor = function.args[:8]
     added, added_step, out, out_step = function.args[8:]
-    places = [(row, part) for row in range(rows) for part in range(2 * panels)]
-    sums = {place: cgutils.alloca_once(builder, VECTOR) for place in places}
+    cells = [(row, part) for row in range(rows) for part in range(2 * panels)]
+    sums = {cell: cgutils.alloca_once(builder, VECTOR) for cell in cells}
 
     def after(address: Any, step: Any, count: int = 1) -> Any:
         return builder.add(address, builder.mul(step, _WORD(count)))
@@ -110,8 +110,8 @@ def _body(function: Any, rows: int, panels: int) -> None:
     def pointer(address: Any, kind: Any, offset: int = 0) -> Any:
         return builder.inttoptr(builder.add(address, _WORD(offset)), kind.as_pointer())
 
-    def element(address: Any, step: Any, place: tuple[int, int]) -> Any:
-        row, part = place
+    def element(address: Any, step: Any, cell: tuple[int, int]) -> Any:
+        row, part = cell
         return pointer(after(address, step, row), VECTOR, 4 * WIDTH * part)
 
     def multiply(first: Any, steps: int) -> None:
@@ -128,11 +128,11 @@ def _body(function: Any, rows: int, panels: int) -> None:
             for row in range(rows):
                 x = splat(builder, builder.load(pointer(factors[row], FLOAT, 4 * k), align=4))
                 for part, w in enumerate(ws):
-                    kept = sums[row, part]
-                    builder.store(fused(builder, x, w, builder.load(kept)), kept)
+                    total = sums[row, part]
+                    builder.store(fused(builder, x, w, builder.load(total)), total)
 
-    for place, kept in sums.items():
-        builder.store(builder.load(element(start, start_step, place), align=4), kept)
+    for cell, total in sums.items():
+        builder.store(builder.load(element(start, start_step, cell), align=4), total)
     rounds = builder.udiv(depth, _WORD(UNROLLED))
     with cgutils.for_range(builder, rounds) as loop:
         multiply(builder.mul(loop.index, _WORD(UNROLLED)), UNROLLED)
@@ -140,16 +140,16 @@ def _body(function: Any, rows: int, panels: int) -> None:
     with cgutils.for_range(builder, builder.sub(depth, rest)) as loop:
         multiply(builder.add(rest, loop.index), 1)
     limit = splat(builder, floor)
-    for kept in sums.values():
-        value = builder.load(kept)
-        below = builder.fcmp_ordered("<", value, limit)  # not so what is no number
-        builder.store(builder.select(below, limit, value), kept)
+    for total in sums.values():
+        value = builder.load(total)
+        below = builder.fcmp_ordered("<", value, limit)  # false for NaN
+        builder.store(builder.select(below, limit, value), total)
     with builder.if_then(builder.icmp_signed("!=", added, _WORD(0))):
-        for place, kept in sums.items():
-            addend = builder.load(element(added, added_step, place), align=4)
-            builder.store(builder.fadd(builder.load(kept), addend), kept)
-    for place, kept in sums.items():
-        builder.store(builder.load(kept), element(out, out_step, place), align=4)
+        for cell, total in sums.items():
+            addend = builder.load(element(added, added_step, cell), align=4)
+            builder.store(builder.fadd(builder.load(total), addend), total)
+    for cell, total in sums.items():
+        builder.store(builder.load(total), element(out, out_step, cell), align=4)
     builder.ret_void()
 
 

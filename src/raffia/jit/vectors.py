@@ -59,7 +59,7 @@ class _FloatsModel(PrimitiveModel):
 
 def _operator(symbol: Any, instruction: str) -> None:
     @infer_global(symbol)
-    class _Typed(ConcreteTemplate):
+    class _FloatsTemplate(ConcreteTemplate):
         cases = (signature(floats, floats, floats),)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -165,7 +165,7 @@ def _folded(name: str, fold: Any) -> Any:
                         vector,
                         ir.Constant(
                             ir.VectorType(_INDEX, width),
-                            [_INDEX(start + place) for place in range(width)],
+                            [_INDEX(start + index) for index in range(width)],
                         ),
                     )
                     for start in (0, width)

@@ -322,13 +322,14 @@ def _gone(folder: Path) -> str:
     )
 
 
-def is_saved(folder: Path, update: int, say: Callable[[str], object]) -> bool:
-    """Whether the newest checkpoint that is whole is of this update; `say` hears of damaged ones.
+def is_saved(folder: Path, update: int, warn: Callable[[str], object]) -> bool:
+    """Whether the newest checkpoint that is whole is of this update; `warn` is called with a text
+    about each damaged one.
 
     >>> is_saved(Path("no such run"), 0, print)
     False
     """
-    newest = Checkpoints(folder / "checkpoints").newest(say)
+    newest = Checkpoints(folder / "checkpoints").newest(warn)
     return newest is not None and newest.update >= update
 
 
@@ -346,10 +347,10 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
                 f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"
             )
         return found
-    kept = {checkpoint.update: checkpoint for checkpoint in checkpoints.kept()}
-    if not which.isdecimal() or int(which) not in kept:
+    available = {checkpoint.update: checkpoint for checkpoint in checkpoints.available()}
+    if not which.isdecimal() or int(which) not in available:
         raise RunError(
             f"{folder} has no checkpoint {which!r}: there are 'best', 'newest' and "
-            f"{', '.join(map(str, kept)) or 'no numbers'}"
+            f"{', '.join(map(str, available)) or 'no numbers'}"
         )
-    return kept[int(which)]
+    return available[int(which)]

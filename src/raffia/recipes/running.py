@@ -189,7 +189,7 @@ def _run_session(
     ):
         if unclaimed:
             shown.message(unclaimed)
-        signals.tell = shown.message
+        signals.announce = shown.message
         result = session.run(lambda: signals.requested, on_start)
     return replace(result, signal=signals.name)
 

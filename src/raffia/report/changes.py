@@ -1,9 +1,9 @@
-"""What selection has changed in a member, in words."""
+"""Changes of a member by selection, in words."""
 
 from __future__ import annotations
 
 _LONGEST = 200  # characters
-_SAID = {  # by kind of mutation, what is said before what it did
+_WORDS = {  # by kind of mutation, the words before what it changed
     "hyper": "",
     "parameters": "noise on ",
     "activation": "activation of ",
@@ -35,4 +35,4 @@ def in_words(kind: str, what: str) -> str:
         network, colon, how = what.partition(":")
         named = [_HEADS[part] for part in network.split(".") if part in _HEADS]
         what = named[0] + colon + how if named else what
-    return _SAID.get(kind, f"{kind[:20]}: ") + what[:_LONGEST].replace("->", "→")
+    return _WORDS.get(kind, f"{kind[:20]}: ") + what[:_LONGEST].replace("->", "→")

@@ -1,4 +1,4 @@
-"""The section of a page that compares methods, ways of speaking, and the data."""
+"""The section of a page that compares methods, decodings, and the data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from raffia.report.evaluated import decodings_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.markup import table
-from raffia.report.methods import Told, method_of, over, tables
+from raffia.report.methods import MethodRow, method_of, over, tables
 from raffia.report.panel import tone
-from raffia.report.wording import NONE, alike, count, figure, plural, spoken
+from raffia.report.wording import NONE, column_format, count, decoding_label, figure, plural
 
 _WIDTH = 170  # pixels of the drawn interval
 
@@ -37,14 +37,14 @@ def methods(groups: Sequence[Group], notes: list[str]) -> Html:
     return join([*parts, files])
 
 
-def _table(rows: Sequence[Told]) -> Html:
+def _table(rows: Sequence[MethodRow]) -> Html:
     several = max(row.num_runs for row in rows) > 1
     heads = ["method", "decoding", "mean return", "95 % interval", "", "games won"]
     sources = list(dict.fromkeys([row.source for row in rows if row.num_runs]))
     heads += [*(["runs"] if several else []), *(["of"] if len(sources) > 1 else [])]
     ends = [x for row in rows for x in (row.score.mean, row.score.low, row.score.high)]
     known = [x for x in ends if not math.isnan(x)]
-    write = alike(known)
+    write = column_format(known)
     level = next((row.score.mean for row in rows if not row.num_runs), math.nan)
     body = [
         [
@@ -64,19 +64,19 @@ def _table(rows: Sequence[Told]) -> Html:
     return shown if len(sources) > 1 else join([shown, el("p.faint", f"Of {sources[0]}.")])
 
 
-def _method(row: Told) -> Html:
+def _method(row: MethodRow) -> Html:
     if not row.num_runs:
         return join([el("i.chip"), row.method])
     return join([el("i.chip", style=f"background:var(--{tone(row.tone)})"), row.method])
 
 
-def _between(row: Told, write: Callable[[float], str]) -> str:
+def _between(row: MethodRow, write: Callable[[float], str]) -> str:
     low, high = row.score.low, row.score.high
     return NONE if math.isnan(low + high) else f"{write(low)} to {write(high)}"
 
 
-def _drawn(row: Told, low: float, high: float, level: float) -> Html:
-    """The interval as a line with the mean on it; dashed, what the data brought."""
+def _drawn(row: MethodRow, low: float, high: float, level: float) -> Html:
+    """The interval as a line with the mean on it; dashed, the return of the data."""
     span = max(high - low, 1e-9)
 
     def x(value: float) -> str:
@@ -89,28 +89,28 @@ def _drawn(row: Told, low: float, high: float, level: float) -> Html:
         parts.append(el("line", x1=x(row.score.low), x2=x(row.score.high), y1="10", y2="10"))
     parts.append(el("circle", cx=x(row.score.mean), cy="10", r="3.6"))
     colour = tone(row.tone) if row.num_runs else "muted"
-    says = f"{figure(row.score.mean)}, {_between(row, figure)}"
+    text = f"{figure(row.score.mean)}, {_between(row, figure)}"
     size = {"width": str(_WIDTH), "height": "20", "viewBox": f"0 0 {_WIDTH} 20"}
     return el(
-        "svg.interval", *parts, role="img", aria_label=says, style=f"color:var(--{colour})", **size
+        "svg.interval", *parts, role="img", aria_label=text, style=f"color:var(--{colour})", **size
     )
 
 
-def _explained(rows: Sequence[Told]) -> str:
+def _explained(rows: Sequence[MethodRow]) -> str:
     several, alone = (any(t(row.num_runs) for row in rows) for t in ((1).__lt__, (1).__eq__))
-    says = []
+    text = []
     if several:
-        says.append("Intervals of several runs are over their means (Student's t).")
+        text.append("Intervals of several runs are over their means (Student's t).")
     if alone:
-        says.append("Intervals of one run are over its games, and say nothing of other seeds.")
+        text.append("Intervals of one run are over its games, and tell nothing about other seeds.")
     if any("in training" in row.source for row in rows):
-        says.append(
+        text.append(
             "Figures from training are those of the run's best evaluation, which looks better than "
             "it is; raffia evaluate RUN --episodes 1000 plays other games, and then these count."
         )
     if any(not row.num_runs for row in rows):
-        says.append("Dashed is what the logged dialogues brought.")
-    return " ".join(says)
+        text.append("The dashed line is the return of the logged dialogues.")
+    return " ".join(text)
 
 
 def _held_out(groups: Sequence[Group]) -> Html:
@@ -131,8 +131,8 @@ def _held_out(groups: Sequence[Group]) -> Html:
         title = " · ".join([part for part in (name, label) if part])
         rows.append([join([chip, title]), str(len(runs)), *[_mean(runs, key) for key in names]])
     heads = ["method", "runs", *[name.replace("_", " ") for name in names]]
-    says = "Rows that were held out, at the best evaluation of each run"
-    return table(heads, rows, range(1, len(heads)), says)
+    text = "Rows that were held out, at the best evaluation of each run"
+    return table(heads, rows, range(1, len(heads)), text)
 
 
 def _mean(runs: Sequence[dict[str, float]], name: str) -> str:
@@ -144,9 +144,9 @@ def _mean(runs: Sequence[dict[str, float]], name: str) -> str:
 
 
 def _files(runs: Sequence[Run], notes: list[str]) -> Html:
-    """What `raffia evaluate` left."""
+    """The files that `raffia evaluate` left."""
     rows = []
-    write = alike([10.0])
+    write = column_format([10.0])
     for run in [run for run in runs if run.by_updates]:
         files, missing = read_evaluations(run.folder)
         notes += missing
@@ -155,11 +155,11 @@ def _files(runs: Sequence[Run], notes: list[str]) -> Html:
                 won = NONE if math.isnan(one.share_won) else f"{100 * one.share_won:.1f} %"
                 low_high = f"{write(one.low)} to {write(one.high)}"
                 rows.append(
-                    [run.name, file.name, spoken(name), count(float(len(one.returns)))]
+                    [run.name, file.name, decoding_label(name), count(float(len(one.returns)))]
                     + [write(one.mean), NONE if math.isnan(one.low) else low_high, won]
                 )
     if not rows:
         return Html("")
     heads = ["run", "evaluation", "decoding", "games", "mean return", "95 % interval", "games won"]
-    says = f"{plural(len({(row[0], row[1]) for row in rows}), 'file')} by raffia evaluate"
-    return el("details", el("summary", says), table(heads, rows, [3, 4, 6]))
+    text = f"{plural(len({(row[0], row[1]) for row in rows}), 'file')} by raffia evaluate"
+    return el("details", el("summary", text), table(heads, rows, [3, 4, 6]))

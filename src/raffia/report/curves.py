@@ -110,12 +110,12 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> Curve:
     """
     if len(x) <= most:
         return Curve(x, y)
-    places, heights = np.array(x, dtype=np.float64), np.array(y, dtype=np.float64)
-    fine = np.isfinite(places) & np.isfinite(heights)
-    places, heights = places[fine], heights[fine]
-    if len(places) <= most:
-        return Curve(places.tolist(), heights.tolist())
-    pieces = list(zip(np.array_split(places, most), np.array_split(heights, most), strict=True))
+    xs, heights = np.array(x, dtype=np.float64), np.array(y, dtype=np.float64)
+    fine = np.isfinite(xs) & np.isfinite(heights)
+    xs, heights = xs[fine], heights[fine]
+    if len(xs) <= most:
+        return Curve(xs.tolist(), heights.tolist())
+    pieces = list(zip(np.array_split(xs, most), np.array_split(heights, most), strict=True))
     return Curve(
         [float(px.mean()) for px, _ in pieces],
         [float(py.mean()) for _, py in pieces],

@@ -17,7 +17,7 @@ _MOST_TOKENS = 2000  # of a dialogue: more makes no page
 
 @dataclass(frozen=True)
 class Other:
-    """A token that was not said.
+    """A token that the agent could have written instead.
 
     >>> Other("crane").q
     nan
@@ -30,27 +30,27 @@ class Other:
 
 @dataclass(frozen=True)
 class Action:
-    """What the agent said in one decision: a token, or an utterance.
+    """The agent's text of one decision: a token, or an utterance.
 
     >>> Action(3, 3).advantage
     nan
     """
 
-    first: int  # token
-    last: int  # ... the same where an action is one token
+    first: int  # first token
+    last: int  # last token; the first again where an action is one token
     reward: float = 0.0
     log_prob: float = math.nan
     q: float = math.nan
-    v: float = math.nan  # of the state before
+    v: float = math.nan  # V of the state before
     advantage: float = math.nan
     others: tuple[Other, ...] = ()
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class TokenDialogue:
     """One dialogue, token by token.
 
-    >>> Dialogue("own", ("<a>", "crane", "</a>"), (Action(1, 1), Action(2, 2))).own
+    >>> TokenDialogue("own", ("<a>", "crane", "</a>"), (Action(1, 1), Action(2, 2))).own
     {1, 2}
     """
 
@@ -60,38 +60,38 @@ class Dialogue:
     marks: frozenset[int] = frozenset()  # tokens that begin and end utterances
     total: float = math.nan  # return
     ended: bool = True
-    cut: bool = False  # it went on behind the last token
-    states: tuple[tuple[int, float], ...] = ()  # token that a state is behind, and its V
+    cut: bool = False  # whether it continued behind the last token
+    states: tuple[tuple[int, float], ...] = ()  # first token that a state is behind, and its V
 
     @property
     def own(self) -> set[int]:
-        """Tokens that the agent, or whoever plays its part, has said."""
+        """Tokens of the agent, or of whoever plays its part."""
         return {at for action in self.actions for at in range(action.first, action.last + 1)}
 
     @property
     def valued(self) -> bool:
-        """Whether anything says what its tokens are worth."""
+        """Whether any token has a value or an advantage."""
         return any(not math.isnan(action.advantage) for action in self.actions)
 
 
 @dataclass(frozen=True)
 class DialogueFile:
-    """What one file of `dialogues/` holds.
+    """The content of one file of `dialogues/`.
 
     >>> DialogueFile(9.0, ()).data
     {}
     """
 
     update: float
-    dialogues: tuple[Dialogue, ...]
-    data: Any = None  # of all logged dialogues: "num_rows", "mean_return" ...
+    dialogues: tuple[TokenDialogue, ...]
+    data: Any = None  # figures of all logged dialogues: "num_rows", "mean_return" ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", self.data if isinstance(self.data, dict) else {})
 
 
 def files_of(run: Path) -> list[Path]:
-    """All of a run, oldest first.
+    """All dialogue files of a run, oldest first.
 
     >>> files_of(Path("no such run"))
     []
@@ -100,7 +100,7 @@ def files_of(run: Path) -> list[Path]:
 
 
 def best_file(run: Run) -> Path | None:
-    """That of the best evaluation; else the newest.
+    """The dialogue file of the best evaluation; else the newest.
 
     >>> best_file(Run(Path("no such run"))) is None
     True
@@ -112,7 +112,7 @@ def best_file(run: Run) -> Path | None:
 
 
 def read_dialogues(path: Path) -> DialogueFile:
-    """A file; ValueError that says why if it cannot be read.
+    """Read a file; a ValueError that names the reason if it cannot be read.
 
     >>> read_dialogues(Path("gone.json"))
     Traceback (most recent call last):
@@ -126,7 +126,7 @@ def read_dialogues(path: Path) -> DialogueFile:
     return DialogueFile(number(data.get("update")), tuple(map(_dialogue, found)), data.get("data"))
 
 
-def _dialogue(data: Any) -> Dialogue:
+def _dialogue(data: Any) -> TokenDialogue:
     tokens = data.get("tokens") if isinstance(data, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ValueError('a dialogue has no list "tokens" of texts')
@@ -135,7 +135,7 @@ def _dialogue(data: Any) -> Dialogue:
     actions = [one for one in map(_action, raw if isinstance(raw, list) else []) if one]
     v = data.get("v")
     pairs = zip(_whole(data.get("states")), v if isinstance(v, list) else [], strict=False)
-    return Dialogue(
+    return TokenDialogue(
         source=str(data.get("source", "")),
         tokens=tuple(tokens[:num]),
         actions=tuple([one for one in actions if 0 <= one.first <= one.last < num]),
@@ -170,7 +170,7 @@ def _action(data: Any) -> Action | None:
 
 
 def _whole(value: Any) -> list[int]:
-    """The whole numbers of a list; none unless all of it are."""
+    """The list as whole numbers; empty unless all of them are."""
     fine = isinstance(value, list) and all(type(one) is int for one in value)
     return list(value) if fine else []
 
@@ -179,11 +179,11 @@ def _or_zero(value: float) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-def largest_advantage(dialogues: Sequence[Dialogue]) -> float:
-    """The size that has the full colour: all but the greatest twentieth lie below.
+def largest_advantage(dialogues: Sequence[TokenDialogue]) -> float:
+    """The advantage with the full colour: all but the greatest twentieth lie below.
 
-    >>> said = tuple(Action(i, i, advantage=float(-i)) for i in range(40))
-    >>> largest_advantage([Dialogue("own", ("a",) * 40, said)])
+    >>> actions = tuple(Action(i, i, advantage=float(-i)) for i in range(40))
+    >>> largest_advantage([TokenDialogue("own", ("a",) * 40, actions)])
     38.0
     """
     known = [abs(one.advantage) for dialogue in dialogues for one in dialogue.actions]

@@ -9,8 +9,8 @@ from pathlib import Path
 from raffia.draw.markup import Html, el, join
 from raffia.report.dialogue_files import (
     Action,
-    Dialogue,
     DialogueFile,
+    TokenDialogue,
     best_file,
     files_of,
     largest_advantage,
@@ -27,12 +27,12 @@ _MOST_NUMBERS = 80  # decisions of a dialogue in its table
 _WIDE = 13  # tokens from which a dialogue has the whole width
 _SOURCES = {"own": "game of its own", "logged": "from the data", "held out": "held out"}
 _EXPLAINED = (
-    "Colours say how much better a token is than what was to be expected: its advantage, target "
+    "Colours show how much better a token is than expected: its advantage, target "
     "Q − V. Point at a token for the numbers. Below the text the line is V before each decision, a "
-    "triangle the Q of what was said there; shaded is the agent's part, which in logged dialogues "
-    "somebody else has spoken."
+    "triangle the Q of the agent's text there; shaded is the agent's part, written by "
+    "somebody else in logged dialogues."
 )
-_LEGEND = (-1.0, -0.5, 0.0, 0.5, 1.0)  # shares of the full colour
+_LEGEND = (-1.0, -0.5, 0.0, 0.5, 1.0)  # fractions of the full colour
 
 
 def dialogues(groups: Sequence[Group], notes: list[str]) -> Html:
@@ -44,9 +44,9 @@ def dialogues(groups: Sequence[Group], notes: list[str]) -> Html:
     parts = [el("h2", "Dialogues"), el("p.faint", _EXPLAINED)]
     if len(groups) == len(groups[0].runs) == 1:
         return join([*parts, *shown])
-    for place, (run, one) in enumerate(zip(runs, shown, strict=True)):
+    for index, (run, one) in enumerate(zip(runs, shown, strict=True)):
         named = [el("h3", run.name), one]
-        parts += [el("details", el("summary", run.name), one)] if place else named
+        parts += [el("details", el("summary", run.name), one)] if index else named
     return join(parts)
 
 
@@ -60,8 +60,8 @@ def _of_run(run: Run, notes: list[str]) -> Html:
     other = files[-1] if files[0] == best else files[0]
     compared = _read(other, notes) if other != best else None
     if compared:
-        says = el("summary", f"The same after {count(compared.update)} updates")
-        parts.append(el("details", says, _shown(compared, other)))
+        summary = el("summary", f"The same after {count(compared.update)} updates")
+        parts.append(el("details", summary, _shown(compared, other)))
     return join(parts)
 
 
@@ -75,32 +75,34 @@ def _read(path: Path, notes: list[str]) -> DialogueFile | None:
 
 def _shown(found: DialogueFile, path: Path) -> Html:
     most = largest_advantage(found.dialogues)
-    says = f"After {count(found.update)} updates (dialogues/{path.name})."
+    text = f"After {count(found.update)} updates (dialogues/{path.name})."
     if not any(one.valued for one in found.dialogues):
-        says += " This agent has learnt a policy and no values: no token has a colour."
+        text += " This agent has learnt a policy and no values: no token has a colour."
     cards = [_card(one, most) for one in found.dialogues]
     legend = _legend(most) if most else Html("")
-    return join([el("p.faint", says), legend, el("div.dialogues", *cards)])
+    return join([el("p.faint", text), legend, el("div.dialogues", *cards)])
 
 
 def _legend(most: float) -> Html:
-    swatches = [el("span", _coloured("i.swatch", share), figure(share * most)) for share in _LEGEND]
+    swatches = [
+        el("span", _coloured("i.swatch", fraction), figure(fraction * most)) for fraction in _LEGEND
+    ]
     return el("div.legend", "advantage:", *swatches, el("span", "▲ better than expected, ▼ worse"))
 
 
-def _card(dialogue: Dialogue, most: float) -> Html:
+def _card(dialogue: TokenDialogue, most: float) -> Html:
     source = _SOURCES.get(dialogue.source, dialogue.source)
-    says = [source, f"return {figure(dialogue.total)}"]
-    says += ["cut here"] if dialogue.cut else [] if dialogue.ended else ["not over"]
-    head = el("div.of", el("b", says[0]), " · " + " · ".join(says[1:]))
+    facts = [source, f"return {figure(dialogue.total)}"]
+    facts += ["cut here"] if dialogue.cut else [] if dialogue.ended else ["not over"]
+    head = el("div.of", el("b", facts[0]), " · " + " · ".join(facts[1:]))
     line = value_line(dialogue, most)
     drawn = [el("div.wide", line)] if line else []
     kind = "div.dialogue.full" if len(dialogue.tokens) > _WIDE else "div.dialogue"
     return el(kind, head, *_lines(dialogue, most), *drawn, _numbers(dialogue))
 
 
-def _lines(dialogue: Dialogue, most: float) -> list[Html]:
-    """The text: a line for each who speaks, in turns."""
+def _lines(dialogue: TokenDialogue, most: float) -> list[Html]:
+    """The text of a dialogue: a line for each turn."""
     own = dialogue.own
     by_token = {at: one for one in dialogue.actions for at in range(one.first, one.last + 1)}
     turns: list[tuple[bool, list[int]]] = []
@@ -110,21 +112,21 @@ def _lines(dialogue: Dialogue, most: float) -> list[Html]:
         else:
             turns.append((at in own, [at]))
     lines: list[Html] = []
-    kept: list[Html] = []  # marks that stand before the first who speaks
-    for is_own, places in turns:
-        tokens = [_token(dialogue, at, by_token.get(at), most) for at in places]
-        if not is_own and dialogue.marks.issuperset(places) and len(turns) > 1:
-            kept += tokens  # nobody says anything: part of the next turn
+    marks: list[Html] = []  # marks that stand before the first who speaks
+    for is_own, positions in turns:
+        tokens = [_token(dialogue, at, by_token.get(at), most) for at in positions]
+        if not is_own and dialogue.marks.issuperset(positions) and len(turns) > 1:
+            marks += tokens  # only marks: part of the next turn
             continue
         who = el("span.who", "agent" if is_own else "env")
-        lines.append(el("div.turn", who, el("span", *kept, *tokens)))
-        kept = []
-    if kept:
-        lines.append(el("div.turn", el("span.who"), el("span", *kept)))
+        lines.append(el("div.turn", who, el("span", *marks, *tokens)))
+        marks = []
+    if marks:
+        lines.append(el("div.turn", el("span.who"), el("span", *marks)))
     return lines
 
 
-def _token(dialogue: Dialogue, at: int, action: Action | None, most: float) -> Html:
+def _token(dialogue: TokenDialogue, at: int, action: Action | None, most: float) -> Html:
     text = shown_token(dialogue.tokens[at]).replace("↵", "↵\n")
     kind = "span.mark" if at in dialogue.marks else "span.tok"
     if action is None:
@@ -132,22 +134,22 @@ def _token(dialogue: Dialogue, at: int, action: Action | None, most: float) -> H
     # An utterance that is one decision earns its reward at its end.
     reward = action.reward if at == action.last else 0.0
     shown = [text, el("sup", f"{'+' if reward > 0 else ''}{figure(reward)}")] if reward else [text]
-    title = _told(dialogue, action)
+    title = _details(dialogue, action)
     if math.isnan(action.advantage) or not most:
         return el(kind, *shown, title=title)
     return _coloured(kind, action.advantage / most, *shown, title=title)
 
 
-def _coloured(kind: str, share: float, *children: str, **attributes: str) -> Html:
-    """share: of the full colour, below 0 for worse."""
-    strength = min(abs(share), 1.0)
-    tone = "up" if share > 0 else "down"
+def _coloured(kind: str, fraction: float, *children: str, **attributes: str) -> Html:
+    """fraction: of the full colour, below 0 for worse."""
+    strength = min(abs(fraction), 1.0)
+    tone = "up" if fraction > 0 else "down"
     return el(f"{kind}.{tone}", *children, style=f"--s:{strength:.2f}", **attributes)
 
 
-def _told(dialogue: Dialogue, action: Action) -> str:
-    """All that is known of a decision."""
-    said = "".join([shown_token(one) for one in dialogue.tokens[action.first : action.last + 1]])
+def _details(dialogue: TokenDialogue, action: Action) -> str:
+    """All figures of a decision, as the text of its tooltip."""
+    written = "".join([shown_token(one) for one in dialogue.tokens[action.first : action.last + 1]])
     parts = [
         f"{name} {figure(value)}"
         for name, value in (("advantage", action.advantage), ("Q", action.q), ("V", action.v))
@@ -155,7 +157,7 @@ def _told(dialogue: Dialogue, action: Action) -> str:
     ]
     parts += [f"probability {_chance(action.log_prob)}"] if not math.isnan(action.log_prob) else []
     parts += [f"reward {figure(action.reward)}"] if action.reward else []
-    lines = [f"{said}: {', '.join(parts)}"]
+    lines = [f"{written}: {', '.join(parts)}"]
     if action.others:
         lines.append(f"instead: {_others(action)}")
     return "\n".join(lines)
@@ -173,12 +175,12 @@ def _others(action: Action) -> str:
 def _chance(log_prob: float) -> str:
     if math.isnan(log_prob):
         return NONE
-    share = math.exp(min(log_prob, 0.0))
-    return f"{100 * share:.1f} %" if share > 0.001 else f"e^{figure(log_prob)}"
+    fraction = math.exp(min(log_prob, 0.0))
+    return f"{100 * fraction:.1f} %" if fraction > 0.001 else f"e^{figure(log_prob)}"
 
 
-def _numbers(dialogue: Dialogue) -> Html:
-    """The same for those who can't point."""
+def _numbers(dialogue: TokenDialogue) -> Html:
+    """A table of the tooltips' figures, for readers who can't point."""
     shown = dialogue.actions[:_MOST_NUMBERS]
     if not shown:
         return Html("")
@@ -195,7 +197,7 @@ def _numbers(dialogue: Dialogue) -> Html:
         for one in shown
     ]
     more = len(dialogue.actions) - len(shown)
-    says = f"The first {len(shown)}; {more} more are in the file." if more else ""
-    heads = ["said", "advantage", "Q", "V", "probability", "reward", "might have been said"]
-    # Text of a table, unlike that of a turn, may be long: it scrolls.
-    return el("details", el("summary", "Numbers"), table(heads, rows, range(1, 6), says))
+    caption = f"The first {len(shown)}; {more} more are in the file." if more else ""
+    heads = ["token", "advantage", "Q", "V", "probability", "reward", "alternatives"]
+    # The text of a table may be long, since it scrolls; that of a turn may not.
+    return el("details", el("summary", "Numbers"), table(heads, rows, range(1, 6), caption))

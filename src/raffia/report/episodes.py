@@ -1,4 +1,4 @@
-"""Which recorded episode a page shows, and how."""
+"""The recorded episode that a page shows, and its HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from raffia.draw.markup import Html, el
-from raffia.report.evaluated import Evaluated
+from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run, content, entries, read_json
 from raffia.report.rows import number, numbers
 from raffia.report.wording import count, figure, size
@@ -22,16 +22,16 @@ _KINDS = {".gif": "image/gif", ".mp4": "video/mp4"}
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A recorded episode.
+class EpisodeFile:
+    """A file of a recorded episode.
 
-    >>> Recording(Path("episodes/9.gif")).score
+    >>> EpisodeFile(Path("episodes/9.gif")).score
     nan
     """
 
     path: Path
-    score: float = math.nan  # its return, where a file says it
-    at: Evaluated | None = None  # the evaluation during training that it is of
+    score: float = math.nan  # its return, where a file has it
+    at: EvaluationRow | None = None  # the evaluation during training that it is of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EvaluationFile:
 
     @property
     def returns(self) -> list[float]:
-        """Of its episodes."""
+        """Returns of the file's episodes."""
         return numbers(self.data.get("returns"))
 
 
@@ -58,7 +58,7 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
     'a9'
     """
     pieces = re.findall(r"\d+|\D+", path.stem)
-    # no int() of thousands of digits: their number, then the digits, compare alike
+    # no int() of thousands of digits: their number, then the digits, compare in the same order
     return [(0, len(p.lstrip("0")), p.lstrip("0")) if p.isdecimal() else (1, 0, p) for p in pieces]
 
 
@@ -83,7 +83,7 @@ def read_evaluations(run: Path) -> tuple[list[EvaluationFile], list[str]]:
     return found, notes
 
 
-def best_recording(run: Run, evaluations: list[EvaluationFile]) -> Recording | None:
+def best_recording(run: Run, evaluations: list[EvaluationFile]) -> EpisodeFile | None:
     """The episode to show of a run.
 
     The best one of the newest file of `evaluations/` whose recordings are there; else the newest
@@ -103,7 +103,7 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> Recording | N
         if not isinstance(files, list) or not isinstance(returns, list):
             continue
         pairs = [
-            Recording(there[Path(str(file)).name], number(value))
+            EpisodeFile(there[Path(str(file)).name], number(value))
             for file, value in zip(files, returns, strict=False)
             if Path(str(file)).name in there
         ]
@@ -112,19 +112,19 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> Recording | N
             return max(scored, key=lambda one: one.score)
     named = [path for name, path in there.items() if name.lower().startswith("best")]
     if named:
-        return Recording(named[-1])
+        return EpisodeFile(named[-1])
     evaluated = {f"{one.env_step:.0f}": one for one in run.evaluations}
     training = [
-        Recording(path, at=evaluated[step])
+        EpisodeFile(path, at=evaluated[step])
         for path in there.values()
         if (step := path.stem.lstrip("0") or "0") in evaluated
     ]
     if training:
         return max(reversed(training), key=lambda one: one.at.mean if one.at else -math.inf)
-    return Recording(list(there.values())[-1]) if there else None
+    return EpisodeFile(list(there.values())[-1]) if there else None
 
 
-def shown(recording: Recording, page: Path) -> Html:
+def shown(recording: EpisodeFile, page: Path) -> Html:
     """The episode inside the page, or where it is too large a link beside it."""
     path = recording.path
     num_bytes = path.lstat().st_size

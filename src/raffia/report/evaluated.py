@@ -1,4 +1,4 @@
-"""An evaluation during training, as its row of `metrics.jsonl` tells it."""
+"""An evaluation during training, read from its row of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from raffia.report.rows import Row, number, numbers
 
-_PLACE = ("kind", "update", "env_step", "seconds", "num_simulations")
+_POSITION = ("kind", "update", "env_step", "seconds", "num_simulations")
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How one way of speaking fared.
+    """The results of one decoding.
 
     >>> Decoding(mean=-2.5).share_won
     nan
@@ -27,12 +27,12 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """One evaluation during training: of episodes, or of rows that were held out.
+class EvaluationRow:
+    """One evaluation during training: of episodes, or of held-out rows.
 
-    >>> Evaluated(env_step=100.0, seconds=2.0, mean=9.5, returns=(9.0, 10.0)).score
+    >>> EvaluationRow(env_step=100.0, seconds=2.0, mean=9.5, returns=(9.0, 10.0)).score
     9.5
-    >>> Evaluated(math.nan, 2.0, 0.5, update=100.0, held_out={"loss": 0.5}).score
+    >>> EvaluationRow(math.nan, 2.0, 0.5, update=100.0, held_out={"loss": 0.5}).score
     -0.5
     """
 
@@ -42,9 +42,9 @@ class Evaluated:
     returns: tuple[float, ...] = ()
     as_first: tuple[bool, ...] = ()  # games of two players
     update: float = math.nan
-    low: float = math.nan  # the 95 % interval of the mean, where the row says it
+    low: float = math.nan  # the 95 % interval of the mean, where the row has it
     high: float = math.nan
-    decodings: Mapping[str, Decoding] = field(default_factory=dict)  # ways of speaking, by name
+    decodings: Mapping[str, Decoding] = field(default_factory=dict)  # by name of the decoding
     held_out: Mapping[str, float] = field(default_factory=dict)  # losses and other means, by name
 
     @property
@@ -54,14 +54,14 @@ class Evaluated:
 
     @property
     def score(self) -> float:
-        """The larger the better."""
+        """The result as a number: the larger the better."""
         if self.of_loss:
             return self.held_out.get("score", -self.mean)
         return self.mean
 
 
-def evaluations_of(rows: Iterable[Row]) -> list[Evaluated]:
-    """Of those rows that say how good it was and when.
+def evaluations_of(rows: Iterable[Row]) -> list[EvaluationRow]:
+    """The evaluations of rows that have a result and a time.
 
     >>> row = {"kind": "evaluate", "update": 9, "returns": [1.0, 3.0]}
     >>> [one.mean for one in evaluations_of([row, {"kind": "evaluate", "update": 12}])]
@@ -79,7 +79,7 @@ def evaluations_of(rows: Iterable[Row]) -> list[Evaluated]:
             continue
         first = row.get("as_first")
         found.append(
-            Evaluated(
+            EvaluationRow(
                 env_step=env_step,
                 seconds=number(row.get("seconds")),
                 mean=mean,
@@ -96,7 +96,7 @@ def evaluations_of(rows: Iterable[Row]) -> list[Evaluated]:
 
 
 def decodings_of(value: object) -> dict[str, Decoding]:
-    """What a row, or a file of an evaluation, says of each way of speaking.
+    """The results of each decoding in a row, or in a file of an evaluation.
 
     >>> decodings_of({"decode": {"mean_return": -2, "share_won": 0.5}, "odd": 3})["decode"].mean
     -2.0
@@ -117,7 +117,7 @@ def decodings_of(value: object) -> dict[str, Decoding]:
 
 
 def _held_out(row: Row) -> dict[str, float]:
-    """Its means, if the loss is one of them."""
-    means = {name: number(value) for name, value in row.items() if name not in _PLACE}
+    """The means on held-out rows, if the loss is one of them."""
+    means = {name: number(value) for name, value in row.items() if name not in _POSITION}
     means = {name: value for name, value in means.items() if not math.isnan(value)}
     return means if "loss" in means else {}

@@ -15,7 +15,7 @@ from raffia.report.wording import ticks
 _SIZE, _WIDE = (470, 250), (970, 270)  # pixels of the page
 _MARGINS = (66, 40, 6, 7)  # left, below, right and above the axes, in pixels
 _TONES = ("ink", "muted", "grid", "paper", *SERIES)
-# Colours that stand for tones while matplotlib draws; the page's style sheet says the real ones.
+# Colours that stand for tones while matplotlib draws; the page's style sheet sets the real ones.
 _STAND_INS = {tone: f"#0102{i + 16:02x}" for i, tone in enumerate(_TONES)}
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
@@ -63,11 +63,11 @@ def draw(panel: Panel, name: str) -> str:
     """
     matplotlib = matplotlib_for("the figures of a report are drawn by")
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # not what a user's own file says
+        matplotlib.rcdefaults()  # without a user's own file
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
         width, height = _WIDE if panel.wide else _SIZE
         figure = matplotlib.figure.Figure((width / 72, height / 72), facecolor="none")
-        # The same room around all panels, so that axes below one another begin at one place; a
+        # The same room around all panels, so that axes below one another begin at one position; a
         # layout that measures each text takes longer than all the rest.
         left, below, right, above = _MARGINS
         across, up = (width - left - right) / width, (height - below - above) / height
@@ -89,8 +89,8 @@ def _fill(axes: Any, panel: Panel) -> None:
             linewidth=0,
         )
         axes.margins(x=0, y=0)
-    for place in panel.marks:
-        axes.axvline(place, color=_STAND_INS["muted"], linewidth=1, linestyle=(0, (2, 2)))
+    for x in panel.marks:
+        axes.axvline(x, color=_STAND_INS["muted"], linewidth=1, linestyle=(0, (2, 2)))
     for level in panel.levels:
         axes.axhline(level, color=_STAND_INS["ink"], linewidth=1, linestyle=(0, (6, 3)))
     for line in panel.points:
@@ -147,7 +147,7 @@ def _label(matplotlib: Any, axes: Any, panel: Panel) -> None:
         if panel.log and axis is axes.yaxis:
             axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: ticks(value)(value)))
             axis.set_minor_formatter(ticker.NullFormatter())
-            if math.log10(limits[1] / limits[0]) < 1.5:  # one mark alone says little
+            if math.log10(limits[1] / limits[0]) < 1.5:  # one mark alone tells little
                 axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         else:
             axis.set_major_formatter(ticker.FuncFormatter(lambda value, _, w=write: w(value)))

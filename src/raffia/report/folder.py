@@ -1,4 +1,4 @@
-"""A run folder, read into plain records. Every part may be missing; `notes` say what is."""
+"""A run folder, read into plain records. Every part may be missing; `notes` list what is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.files import DEEPEST, DamagedFileError, is_deeper, open_plain
-from raffia.report.evaluated import Evaluated as Evaluated
+from raffia.report.evaluated import EvaluationRow as EvaluationRow
 from raffia.report.evaluated import evaluations_of
 from raffia.report.rows import Row, counted_rows, key_rows, number
 
@@ -25,7 +25,7 @@ _FEW = 6  # names in an error
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What the files of one run say.
+    """The content of one run's files.
 
     >>> run = Run(Path("runs/a"), rows=({"kind": "end", "reason": "target", "env_step": 70},))
     >>> run.state, run.env_step, run.best
@@ -33,11 +33,15 @@ class Run:
     """
 
     folder: Path
-    config: dict[str, Any] = field(default_factory=dict)  # nested; without what `about` has
+    config: dict[str, Any] = field(
+        default_factory=dict
+    )  # nested settings; without what `about` has
     about: dict[str, Any] = field(default_factory=dict)  # preset, versions ...
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()  # what is missing or damaged
-    counts: Mapping[str, int] = field(default_factory=dict)  # rows of each kind, where not all are
+    counts: Mapping[str, int] = field(
+        default_factory=dict
+    )  # numbers of rows of each kind, where not all were read
 
     @property
     def name(self) -> str:
@@ -80,7 +84,7 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """Its name, or nothing."""
+        """The algorithm's name, or nothing."""
         return str(self.about.get("algorithm") or "")
 
     @property
@@ -95,7 +99,7 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """As text, for it stands in names only; nothing where no file says it."""
+        """The seed as text, for use in names; empty where no file has it."""
         seed = self.config.get("seed", self.about.get("seed"))
         return "" if seed is None else str(seed)
 
@@ -108,17 +112,17 @@ class Run:
 
     @property
     def update(self) -> float:
-        """The newest that a row names; nan without one."""
+        """The newest number that a row names; nan without one."""
         return self._newest("update")
 
     @property
     def env_step(self) -> float:
-        """The newest that a row names; nan without one."""
+        """The newest number that a row names; nan without one."""
         return self._newest("env_step")
 
     @property
     def seconds(self) -> float:
-        """Wall time over all sessions; nan if no row says it."""
+        """Wall time over all sessions; nan if no row has it."""
         return self._newest("seconds")
 
     @property
@@ -138,7 +142,7 @@ class Run:
         return not self.about.get("reference")
 
     def call(self, command: str, *flags: str) -> str:
-        """A call of the command line about this run.
+        """The command line's call about this run.
 
         >>> Run(Path("runs/a"), about={"reference": "dqn.py:dqn"}).call("evaluate", "--json")
         'raffia evaluate runs/a --json --algorithm dqn.py:dqn'
@@ -149,18 +153,18 @@ class Run:
 
     @property
     def num_restarts(self) -> int:
-        """How often it was resumed."""
+        """The number of times that it was resumed."""
         return len(self.of("resume"))
 
     @property
     def by_updates(self) -> bool:
-        """Whether updates alone say where it stands: it plays in no environment to learn."""
+        """Whether only updates count its progress: it plays in no environment to learn."""
         plays = self.setting("env") is not None
         return math.isnan(self.env_step) and not (plays and math.isnan(self.update))
 
     @cached_property
-    def evaluations(self) -> list[Evaluated]:
-        """Those with a mean return, or a loss of held-out rows, in their order."""
+    def evaluations(self) -> list[EvaluationRow]:
+        """The evaluations with a mean return, or a loss of held-out rows, in their order."""
         return evaluations_of(self.of("evaluate"))
 
     @property
@@ -169,19 +173,19 @@ class Run:
         return self.last is not None and self.last.of_loss
 
     @property
-    def best(self) -> Evaluated | None:
+    def best(self) -> EvaluationRow | None:
         """The first evaluation with the highest mean return; of held-out rows the newest with the
         highest score, as its checkpoint is."""
         of_rows = [one for one in reversed(self.evaluations) if one.of_loss]
         return max(of_rows or self.evaluations, key=lambda one: one.score, default=None)
 
     @property
-    def last(self) -> Evaluated | None:
+    def last(self) -> EvaluationRow | None:
         """The newest evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
     @property
-    def reached(self) -> Evaluated | None:
+    def reached(self) -> EvaluationRow | None:
         """The first evaluation at or above the target."""
         return next((one for one in self.evaluations if one.score >= self.target_return), None)
 
@@ -270,7 +274,7 @@ def entries(run: Path, name: str, pattern: str = "*") -> list[Path]:
 
 
 def content(path: Path, largest: int = LARGEST) -> bytes:
-    """The bytes of a file of a run; ValueError that says why if it is not shown.
+    """The bytes of a file of a run; a ValueError that names the reason if it is not shown.
 
     >>> content(Path("no such file"))
     Traceback (most recent call last):
@@ -290,7 +294,7 @@ def content(path: Path, largest: int = LARGEST) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; ValueError that says why if it cannot be read.
+    """The content of a JSON file; a ValueError that names the reason if it cannot be read.
 
     >>> read_json(Path("no such file.json"))
     Traceback (most recent call last):
@@ -323,24 +327,24 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]
 
 
 def _no_run(folder: Path) -> str:
-    """What was seen at a path that is no run's folder, and which runs are near."""
+    """The error text for a path that is no run's folder, with the runs that are near."""
     if not folder.exists():
-        seen = "it does not exist"
+        found = "it does not exist"
     elif not folder.is_dir():
-        seen = "it is a file; name the folder that holds metrics.jsonl"
+        found = "it is a file; name the folder that holds metrics.jsonl"
     else:
         inside = sorted(entry.name for entry in folder.iterdir())
-        held = _listed(inside) if inside else "nothing"
-        seen = f"it holds {held}, and neither metrics.jsonl nor config.json"
+        content = _listed(inside) if inside else "nothing"
+        found = f"it holds {content}, and neither metrics.jsonl nor config.json"
         if below := find_runs(folder):
-            return f"{folder} is no run: {seen}. Runs in it: {_listed(list(map(str, below)))}"
+            return f"{folder} is no run: {found}. Runs in it: {_listed(list(map(str, below)))}"
     around = {str(run): run.name for run in find_runs(folder.parent, depth=2)}
     names = difflib.get_close_matches(folder.name, list(around.values()), n=3, cutoff=0.4)
     near = [run for name in dict.fromkeys(names) for run in around if around[run] == name]
     if near:
-        return f"{folder} is no run: {seen}. Did you mean {_listed(near)}?"
+        return f"{folder} is no run: {found}. Did you mean {_listed(near)}?"
     others = f"runs near it: {_listed(list(around))}" if around else "no run is near it"
-    return f"{folder} is no run: {seen}; {others}"
+    return f"{folder} is no run: {found}; {others}"
 
 
 def _listed(names: list[str]) -> str:

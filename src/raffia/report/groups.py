@@ -1,4 +1,4 @@
-"""Runs of one configuration: alike but for the seed; and how configurations differ."""
+"""Runs of one configuration, equal but for the seed; and how configurations differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Group:
 
     label: str
     runs: tuple[Run, ...]
-    settings: Mapping[str, Any] | None = None  # flat, without the seed; None: no file says them
+    settings: Mapping[str, Any] | None = None  # flat, without the seed; None: no file has them
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -72,20 +72,20 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         settings = flat(run.config)
         settings.pop("seed", None)
-        # A run without a config stands for itself: nothing says that it is like another.
+        # A run without a config stands for itself: nothing tells that it is like another.
         key = json.dumps(settings, sort_keys=True) if settings else f"no config: {run.folder}"
         members.setdefault(key, []).append(run)
     groups = []
-    for alike in members.values():
-        settings = flat(alike[0].config)
+    for equal in members.values():
+        settings = flat(equal[0].config)
         settings.pop("seed", None)
-        groups.append(Group("", tuple(alike), settings or None))
+        groups.append(Group("", tuple(equal), settings or None))
     labels = _labels(groups)
     return [Group(label, one.runs, one.settings) for label, one in zip(labels, groups, strict=True)]
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
-    """Names of the settings in which the groups are not all alike.
+    """Names of the settings in which the groups differ.
 
     >>> differing([Group("A", (), {"x": 1, "y": 2}), Group("B", (), {"x": 1, "y": 3, "z": 0})])
     ['y', 'z']
@@ -114,7 +114,7 @@ def _best(run: Run) -> float:
 
 
 def preset_values(run: Run, presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What the run's preset says of the settings that were changed; None if nothing tells.
+    """The preset's values of the settings that were changed; None if they are unknown.
 
     The run's own record counts ("changed" beside "preset": name -> the preset's value), for presets
     may be others by now; else `presets`, whole configs by their names.

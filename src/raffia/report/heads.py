@@ -1,4 +1,4 @@
-"""The head of a page: what was run, how it stands, and the figures one looks for first."""
+"""The head of a page: what was run, its state, and the key figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from raffia.draw.markup import Html, el, join
 from raffia.report.curves import bootstrap_band, interquartile_mean
-from raffia.report.evaluated import Evaluated
+from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.markup import table
@@ -31,7 +31,7 @@ _STATES = {  # a sign that reads without colour, the text, the tone
 
 
 def state_pill(run: Run) -> Html:
-    """How a run stands.
+    """The state of a run, as a coloured label.
 
     >>> from pathlib import Path
     >>> "no rows yet" in state_pill(Run(Path("x")))
@@ -48,7 +48,7 @@ def head(groups: Sequence[Group]) -> Html:
 
 
 def rate(run: Run, key: str, total: float) -> float:
-    """A rate over the whole run: the total over the wall time, or the mean of what rows say.
+    """A rate over the whole run: the total over the wall time, or the mean over rows.
 
     >>> from pathlib import Path
     >>> rate(Run(Path("x"), rows=({"kind": "train", "seconds": 4},)), "updates_per_second", 8.0)
@@ -76,7 +76,7 @@ def _one(run: Run) -> Html:
     if not math.isnan(run.target_return):
         text = f"target of {figure(run.target_return)}"
         unit = "updates" if run.by_updates else "env steps"
-        when = count(_place(reached)) if reached else "not reached"
+        when = count(_progress(reached)) if reached else "not reached"
         after = f"{unit} to the {text}, {duration(reached.seconds)}" if reached else text
         cards.append(_card(after, when))
     else:
@@ -118,17 +118,17 @@ def _of_dialogues(run: Run) -> list[Html]:
     won = [one.share_won for one in run.best.decodings.values()][:1] if run.best else []
     if won and not math.isnan(won[0]):
         cards.append(_card("games won", f"{100 * won[0]:.1f} %", "in the best evaluation"))
-    told = run.best.held_out if run.best else {}
-    if "estimated_return" in told:
+    held_out = run.best.held_out if run.best else {}
+    if "estimated_return" in held_out:
         low, high, logged = (
-            figure(told.get(name, math.nan))
+            figure(held_out.get(name, math.nan))
             for name in ("estimated_low", "estimated_high", "logged_return")
         )
-        rows = figure(told.get("effective_rows", math.nan))
+        rows = figure(held_out.get("effective_rows", math.nan))
         cards.append(
             _card(
                 "return, estimated",
-                figure(told["estimated_return"]),
+                figure(held_out["estimated_return"]),
                 f"{low} to {high}, of {rows} dialogues; as logged {logged}",
             )
         )
@@ -145,7 +145,9 @@ def _several(groups: Sequence[Group]) -> Html:
     heads = ["run", "seed", "state", f"best {what}", f"last {what}", "to target", "env steps"]
     heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "tokens/s", "restarts"]
     unsaid = ["to target", "env steps", "env steps/s", "sims/s", "tokens/s"]
-    heads, rows = _told(heads, rows, {**dict.fromkeys(unsaid, NONE), "restarts": "0"})
+    heads, rows = _informative_columns(
+        heads, rows, {**dict.fromkeys(unsaid, NONE), "restarts": "0"}
+    )
     cards = [_group_card(index, group) for index, group in enumerate(groups)]
     cards += _range_cards(runs) if len(groups) == 1 else []
     return join(
@@ -159,16 +161,16 @@ def _several(groups: Sequence[Group]) -> Html:
     )
 
 
-def _told(
+def _informative_columns(
     heads: Sequence[str], rows: Sequence[Sequence[str]], silent: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Without columns that say of all runs nothing more than `silent` has for them."""
-    kept = [
+    """The table without columns whose cells are all as in `silent`."""
+    columns = [
         index
         for index, name in enumerate(heads)
         if any(row[index] != silent.get(name) for row in rows)
     ]
-    return [heads[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    return [heads[index] for index in columns], [[row[index] for index in columns] for row in rows]
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -185,38 +187,38 @@ def _about(run: Run) -> str:
 
 
 def _machine(run: Run) -> str:
-    """Device, threads and versions, as far as files say them."""
+    """Device, threads and versions, as far as files tell them."""
     start: dict[str, Any] = next(iter(run.of("start")), {})
     versions = run.about.get("versions")
-    told = {**start, **run.about, **(versions if isinstance(versions, dict) else {})}
-    threads = run.config.get("num_threads", told.get("num_threads"))
+    stated = {**start, **run.about, **(versions if isinstance(versions, dict) else {})}
+    threads = run.config.get("num_threads", stated.get("num_threads"))
     parts = [str(run.config["device"])] if "device" in run.config else []
     parts += [f"{threads} threads" if threads != 1 else "1 thread"] if threads is not None else []
-    raffia = told.get("raffia", told.get("version"))
+    raffia = stated.get("raffia", stated.get("version"))
     parts += [f"raffia {raffia}"] if isinstance(raffia, str) else []
     known = ("torch", "numpy", "gymnasium", "python")
-    parts += [f"{name} {told[name]}" for name in known if isinstance(told.get(name), str)]
-    return " · ".join(parts) or "no file says which versions"
+    parts += [f"{name} {stated[name]}" for name in known if isinstance(stated.get(name), str)]
+    return " · ".join(parts) or "versions unknown"
 
 
 def _card(label: str, value: str, below: str = "") -> Html:
     return el("div.card", el("span", label), el("b", value), el("span", below or Html("&nbsp;")))
 
 
-def _at(found: Evaluated | None) -> str:
+def _at(found: EvaluationRow | None) -> str:
     if found is None:
         return "no evaluation yet"
     unit = "updates" if math.isnan(found.env_step) else "env steps"
-    return f"at {count(_place(found))} {unit}, {duration(found.seconds)}"
+    return f"at {count(_progress(found))} {unit}, {duration(found.seconds)}"
 
 
-def _place(found: Evaluated) -> float:
-    """What it had counted to, environment steps or updates."""
+def _progress(found: EvaluationRow) -> float:
+    """The count that a run has reached, environment steps or updates."""
     return found.update if math.isnan(found.env_step) else found.env_step
 
 
 def _measure(runs: Sequence[Run]) -> str:
-    """What evaluations say."""
+    """The name of an evaluation's result."""
     kinds = {run.of_loss for run in runs if run.last}
     return "held-out loss" if kinds == {True} else "result" if len(kinds) > 1 else "mean return"
 
@@ -231,7 +233,7 @@ def _run_row(index: int, run: Run) -> list[str]:
         state_pill(run),
         figure(best.mean) if best else NONE,
         figure(last.mean) if last else NONE,
-        f"{count(_place(reached))} ({duration(reached.seconds)})" if reached else missed,
+        f"{count(_progress(reached))} ({duration(reached.seconds)})" if reached else missed,
         count(run.env_step),
         count(run.update),
         duration(run.seconds),
@@ -259,15 +261,15 @@ def _group_card(index: int, group: Group) -> Html | None:
 
 
 def _range_cards(runs: Sequence[Run]) -> list[Html]:
-    """What alike runs have in the middle, and from where to where."""
-    told: list[tuple[str, list[float], Callable[[float], str]]] = [
+    """Cards of the medians and ranges over runs of one configuration."""
+    ranges: list[tuple[str, list[float], Callable[[float], str]]] = [
         (f"best {_measure(runs)}", [run.best.mean for run in runs if run.best], figure),
         ("env steps / s", [_env_rate(run) for run in runs], figure),
         ("tokens / s", [_token_rate(run) for run in runs], figure),
         ("wall time", [run.seconds for run in runs], duration),
     ]
     cards = []
-    for label, found, write in told:
+    for label, found, write in ranges:
         values = sorted([value for value in found if not math.isnan(value)])
         if values:
             below = f"median; {write(values[0])} to {write(values[-1])}"

@@ -1,4 +1,4 @@
-"""Panels of how good runs became: returns, losses of held-out rows, ways of speaking."""
+"""Panels of results: returns, losses of held-out rows, decodings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from raffia.report.rows import number
 from raffia.report.wording import time_unit
 
 _MOST_POINTS = 1200  # training episodes in a panel, of all runs together
-_MOST_SHOWN = 4  # configurations of which ways of speaking are shown
-AS_SET = "decode"  # the way of speaking that the config has
+_MOST_SHOWN = 4  # configurations of which decodings are shown
+AS_SET = "decode"  # the decoding that the config has
 _LABELS = {"env_step": "env steps", "update": "updates"}
 
 
 def learning_panels(groups: Sequence[Group]) -> list[Panel]:
-    """Returns, and losses of held-out rows, over what a run counts, and over wall time.
+    """Panels of returns and losses of held-out rows, over what a run counts, and over wall time.
 
     Each environment has panels of its own: returns of two of them have no common scale.
 
@@ -40,12 +40,12 @@ def learning_panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def _only(group: Group, env: str) -> Group:
-    """With its runs of an environment; an empty one keeps its place, and so the others' tone."""
+    """The group's runs of one environment; an empty group stays, so that others keep their tone."""
     return replace(group, runs=tuple(run for run in group.runs if run.env == env))
 
 
 def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
-    """Return and share of games won by each way of speaking, of each configuration.
+    """Return and fraction of games won by each decoding, of each configuration.
 
     >>> decoding_panels([])
     []
@@ -67,7 +67,7 @@ def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def decoding_names(groups: Sequence[Group]) -> list[str]:
-    """The ways of speaking that evaluations compare, in the order of their first appearance.
+    """The decodings that evaluations compare, in the order of their first appearance.
 
     >>> decoding_names([])
     []
@@ -79,7 +79,7 @@ def decoding_names(groups: Sequence[Group]) -> list[str]:
 
 
 def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
-    """What else is measured on held-out rows, over updates.
+    """Panels of the other measures on held-out rows, over updates.
 
     >>> held_out_panels([])
     []
@@ -91,8 +91,8 @@ def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
         if name == "loss":
             continue
         lines = _lines([[_held_out(run, name) for run in group.runs] for group in groups])
-        spoken = name.replace("_", " ")
-        panels.append(Panel(spoken, "updates", spoken, lines=lines))
+        decoding_label = name.replace("_", " ")
+        panels.append(Panel(decoding_label, "updates", decoding_label, lines=lines))
     return [panel for panel in panels if not panel.empty]
 
 
@@ -136,12 +136,13 @@ def _panels(groups: Sequence[Group], *, of_loss: bool, where: str) -> list[Panel
 
 
 def _counts(run: Run) -> str:
-    """What tells how far a run is."""
+    """The column that counts how far a run is."""
     return "update" if run.by_updates else "env_step"
 
 
 def _lines(of_groups: Sequence[Sequence[Curve]]) -> tuple[Line, ...]:
-    """Of each run one, thin where there are several; and of each configuration that has several."""
+    """Lines of the runs, thin where there are several; and of each configuration that has
+    several."""
     thin, thick = [], []
     for index, curves in enumerate(of_groups):
         colour = tone(index)
@@ -165,14 +166,14 @@ def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line
 
 def _evaluations(run: Run, key: str, factor: float) -> Curve:
     found = [one for one in run.evaluations if not math.isnan(getattr(one, key))]
-    places, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
+    xs, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
     if found and not any(math.isnan(one.low + one.high) for one in found):
-        return Curve(places, means, [one.low for one in found], [one.high for one in found])
+        return Curve(xs, means, [one.low for one in found], [one.high for one in found])
     few = any(len(one.returns) < 4 for one in found)
-    if not found or few or is_game([run]):  # of wins and losses quartiles say little
-        return Curve(places, means)
+    if not found or few or is_game([run]):  # quartiles of wins and losses tell little
+        return Curve(xs, means)
     bands = [quartiles(one.returns) for one in found]
-    return Curve(places, means, [low for low, _ in bands], [high for _, high in bands])
+    return Curve(xs, means, [low for low, _ in bands], [high for _, high in bands])
 
 
 def _held_out(run: Run, name: str) -> Curve:
@@ -182,14 +183,15 @@ def _held_out(run: Run, name: str) -> Curve:
 
 
 def _decoding(group: Group, name: str, of: str, colour: str) -> list[Line]:
-    """Of one run a line with the interval of its episodes; of several their mean and band."""
+    """The curve of a decoding: of one run with the interval of its episodes; of several their mean
+    and band."""
     curves = []
     for run in group.runs:
         found = [(one.update, one.decodings.get(name)) for one in run.evaluations]
         pairs = [(x, one) for x, one in found if one is not None and not math.isnan(x)]
         if of == "share_won":
-            shares = [(x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0]
-            curves.append(Curve([x for x, _ in shares], [y for _, y in shares]))
+            fractions = [(x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0]
+            curves.append(Curve([x for x, _ in fractions], [y for _, y in fractions]))
             continue
         bands = not any(math.isnan(one.low + one.high) for _, one in pairs)
         curves.append(

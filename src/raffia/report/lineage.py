@@ -1,6 +1,6 @@
-"""Who comes from whom in a population, read from the rows of its evaluations and generations.
+"""The lineage of a population, read from the rows of its evaluations and generations.
 
-Legend: P places, at each of which one member lives at a time.
+Legend: P slots, each of which holds one member at a time.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Changes = tuple[tuple[int, str], ...]  # generation, and what was changed in it
 
 
 @dataclass(frozen=True)
-class Column:
-    """One generation; all tuples are [P].
+class LineageColumn:
+    """One generation of a lineage; all tuples are [P].
 
-    >>> Column(0, (4, 7), (None, None), (4, 7)).changes
+    >>> LineageColumn(0, (4, 7), (None, None), (4, 7)).changes
     ()
     """
 
     number: int  # 0: before the first selection
-    members: tuple[int, ...]  # a number that no other member ever had; -1: no row says it
-    parents: tuple[int | None, ...]  # places in the column before; None: unknown, first
+    members: tuple[int, ...]  # a number that no other member ever had; -1: no row has it
+    parents: tuple[int | None, ...]  # slots in the column before; None: unknown, first
     founders: tuple[int, ...]  # the first member of each one's line
-    changes: tuple[Changes, ...] = ()  # since the column before
+    changes: tuple[Changes, ...] = ()  # changes since the column before
     hyper: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     fitness: tuple[float, ...] = ()  # nan: not known; empty: not evaluated
-    fallen: frozenset[int] = frozenset()  # places whose member came to grief
-    elite: int | None = None  # where the best of the column before goes on as it was
+    fallen: frozenset[int] = frozenset()  # slots whose member has a fitness that is not finite
+    elite: int | None = None  # slot where the best of the column before continues unchanged
     at: float = math.nan  # when it was evaluated, in environment steps or updates
 
-    def fitness_of(self, place: int) -> float:
-        """Of the member at a place; nan where no row says it."""
-        return self.fitness[place] if self.fitness else math.nan
+    def fitness_of(self, slot: int) -> float:
+        """Fitness of the member at a slot; nan where no row has it."""
+        return self.fitness[slot] if self.fitness else math.nan
 
     @property
     def best(self) -> int | None:
-        """The place of the first member with the greatest fitness."""
+        """The slot of the first member with the greatest fitness."""
         known = [-math.inf if math.isnan(one) else one for one in self.fitness]
         return known.index(max(known)) if known and max(known) > -math.inf else None
 
@@ -59,11 +59,11 @@ class Lineage:
     """
 
     size: int  # P
-    columns: tuple[Column, ...]
+    columns: tuple[LineageColumn, ...]
 
     @property
     def best(self) -> int | None:
-        """The place of the best member of the last column; before it is evaluated, that of the
+        """The slot of the best member of the last column; before it is evaluated, that of the
         heir of the best one of the column before."""
         if not self.columns:
             return None
@@ -77,17 +77,17 @@ class Lineage:
 
     @property
     def path(self) -> list[tuple[int, int]]:
-        """Column and place of the best member and of all from whom it comes, the first ahead."""
+        """Column and slot of the best member and of its ancestors, the first ancestor ahead."""
         found: list[tuple[int, int]] = []
-        at, place = len(self.columns) - 1, self.best
-        while place is not None and at >= 0:
-            found.append((at, place))
-            at, place = at - 1, self.columns[at].parents[place]
+        at, slot = len(self.columns) - 1, self.best
+        while slot is not None and at >= 0:
+            found.append((at, slot))
+            at, slot = at - 1, self.columns[at].parents[slot]
         return found[::-1]
 
-    def last_change(self, place: int) -> tuple[int, str] | None:
-        """The newest change that made the member at a place of the last column."""
-        at: int | None = place
+    def last_change(self, slot: int) -> tuple[int, str] | None:
+        """The newest change in the descent of the member at a slot of the last column."""
+        at: int | None = slot
         for column in reversed(self.columns):
             if at is None:
                 return None
@@ -97,16 +97,16 @@ class Lineage:
         return None
 
     def thinned(self, most: int) -> Lineage:
-        """With so many columns at the most, the first and the last among them.
+        """The lineage with so many columns at the most, the first and the last among them.
 
-        Parents are then places in the column that is shown before; changes are all since then.
+        Parents are then slots in the column that is shown before; changes are all since then.
         """
-        kept = every(len(self.columns), max(most, 2))
-        if len(kept) == len(self.columns):
+        shown = every(len(self.columns), max(most, 2))
+        if len(shown) == len(self.columns):
             return self
         columns = [self.columns[0]]
-        for before, at in zip(kept, kept[1:], strict=False):
-            ways = [self._way(at, place, before) for place in range(self.size)]
+        for before, at in zip(shown, shown[1:], strict=False):
+            ways = [self._way(at, slot, before) for slot in range(self.size)]
             columns.append(
                 replace(
                     self.columns[at],
@@ -117,10 +117,10 @@ class Lineage:
             )
         return Lineage(self.size, tuple(columns))
 
-    def _way(self, at: int, place: int, before: int) -> tuple[int | None, Changes]:
+    def _way(self, at: int, slot: int, before: int) -> tuple[int | None, Changes]:
         """The ancestor in the column `before`, and all changes since it."""
         changes: Changes = ()
-        here: int | None = place
+        here: int | None = slot
         for column in reversed(self.columns[before + 1 : at + 1]):
             if here is None:
                 break
@@ -136,8 +136,10 @@ def has_population(run: Run) -> bool:
     >>> has_population(Run(Path("x"), {"population": {"size": 4}})), has_population(Run(Path("x")))
     (True, False)
     """
-    told = any(isinstance(row.get("fitness"), list) for row in run.of("evaluate"))
-    return told or bool(run.of("generation")) or number(run.setting("population", "size")) > 1
+    has_fitness = any(isinstance(row.get("fitness"), list) for row in run.of("evaluate"))
+    return (
+        has_fitness or bool(run.of("generation")) or number(run.setting("population", "size")) > 1
+    )
 
 
 def read_lineage(run: Run) -> tuple[Lineage, list[str]]:
@@ -157,18 +159,18 @@ def read_lineage(run: Run) -> tuple[Lineage, list[str]]:
     reading = _Reading(_size(run), "update" if run.by_updates else "env_step")
     for row in run.rows:
         if row["kind"] == "start":
-            reading.began(row)
+            reading.start(row)
         elif row["kind"] == "evaluate":
-            reading.evaluated(row)
+            reading.evaluation(row)
         elif row["kind"] == "generation":
-            reading.born(row)
+            reading.generation(row)
     return Lineage(reading.size, tuple(reading.columns)), reading.notes()
 
 
 def _size(run: Run) -> int:
-    said = number(run.setting("population", "size"))
-    if said > 1 and said == int(said) and said < _MOST:
-        return int(said)
+    size = number(run.setting("population", "size"))
+    if size > 1 and size == int(size) and size < _MOST:
+        return int(size)
     lists = [
         row.get("members") for row in run.rows if row["kind"] in ("start", "evaluate", "generation")
     ]
@@ -176,15 +178,15 @@ def _size(run: Run) -> int:
 
 
 class _Reading:
-    """Rows become columns; what is wrong with them is counted."""
+    """A reader of rows into columns, which counts faults."""
 
     def __init__(self, size: int, clock: str) -> None:
         self.size, self._clock = size, clock
-        self.columns: list[Column] = []
+        self.columns: list[LineageColumn] = []
         self._faults: dict[str, list[Row]] = {}
 
     def notes(self) -> list[str]:
-        """One for each kind of fault."""
+        """Notes about damaged rows, one for each kind of fault."""
         found = []
         for what, rows in self._faults.items():
             at = number(rows[0].get("update"))
@@ -195,32 +197,33 @@ class _Reading:
     def _fault(self, row: Row, what: str) -> None:
         self._faults.setdefault(f"{row['kind']}: {what}", []).append(row)
 
-    def began(self, row: Row) -> None:
-        """The first members, with their hyper-parameters."""
+    def start(self, row: Row) -> None:
+        """Read the row of a start: the first members, with their hyper-parameters."""
         if "members" not in row:  # written by none of ours, but nothing else hangs on it
             return
         members = _whole(row["members"], self.size, _MOST)
         if members is None:
             self._fault(row, f"members is no list of {self.size}, and was left out")
             return
-        first = Column(0, members, (None,) * self.size, members, hyper=self._hyper(row))
+        first = LineageColumn(0, members, (None,) * self.size, members, hyper=self._hyper(row))
         self.columns = [first]
 
-    def evaluated(self, row: Row) -> None:
-        """Fitness of those who live; who they are where the row of their generation is lost."""
+    def evaluation(self, row: Row) -> None:
+        """Read the row of an evaluation: fitness, and members where the row of their generation is
+        lost."""
         members = _whole(row.get("members"), self.size, _MOST)
         if members is None or not self._is_fitness(row):
             what = "fitness" if members is not None else "members"
             self._fault(row, f"{what} is no list of {self.size}, and was left out")
             return
         if not self.columns:
-            self.columns.append(Column(0, members, (None,) * self.size, members))
+            self.columns.append(LineageColumn(0, members, (None,) * self.size, members))
         elif self.columns[-1].members != members:
             self.columns.append(self._next(self.columns[-1].number + 1, members, members))
-        self._tell(row)
+        self._set_fitness(row)
 
-    def born(self, row: Row) -> None:
-        """A generation."""
+    def generation(self, row: Row) -> None:
+        """Read the row of a generation."""
         size = self.size
         members = _whole(row.get("members"), size, _MOST)
         parents = _whole(row.get("parents"), size, size)
@@ -232,56 +235,58 @@ class _Reading:
             return
         if not self.columns:
             before = dict(zip(parents, ids, strict=True))
-            first = tuple([before.get(place, -1) for place in range(size)])
-            self.columns.append(Column(0, first, (None,) * size, first))
+            first = tuple([before.get(slot, -1) for slot in range(size)])
+            self.columns.append(LineageColumn(0, first, (None,) * size, first))
         if all(self.columns[-1].members[p] == i for p, i in zip(parents, ids, strict=True)):
             if self._is_fitness(row):
-                self._tell(row)
+                self._set_fitness(row)
             else:
                 self._fault(row, f"fitness is no list of {size}, and was left out")
         following = self.columns[-1].number + 1
-        said = _whole([row.get("generation")], 1, _MOST)
-        column = self._next(max(following, said[0] if said else 0), members, ids, parents)
-        told = self._told_changes(row, column.number)
+        number_given = _whole([row.get("generation")], 1, _MOST)
+        column = self._next(
+            max(following, number_given[0] if number_given else 0), members, ids, parents
+        )
+        changes = self._changes_of(row, column.number)
         hyper = self._hyper(row)
         best = self.columns[-1].best
-        heirs = [place for place, parent in enumerate(column.parents) if parent == best]
-        as_it_was = [p for p in heirs if members[p] == ids[p] and not told[p]]
+        heirs = [slot for slot, parent in enumerate(column.parents) if parent == best]
+        as_it_was = [p for p in heirs if members[p] == ids[p] and not changes[p]]
         elite = as_it_was[0] if as_it_was and best is not None else None
-        self.columns.append(replace(column, changes=told, hyper=hyper, elite=elite))
+        self.columns.append(replace(column, changes=changes, hyper=hyper, elite=elite))
 
     def _next(
         self,
         number_: int,
         members: tuple[int, ...],
-        ids: tuple[int, ...],  # whom each comes from
-        parents: tuple[int, ...] | None = None,  # at which place that one lived
-    ) -> Column:
+        ids: tuple[int, ...],  # the member that each comes from
+        parents: tuple[int, ...] | None = None,  # the slot of each in the column before
+    ) -> LineageColumn:
         last = self.columns[-1]
-        known = {member: place for place, member in enumerate(last.members)}
+        known = {member: slot for slot, member in enumerate(last.members)}
         links = tuple(
             [
-                said if said is not None and last.members[said] == one else known.get(one)
-                for one, said in zip(ids, parents or [None] * self.size, strict=True)
+                given if given is not None and last.members[given] == one else known.get(one)
+                for one, given in zip(ids, parents or [None] * self.size, strict=True)
             ]
         )
         founders = [
-            members[place] if link is None else last.founders[link]
-            for place, link in enumerate(links)
+            members[slot] if link is None else last.founders[link]
+            for slot, link in enumerate(links)
         ]
-        return Column(number_, members, links, tuple(founders), changes=((),) * self.size)
+        return LineageColumn(number_, members, links, tuple(founders), changes=((),) * self.size)
 
     def _is_fitness(self, row: Row) -> bool:
         found = row.get("fitness")
         return isinstance(found, list) and len(found) == self.size
 
-    def _tell(self, row: Row) -> None:
+    def _set_fitness(self, row: Row) -> None:
         fitness = tuple(map(number, row["fitness"]))
         fallen = frozenset([p for p, one in enumerate(fitness) if math.isnan(one)])
-        place = number(row.get(self._clock))
-        self.columns[-1] = replace(self.columns[-1], fitness=fitness, fallen=fallen, at=place)
+        at = number(row.get(self._clock))
+        self.columns[-1] = replace(self.columns[-1], fitness=fitness, fallen=fallen, at=at)
 
-    def _told_changes(self, row: Row, generation: int) -> tuple[Changes, ...]:
+    def _changes_of(self, row: Row, generation: int) -> tuple[Changes, ...]:
         kinds, whats = _texts(row.get("kinds"), self.size), _texts(row.get("changes"), self.size)
         if kinds is None or whats is None:
             name = "kinds" if kinds is None else "changes"
@@ -295,16 +300,16 @@ class _Reading:
         )
 
     def _hyper(self, row: Row) -> dict[str, tuple[float, ...]]:
-        found, told = row.get("hyper"), {}
+        found, hyper = row.get("hyper"), {}
         if not isinstance(found, dict):
             self._fault(row, "hyper is no object, and was left out")
             return {}
         for name, values in found.items():
             if isinstance(values, list) and len(values) == self.size:
-                told[name] = tuple(map(number, values))
+                hyper[name] = tuple(map(number, values))
             else:
                 self._fault(row, f"{name} of hyper is no list of {self.size}, and was left out")
-        return told
+        return hyper
 
 
 def _whole(value: object, size: int, below: int) -> tuple[int, ...] | None:

@@ -24,8 +24,8 @@ def table(
         kinds = [f"{kind}.num" if i in right else kind for i in range(1000)]
         return el("tr", *[el(k, text) for k, text in zip(kinds, texts, strict=False)])
 
-    says = [el("caption", caption)] if caption else []
+    captions = [el("caption", caption)] if caption else []
     body = el("tbody", *[cells("td", row) for row in rows])
     head = cells("th", heads)
     top = [el("thead", head)] if "<th" in head else []
-    return el("div.wide", el("table", *says, *top, body))
+    return el("div.wide", el("table", *captions, *top, body))

@@ -1,4 +1,4 @@
-"""The table of methods: what was learnt how, how it speaks, and what that brings."""
+"""The table of methods: method, decoding and result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raffia.report.evaluated import Decoding, decodings_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group, flat
 from raffia.report.rows import number
-from raffia.report.wording import NONE, count, spoken
+from raffia.report.wording import NONE, count, decoding_label
 
 _Z = 1.959964  # of the normal distribution, 95 %, both sides
 # ... of Student's t, by degrees of freedom from 1 on.
@@ -25,7 +25,7 @@ _VALUES = ("v_weight", "q_weight", "cql_weight", "dm_weight")
 
 @dataclass(frozen=True)
 class Score:
-    """A mean and how sure it is.
+    """A mean with its interval.
 
     >>> Score(1.5).low
     nan
@@ -37,10 +37,10 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A row of the table.
+class MethodRow:
+    """A row of the table of methods.
 
-    >>> Told("ILQL", "as set", Score(-2.0)).share_won
+    >>> MethodRow("ILQL", "as set", Score(-2.0)).share_won
     nan
     """
 
@@ -49,12 +49,12 @@ class Told:
     score: Score
     share_won: float = math.nan
     num_runs: int = 0  # 0: the data themselves
-    source: str = ""  # of which episodes
-    tone: int = 0  # the group's
+    source: str = ""  # the episodes it was measured on
+    tone: int = 0  # the group's tone
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
-    """What a config of ILQL comes to; nothing if it is no such config.
+    """The method that a config of ILQL amounts to; nothing if it is no such config.
 
     settings: flat, under dotted names.
 
@@ -71,8 +71,8 @@ def method_of(settings: Mapping[str, Any]) -> str:
         value = number(settings.get(f"loss.{name}"))
         return 0.0 if math.isnan(value) else value
 
-    share = number(settings.get("keep_best", 1.0))
-    best = f" of the best {100 * share:.3g} %" if share < 1 else ""
+    fraction = number(settings.get("keep_best", 1.0))
+    best = f" of the best {100 * fraction:.3g} %" if fraction < 1 else ""
     weighs = weight("beta") != 0 or settings.get("loss.exp_weights") is False
     if not any(weight(name) > 0 for name in _VALUES) and not (weighs and weight("awac_weight")):
         return f"behaviour cloning{best}"
@@ -84,7 +84,7 @@ def method_of(settings: Mapping[str, Any]) -> str:
 
 
 def _own(settings: Mapping[str, Any], name: str) -> bool:
-    """Whether members of a population may each have this number of their own."""
+    """Whether this number may differ between members of a population."""
     ranges = settings.get("population.ranges")
     if not number(settings.get("population.size")) > 1 or not isinstance(ranges, list):
         return False
@@ -92,7 +92,7 @@ def _own(settings: Mapping[str, Any], name: str) -> bool:
 
 
 def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
-    """The name of a way of speaking, with what a config's own comes to.
+    """The name of a decoding, with the settings of the config's own.
 
     >>> decoding_of("decode", {"decode.include_adv": True, "decode.adv_weight": 8.0})
     'as set: advantage × 8'
@@ -103,7 +103,7 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     "as set: advantage × a member's own weight"
     """
     if name != "decode" or "decode.include_adv" not in settings:
-        return spoken(name)
+        return decoding_label(name)
     weight = number(settings.get("decode.adv_weight"))
     shifted = settings["decode.include_adv"] is True and not weight == 0
     how = "policy alone" if not shifted else f"advantage × {weight:g}"
@@ -114,11 +114,11 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     beams = number(settings.get("decode.num_beams"))
     if not math.isnan(beams):
         how += ", greedy" if beams == 1 else f", {beams:.0f} beams"
-    return f"{spoken(name)}: {how}"
+    return f"{decoding_label(name)}: {how}"
 
 
-def tables(groups: Sequence[Group]) -> list[tuple[str, list[Told]]]:
-    """For each set of logged dialogues what it is, and the rows of what was learnt from it.
+def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
+    """For each data set of dialogues its description, and the rows of the methods learnt from it.
 
     >>> tables([])
     []
@@ -159,22 +159,22 @@ def over(values: Sequence[float]) -> Score:
 # -- of one configuration
 
 
-def _rows(group: Group, title: str, index: int) -> list[Told]:
+def _rows(group: Group, title: str, index: int) -> list[MethodRow]:
     by_run, source = _measured(group)
     names = list(dict.fromkeys([name for found in by_run for name in found]))
     rows = []
     for name in names:
         found = [one[name] for one in by_run if name in one]
-        shares = [one.share_won for one in found if not math.isnan(one.share_won)]
+        fractions = [one.share_won for one in found if not math.isnan(one.share_won)]
         score = over([one.mean for one in found])
         if len(found) == 1:
             score = _of_episodes(found[0])
         rows.append(
-            Told(
+            MethodRow(
                 method=title,
                 decoding=decoding_of(name, group.settings or {}),
                 score=score,
-                share_won=statistics.fmean(shares) if shares else math.nan,
+                share_won=statistics.fmean(fractions) if fractions else math.nan,
                 num_runs=len(found),
                 source=source,
                 tone=index,
@@ -191,7 +191,8 @@ def _of_episodes(one: Decoding) -> Score:
 
 
 def _measured(group: Group) -> tuple[list[dict[str, Decoding]], str]:
-    """By decoding, of each run: from files of `raffia evaluate` if all runs have one that counts.
+    """Scores of each run by decoding: from files of `raffia evaluate` if all runs have one that
+    counts.
 
     A file counts whose episodes are no fewer than those of the evaluations in training.
     """
@@ -228,7 +229,7 @@ def _largest(run: Run) -> EvaluationFile | None:
         found = decodings_of(file.data.get("decodings"))
         episodes = len(next(iter(found.values())).returns) if found else 0
         if episodes and episodes >= len(run.best.returns):
-            # By their places in the list the newest of equals, never by what they hold.
+            # By their index in the list the newest of equals, never by their content.
             fit.append((file.data.get("checkpoint") == "best", episodes, len(fit), file))
     return max(fit)[-1] if fit else None
 
@@ -253,9 +254,9 @@ def _data_name(group: Group) -> str:
     return f"{task}, {games}" if isinstance(games, str) else task
 
 
-def _data_rows(groups: Sequence[Group]) -> list[Told]:
-    """What the logged dialogues brought themselves, where a file says it."""
-    found: dict[str, Told] = {}
+def _data_rows(groups: Sequence[Group]) -> list[MethodRow]:
+    """Rows of the logged dialogues' own returns, where a file has them."""
+    found: dict[str, MethodRow] = {}
     for run in [run for group in groups for run in group.runs]:
         data = _data_of(run)
         rows, mean = number(data.get("num_rows")), number(data.get("mean_return"))
@@ -263,13 +264,13 @@ def _data_rows(groups: Sequence[Group]) -> list[Told]:
             continue
         score = Score(mean, number(data.get("low")), number(data.get("high")))
         won, name = number(data.get("share_won")), f"the data, {count(rows)} dialogues"
-        found.setdefault(name, Told(name, "", score, won))
+        found.setdefault(name, MethodRow(name, "", score, won))
         learnt = data.get("learnt")
         learnt = learnt if isinstance(learnt, dict) else {}
         best, mean = number(learnt.get("num_rows")), number(learnt.get("mean_return"))
         if best < rows and not math.isnan(mean):
             name = f"the best {count(best)} of them"
-            found.setdefault(name, Told(name, "", Score(mean)))
+            found.setdefault(name, MethodRow(name, "", Score(mean)))
     return list(found.values())
 
 
@@ -277,5 +278,5 @@ def _data_of(run: Run) -> dict[str, Any]:
     path = best_file(run)
     try:
         return dict(read_dialogues(path).data) if path else {}
-    except ValueError:  # which is said where the dialogues are to be shown
+    except ValueError:  # reported where the dialogues are shown
         return {}

@@ -19,7 +19,7 @@ from raffia.report.style import STYLE
 
 def page(
     runs: Sequence[Run],
-    place: Path,  # where the page will stand: links are relative to it
+    path: Path,  # where the page will stand: links are relative to it
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The HTML of a report; the same files give the same bytes."""
@@ -32,14 +32,14 @@ def page(
         dialogues.dialogues(groups, notes),
         sections.training(groups, notes),
         sections.speed(groups),
-        things.seen(groups, place, notes),
+        things.played_sections(groups, path, notes),
         things.checkpoints(runs),
         settings.settings(groups, presets or {}),
         settings.commands(runs),
     ]
-    told = [(run, note) for run in runs for note in (*run.notes, *bad_numbers(run))]
+    run_notes = [(run, note) for run in runs for note in (*run.notes, *bad_numbers(run))]
     several = len(runs) > 1
-    notes = [f"{run.name}: {note}" if several else note for run, note in told] + notes
+    notes = [f"{run.name}: {note}" if several else note for run, note in run_notes] + notes
     title = "Raffia: " + ", ".join(dict.fromkeys(run.name for run in runs))
     top = [
         el("meta", charset="utf-8"),
@@ -78,12 +78,12 @@ def write_report(
         raise ValueError("no run was named; raffia report RUN...")
     folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
     found = [read_run(folder) for folder in folders]
-    place = Path(out) if out is not None else _default(folders)
-    text = page(found, place.resolve(), presets)
-    make_folder(place.parent)
+    path = Path(out) if out is not None else _default(folders)
+    text = page(found, path.resolve(), presets)
+    make_folder(path.parent)
     # All at once: whoever has the old page open never loads half of the new one.
-    write_atomically(place, text.encode("utf-8", "replace"))  # of half a surrogate pair, "?"
-    return place
+    write_atomically(path, text.encode("utf-8", "replace"))  # of half a surrogate pair, "?"
+    return path
 
 
 _FOOTER = (

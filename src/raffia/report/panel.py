@@ -1,4 +1,4 @@
-"""What a panel shows, before anything draws it."""
+"""Panels as data, before anything draws them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line:
     tone: str = "c0"
     width: float = 1.6
     opacity: float = 1.0
-    dots: bool = False  # at each point
+    dots: bool = False  # a dot at each point
     band: float = 0.16  # opacity of the band
 
 
@@ -63,7 +63,7 @@ class Panel:
     points: tuple[Line, ...] = ()  # faint, not joined
     areas: tuple[Area, ...] = ()  # over area_x
     area_x: Sequence[float] = ()
-    marks: tuple[float, ...] = ()  # restarts: places on x
+    marks: tuple[float, ...] = ()  # restarts: positions on x
     levels: tuple[float, ...] = ()  # targets: heights
     log: bool = False
     y_limits: tuple[float, float] | None = None
@@ -73,6 +73,6 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing could be seen in it."""
+        """Whether the panel would be blank."""
         shown = [line for line in (*self.lines, *self.points) if line.curve.x]
         return not shown and not self.areas

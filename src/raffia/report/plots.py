@@ -46,7 +46,8 @@ def is_game(runs: Sequence[Run]) -> bool:
 
 
 def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
-    """Losses and all else that training rows say, over updates; and what held no numbers.
+    """Panels of the losses and other keys of training rows, over updates; and the keys without
+    numbers.
 
     >>> training_panels([])
     ([], [])
@@ -57,14 +58,16 @@ def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
     losses = [key for key in others if key.endswith("_loss")]
     rest = [key for key in others if not key.endswith("_loss")]
     order = [*_FIRST, *losses, *_NEXT, *rest, *_LAST]
-    told = [key for key in order if key in keys]
-    shown = told[:_MOST_PANELS]
+    with_numbers = [key for key in order if key in keys]
+    shown = with_numbers[:_MOST_PANELS]
     panels = [_over_rows(groups, key, "update", 1.0, "updates") for key in shown]
     blank = [panel.title for panel in panels if panel.empty]
     notes = [f"no numbers were written for: {', '.join(blank)}"] if blank else []
-    if len(told) > len(shown):
-        more = len(told) - len(shown)
-        notes.append(f"training rows tell of {len(told):,} things, and {more:,} have no panel here")
+    if len(with_numbers) > len(shown):
+        more = len(with_numbers) - len(shown)
+        notes.append(
+            f"training rows have {len(with_numbers):,} keys, and {more:,} have no panel here"
+        )
     return [panel for panel in panels if not panel.empty], notes
 
 
@@ -83,7 +86,7 @@ def rate_panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def spent(run: Run) -> dict[str, float]:
-    """Seconds of wall time by what they went into, over all training rows; the rest is "other".
+    """Seconds of wall time by activity, over all training rows; the rest is "other".
 
     >>> from pathlib import Path
     >>> row = {"kind": "train", "seconds": 10, "seconds_learn": 6, "seconds_collect": 3}
@@ -99,7 +102,7 @@ def spent(run: Run) -> dict[str, float]:
 
 
 def time_panel(run: Run, names: Sequence[str]) -> Panel:
-    """Where the wall time went, as shares of each stretch between training rows.
+    """Where the wall time went, as fractions of each stretch between training rows.
 
     >>> from pathlib import Path
     >>> time_panel(Run(Path("x")), ["learn"]).empty
@@ -108,13 +111,15 @@ def time_panel(run: Run, names: Sequence[str]) -> Panel:
     stretches = _stretches(run)
     scale, unit = time_unit(stretches[-1][1] if stretches else 0.0)
     pieces = _merged(stretches, _MOST_PIECES)
-    x = [place / scale for start, end, _ in pieces for place in (start, end)]
+    x = [edge / scale for start, end, _ in pieces for edge in (start, end)]
     areas = []
     for index, name in enumerate(names):
-        shares = [
+        fractions = [
             100 * parts.get(name, 0.0) / max(sum(parts.values()), 1e-12) for _, _, parts in pieces
         ]
-        areas.append(Area([share for share in shares for _ in range(2)], part_tone(name, index)))
+        areas.append(
+            Area([fraction for fraction in fractions for _ in range(2)], part_tone(name, index))
+        )
     return Panel(
         title="Where the wall time went",
         x_label=f"wall time ({unit})",
@@ -128,7 +133,7 @@ def time_panel(run: Run, names: Sequence[str]) -> Panel:
 
 
 def part_tone(name: str, index: int) -> str:
-    """The tone of what time went into: grey for the rest.
+    """The tone of a part of the time: grey for the rest.
 
     >>> part_tone("other", 1), part_tone("learn", 0)
     ('c7', 'c0')
@@ -137,7 +142,7 @@ def part_tone(name: str, index: int) -> str:
 
 
 def restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
-    """Places of restarts, of a run alone: those of several would be a fence.
+    """Positions of restarts, of a run alone: those of several would be a fence.
 
     >>> from pathlib import Path
     >>> restarts([Run(Path("x"), rows=({"kind": "resume", "update": 30},))], "update", 10.0)
@@ -145,8 +150,8 @@ def restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
     """
     if len(runs) != 1:
         return ()
-    places = [number(row.get(key)) / factor for row in runs[0].of("resume")]
-    return tuple([place for place in places if not math.isnan(place)])
+    xs = [number(row.get(key)) / factor for row in runs[0].of("resume")]
+    return tuple([x for x in xs if not math.isnan(x)])
 
 
 def bad_numbers(run: Run) -> list[str]:
@@ -168,7 +173,7 @@ def bad_numbers(run: Run) -> list[str]:
 
 
 def _keys(runs: Sequence[Run]) -> list[str]:
-    """What training rows say, in the order of their first appearance."""
+    """Keys of training rows, in the order of their first appearance."""
     rows = [row for run in runs for row in run.of("train")]
     return [key for key in dict.fromkeys(k for row in rows for k in row) if key != "kind"]
 
@@ -181,7 +186,7 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, label: str) -> Panel:
+def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, label: str) -> Panel:
     lines: list[Line] = []
     thick: list[Line] = []
     runs = [run for group in groups for run in group.runs]
@@ -189,7 +194,7 @@ def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, lab
         curves = []
         for run in group.runs:
             rows = [row for row in run.of("train") if key in row]
-            x = [number(row.get(place)) / factor for row in rows]
+            x = [number(row.get(x_key)) / factor for row in rows]
             y = [number(row[key]) for row in rows]
             if all(math.isnan(a + b) for a, b in zip(x, y, strict=True)):
                 continue
@@ -206,7 +211,9 @@ def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, lab
     lines += thick
     heights = [y for line in lines for y in line.curve.y if not math.isnan(y)]
     may_log = key.endswith("loss") or key == "grad_norm"
-    heights += [low for line in lines for low in line.curve.low]  # a band to 0 has no place there
+    heights += [
+        low for line in lines for low in line.curve.low
+    ]  # a band to 0 cannot be drawn there
     least, most = min(heights, default=0.0), max(heights, default=0.0)
     log = may_log and least > 1e-30 and most > 50 * least
     default = "loss" if key.endswith("loss") else key.replace("_", " ")
@@ -215,7 +222,7 @@ def _over_rows(groups: Sequence[Group], key: str, place: str, factor: float, lab
         x_label=label,
         y_label=_UNITS.get(key, default),
         lines=tuple(lines),
-        marks=restarts(runs, place, factor),
+        marks=restarts(runs, x_key, factor),
         log=log,
     )
 

@@ -1,6 +1,6 @@
 """The section about a population: fitness by member, lineage, hyper-parameters, what made the best.
 
-Legend: P places, at each of which one member lives at a time.
+Legend: P slots, each of which holds one member at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from raffia.report import figures
 from raffia.report.curves import Curve
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
-from raffia.report.lineage import Column, Lineage, has_population, read_lineage
-from raffia.report.lineage_tree import called, lineage_tree, told_fitness
+from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
+from raffia.report.lineage_tree import called, fitness_text, lineage_tree
 from raffia.report.markup import table
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import NONE, figure, plural
@@ -27,14 +27,14 @@ _MOST_DOTS = 300  # of a panel: each is an element of the page
 _MOST_PANELS = 12  # hyper-parameters
 _FEW = 12  # rows of a table that stand open
 _MOST_ROWS = 200
-_SAME = 1e-4  # relative: what a change says of a number has six digits
+_SAME = 1e-4  # relative: a change names a number with six digits
 _OTHER = SERIES[-1]  # the tone of all lines of descent that have none of their own
 
-Value = Callable[[Column, int], float]
+Value = Callable[[LineageColumn, int], float]
 
 
 def populations(groups: Sequence[Group], notes: list[str]) -> Html:
-    """What became of the members of each run that has some; of each configuration its best run."""
+    """The section about populations: of each configuration its best run."""
     found = [run for run in leading(groups) if has_population(run)][:_MOST_SHOWN]
     if not found:
         return Html("")
@@ -52,7 +52,7 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
         return join([*title, el("p.missing", "No evaluation of its members was written yet.")])
     tones = _tones(lineage)
     panel = fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
-    parts = [*title, el("p", _told(run, lineage)), _legend(lineage, tones)]
+    parts = [*title, el("p", _summary_text(run, lineage)), _legend(lineage, tones)]
     if not panel.empty:
         parts.append(_figure(panel, f"{name}-fitness"))
     parts += [el("h3", f"{before}Who comes from whom"), *lineage_tree(lineage, tones)]
@@ -64,55 +64,55 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
 # -- in words
 
 
-def _told(run: Run, lineage: Lineage) -> str:
+def _summary_text(run: Run, lineage: Lineage) -> str:
     last, num = lineage.columns[-1], plural(lineage.size, "member")
-    says = [f"{num}, {plural(len(lineage.columns) - 1, 'generation')} after the first."]
-    says.append(
+    parts = [f"{num}, {plural(len(lineage.columns) - 1, 'generation')} after the first."]
+    parts.append(
         "After each evaluation the better members go on, most of them with a change. Elsewhere on "
         "this page an evaluation is that of its best member, training episodes are those of all "
         "members, and rows of training their means."
     )
     if lineage.best is not None:
         best, first = last.members[lineage.best], last.founders[lineage.best]
-        says.append(
+        parts.append(
             f"The best is {called(best)}, "
             + ("there from the start." if best == first else f"a descendant of {called(first)}.")
         )
     lines = len(set(last.founders))
     if len(lineage.columns) > 1:
-        says.append(f"All that live come from {lines} of the {num} of the beginning.")
+        parts.append(f"All living members come from {lines} of the {num} of the beginning.")
     fallen = sum(len(column.fallen) for column in lineage.columns)
     if fallen:
-        says.append(f"{plural(fallen, 'member')} came to grief: numbers were no longer finite.")
+        parts.append(f"{plural(fallen, 'member')} diverged: numbers were no longer finite.")
     loops = run.setting("population", "eval_loop")
     if isinstance(loops, int) and loops > 1:
-        says.append(
+        parts.append(
             f"Selection goes by the mean of the last {loops} evaluations, which is the fitness "
             "here; of the last generation it is that of the last evaluation."
         )
-    return " ".join(says)
+    return " ".join(parts)
 
 
 def _legend(lineage: Lineage, tones: Mapping[int, str]) -> Html:
-    """Lines of descent that have a tone of their own."""
+    """The legend: lines of descent that have a tone of their own."""
     last = lineage.columns[-1]
     best = last.founders[lineage.best] if lineage.best is not None else None
     own = [first for first, tone in tones.items() if tone != _OTHER]
     chips = []
     for first in own:
-        says = f"from {called(first)}" + (", with the best drawn strong" if first == best else "")
-        chips.append(_chip(tones[first], says))
+        label = f"from {called(first)}" + (", with the best drawn strong" if first == best else "")
+        chips.append(_chip(tones[first], label))
     if len(own) < len(tones):
         chips.append(_chip(_OTHER, f"from {plural(len(tones) - len(own), 'other')}"))
     return el("div.legend", *chips)
 
 
-def _chip(tone: str, says: str) -> Html:
-    return el("span", el("i.line", style=f"border-color:var(--{tone})"), says)
+def _chip(tone: str, label: str) -> Html:
+    return el("span", el("i.line", style=f"border-color:var(--{tone})"), label)
 
 
 def _tones(lineage: Lineage) -> dict[int, str]:
-    """By founder: the best member's first, then those that have most descendants."""
+    """Tones by founder: the best member's first, then those that have most descendants."""
     counts = Counter([one for column in lineage.columns for one in column.founders])
     best = None if lineage.best is None else lineage.columns[-1].founders[lineage.best]
     order = sorted(counts, key=lambda one: (one != best, -counts[one], one))
@@ -124,15 +124,15 @@ def _tones(lineage: Lineage) -> dict[int, str]:
 
 
 def fitness_panel(lineage: Lineage, tones: Mapping[int, str], label: str) -> Panel:
-    """Fitness of each member over time; a new one's line begins at whom it comes from.
+    """Fitness of each member over time; a new one's line begins at its parent.
 
-    >>> column = Column(0, (0, 1), (None, None), (0, 1), fitness=(2.0, 3.0), at=10.0)
+    >>> column = LineageColumn(0, (0, 1), (None, None), (0, 1), fitness=(2.0, 3.0), at=10.0)
     >>> panel = fitness_panel(Lineage(2, (column,)), {0: "c1", 1: "c0"}, "updates")
     >>> [(line.tone, line.curve.y) for line in panel.lines]
     [('c1', [2.0]), ('c0', [3.0]), ('c0', [3.0])]
     """
     shown = lineage.thinned(max(24, _MOST_POINTS // lineage.size))
-    lines = _lines(shown, tones, lambda column, _: column.at, Column.fitness_of)
+    lines = _lines(shown, tones, lambda column, _: column.at, LineageColumn.fitness_of)
     return Panel("Fitness by member", label, "fitness", lines=tuple(lines), wide=True)
 
 
@@ -141,7 +141,8 @@ def drift_panels(
 ) -> tuple[list[Panel], dict[str, float]]:
     """Each hyper-parameter that ever differed, over generations; and those that did not.
 
-    >>> column = Column(0, (0, 1), (None, None), (0, 1), hyper={"a": (1.0, 20.0), "b": (5.0, 5.0)})
+    >>> hyper = {"a": (1.0, 20.0), "b": (5.0, 5.0)}
+    >>> column = LineageColumn(0, (0, 1), (None, None), (0, 1), hyper=hyper)
     >>> panels, constant = drift_panels(Lineage(2, (column,)), {0: "c1", 1: "c0"})
     >>> [(panel.title, panel.log) for panel in panels], constant
     ([('a', True)], {'b': 5.0})
@@ -158,8 +159,8 @@ def drift_panels(
             constant[name] = values[-1]
             continue
 
-        def height(column: Column, place: int, name: str = name) -> float:
-            return column.hyper[name][place] if name in column.hyper else math.nan
+        def height(column: LineageColumn, slot: int, name: str = name) -> float:
+            return column.hyper[name][slot] if name in column.hyper else math.nan
 
         lines = _lines(shown, tones, lambda column, _: float(column.number), height)
         log = low > 1e-30 and high > 10 * low
@@ -170,26 +171,27 @@ def drift_panels(
 def _lines(
     lineage: Lineage, tones: Mapping[int, str], across: Value, height: Value
 ) -> Iterator[Line]:
-    """Of each tone one line with gaps, faint, which is many; and the best member's way, strong."""
+    """Faint lines, of each tone one with gaps for many members; and the best member's descent,
+    strong."""
     columns, dots = lineage.columns, len(lineage.columns) * lineage.size <= _MOST_DOTS
     of_tone: dict[str, list[tuple[float, float]]] = {}
-    chains: dict[int, list[tuple[float, float]]] = {}  # of those that live, by place
+    chains: dict[int, list[tuple[float, float]]] = {}  # of the living members, by slot
     for index, column in enumerate(columns):
         before, following = columns[index - 1], {}
-        for place, parent in enumerate(column.parents):
+        for slot, parent in enumerate(column.parents):
             chain: list[tuple[float, float]] = []
             if parent is not None:
-                same = before.members[parent] == column.members[place] and parent in chains
+                same = before.members[parent] == column.members[slot] and parent in chains
                 start = (across(before, parent), height(before, parent))
                 chain = chains.pop(parent) if same else [start]
-            chain.append((across(column, place), height(column, place)))
-            following[place] = chain
+            chain.append((across(column, slot), height(column, slot)))
+            following[slot] = chain
         _ended(of_tone, before, tones, chains)
         chains = following
     _ended(of_tone, columns[-1], tones, chains)
     for tone in sorted(of_tone, reverse=True):  # the best member's is c0: it lies above
         yield Line(_curve(of_tone[tone][:-1]), tone, width=1.0, opacity=0.5, dots=dots)
-    way = [(across(columns[i], place), height(columns[i], place)) for i, place in lineage.path]
+    way = [(across(columns[i], slot), height(columns[i], slot)) for i, slot in lineage.path]
     if any(not math.isnan(x + y) for x, y in way):
         first = columns[-1].founders[lineage.path[-1][1]]
         yield Line(_curve(way), tones[first], width=2.8, dots=dots)
@@ -197,13 +199,13 @@ def _lines(
 
 def _ended(
     of_tone: dict[str, list[tuple[float, float]]],
-    column: Column,  # where they lived last
+    column: LineageColumn,  # where they lived last
     tones: Mapping[int, str],
     chains: Mapping[int, list[tuple[float, float]]],
 ) -> None:
-    for place, chain in chains.items():
+    for slot, chain in chains.items():
         if any(not math.isnan(x + y) for x, y in chain):
-            of_tone.setdefault(tones[column.founders[place]], []).extend(
+            of_tone.setdefault(tones[column.founders[slot]], []).extend(
                 [*chain, (math.nan, math.nan)]
             )
 
@@ -220,7 +222,7 @@ def _figure(panel: Panel, name: str) -> Html:
 def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
     panels, constant = drift_panels(lineage, tones)
     if not panels and not constant:
-        return [el("p.missing", "No row says any.")]
+        return [el("p.missing", "No row has any.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
     shown = [replace(panel, wide=alone) for panel in panels[:_MOST_PANELS]]
     drawn = [_figure(panel, f"{name}-{i}") for i, panel in enumerate(shown)]
@@ -229,8 +231,8 @@ def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
         others = ", ".join([panel.title for panel in panels[_MOST_PANELS:]])
         parts.append(el("p.faint", f"Not drawn, though they differ: {others}."))
     if constant:
-        says = ", ".join([f"{key} {figure(value)}" for key, value in constant.items()])
-        parts.append(el("p.faint", f"The same in all members at all times: {says}."))
+        values = ", ".join([f"{key} {figure(value)}" for key, value in constant.items()])
+        parts.append(el("p.faint", f"The same in all members at all times: {values}."))
     return parts
 
 
@@ -246,53 +248,53 @@ def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
         key=lambda p: (p != lineage.best, math.isnan(last.fitness_of(p)), -_or_0(last, p), p),
     )
     rows = []
-    for place in order[:_MOST_ROWS]:
-        parent, newest = last.parents[place], lineage.last_change(place)
-        chip = el("i.chip", style=f"background:var(--{tones[last.founders[place]]})")
+    for slot in order[:_MOST_ROWS]:
+        parent, newest = last.parents[slot], lineage.last_change(slot)
+        chip = el("i.chip", style=f"background:var(--{tones[last.founders[slot]]})")
         known = before if parent is not None else None
         whom = str(known.members[parent]) if known and parent is not None else NONE
-        theirs = told_fitness(known, parent) if known and parent is not None else NONE
+        theirs = fitness_text(known, parent) if known and parent is not None else NONE
         row = [
-            join([chip, str(last.members[place]) + (" (best)" if place == lineage.best else "")]),
-            told_fitness(last, place),
-            whom if whom != str(last.members[place]) else "itself",
+            join([chip, str(last.members[slot]) + (" (best)" if slot == lineage.best else "")]),
+            fitness_text(last, slot),
+            whom if whom != str(last.members[slot]) else "itself",
             theirs,
             f"{newest[1]} (generation {newest[0]:,})" if newest else "none",
         ]
-        row += [figure(last.hyper[n][place]) if n in last.hyper else NONE for n in names]
+        row += [figure(last.hyper[n][slot]) if n in last.hyper else NONE for n in names]
         rows.append(row)
     heads = ["member", "fitness", "from", "its fitness", "newest change of its line", *names]
     parts = [table(heads, rows[:_FEW], numeric := [1, 3, *range(5, len(heads))])]
     if not last.fitness:
-        says = "They have not been evaluated since they were selected: the best is the best's heir."
-        parts.append(el("p.faint", says))
+        text = "They have not been evaluated since they were selected: the best is the best's heir."
+        parts.append(el("p.faint", text))
     if len(rows) > _FEW:
         parts.append(_more(heads, rows[_FEW:], numeric, lineage.size - _FEW, "members"))
     return join(parts)
 
 
-def _or_0(column: Column, place: int) -> float:
-    fitness = column.fitness_of(place)
+def _or_0(column: LineageColumn, slot: int) -> float:
+    fitness = column.fitness_of(slot)
     return 0.0 if math.isnan(fitness) else fitness
 
 
 def _changes(lineage: Lineage) -> list[Html]:
-    """What changed from the first member of the best one's line to itself, the newest above."""
+    """The changes in the best member's descent, the newest above."""
     way = lineage.path
     if not way:
         return [el("p.missing", "Nobody's fitness is known.")]
     rows = []
-    for index, place in reversed(way):
+    for index, slot in reversed(way):
         column = lineage.columns[index]
-        for generation, what in reversed(column.changes[place] if column.changes else ()):
-            rows.append([f"{generation:,}", str(column.members[place]), what])
+        for generation, what in reversed(column.changes[slot] if column.changes else ()):
+            rows.append([f"{generation:,}", str(column.members[slot]), what])
     start = lineage.columns[way[0][0]]
     first = called(start.members[way[0][1]])
     if not rows:
         return [el("p", f"Nothing was changed: it is as {first} began, and has learnt.")]
-    says = f"From {first} to it, the newest first: {plural(len(rows), 'change')}."
+    text = f"From {first} to it, the newest first: {plural(len(rows), 'change')}."
     heads = ["generation", "member", "what changed"]
-    parts = [el("p.faint", says), table(heads, rows[:_FEW], [0, 1])]
+    parts = [el("p.faint", text), table(heads, rows[:_FEW], [0, 1])]
     if len(rows) > _FEW:
         parts.append(_more(heads, rows[_FEW:_MOST_ROWS], [0, 1], len(rows) - _FEW, "changes"))
     return parts

@@ -25,7 +25,7 @@ _MOST_FAULTS = 5  # named one by one
 
 
 def number(value: object) -> float:
-    """What was written as a number; nan for everything else, boundless numbers among it.
+    """A value as a number; nan for everything that is no finite number.
 
     >>> number(3), number("NaN"), number(None), number(True), number(float("inf"))
     (3.0, nan, nan, nan, nan)
@@ -66,7 +66,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
-    """The same, and how many rows of each kind there are in all.
+    """The rows as `read_rows` gives them, and how many of each kind there are in all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """Number, text, and whether it was written to its end; of a long line only its beginning."""
+    """Lines as number, text, and whether complete; of a long line only its beginning."""
     number, is_whole = 0, True
     while line := file.readline(_LONGEST + 1):
         if is_whole:
@@ -97,24 +97,24 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
 class _Thinned:
     """Rows of each kind, of which every second is left out whenever there are too many.
 
-    What a row tells of the time since the row before it, "seconds_learn" and the like, goes to the
-    next one that is kept, so that sums stay.
+    The times of a row since the row before it, "seconds_learn" and the like, goes to the
+    next one that is retained, so that sums stay.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self._kept: dict[str, list[tuple[int, Row]]] = {}  # of each kind: line, row
-        self._left: dict[str, list[tuple[int, Row]]] = {}  # out, since the last that was kept
+        self._retained: dict[str, list[tuple[int, Row]]] = {}  # of each kind: line, row
+        self._left: dict[str, list[tuple[int, Row]]] = {}  # out, since the last that was retained
         self._tails: dict[str, deque[tuple[int, Row]]] = {}
         self._step: dict[str, int] = {}
 
     def add(self, line: int, row: Row) -> str:
-        """Take a row; gives what is wrong with it, or nothing."""
+        """Take a row; returns what is wrong with it, or nothing."""
         kind = row["kind"]
         if kind not in self.counts and len(self.counts) == _MOST_KINDS:
             return "is of one kind too many and was left out"
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
-        kept, left = self._kept.setdefault(kind, []), self._left.setdefault(kind, [])
+        retained, left = self._retained.setdefault(kind, []), self._left.setdefault(kind, [])
         wide = len(row) > _MOST_KEYS
         row = {**dict(islice(row.items(), _MOST_KEYS)), "kind": kind} if wide else row
         step = self._step.setdefault(kind, 1)
@@ -122,29 +122,29 @@ class _Thinned:
         if not any(key.startswith("seconds_") for key in row):  # else their times count twice
             self._tails.setdefault(kind, deque(maxlen=_TAIL)).append((line, row))
         if (number - 1) % step == 0:
-            kept.append((line, _with_times(row, [before for _, before in left[:-1]])))
+            retained.append((line, _with_times(row, [before for _, before in left[:-1]])))
             left.clear()
-            if len(kept) > _MOST_ROWS:
-                self._halve(kept, left)
+            if len(retained) > _MOST_ROWS:
+                self._halve(retained, left)
                 self._step[kind] = 2 * step
         return f"has more than {_MOST_KEYS} entries; the others were left out" if wide else ""
 
-    def _halve(self, kept: list[tuple[int, Row]], left: list[tuple[int, Row]]) -> None:
-        if len(kept) % 2 == 0:
-            left.append(kept.pop())
-        pairs = zip(kept[1::2], kept[2::2], strict=True)
-        kept[1:] = [(line, _with_times(row, [before])) for (_, before), (line, row) in pairs]
+    def _halve(self, retained: list[tuple[int, Row]], left: list[tuple[int, Row]]) -> None:
+        if len(retained) % 2 == 0:
+            left.append(retained.pop())
+        pairs = zip(retained[1::2], retained[2::2], strict=True)
+        retained[1:] = [(line, _with_times(row, [before])) for (_, before), (line, row) in pairs]
 
     def steps(self) -> dict[str, tuple[int, int]]:
-        """Of kinds that were thinned: which share was kept, and of how many."""
+        """Kinds that were thinned: every how many-th row was retained, and of how many."""
         return {kind: (step, self.counts[kind]) for kind, step in self._step.items() if step > 1}
 
     def rows(self) -> list[Row]:
         """In the order of their lines; the last ones of each kind are all there."""
         found: dict[int, Row] = {}
-        for kind, kept in self._kept.items():
+        for kind, retained in self._retained.items():
             left = self._left[kind]
-            found |= dict(kept)
+            found |= dict(retained)
             if left:
                 line, last = left[-1]
                 found[line] = _with_times(last, [row for _, row in left[:-1]])
@@ -154,7 +154,7 @@ class _Thinned:
 
 
 def _with_times(row: Row, before: list[Row]) -> Row:
-    """A row that tells also the times of rows before it, which were left out."""
+    """A row with the times of rows before it that were left out added."""
     times: dict[str, float] = {}
     for one in [row, *before] if before else []:
         for key in one:
@@ -189,7 +189,7 @@ def key_rows(path: Path) -> tuple[list[Row], list[str]]:
 def _parse(
     name: str, lines: Iterable[tuple[int, bytes, bool]], take: Callable[[int, Row], str]
 ) -> list[str]:
-    """Give each row away; gives what is wrong with the lines."""
+    """Pass each row on; returns what is wrong with the lines."""
     faults: list[str] = []
     for line, text, ends in lines:
         if len(text) > _LONGEST:

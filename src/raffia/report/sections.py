@@ -1,4 +1,5 @@
-"""The sections of a page below its head. Each says what is missing where it has nothing to show."""
+"""The sections of a page below its head. Each names what is missing where it has nothing to
+show."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ from raffia.report.plots import (
     time_panel,
     training_panels,
 )
-from raffia.report.wording import NONE, duration, figure, plural, spoken
+from raffia.report.wording import NONE, decoding_label, duration, figure, plural
 
 _MOST_SHOWN = 4  # configurations of which stretches of time are shown
 _MOST_SETTINGS = 24  # that differ, as they stand; those of other algorithms fill pages
 
 
 def learning(groups: Sequence[Group], notes: list[str]) -> Html:
-    """Learning curves, and how configurations differ."""
+    """The section of learning curves, and of the differences of configurations."""
     runs = [run for group in groups for run in group.runs]
     parts = [el("h2", "Learning")]
     panels = learning_panels(groups)
@@ -61,7 +62,7 @@ def learning(groups: Sequence[Group], notes: list[str]) -> Html:
 
 
 def training(groups: Sequence[Group], notes: list[str]) -> Html:
-    """Losses, and what else is measured at updates."""
+    """The section of losses, and of the other measures at updates."""
     panels, missing = training_panels(groups)
     notes += missing
     parts = [el("h2", "Training")]
@@ -69,16 +70,16 @@ def training(groups: Sequence[Group], notes: list[str]) -> Html:
         return join([*parts, el("p.missing", "No training row was written yet.")])
     parts.append(_run_legend(groups))
     if any(len(group.runs) > 1 for group in groups):
-        says = "Thick lines are interquartile means over the runs of a configuration."
-        parts.append(el("p.faint", says))
+        text = "Thick lines are interquartile means over the runs of a configuration."
+        parts.append(el("p.faint", text))
     if any(line.curve.low for panel in panels for line in panel.lines):
-        says = "Lines are means of neighbouring rows, bands their least and greatest."
-        parts.append(el("p.faint", says))
+        text = "Lines are means of neighbouring rows, bands their least and greatest."
+        parts.append(el("p.faint", text))
     return join([*parts, _grid(panels, "training")])
 
 
 def speed(groups: Sequence[Group]) -> Html:
-    """Rates, and where the wall time went."""
+    """The section of rates, and of where the wall time went."""
     runs = [run for group in groups for run in group.runs]
     parts = [el("h2", "Speed")]
     rates = rate_panels(groups)
@@ -105,17 +106,17 @@ def speed(groups: Sequence[Group]) -> Html:
 
 
 def _decodings(groups: Sequence[Group]) -> Html:
-    """How the ways of speaking compare over a run."""
+    """Panels that compare decodings over a run."""
     panels = decoding_panels(groups)
     if not panels:
         return Html("")
     names = decoding_names(groups)
-    chips = [_chip("line", tone(i), spoken(name)) for i, name in enumerate(names)]
-    says = (
+    chips = [_chip("line", tone(i), decoding_label(name)) for i, name in enumerate(names)]
+    text = (
         "The same agents, asked in other ways: by the policy alone, or with the advantage of each "
         "token added to its logits, so many times. All play the same games. "
     )
-    says += (
+    text += (
         "Lines are interquartile means over runs, bands their 95 % interval."
         if any(len(group.runs) > 1 for group in groups)
         else "Bands are 95 % intervals of the mean over the games of an evaluation."
@@ -124,7 +125,7 @@ def _decodings(groups: Sequence[Group]) -> Html:
         [
             el("h3", "Ways of speaking"),
             el("div.legend", *chips),
-            el("p.faint", says),
+            el("p.faint", text),
             _grid(panels, "decodings"),
         ]
     )
@@ -135,9 +136,9 @@ def _grid(panels: Sequence[Panel], name: str) -> Html:
         return Html("")
     drawn = []
     for index, panel in enumerate(panels):
-        says = [el("b", panel.title)] + ([" (log scale)"] if panel.log else [])
+        caption = [el("b", panel.title)] + ([" (log scale)"] if panel.log else [])
         svg = Html(figures.draw(panel, f"{name}-{index}"))
-        drawn.append(el("figure.full" if panel.wide else "figure", el("figcaption", *says), svg))
+        drawn.append(el("figure.full" if panel.wide else "figure", el("figcaption", *caption), svg))
     return el("div.panels", *drawn)
 
 
@@ -179,8 +180,8 @@ def _curve_legend(
             band = "95 % interval of the mean" if of_mean else "middle half of its episodes"
             chips.append(_chip("band", "c0", band))
     if played:
-        says = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
-        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", says))
+        text = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
+        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", text))
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
     chips += [_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
     if len(runs) == 1 and runs[0].num_restarts:
@@ -195,9 +196,10 @@ def _curve_text(groups: Sequence[Group]) -> str:
         if all(run.by_updates for group in groups for run in group.runs):
             return (
                 "Learnt from logged dialogues alone. Evaluations are of games that are played for "
-                "them, or of rows that were held out: nothing is learnt from either. Losses of "
-                "such rows do not say how well the agent speaks; the estimated return is of logged "
-                "dialogues, weighed by how likely it would say their answers." + best
+                "them, or of held-out rows: nothing is learnt from either. Losses of "
+                "such rows do not tell how well the agent speaks; the estimated return is of "
+                "logged "
+                "dialogues, weighed by the agent's probability of their answers." + best
             )
         return "Evaluations act without noise; training episodes explore." + best
     return (

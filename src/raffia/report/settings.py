@@ -1,4 +1,4 @@
-"""The configuration of runs, and what one may type next."""
+"""The configuration of runs, and the commands to type next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]]) 
 
 
 def commands(runs: Sequence[Run]) -> Html:
-    """What one may type next."""
+    """The commands to type next."""
     lines = []
     for run in runs[:_MOST_SHOWN]:
         if run.state not in ("finished", "target"):
@@ -51,15 +51,15 @@ def commands(runs: Sequence[Run]) -> Html:
 
 def _setting_tables(run: Run, preset: Mapping[str, Any] | None) -> Html:
     if not run.preset:
-        says = "No preset was named."
+        text = "No preset was named."
     elif preset is None:
-        says = f"What preset {run.preset} says is not recorded, so nothing is marked."
+        text = f"What preset {run.preset} sets is not recorded, so nothing is marked."
     elif preset:
-        says = join(
+        text = join(
             [el("mark", "Marked"), f": other than in preset {run.preset}, which has it below."]
         )
     else:
-        says = f"As preset {run.preset} has it."
+        text = f"As preset {run.preset} has it."
     sections: dict[str, list[list[str]]] = {}
     for name, value in flat(run.config).items():
         section, _, rest = name.rpartition(".")
@@ -71,4 +71,4 @@ def _setting_tables(run: Run, preset: Mapping[str, Any] | None) -> Html:
         )
         sections.setdefault(section or "run", []).append([el("code", rest), shown])
     tables = [table([], rows, caption=section) for section, rows in sections.items()]
-    return join([el("p.faint", says), el("div.settings", *tables)])
+    return join([el("p.faint", text), el("div.settings", *tables)])

@@ -97,7 +97,7 @@ overflow-wrap:anywhere}
 .legend i.swatch{height:13px;width:22px;border:1px solid var(--edge);border-radius:3px}
 svg.values{display:block;max-width:none;height:auto;margin-top:8px;font-size:11px}
 .values .rule{stroke:var(--grid);stroke-width:.7}.values .tick{stroke:var(--muted);stroke-width:.7}
-.values text{fill:var(--muted)}.values text.said{fill:var(--ink);font-weight:600}
+.values text{fill:var(--muted)}.values text.own{fill:var(--ink);font-weight:600}
 .values .own{fill:var(--muted);opacity:.09}
 .values line.v{stroke:var(--ink);stroke-width:1.3;opacity:.75}.values circle.v{fill:var(--ink)}
 .values .reward{stroke:var(--muted);stroke-width:.8;stroke-dasharray:2 3}

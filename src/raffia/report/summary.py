@@ -12,7 +12,7 @@ from raffia.report.folder import read_key_rows
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The figures of a run that a list shows; None where no file says them.
+    """The figures of a run that a list shows; None where no file has them.
 
     >>> RunSummary(Path("runs/a"), state="running").best_return is None
     True
@@ -29,7 +29,7 @@ class RunSummary:
     env_step: int | None = None
     update: int | None = None
     seconds: float | None = None  # wall time over all sessions
-    last_loss: float | None = None  # where rows that were held out are evaluated: of the newest
+    last_loss: float | None = None  # of the newest evaluation, where held-out rows are evaluated
     best_loss: float | None = None  # ... and the least
     notes: tuple[str, ...] = ()  # what is missing or damaged
 

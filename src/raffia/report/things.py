@@ -1,4 +1,4 @@
-"""What a run left to look at: episodes, evaluations, searched trees, checkpoints."""
+"""Sections about a run's files: episodes, evaluations, searched trees, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from raffia.report.wording import NONE, count, figure, size
 _MOST_SHOWN = 4  # runs of which episodes and trees are shown
 
 
-def seen(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
-    """Episodes, searched trees and evaluations, of runs that play while they learn."""
+def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
+    """The sections of episodes, searched trees and evaluations, of runs that play while they
+    learn."""
     runs = [run for group in groups for run in group.runs if not run.by_updates]
     if not runs:
         return Html("")
     parts = [el("h2", "Episodes")]
     shown_runs = [run for run in leading(groups) if run in runs][:_MOST_SHOWN]
     if len(runs) > 1:
-        says = "Episodes and trees are those of the best run of each configuration"
+        text = "Episodes and trees are those of the best run of each configuration"
         more = f", of the first {_MOST_SHOWN}" if len(groups) > _MOST_SHOWN else ""
-        parts.append(el("p.faint", f"{says}{more}."))
+        parts.append(el("p.faint", f"{text}{more}."))
     evaluations = []
     pictures = []
     for run in runs:
@@ -53,7 +54,7 @@ def seen(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
 
 
 def checkpoints(runs: Sequence[Run]) -> Html:
-    """What can be resumed and evaluated."""
+    """The section of checkpoints, which can be resumed and evaluated."""
     rows = [row for run in runs for row in _checkpoint_rows(run, len(runs) > 1)]
     parts = [el("h2", "Checkpoints")]
     if not rows:
@@ -113,7 +114,7 @@ def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
 
 def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
     found = sorted(entries(run.folder, "checkpoints"))
-    at = {  # manifests need not say it
+    at = {  # manifests need not have it
         f"{number(row.get('update')):09.0f}": number(row.get("env_step")) for row in run.rows
     }
     rows = []
@@ -136,7 +137,8 @@ def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
 
 
 def _checkpoint(path: Path) -> tuple[dict[str, Any], float, str]:
-    """Extras, bytes and state of a checkpoint: its files are there in their sizes, or what is not.
+    """Extras, bytes and state of a checkpoint: complete, or which files are missing or of another
+    size.
 
     Checksums are not computed: whoever resumes does that.
     """

@@ -1,4 +1,4 @@
-"""A searched tree of a run: its picture, and what the search thought of the root's actions."""
+"""A searched tree of a run: its picture, and a table of the root's actions."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def _root_table(data: Any) -> Html:
         ]
         for edge in first[:_MOST_ACTIONS]
     ]
-    says = f"Actions at the root ({plural(len(nodes), 'node')} in the tree)"
+    caption = f"Actions at the root ({plural(len(nodes), 'node')} in the tree)"
     if len(first) > _MOST_ACTIONS:
-        says += f", the {_MOST_ACTIONS} most visited of {len(first):,}"
+        caption += f", the {_MOST_ACTIONS} most visited of {len(first):,}"
     heads = ["action", "visits", "share", "Q", "prior", "reward"]
-    return table(heads, rows, numeric=[1, 3, 4, 5], caption=says)
+    return table(heads, rows, numeric=[1, 3, 4, 5], caption=caption)
 
 
-def _percent(share: float) -> str:
-    return "–" if share != share else f"{100 * share:.0f} %"
+def _percent(fraction: float) -> str:
+    return "–" if fraction != fraction else f"{100 * fraction:.0f} %"
 
 
-def _bar(share: float) -> Html:
-    width = 0.0 if share != share else min(max(share, 0.0), 1.0)
-    return el("span.bar", el("i", style=f"width:{118 * width:.0f}px"), _percent(share))
+def _bar(fraction: float) -> Html:
+    width = 0.0 if fraction != fraction else min(max(fraction, 0.0), 1.0)
+    return el("span.bar", el("i", style=f"width:{118 * width:.0f}px"), _percent(fraction))

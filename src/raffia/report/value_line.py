@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from raffia.draw.markup import Html, el, join
-from raffia.report.dialogue_files import Action, Dialogue
+from raffia.report.dialogue_files import Action, TokenDialogue
 from raffia.report.wording import figure, shown_token
 
 _HEIGHT, _LEFT, _ABOVE = 120, 44, 18  # of the axes, and the room around them, in pixels
@@ -16,13 +16,13 @@ _NAMED = 15  # pixels that a column must have for its token to be named below it
 _LONGEST = 9  # characters of a name
 
 
-def value_line(dialogue: Dialogue, most: float = 1.0) -> Html:
-    """V of each state, Q of what was said there, rewards; nothing where no values are known.
+def value_line(dialogue: TokenDialogue, most: float = 1.0) -> Html:
+    """V of each state, Q of the agent's text there, rewards; nothing where no values are known.
 
     most: the advantage that has the full colour.
 
-    >>> said = (Action(1, 1, v=-1.0, q=-0.5, advantage=0.5),)
-    >>> svg = value_line(Dialogue("own", ("<a>", "crane"), said, states=((0, -1.0),)))
+    >>> actions = (Action(1, 1, v=-1.0, q=-0.5, advantage=0.5),)
+    >>> svg = value_line(TokenDialogue("own", ("<a>", "crane"), actions, states=((0, -1.0),)))
     >>> svg.startswith("<svg"), svg.count("<circle"), svg.count("<rect")
     (True, 1, 1)
     """
@@ -37,7 +37,7 @@ def value_line(dialogue: Dialogue, most: float = 1.0) -> Html:
         *[_shade(axes, action) for action in dialogue.actions],
         *_names(axes, dialogue, names),
         *_line(axes, dialogue),
-        *[mark for action in dialogue.actions for mark in _said(axes, dialogue, action, most)],
+        *[mark for action in dialogue.actions for mark in _action(axes, dialogue, action, most)],
     ]
     return el(
         "svg.values",
@@ -50,7 +50,7 @@ def value_line(dialogue: Dialogue, most: float = 1.0) -> Html:
 
 
 class _Axes:
-    """From tokens and values to pixels."""
+    """The scales from tokens and values to pixels."""
 
     def __init__(self, names: Sequence[str], low: float, high: float) -> None:
         least, most = _COLUMN
@@ -62,7 +62,7 @@ class _Axes:
         if self.low == self.high:
             self.low, self.high = self.low - step, self.high + step
         count = round((self.high - self.low) / step)
-        self.marks = [self.low + place * step for place in range(count + 1)]
+        self.marks = [self.low + i * step for i in range(count + 1)]
         self.width = _LEFT + self.column * self.num + 12
         self.bottom = _ABOVE + _HEIGHT
         longest = max(map(len, names)) if self.named else 0
@@ -79,7 +79,7 @@ class _Axes:
 
 
 def _step(span: float) -> float:
-    """A round one, of which about four make the span."""
+    """A round step, of which about four make the span."""
     if not span > 1e-12:
         return 1.0
     size = 10.0 ** math.floor(math.log10(span / 4))
@@ -96,7 +96,7 @@ def _grid(axes: _Axes) -> Iterator[Html]:
 
 
 def _shade(axes: _Axes, action: Action) -> Html:
-    """What is the agent's."""
+    """The shading of the agent's tokens."""
     width = axes.column * (action.last - action.first + 1)
     return el(
         "rect.own",
@@ -112,7 +112,7 @@ def _name(token: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
-def _names(axes: _Axes, dialogue: Dialogue, names: Sequence[str]) -> Iterator[Html]:
+def _names(axes: _Axes, dialogue: TokenDialogue, names: Sequence[str]) -> Iterator[Html]:
     """The tokens below the axis; where they have no room, a tick for each."""
     own, bottom = dialogue.own, axes.bottom
     for at, (name, token) in enumerate(zip(names, dialogue.tokens, strict=True)):
@@ -120,43 +120,43 @@ def _names(axes: _Axes, dialogue: Dialogue, names: Sequence[str]) -> Iterator[Ht
         yield el("line.tick", x1=x, x2=x, y1=f"{bottom}", y2=f"{bottom + 4}")
         if axes.named:
             turn = f"translate({x} {bottom + 13}) rotate(-55)"
-            kind = "text.name.said" if at in own else "text.name"
+            kind = "text.name.own" if at in own else "text.name"
             yield el(kind, name, el("title", shown_token(token)), transform=turn, text_anchor="end")
 
 
-def _line(axes: _Axes, dialogue: Dialogue) -> Iterator[Html]:
-    """V from state to state."""
+def _line(axes: _Axes, dialogue: TokenDialogue) -> Iterator[Html]:
+    """The line of V from state to state."""
     known = [(at, v) for at, v in dialogue.states if not math.isnan(v)]
     for (at, v), (then, following) in pairwise(known):
         yield el("line.v", x1=axes.x(at), y1=axes.y(v), x2=axes.x(then), y2=axes.y(following))
     for at, v in known:
-        says = el("title", f"V {figure(v)} behind {shown_token(dialogue.tokens[at])}")
-        yield el("circle.v", says, cx=axes.x(at), cy=axes.y(v), r="2.6")
+        title = el("title", f"V {figure(v)} behind {shown_token(dialogue.tokens[at])}")
+        yield el("circle.v", title, cx=axes.x(at), cy=axes.y(v), r="2.6")
 
 
-def _said(axes: _Axes, dialogue: Dialogue, action: Action, most: float) -> Iterator[Html]:
-    """From V to the Q of what was said; and what it earned."""
+def _action(axes: _Axes, dialogue: TokenDialogue, action: Action, most: float) -> Iterator[Html]:
+    """The mark of a decision: from V to the Q of the agent's text, and its reward."""
     if not math.isnan(action.q + action.v):
         kind = "up" if action.advantage > 0 else "down"
         x, begun = axes.x(action.last), axes.x(action.first - 1)
         y, before = axes.y(action.q), axes.y(action.v)
         token = shown_token("".join(dialogue.tokens[action.first : action.last + 1]))
-        says = el("title", f"{token}: Q {figure(action.q)}, advantage {figure(action.advantage)}")
+        title = el("title", f"{token}: Q {figure(action.q)}, advantage {figure(action.advantage)}")
         strength = min(abs(action.advantage) / most, 1.0) if most else 0.0
         clear = f"opacity:{0.35 + 0.65 * strength:.2f}"
         yield el(f"line.q.{kind}", x1=begun, y1=before, x2=x, y2=y, style=clear)
         # A triangle that points where it goes tells better from worse without colours.
         tip = "-3.6 2.6 3.6 2.6 0 -4" if kind == "up" else "-3.6 -2.6 3.6 -2.6 0 4"
-        place = f"translate({x} {y})"
-        yield el(f"polygon.q.{kind}", says, points=tip, transform=place, style=clear)
+        moved = f"translate({x} {y})"
+        yield el(f"polygon.q.{kind}", title, points=tip, transform=moved, style=clear)
     if action.reward:
         x = axes.x(action.last)
         sign = "+" if action.reward > 0 else ""
-        says = el("title", f"reward {figure(action.reward)}")
+        title = el("title", f"reward {figure(action.reward)}")
         text = f"{sign}{figure(action.reward)}"
         yield join(
             [
                 el("line.reward", x1=x, x2=x, y1=f"{_ABOVE - 4}", y2=f"{axes.bottom}"),
-                el("text.reward", text, says, x=x, y=f"{_ABOVE - 7}", text_anchor="middle"),
+                el("text.reward", text, title, x=x, y=f"{_ABOVE - 7}", text_anchor="middle"),
             ]
         )

@@ -44,11 +44,11 @@ def figure(value: float) -> str:
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
-def alike(values: Iterable[float]) -> Callable[[float], str]:
-    """How numbers of one column are written: all with as many decimals as the largest one has.
+def column_format(values: Iterable[float]) -> Callable[[float], str]:
+    """A format for the numbers of one column: all with as many decimals as the largest one has.
 
-    >>> write = alike([-1.08, -0.996, 22.5])
-    >>> write(-1.08), write(-0.996), alike([475.26])(9.0), alike([0.01234])(0.01234)
+    >>> write = column_format([-1.08, -0.996, 22.5])
+    >>> write(-1.08), write(-0.996), column_format([475.26])(9.0), column_format([0.01234])(0.01234)
     ('−1.08', '−1.00', '9.0', '0.0123')
     """
     largest = max(map(abs, values), default=0.0)
@@ -92,10 +92,10 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def spoken(decoding: str) -> str:
-    """The name of a way of speaking, for people.
+def decoding_label(decoding: str) -> str:
+    """The name of a decoding, for people.
 
-    >>> spoken("decode"), spoken("adv_weight=0"), spoken("adv_weight=2"), spoken("mine")
+    >>> tuple(map(decoding_label, ("decode", "adv_weight=0", "adv_weight=2", "mine")))
     ('as set', 'policy alone', 'advantage × 2', 'mine')
     """
     if decoding == "decode":
@@ -136,7 +136,7 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def ticks(largest: float) -> Callable[[float], str]:
-    """How the marks of an axis are written whose largest is so large: all in one unit.
+    """A format for the marks of an axis with such a largest mark: all in one unit.
 
     >>> write = ticks(25_000)
     >>> write(5000.0), write(25000.0), ticks(2.5e6)(5e5), ticks(2000)(1500.0), ticks(1)(-0.25)

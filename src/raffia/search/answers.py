@@ -18,13 +18,14 @@ class Answers:
         self._row, self._edges = torch.Size(), torch.Size()  # [m] and [m, A]
 
     def fitting(self, output: RecurrentOutput, num: int) -> RecurrentOutput:
-        """The answer for `num` rows in the search's dtypes, once its shapes were found to fit."""
+        """The model's answer for `num` rows in the search's dtypes, once its shapes were found to
+        fit."""
         if num != self._num:
             self._num = num
             self._row, self._edges = torch.Size([num]), torch.Size([num, self._num_actions])
         if not isinstance(output, RecurrentOutput):
             raise TypeError(
-                f"recurrent_fn gave a {type(output).__name__} in place of a RecurrentOutput: "
+                f"recurrent_fn gave a {type(output).__name__} instead of a RecurrentOutput: "
                 "return RecurrentOutput(reward, value, prior_logits, ...), embedding"
             )
         reward, value, logits, discount, mask, to_play, actions = output
@@ -39,7 +40,7 @@ class Answers:
             or (mask is not None and mask.shape != self._edges)
             or (to_play is not None and to_play.shape != row)
         ):
-            raise ValueError(_misfit(output, num, self._num_actions))
+            raise ValueError(_mismatch(output, num, self._num_actions))
         if to_play is not None and self._root.to_play is None:
             raise ValueError(_one_sided("to_play", False))
         if (actions is None) != (self._root.actions is None):
@@ -65,7 +66,7 @@ class Answers:
 
 
 def fitting_key(key: Tensor, num: int, device: torch.device) -> Tensor:
-    """What `transpositions` said of `num` embeddings, once it was found to fit."""
+    """The keys that `transpositions` gave for `num` embeddings, once found to fit."""
     if not isinstance(key, Tensor):
         raise TypeError(f"transpositions gave a {type(key).__name__}; it must give int64 [{num}]")
     if key.shape != (num,) or key.dtype != torch.int64:
@@ -110,7 +111,7 @@ def _not_tensors(output: RecurrentOutput) -> str:
     return f"the model's answer must hold tensors and has {', '.join(wrong)}"
 
 
-def _misfit(output: RecurrentOutput, num: int, num_actions: int) -> str:
+def _mismatch(output: RecurrentOutput, num: int, num_actions: int) -> str:
     needed = {
         "reward": [num],
         "value": [num],

@@ -1,4 +1,5 @@
-"""Whether what a search is given fits together; errors say what was seen and what is needed."""
+"""Checks that the arguments of a search fit together; errors name what was given and what is
+needed."""
 
 import torch
 from torch import Tensor
@@ -7,7 +8,7 @@ from raffia.search.outputs import RootOutput
 
 
 def check_root(root: RootOutput) -> None:
-    """Whether the root's parts fit together."""
+    """Check that the root's parts fit together."""
     if not isinstance(root, RootOutput):
         raise TypeError(
             f"root is a {type(root).__name__}; it must be a RootOutput(prior_logits, value, "
@@ -72,7 +73,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
-    """Simulations of each root."""
+    """Numbers of simulations of each root, checked."""
     if isinstance(num_simulations, int) and not isinstance(num_simulations, bool):
         _check_least(num_simulations, num_simulations)
         return [num_simulations] * batch

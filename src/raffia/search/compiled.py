@@ -27,7 +27,7 @@ from raffia.search.plain import plain
 from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 
-AT_ONCE = 32  # simulations in one call; between calls Ctrl-C is heard
+SIMULATIONS_PER_CALL = 32  # simulations in one call; between calls Ctrl-C is heard
 _RANGES = {"running": RUNNING, "tree": TREE, "siblings": SIBLINGS}
 _COUNTED = {"exclude": 0, "include": 1, "zero": 2}
 _KINDS = {PUCT: PUCT_KIND, Gumbel: GUMBEL}
@@ -53,21 +53,21 @@ def possible(select: Any, device: torch.device) -> bool:
 
 
 class CompiledSteps:
-    """`walk` and `backup` of raffia.search.mcts: one kernel call each."""
+    """The two halves of a simulation, `SearchSteps`, each as one kernel call."""
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
         module = kernels()
-        self._walk, self._backup = module.walk, module.backup
+        self._simulate, self._backup = module.simulate, module.backup
         self._words = array("q", [0] * len(WORDS))
         self._reals = array("d", [0.0] * len(REALS))
-        self._kept: list[Any] = []  # what only an address would else refer to
+        self._referenced: list[Any] = []  # keeps alive what only addresses refer to
         self._has_mask = "mask" in state.entries
         self._write()
         self._addresses = self._words.buffer_info()[0], self._reals.buffer_info()[0]
 
     def _write(self) -> None:
-        """Fill the blocks that say to the kernels where everything lies."""
+        """Fill the kernels' blocks with the addresses of all arrays."""
         state, select = self.state, self.state.select
         roots, rows, actions = state.shape
         table = select.exploration(rows - 1) if type(select) is PUCT else None
@@ -82,7 +82,7 @@ class CompiledSteps:
             "scratch": torch.empty(actions),
             "parent_row": state.parent_row,
             "node_row": state.node_row,
-            "move": state.move,
+            "leaf_action": state.leaf_action,
             "reset": state.reset,
             "table": table,
             "tie_seed": getattr(select, "tie_seed", None),
@@ -90,7 +90,7 @@ class CompiledSteps:
             "considered": getattr(select, "considered", None),
             "gamma": state.gamma,
         }
-        self._kept = list(addresses.values())
+        self._referenced = list(addresses.values())
         numbers = {
             "roots": roots,
             "rows": rows,
@@ -106,11 +106,11 @@ class CompiledSteps:
             self._words[WORDS[name]] = 0 if tensor is None else tensor.data_ptr()
         for name, number in numbers.items():
             self._words[WORDS[name]] = number
-        for name, place in REALS.items():
-            self._reals[place] = getattr(select, name, 0.0)
+        for name, slot in REALS.items():
+            self._reals[slot] = getattr(select, name, 0.0)
 
-    def plant(self, root: RootOutput) -> None:
-        """Set the values of trees that hold their roots only."""
+    def instantiate(self, root: RootOutput) -> None:
+        """Set the values of trees with roots only."""
         device = self.state.gamma.device
         given = [
             None if tensor is None else plain(tensor, dtype, device)
@@ -119,7 +119,7 @@ class CompiledSteps:
                 *((root.mask, torch.bool), (root.to_play, torch.int32)),
             )
         ]
-        unfit_at = kernels().plant(
+        unfit_at = kernels().instantiate(
             self._addresses[0],
             self.state.shape[0],
             *(0 if tensor is None else tensor.data_ptr() for tensor in given),
@@ -128,14 +128,14 @@ class CompiledSteps:
         if unfit_at >= 0:
             raise unfit_root(FIELDS[unfit_at % 8], unfit_at // 8)
 
-    def finish(self) -> None:
-        """Clear what was not used."""
-        kernels().finish(self._addresses[0], self.state.shape[0])
+    def clear_unused(self) -> None:
+        """Clear the rows that never became nodes."""
+        kernels().clear_unused(self._addresses[0], self.state.shape[0])
 
-    def walk(self, simulation: int, num_roots: int) -> int | None:
-        """From each root down to an untried action or a node that ends the walk."""
+    def simulate(self, simulation: int, num_roots: int) -> int | None:
+        """Descend from each root to an untried action or to a node that ends the simulation."""
         words, reals = self._addresses
-        resets: int = self._walk(words, reals, simulation, num_roots)
+        resets: int = self._simulate(words, reals, simulation, num_roots)
         return resets
 
     def backup(
@@ -162,13 +162,14 @@ class CompiledSteps:
             raise self._unfit(unfit_at, simulation)
 
     def run(self, searched: list[int], model: tuple[int, int], output: RecurrentOutput) -> None:
-        """All simulations, with a model that is a compiled step: see raffia.jit.calls.
+        """Run all simulations, with a model that is a compiled step: see raffia.jit.calls.
 
-        searched: the roots that take part in each simulation. model: its address and context.
+        searched: the number of roots that take part in each simulation. model: its address and
+        context.
         output: where it writes.
         """
-        for first in range(0, len(searched), AT_ONCE):
-            some = array("q", searched[first : first + AT_ONCE])
+        for first in range(0, len(searched), SIMULATIONS_PER_CALL):
+            some = array("q", searched[first : first + SIMULATIONS_PER_CALL])
             unfit_at = kernels().run(
                 *self._addresses,
                 *(first, some.buffer_info()[0], len(some)),

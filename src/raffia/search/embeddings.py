@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raffia.search.memory import Arena
-from raffia.search.row_moves import RowMoves, row_moves
+from raffia.search.row_transfer import RowTransfer, row_transfer
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
@@ -34,11 +34,11 @@ class Embeddings:
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
         self._arena = Arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
-        for kept, leaf in zip(self.memory, leaves, strict=True):
-            kept[:batch] = leaf
+        for stored, leaf in zip(self.memory, leaves, strict=True):
+            stored[:batch] = leaf
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
-        self._new_moves = partial(row_moves, self.memory, zeroed, compiled=compiled)
-        self._moves: RowMoves | None = None
+        self._new_transfer = partial(row_transfer, self.memory, zeroed, compiled=compiled)
+        self._transfer: RowTransfer | None = None
         self._num = -1  # rows that the next three are for
         self._gathered: list[Tensor] = []
         self._container_of_gathered: Any = None
@@ -61,7 +61,7 @@ class Embeddings:
     def beside(self) -> "Embeddings":
         """The same memory with buffers of its own, for another thread."""
         other = copy(self)
-        other._moves, other._num = None, -1
+        other._transfer, other._num = None, -1
         return other
 
     def _names(self) -> list[str]:
@@ -94,7 +94,8 @@ class Embeddings:
                 return leaves
         raise ValueError(
             f"the model's embedding is a {type(container).__name__} and the root's a "
-            f"{type(self._template).__name__}, or they hold other parts: recurrent_fn must return "
+            f"{type(self._template).__name__}, or their structures differ: recurrent_fn must "
+            "return "
             "the same kind of container as root.embedding"
         )
 
@@ -106,10 +107,10 @@ class Embeddings:
             return pytree.tree_unflatten(leaves, self._spec)
         nested: dict[str, Any] = {}
         for key, leaf in zip(self._keys, leaves, strict=True):
-            place = nested
+            parent = nested
             for name in key[:-1]:
-                place = place.setdefault(name, {})
-            place[key[-1]] = leaf
+                parent = parent.setdefault(name, {})
+            parent[key[-1]] = leaf
         return TensorDict(nested, batch_size=batch_size)
 
     def all_rows(self) -> Any:
@@ -130,12 +131,12 @@ class Embeddings:
         num = rows.size(0)
         if num != self._num:
             self._num = num
-            self._moves = self._moves or self._new_moves()
-            self._gathered = [kept.new_empty((num, *kept.shape[1:])) for kept in self.memory]
+            self._transfer = self._transfer or self._new_transfer()
+            self._gathered = [stored.new_empty((num, *stored.shape[1:])) for stored in self.memory]
             self._layouts = [(leaf.shape, leaf.dtype, leaf.device) for leaf in self._gathered]
             self._container_of_gathered = self._container(self._gathered, [num])
-        assert self._moves is not None
-        self._moves.gather(rows, self._gathered)
+        assert self._transfer is not None
+        self._transfer.gather(rows, self._gathered)
         return self._container_of_gathered
 
     def store(self, rows: Tensor, container: Any, reset: Tensor | None) -> None:
@@ -143,11 +144,11 @@ class Embeddings:
         leaves = self._leaves(container)
         for leaf, (shape, dtype, device) in zip(leaves, self._layouts, strict=True):
             if leaf.shape != shape or leaf.dtype != dtype or leaf.device != device:
-                raise ValueError(self._misfit(leaves))
-        assert self._moves is not None  # rows were gathered before
-        self._moves.store(rows, leaves, reset)
+                raise ValueError(self._mismatch(leaves))
+        assert self._transfer is not None  # rows were gathered before
+        self._transfer.store(rows, leaves, reset)
 
-    def _misfit(self, leaves: list[Tensor]) -> str:
+    def _mismatch(self, leaves: list[Tensor]) -> str:
         wrong = [
             f"{name} of shape {list(leaf.shape)}, {leaf.dtype}, {leaf.device} "
             f"(needed {list(shape)}, {dtype}, {device})"

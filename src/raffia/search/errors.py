@@ -1,4 +1,4 @@
-"""The error of a model that gives what cannot be searched with."""
+"""The error of a model that gives NaN or infinity."""
 
 _WRONG = {
     "discount": "NaN, infinite or negative (two players: to_play, not a negative discount)",
@@ -19,7 +19,7 @@ class UnfitOutputError(ValueError):
 
 
 def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
-    """The error that says where a model gave what cannot be searched with."""
+    """The error that names where a model gave NaN or infinity."""
     wrong = _WRONG.get(field, "NaN or infinite")
     return UnfitOutputError(
         f"the model's {field} is {wrong} for root {root} in simulation {simulation} "
@@ -28,6 +28,6 @@ def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
 
 
 def unfit_root(field: str, root: int) -> UnfitOutputError:
-    """The same for what is planned from."""
+    """The error that names a root with NaN or infinity."""
     wrong = _WRONG.get(field, "NaN or infinite")
     return UnfitOutputError(f"root.{field} is {wrong} for root {root} (counted from 0)")

@@ -25,17 +25,17 @@ class TreeNode:
     True
     """
 
-    row: int  # in the tree's arrays, 0: the root
+    row: int  # row in the tree's arrays, 0: the root
     depth: int  # edges from the root on the way that found it
     visits: int  # over all ways that lead to it; the root may have one more than simulations
-    value: float  # mean of what was backed up, from the view of the node's own player
-    raw_value: float  # what the model says
+    value: float  # mean of the values backed up, from the view of the node's own player
+    raw_value: float  # the model's value
     ended: bool  # the game is over here
     num_untried: int  # legal actions that were not tried
     untried_prior: float  # the prior of those together
     to_play: int | None = None  # who is to move; None: one player
     value_prefix: float | None = None  # the model's sum of rewards, where a search uses it
-    key: int | None = None  # what transpositions are told by
+    key: int | None = None  # equal for transpositions
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class TreeEdge:
     source: int  # rows of nodes
     target: int
     action: int
-    name: str  # of the action
+    name: str  # the action's name
     visits: int
-    share: float  # visits, of all actions of the source
+    share: float  # fraction of the visits of all actions of the source
     q: float  # reward + discount * value of the target
     prior: float
     reward: float
@@ -84,7 +84,7 @@ class TreeGraph:
     (9, 0.0)
     """
 
-    root: int  # which of the tree's roots
+    root: int  # index of the root in the tree
     nodes: tuple[TreeNode, ...]
     edges: tuple[TreeEdge, ...]
 
@@ -102,9 +102,9 @@ class TreeGraph:
     def best_path(self) -> tuple[TreeEdge, ...]:
         """The most visited edges from the root down, the lowest action among equals."""
         path: list[TreeEdge] = []
-        seen, row = set[int](), 0
-        while row not in seen and self.edges_from(row):
-            seen.add(row)
+        visited, row = set[int](), 0
+        while row not in visited and self.edges_from(row):
+            visited.add(row)
             path.append(max(self.edges_from(row), key=lambda edge: edge.visits))
             row = path[-1].target
         return tuple(path)
@@ -200,12 +200,12 @@ class TreeGraph:
         >>> TreeGraph(0, (node,), ()).headline(1, "{:.1f}".format)
         'root 0: value 0.5, 0 simulations, depth 0, 1 node'
         """
-        says = (
+        text = (
             f"root {self.root}: value {write(self.node(0).value)}, "
             f"{count(self.num_simulations, 'simulation')}, depth {self.depth}, "
             f"{count(len(self.nodes), 'node')}"
         )
-        return says if num_shown == len(self.nodes) else f"{says} ({num_shown} shown)"
+        return text if num_shown == len(self.nodes) else f"{text} ({num_shown} shown)"
 
     @cached_property
     def _by_row(self) -> dict[int, TreeNode]:

@@ -52,7 +52,8 @@ class Gumbel:
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
     ) -> "Gumbel":
-        """The same with the turns of sequential halving: by each root's legal actions and budget.
+        """The selection with its schedule of sequential halving, by each root's legal actions and
+        budget.
 
         num_legal, budget: one number for each root.
         """
@@ -69,7 +70,7 @@ class Gumbel:
             (*considered_visits(min(m, self.max_considered), s), *[0] * (width - s))
             for m, s in kinds
         ]
-        number = {kind: place for place, kind in enumerate(kinds)}
+        number = {kind: index for index, kind in enumerate(kinds)}
         rows = [number[kind] for kind in zip(num_legal, budget, strict=True)]
         return replace(
             self,
@@ -86,8 +87,8 @@ class Gumbel:
             turn = self.considered[nodes.root, visits.sum(-1)]
             scores = self.root_scores(self.root_gumbel[nodes.root], logits, sigma, visits, turn)
             return best(scores, nodes.mask), None
-        share = visits.float() / (1 + visits.sum(-1, keepdim=True)).float()
-        return best(softmax(logits + sigma) - share, nodes.mask), None
+        fraction = visits.float() / (1 + visits.sum(-1, keepdim=True)).float()
+        return best(softmax(logits + sigma) - fraction, nodes.mask), None
 
     def root_scores(
         self,

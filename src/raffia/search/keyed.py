@@ -14,9 +14,9 @@ from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import dispatch, set_skip_existing
 from raffia.nn.generators import Source
 from raffia.search.keyed_checks import (
+    check_distinct_keys,
     check_model,
     check_root_output,
-    check_unlike,
     rows_going_on,
 )
 from raffia.search.outputs import RecurrentFn, RootOutput
@@ -31,7 +31,7 @@ Policy = Callable[..., PolicyOutput]  # (root, recurrent_fn, **what policy_keys 
 
 
 class PlanningModel(Protocol):
-    """What a planner asks of a model: what it says of observations, and where actions lead.
+    """The model of a planner: outputs for observations, and where actions lead.
 
     `root` gets the entries of `in_keys` by position, rows first, and `mask=` and `to_play=` by
     keyword where the planner reads them.
@@ -47,7 +47,7 @@ class PlanningModel(Protocol):
     ...         return output, embedding + 2 * action - 1
     >>> def policy(root, recurrent_fn):
     ...     return muzero_policy(root, recurrent_fn, 20, dirichlet_fraction=0.0, temperature=0.0)
-    >>> KeyedSearch(Walk(), policy, in_keys=["place"])(place=torch.tensor([3, 5]))[0]
+    >>> KeyedSearch(Walk(), policy, in_keys=["position"])(position=torch.tensor([3, 5]))[0]
     tensor([1, 1])
     """
 
@@ -62,7 +62,7 @@ class PlanningModel(Protocol):
 
 @dataclass(frozen=True)
 class FunctionModel:
-    """Two functions of one's own as the model of a planner.
+    """Two functions as the model of a planner.
 
     >>> from raffia.search import FunctionModel, KeyedSearch, RecurrentOutput, RootOutput
     >>> from raffia.search import gumbel_policy
@@ -84,7 +84,7 @@ class FunctionModel:
 
 
 class _Rows(dispatch):
-    """In a call by tensors, the first dimension of each counts the rows."""
+    """The rows of a call by tensors, whose first dimension counts them."""
 
     def _container(self, given: dict[Any, Any]) -> TensorDict:
         container = super()._container(given)
@@ -125,7 +125,7 @@ class KeyedSearch(TensorDictModuleBase):
     skip_ended: leave rows whose mask is all False (the game has ended) out of the search, the
         model and `policy_keys`; all that is written of them is 0, the action too. Without it such a
         row is an error. Where all rows have ended, nothing is searched and the mask says how many
-        actions there are; so that is an error with `sampled_policy`, whose shapes it does not say.
+        actions there are; so that is an error with `sampled_policy`, whose shapes it does not tell.
 
     >>> import functools
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
@@ -187,7 +187,7 @@ class KeyedSearch(TensorDictModuleBase):
         read = [*self._observations, *self._to_root.values(), *self._to_policy.values()]
         self.in_keys = list(dict.fromkeys(read))
         self.out_keys = [*self._found, *self._more.values()]
-        check_unlike(self.out_keys)
+        check_distinct_keys(self.out_keys)
         if skip_ended and (mask_key is None or tree_key is not None):
             raise ValueError(
                 "skip_ended=True goes by the mask and leaves rows without a tree: pass "
@@ -208,12 +208,13 @@ class KeyedSearch(TensorDictModuleBase):
 
     @torch.no_grad()
     def _plan(self, tensordict: Any) -> dict[NestedKey, Any]:
-        """What goes under which key, with all batch dimensions in one."""
+        """Results by key, with all batch dimensions in one."""
         rows = tensordict.batch_size.numel()
         if rows == 0:
             raise ValueError(
                 f"a batch of size {list(tensordict.batch_size)} has no row to plan from, and how "
-                "many actions there are only the model's answer to a row says: leave out the call"
+                "many actions there are is known only from the model's answer to a row: leave out "
+                "the call"
             )
         observations = [self._rows(tensordict, key) for key in self._observations]
         whose = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
@@ -238,14 +239,14 @@ class KeyedSearch(TensorDictModuleBase):
         whose: dict[str, Any],
         given: dict[str, Any],
     ) -> dict[NestedKey, Any]:
-        """What the search finds, by the keys it is written to."""
+        """Results of the search, by the keys they are written to."""
         root = self.model.root(*observations, **whose)
         check_root_output(root, len(observations[0]))
         device = root.prior_logits.device
-        untold = {
+        missing = {
             name: entry.to(device) for name, entry in whose.items() if getattr(root, name) is None
         }
-        root = root._replace(**untold)
+        root = root._replace(**missing)
         with self._numbers(tensordict, device):
             plan = self.policy(root, self.model.recurrent_fn, **given)
         if not isinstance(plan, PolicyOutput):
@@ -273,11 +274,11 @@ class KeyedSearch(TensorDictModuleBase):
         return written
 
     def _nothing(self, mask: Tensor) -> dict[NestedKey, Any]:
-        """What is written where all rows have ended."""
+        """Results that are written where all rows have ended."""
         if "actions" in self._more or getattr(self.policy, "func", self.policy) is sampled_policy:
             raise ValueError(
                 f"all {len(mask)} rows have ended, and the shapes of sampled actions only a search "
-                "says: leave out the call where no row of the mask has a legal action"
+                "tells: leave out the call where no row of the mask has a legal action"
             )
         value = torch.zeros(len(mask), device=mask.device)
         visits = torch.zeros_like(mask, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Whether a `KeyedSearch` can work with what it is given."""
+"""Checks of the arguments of `KeyedSearch`."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ def rows_going_on(mask: Tensor) -> Tensor:
     return mask.any(-1)
 
 
-def check_unlike(keys: list[NestedKey]) -> None:
-    """Whether each entry that is written has a key of its own.
+def check_distinct_keys(keys: list[NestedKey]) -> None:
+    """Check that each written entry has a key of its own.
 
-    >>> check_unlike(["action", "_", "_"])
+    >>> check_distinct_keys(["action", "_", "_"])
     """
     twice = [key for key in dict.fromkeys(keys) if key != "_" and keys.count(key) > 1]
     if twice:
@@ -37,7 +37,7 @@ def check_unlike(keys: list[NestedKey]) -> None:
 
 
 def check_root_output(root: Any, rows: int) -> None:
-    """Whether a model's `root` gave an answer for each row.
+    """Check that a model's `root` gave an answer for each row.
 
     >>> check_root_output(RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)), rows=2)
     """
@@ -54,7 +54,7 @@ def check_root_output(root: Any, rows: int) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Whether a model can be planned with.
+    """Check that a model can be planned with.
 
     >>> check_model(torch.nn.Linear(1, 1))
     Traceback (most recent call last):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 
 def figures(values: Iterable[float]) -> Callable[[float], str]:
-    """A way to write these numbers: three digits of the greatest, as many places of the others.
+    """A way to write these numbers: three digits of the greatest, as many decimals of the others.
 
     >>> write = figures([0.5, -12.25])
     >>> write(0.5), write(-12.25), write(-0.01)
@@ -14,12 +14,12 @@ def figures(values: Iterable[float]) -> Callable[[float], str]:
     greatest = max([abs(value) for value in values], default=0.0)
     if greatest >= 1e6 or 0 < greatest < 1e-4:
         return lambda value: f"{value:+.2e}"
-    places = max(2 - math.floor(math.log10(greatest)), 0) if greatest else 2
-    return lambda value: f"{round(value, places) + 0.0:+.{places}f}"  # + 0.0: no "-0.0"
+    digits = max(2 - math.floor(math.log10(greatest)), 0) if greatest else 2
+    return lambda value: f"{round(value, digits) + 0.0:+.{digits}f}"  # + 0.0: no "-0.0"
 
 
 def percent(share: float) -> str:
-    """A share in percent, with two digits or more.
+    """A fraction in percent, with two digits or more.
 
     >>> percent(1.0), percent(0.25), percent(0.031)
     ('100%', '25%', '3.1%')

@@ -9,8 +9,8 @@ from raffia.search.compiled import CompiledSteps
 from raffia.search.embeddings import Embeddings
 from raffia.search.outputs import RecurrentFn, RootOutput
 from raffia.search.selection import SelectFn, Selection, as_selection
-from raffia.search.settings import Backend, RootValue, Settings, StateKey, ValuePrefix
-from raffia.search.simulate import in_threads, make_steps, simulate
+from raffia.search.settings import Backend, RootValue, SearchSettings, StateKey, ValuePrefix
+from raffia.search.simulation_loop import make_steps, run_in_threads, run_simulations
 from raffia.search.state import make_state
 from raffia.search.tree import Tree
 
@@ -31,7 +31,7 @@ def search(
     num_threads: int = 1,  # the roots are divided among them; pays where the model is compiled
     backend: Backend = "auto",  # "compiled" kernels on the CPU, "reference" in tensor operations
 ) -> Tree:
-    """Plan from each root with a model: walk to a leaf, ask the model, back up its answer.
+    """Plan from each root with a model: descend to a leaf, ask the model, back up its answer.
 
     In a game of two players (`root.to_play`) values are from the view of who is to move, and change
     their sign where the player changes; players take turns unless the model says who moves. A node
@@ -57,16 +57,16 @@ def search(
     budget = check_budget(num_simulations, batch)
     rows, selection = max(budget) + 1, as_selection(select)
     deepest = rows if max_depth is None else max_depth
-    settings = Settings(value_prefix, root_value, deepest, transpositions)
+    settings = SearchSettings(value_prefix, root_value, deepest, transpositions)
     gamma = check_discount(discount, batch)
     if value_prefix is None and getattr(recurrent_fn, "predicts_prefixes", False):
         raise ValueError(
-            "this model predicts value prefixes, sums of rewards, in place of rewards: pass "
+            "this model predicts value prefixes, sums of rewards, instead of rewards: pass "
             "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
         )
     state = make_state(root, budget, gamma, rows, settings, selection)
     steps = make_steps(state, backend, device)
-    steps.plant(root)
+    steps.instantiate(root)
     if transpositions is not None:
         state.entries["key"][:, 0] = fitting_key(transpositions(root.embedding), batch, device)
     if root.actions is not None:
@@ -76,10 +76,10 @@ def search(
         compiled=isinstance(steps, CompiledSteps),
     )
     if num_threads == 1:
-        simulate(state, steps, embeddings, root, recurrent_fn)
+        run_simulations(state, steps, embeddings, root, recurrent_fn)
     else:
-        in_threads(num_threads, state, backend, embeddings, root, recurrent_fn)
-    steps.finish()
+        run_in_threads(num_threads, state, backend, embeddings, root, recurrent_fn)
+    steps.clear_unused()
     tree = state.tree()
     if keep_embeddings:
         unused = tree.data["parent"] < 0

@@ -16,7 +16,9 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes; below, the allocator's memory is warm and pages do not matter
 ALIGNED = 64  # bytes; a cache line
-KEPT = 1 << 26  # bytes that a thread keeps at most; what is larger takes long for other reasons
+CACHE_LIMIT = (
+    1 << 26
+)  # bytes; a thread caches no more, since a larger search takes long for other reasons
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") -> Tensor:
@@ -38,7 +40,7 @@ class Arena:
     """Tensors side by side whose values are not set, in memory that the thread's next one reuses.
 
     What is handed back by `release` must not be read any more. A thread keeps one arena of at most
-    `KEPT` bytes, and none while it is used: a search within a search gets memory of its own.
+    `CACHE_LIMIT` bytes, and none while it is used: a search within a search gets memory of its own.
 
     >>> arena = Arena([((2, 3), torch.zeros(1)), ((4,), torch.zeros(1).int())])
     >>> [tensor.shape for tensor in arena.tensors]
@@ -50,7 +52,7 @@ class Arena:
         sizes = [math.prod(shape) * other.element_size() for shape, other in like]
         starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
         on_cpu = all(other.device.type == "cpu" for _, other in like)
-        self._pages = _kept_pages(starts[-1]) if on_cpu else None
+        self._pages = _cached_pages(starts[-1]) if on_cpu else None
         if self._pages is None:
             self.tensors = [other.new_empty(shape) for shape, other in like]
             return
@@ -65,7 +67,7 @@ class Arena:
 
     def release(self) -> None:
         """Let the thread's next arena have this memory."""
-        if self._pages is not None and len(self._pages) <= KEPT:
+        if self._pages is not None and len(self._pages) <= CACHE_LIMIT:
             _thread.pages = self._pages
         self._pages, self.tensors = None, []
 
@@ -73,11 +75,11 @@ class Arena:
 _thread = threading.local()
 
 
-def _kept_pages(size: int) -> mmap.mmap | None:
-    kept: mmap.mmap | None = getattr(_thread, "pages", None)
-    if size >= LARGE and kept is not None and size <= len(kept) <= 4 * size:
+def _cached_pages(size: int) -> mmap.mmap | None:
+    cached: mmap.mmap | None = getattr(_thread, "pages", None)
+    if size >= LARGE and cached is not None and size <= len(cached) <= 4 * size:
         _thread.pages = None
-        return kept
+        return cached
     return _pages(size, "cpu")
 
 

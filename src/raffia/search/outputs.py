@@ -1,4 +1,4 @@
-"""What a search is given and gives: the root, the model's answer to an action, the policy.
+"""Inputs and outputs of a search: the root, the model's answer to an action, the policy.
 
 Shapes: B roots, A actions.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RootOutput(NamedTuple):
-    """What the model says of the states to plan from.
+    """The model's output for the states to plan from.
 
     >>> root = RootOutput(prior_logits=torch.zeros(2, 3), value=torch.zeros(2),
     ...                   embedding=torch.zeros(2, 8))
@@ -20,7 +20,7 @@ class RootOutput(NamedTuple):
     """
 
     prior_logits: Tensor  # [B, A], need not be normalised; -inf: no prior, yet legal (see mask)
-    value: Tensor  # [B], from the view of who is to move
+    value: Tensor  # [B], from the view of the player to move
     embedding: Any  # any container with batch B: TensorDict, tensor, (nested) dict or tuple
     mask: Tensor | None = None  # [B, A] bool: the action is legal; None: all are
     to_play: Tensor | None = None  # [B] int, 1 or 2 (or 0 or 1): who moves; None: one player
@@ -28,11 +28,11 @@ class RootOutput(NamedTuple):
 
 
 class RecurrentOutput(NamedTuple):
-    """What the model says of the states that actions lead to.
+    """The model's output for the states that actions lead to.
 
     `recurrent_fn(embedding, action) -> (RecurrentOutput, embedding)` gives it for M rows at once,
     M <= B; action is int64 [M], or [M, ...] where the root gave `actions`. The search writes over
-    both in its next simulation: clone what is to be kept.
+    both in its next simulation: clone what must outlive it.
 
     >>> def stand_still(embedding, action):
     ...     rows = embedding.shape[0]
@@ -42,9 +42,9 @@ class RecurrentOutput(NamedTuple):
     """
 
     reward: Tensor  # [M]; in a search over value prefixes the sum since the last reset
-    value: Tensor  # [M], from the view of who is to move in the new state
+    value: Tensor  # [M], from the view of the player to move in the new state
     prior_logits: Tensor  # [M, A]
-    discount: Tensor | None = None  # [M], in place of the search's own; not negative
+    discount: Tensor | None = None  # [M], replaces the search's own; not negative
     mask: Tensor | None = None  # [M, A] bool; no legal action at all: the game has ended here
     to_play: Tensor | None = None  # [M] int; None where the root gave it: players take turns
     actions: Tensor | None = None  # [M, A, ...]; given if and only if the root gave it

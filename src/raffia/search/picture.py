@@ -12,7 +12,7 @@ from raffia.search.colours import QScale
 from raffia.search.graph import TreeEdge, TreeGraph
 from raffia.search.labels import count, figures, percent, shown_name
 from raffia.search.legend import Legend
-from raffia.search.placement import MARGIN, Place, placed
+from raffia.search.node_boxes import MARGIN, NodeBox, lay_out
 
 _THIN, _THICK, _RIM = 1.4, 10.0, 3.5  # edges, and what is added for the rim, in pixels
 _LINE = 16  # height of a line in a box
@@ -49,21 +49,21 @@ class _Painter:
         self.best = {(edge.source, edge.action) for edge in graph.best_path}
         self.on_path = {0} | {edge.target for edge in graph.best_path}
         self.shared = graph.shared(self.shown)
-        self.places = placed(graph, shown, self._box_size, self._label_width)
-        for place in self.places:
-            place.y += _HEADER
-        self.nodes = {place.row: place for place in self.places if not place.is_mark}
-        says = graph.headline(len(shown), self.write)
-        right = max([place.x + place.width for place in self.places]) + MARGIN
-        width = max(right, _LEAST_WIDTH, text_width(says, 14) + 2 * MARGIN)
-        height = max([place.y + place.height / 2 for place in self.places]) + MARGIN
-        self.drawing = Scene(says, width, height)
-        self.drawing.text(MARGIN, MARGIN + 8, says, 14, bold=True)
+        self.node_boxes = lay_out(graph, shown, self._box_size, self._label_width)
+        for box in self.node_boxes:
+            box.y += _HEADER
+        self.nodes = {box.row: box for box in self.node_boxes if not box.is_mark}
+        headline = graph.headline(len(shown), self.write)
+        right = max([box.x + box.width for box in self.node_boxes]) + MARGIN
+        width = max(right, _LEAST_WIDTH, text_width(headline, 14) + 2 * MARGIN)
+        height = max([box.y + box.height / 2 for box in self.node_boxes]) + MARGIN
+        self.drawing = Scene(headline, width, height)
+        self.drawing.text(MARGIN, MARGIN + 8, headline, 14, bold=True)
 
-    # ------------------------------------------------------------------------ what it says
+    # ------------------------------------------------------------------------ texts
 
     def _box_lines(self, row: int, is_mark: bool) -> list[str]:
-        """Visits first, then what else there is to say of a node."""
+        """Lines of a node's box: visits first, then its other figures."""
         if is_mark:
             return [f"↩ #{row}"]
         node = self.graph.node(row)
@@ -83,7 +83,7 @@ class _Painter:
         return max([text_width(text, 12) for text in lines]) + 20, _LINE * len(lines) + 12
 
     def _edge_lines(self, edge: TreeEdge) -> tuple[str, str]:
-        """Above and below the line."""
+        """Texts above and below an edge's line."""
         figures = f"P {percent(edge.prior)}  Q {self.write(edge.q)}"
         if edge.target in self.shared:
             figures = f"N {edge.visits}  {figures}"
@@ -98,19 +98,19 @@ class _Painter:
     def edges(self) -> None:
         """Ribbons with their labels; the most visited on top."""
         ports = self._ports()
-        lanes = [(place, edge) for place in self.places for edge in place.lanes]
+        lanes = [(box, edge) for box in self.node_boxes for edge in box.lanes]
         lanes.sort(key=lambda lane: ((lane[1].source, lane[1].action) in self.best, lane[1].visits))
-        for place, edge in lanes:
+        for box, edge in lanes:
             width = self._ribbon_width(edge)
-            path = self._ribbon(place, edge, ports[edge.source, edge.action])
+            path = self._ribbon(box, edge, ports[edge.source, edge.action])
             if (edge.source, edge.action) in self.best:
                 self.drawing.line(path, stroke="ink", width=width + _RIM)
             colour = self.scale.colour(edge.q)
             self.drawing.line(path, stroke=colour, width=width, tip=self._edge_tip(edge))
-            self._label(place, edge, width)
+            self._label(box, edge, width)
 
-    def _label(self, place: Place, edge: TreeEdge, width: float) -> None:
-        x, y = place.label_x, place.lane_y(edge)
+    def _label(self, box: NodeBox, edge: TreeEdge, width: float) -> None:
+        x, y = box.label_x, box.lane_y(edge)
         above, below = self._edge_lines(edge)
         is_best = (edge.source, edge.action) in self.best
         away = width / 2 + 3.5 + (_RIM / 2 if is_best else 0)
@@ -123,9 +123,9 @@ class _Painter:
     def _ports(self) -> dict[tuple[int, int], float]:
         """Where each edge leaves its node: one below the other, as wide as they are."""
         leaving: dict[int, list[tuple[float, TreeEdge]]] = {}
-        for place in self.places:
-            for edge in place.lanes:
-                leaving.setdefault(edge.source, []).append((place.lane_y(edge), edge))
+        for box in self.node_boxes:
+            for edge in box.lanes:
+                leaving.setdefault(edge.source, []).append((box.lane_y(edge), edge))
         ports = {}
         for row, ends in leaving.items():
             source = self.nodes[row]
@@ -138,30 +138,30 @@ class _Painter:
                 y += 2 * half
         return ports
 
-    def _ribbon(self, place: Place, edge: TreeEdge, start_y: float) -> Steps:
+    def _ribbon(self, box: NodeBox, edge: TreeEdge, start_y: float) -> Steps:
         """A curve through the gap between columns, then straight along the label."""
-        source, y = self.nodes[edge.source], place.lane_y(edge)
+        source, y = self.nodes[edge.source], box.lane_y(edge)
         start = (source.x + source.width, start_y)
-        return (("M", (start,)), bent(start, (place.label_x - 4, y)), ("L", ((place.x, y),)))
+        return (("M", (start,)), bent(start, (box.label_x - 4, y)), ("L", ((box.x, y),)))
 
     def boxes(self) -> None:
         """Nodes and marks."""
-        for place in self.places:
-            on_path = place.row in self.on_path and not place.is_mark
+        for box in self.node_boxes:
+            on_path = box.row in self.on_path and not box.is_mark
             self.drawing.box(
-                (place.x, place.y - place.height / 2, place.width, place.height),
+                (box.x, box.y - box.height / 2, box.width, box.height),
                 radius=8,
-                fill="card" if place.is_mark else "box",
+                fill="card" if box.is_mark else "box",
                 stroke="ink" if on_path else "rim",
                 width=2.0 if on_path else 1.0,
-                dashes="4 3" if place.is_mark else "",
-                tip=self._node_tip(place.row),
+                dashes="4 3" if box.is_mark else "",
+                tip=self._node_tip(box.row),
             )
-            lines = self._box_lines(place.row, place.is_mark)
-            y = place.y - _LINE * len(lines) / 2 + 12
+            lines = self._box_lines(box.row, box.is_mark)
+            y = box.y - _LINE * len(lines) / 2 + 12
             for i, text in enumerate(lines):
-                strong = i == 0 and not place.is_mark
-                at = (place.x + place.width / 2, y + _LINE * i)
+                strong = i == 0 and not box.is_mark
+                at = (box.x + box.width / 2, y + _LINE * i)
                 tone = "ink" if strong else "faint"
                 self.drawing.text(*at, text, anchor="middle", tone=tone, bold=strong)
 
@@ -180,7 +180,7 @@ class _Painter:
             legend.words("V for the player in the box   Q for who takes the action")
         if self.graph.meeting(self.shown):
             legend.words("N in a box counts all ways that lead to it")
-        if any([place.is_mark for place in self.places]):
+        if any([box.is_mark for box in self.node_boxes]):
             legend.words("↩ the node of this number")
         drawing.height = legend.y + MARGIN
         card = rectangle((0, 0, drawing.width, drawing.height), 10, fill="card")

@@ -19,7 +19,7 @@ from raffia.search.tree import Tree
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What a planner says of B states.
+    """The plans of B states.
 
     >>> from raffia.search import RecurrentOutput, RootOutput, muzero_policy
     >>> def model(embedding, action):
@@ -44,7 +44,7 @@ def muzero_policy(
     *,
     discount: float | Tensor = 0.997,  # for all roots, or [B]
     value_prefix: ValuePrefix | None = None,
-    # share of the noise in the root's prior, or [B]; evaluation: 0
+    # fraction of noise in the root's prior, or [B]; evaluation: 0
     dirichlet_fraction: float | Tensor = 0.25,
     dirichlet_alpha: float = 0.3,
     dirichlet: Tensor | None = None,  # [B, A], the noise itself (rows sum to 1)

@@ -22,7 +22,7 @@ class PUCT:
 
     with N the visits of all the node's actions, n of this one, P its prior. An action that was not
     tried counts as (mean_q(parent) + sum of tried Q) / (1 + number tried), at the root as the mean
-    of the tried Q. Q is normalised by the range seen in the tree. With two players mean_q(parent)
+    of the tried Q. Q is normalised by the range of Q in the tree. With two players mean_q(parent)
     is taken as it is, not turned to the child's view, as in the published search.
 
     Sources: Schrittwieser et al. (2020), "Mastering Atari, Go, Chess and Shogi by Planning with a
@@ -83,7 +83,7 @@ class PUCT:
         tensor([0.0000, 1.2501, 1.7680])
         """
         # the compiler warns of caches, and traces through this anyway
-        table = _exploration if torch.compiler.is_compiling() else _kept_exploration
+        table = _exploration if torch.compiler.is_compiling() else _cached_exploration
         return table(self.c_init, self.c_base, self.first_visit, self.count_own, num_simulations)
 
     def __call__(self, nodes: Nodes, carry: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -122,9 +122,9 @@ class PUCT:
         assert self.tie_seed is not None
         seed = self.tie_seed.to(scores.device)[nodes.root]
         turn = (nodes.simulation * GOLDEN + 2**63) % 2**64 - 2**63  # a number of 64 bits again
-        place = mix(seed + turn) + nodes.row * GOLDEN
+        state = mix(seed + turn) + nodes.row * GOLDEN
         action = torch.arange(scores.shape[-1], device=scores.device)
-        draw = mix(place.unsqueeze(-1) + action * GOLDEN)
+        draw = mix(state.unsqueeze(-1) + action * GOLDEN)
         draw = torch.where(
             scores == scores.amax(-1, keepdim=True), draw, torch.iinfo(draw.dtype).min
         )
@@ -133,7 +133,7 @@ class PUCT:
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
     ) -> "PUCT":
-        """The same with its seeds as int64 on the device."""
+        """The selection with its seeds as int64 on the device."""
         if self.tie_seed is None:
             return self
         if self.tie_seed.shape != (len(budget),):
@@ -160,7 +160,7 @@ def _exploration(
     return (c * torch.sqrt(num + 1 if first_visit == "prior" else num)).float()
 
 
-_kept_exploration = functools.lru_cache(maxsize=64)(_exploration)
+_cached_exploration = functools.lru_cache(maxsize=64)(_exploration)
 
 
 def _among_siblings(nodes: Nodes, tried: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ _EMPTY = {
 
 
 class ReferenceSteps:
-    """`walk` and `backup` of raffia.search.mcts in tensor operations over all roots at once."""
+    """The two halves of a simulation, `SearchSteps`, in tensor operations over all roots
+    together."""
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
 
-    def plant(self, root: RootOutput) -> None:
-        """Set the values of trees that hold their roots only."""
+    def instantiate(self, root: RootOutput) -> None:
+        """Set the values of trees with roots only."""
         entries, settings = self.state.entries, self.state.settings
         for name, entry in entries.items():
             entry.fill_(_EMPTY.get(name, 0))
@@ -52,26 +53,26 @@ class ReferenceSteps:
         if root.to_play is not None:
             entries["to_play"][:, 0] = root.to_play
 
-    def finish(self) -> None:
-        """Nothing: what is not used was set when planted."""
+    def clear_unused(self) -> None:
+        """Do nothing: unused rows were set by `instantiate`."""
 
-    def walk(self, simulation: int, num_roots: int) -> int | None:
-        """From each root down to an untried action or a node that ends the walk."""
+    def simulate(self, simulation: int, num_roots: int) -> int | None:
+        """Descend from each root to an untried action or to a node that ends the simulation."""
         state, entries = self.state, self.state.entries
         root = state.order[:num_roots]
         node, leaf = torch.zeros_like(root), torch.full_like(root, -1)
         action, length = torch.zeros_like(root), torch.zeros_like(root)
-        last, carry, walking = node, None, torch.ones_like(root, dtype=torch.bool)
+        last, carry, descending = node, None, torch.ones_like(root, dtype=torch.bool)
         depth = 0
-        while bool(walking.any()):
-            self._meet(root, node, walking, simulation)
+        while bool(descending.any()):
+            self._visit(root, node, descending, simulation)
             chosen, carry = state.select(Nodes(entries, root, node, depth, simulation), carry)
-            action = torch.where(walking, chosen, action)
-            last = torch.where(walking, node, last)
+            action = torch.where(descending, chosen, action)
+            last = torch.where(descending, node, last)
             state.path_node[root, depth] = node.int()
             state.path_action[root, depth] = chosen.int()
             depth += 1
-            length = torch.where(walking, depth, length)
+            length = torch.where(descending, depth, length)
             child = entries["children"][root, node, chosen].long()
             found = self._canonical(root, child.clamp_min(0))
             ends = entries["ended"][root, found]
@@ -79,10 +80,10 @@ class ReferenceSteps:
                 ends = ends | (state.stamp[root, found] == simulation)
             if depth >= state.settings.max_depth:
                 ends = torch.ones_like(ends)
-            known = walking & (child >= 0)
+            known = descending & (child >= 0)
             leaf = torch.where(known & ends, found, leaf)
-            walking = known & ~ends
-            node = torch.where(walking, found, node)
+            descending = known & ~ends
+            node = torch.where(descending, found, node)
         return self._found(simulation, root, last, action, length, leaf)
 
     def _found(
@@ -94,12 +95,12 @@ class ReferenceSteps:
         length: Tensor,
         leaf: Tensor,
     ) -> int | None:
-        """Say which rows the model is to work on."""
+        """Write the rows that the model is to work on."""
         state, (roots, _, _) = self.state, self.state.shape
         num = len(root)
         state.parent_row[:num] = last * roots + root
         state.node_row[:num] = (simulation + 1) * roots + root
-        state.move[:num] = action
+        state.leaf_action[:num] = action
         state.path_length[root] = length.int()
         state.leaf[root] = leaf.int()
         if state.settings.value_prefix is None:
@@ -113,12 +114,12 @@ class ReferenceSteps:
         found: Tensor = self.state.entries["canonical"][root, node].long()
         return found
 
-    def _meet(self, root: Tensor, node: Tensor, walking: Tensor, simulation: int) -> None:
-        """With transpositions: mark the node as met, and work out its Q anew."""
+    def _visit(self, root: Tensor, node: Tensor, descending: Tensor, simulation: int) -> None:
+        """With transpositions: mark the node as visited, and recompute its Q."""
         state, entries = self.state, self.state.entries
         if state.stamp is None:
             return
-        root, node = root[walking], node[walking]
+        root, node = root[descending], node[descending]
         state.stamp[root, node] = simulation
         child = entries["children"][root, node].long()
         known = child >= 0
@@ -181,7 +182,7 @@ class ReferenceSteps:
             raise unfit(FIELDS[int(bad[first].nonzero()[0])], int(root[first]), simulation)
 
     def _expand(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
-        """Write the new nodes of some roots; `new` says which rows of the output they are."""
+        """Write the new nodes of some roots; `new` marks their rows of the output."""
         state, entries, row = self.state, self.state.entries, simulation + 1
         last = state.path_length[root].long() - 1
         parent = state.path_node[root, last].long()
@@ -270,7 +271,7 @@ class ReferenceSteps:
         entries["q_max"][root] = torch.maximum(entries["q_max"][root], q)
 
     def _whole_range(self, root: Tensor) -> None:
-        """The range of the Q of now."""
+        """Set the tree's range of Q from its present Q."""
         entries = self.state.entries
         is_node = entries["parent"][root] >= 0
         is_node[:, 0] = True

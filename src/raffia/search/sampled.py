@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from raffia.functional.draws import child_seed
+from raffia.functional.draws import child_seed, draw_seeds
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.samplers import Sampler
@@ -57,11 +57,7 @@ def sampled_policy(
     (torch.Size([3, 1]), True)
     """
     if seed is None:
-        batch, device = len(root.prior_logits), root.prior_logits.device
-        whole = torch.iinfo(torch.int64)
-        seed = torch.randint(
-            whole.min, whole.max, (batch,), generator=generator, device=device, dtype=torch.int64
-        )
+        seed = draw_seeds(len(root.prior_logits), generator).to(root.prior_logits.device)
     return policy(*with_sampled_actions(root, recurrent_fn, sampler, seed, prior=prior))
 
 
@@ -113,22 +109,22 @@ def with_sampled_actions(
         )
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
     put, take = _carriers(root.embedding)
-    place = _device_of(root.embedding, root.prior_logits.device)
+    device = _device_of(root.embedding, root.prior_logits.device)
 
     def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
         own, seed, known = take(embedding)
         output, child = recurrent_fn(own, action)
         _check_dtype(root.prior_logits, output.prior_logits)
-        seed = child_seed(seed, _which(known, action.to(place)))
+        seed = child_seed(seed, _which(known, action.to(device)))
         actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
         output = output._replace(prior_logits=logits, mask=mask, actions=actions)
-        return output, put(child, seed, actions.to(place))
+        return output, put(child, seed, actions.to(device))
 
-    # What is said of the model holds for it over samples: its rewards are prefixes, or not.
+    # The model over samples predicts prefixes or rewards as the model itself does.
     vars(recurrent_over_samples).update(
         predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
     )
-    embedding = put(root.embedding, seed.to(place), actions.to(place))
+    embedding = put(root.embedding, seed.to(device), actions.to(device))
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
@@ -162,7 +158,7 @@ def _which(
     known: Tensor,  # [M, K, ...]
     action: Tensor,  # [M, ...]
 ) -> Tensor:
-    """The number of the taken action among the K [M]; the first of equal ones.
+    """Index of the taken action among the K [M]; the first of equal ones.
 
     Seeds are made of it and not of the action's bits, so that a last bit changes no draw.
     """
@@ -171,7 +167,7 @@ def _which(
 
 
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
-    """Where the embedding lies, which may be elsewhere than the trees; what is carried beside it
+    """Device of the embedding, which may be another than the trees'; what is carried beside it
     goes along, since a search moves the rows of all of it together."""
     leaves = _entries(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)

@@ -27,7 +27,7 @@ class Samples(NamedTuple):
 
 
 class Sampler(Protocol):
-    """What draws actions of a policy with given parameters, and says how likely actions are.
+    """A distribution over actions: draws from a policy with given parameters, and log-densities.
 
     >>> class Middle:  # one action, the mean
     ...     def sample(self, parameters, seed, mask=None):
@@ -64,8 +64,8 @@ class GaussianSampler:
     """
 
     num_samples: int  # K
-    std: float | Tensor | None = None  # in place of the policy's own: of all D numbers, or [D]
-    low: float | Tensor | None = None  # of all D numbers, or [D]
+    std: float | Tensor | None = None  # replaces the policy's own: one number for all D, or [D]
+    low: float | Tensor | None = None  # lower bound, one number for all D, or [D]
     high: float | Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class GaussianSampler:
 
 @dataclass(frozen=True)
 class CategoricalSampler:
-    """K unlike actions out of A, drawn without replacement: the K highest logits + Gumbel noise.
+    """K distinct actions out of A, drawn without replacement: the K highest logits + Gumbel noise.
 
     The parameters are logits [M, A]; a mask [M, A] and logits of -inf rule actions out. The actions
     are int64 [M, min(K, A)] in rising order; with K >= A they are all of 0..A-1. The weight of an

@@ -1,4 +1,4 @@
-"""What a selection is to a search, and plain functions as one."""
+"""The protocol of selections, and plain functions as selections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ class Selection(Protocol):
     @property
     def needs_logits(self) -> bool: ...  # nodes.prior_logits
     @property
-    def normalize(self) -> Normalize: ...  # which range of Q is kept: nodes.q_range
+    def normalize(self) -> Normalize: ...  # which range of Q the tree tracks: nodes.q_range
     @property
     def root_in_range(self) -> bool: ...
 
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
     ) -> Self:
-        """The same for one search; num_legal, budget: one number for each root."""
+        """The selection prepared for one search; num_legal, budget: one number for each root."""
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
         """The actions [M], and what to take to the children."""
@@ -53,11 +53,11 @@ class FunctionSelection:
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
     ) -> "FunctionSelection":
-        """Itself: a function needs nothing."""
+        """The selection itself: a function needs no preparation."""
         return self
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
-        """What the function says, once it was found to be legal."""
+        """The function's actions and carry, once the actions were found to be legal."""
         answer = self.function(nodes, carry)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(

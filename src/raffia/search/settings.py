@@ -1,4 +1,4 @@
-"""What a search is told besides its model: simulations, discounts, prefixes, depth, ranges."""
+"""Settings of a search besides its model: simulations, discounts, prefixes, depth, ranges."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class ValuePrefix:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """The checked options of one search."""
 
     value_prefix: ValuePrefix | None

@@ -23,9 +23,9 @@ def exp(x: Tensor) -> Tensor:
     >>> exp(torch.tensor([0.0, -1.0, -100.0]))
     tensor([1.0000, 0.3679, 0.0000])
     """
-    kept = x.clamp_min(LEAST)
-    whole = torch.round(kept * LOG2_E)
-    r = kept - whole * LN2_HIGH
+    clamped = x.clamp_min(LEAST)
+    whole = torch.round(clamped * LOG2_E)
+    r = clamped - whole * LN2_HIGH
     r = r - whole * LN2_LOW
     y = torch.full_like(r, COEFFICIENTS[0])
     for coefficient in COEFFICIENTS[1:]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raffia.search.memory import new_memory
 from raffia.search.outputs import RootOutput
-from raffia.search.settings import Settings
+from raffia.search.settings import SearchSettings
 from raffia.search.tree import Tree
 from raffia.tensordict.tensordict import TensorDict
 
@@ -20,7 +20,7 @@ class SearchState:
     Only the two kinds of steps (reference.py, compiled.py) and the loop (mcts.py) touch it.
     """
 
-    settings: Settings
+    settings: SearchSettings
     select: Any
     entries: dict[str, Any]  # of the tree, [B, ...]
     budget: list[int]  # simulations of each root
@@ -28,13 +28,13 @@ class SearchState:
     gamma: Tensor  # float32 [B]
     parent_row: Tensor  # int64 [B], rows of embeddings, node * B + root: new ones lie together
     node_row: Tensor  # int64 [B]
-    move: Tensor  # int64 [B]: the action
+    leaf_action: Tensor  # int64 [B]
     reset: Tensor  # bool [B]
     path_node: Tensor  # int32 [B, N]
     path_action: Tensor  # int32 [B, N]
     path_length: Tensor  # int32 [B]
-    leaf: Tensor  # int32 [B]: the known node that ended the walk; -1: a new one
-    stamp: Tensor | None  # int32 [B, N]: the simulation that last met a node (transpositions)
+    leaf: Tensor  # int32 [B]: the known node that ended the descent; -1: a new one
+    stamp: Tensor | None  # int32 [B, N]: the simulation that last visited a node (transpositions)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ class SearchState:
                 order=order,
                 parent_row=torch.empty_like(order),
                 node_row=torch.empty_like(order),
-                move=torch.empty_like(order),
+                leaf_action=torch.empty_like(order),
                 reset=torch.zeros_like(order, dtype=torch.bool),
             )
             for part in range(min(num_parts, num))
@@ -71,7 +71,7 @@ class SearchState:
         ]
 
     def use_mask(self) -> None:
-        """From now on actions may be illegal: those of the nodes so far are all legal."""
+        """Allow illegal actions from now on: those of the nodes so far are all legal."""
         if "mask" not in self.entries:  # threads may come here at once: the first one's mask stays
             ones = torch.ones(self.shape, dtype=torch.bool, device=self.gamma.device)
             self.entries.setdefault("mask", ones)
@@ -91,16 +91,31 @@ ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are
     ("edges", F32): ("children_q", "prior", "prior_logits"),
     ("edges", BOOL): ("mask",),
     ("roots", F32): ("q_min", "q_max"),
-    ("roots", I64): ("parent_row", "node_row", "move"),
+    ("roots", I64): ("parent_row", "node_row", "leaf_action"),
     ("roots", I32): ("path_length", "leaf"),
 }
-OWN = ("path_node", "path_action", "stamp", "parent_row", "node_row", "move", "path_length", "leaf")
+OWN = (
+    "path_node",
+    "path_action",
+    "stamp",
+    "parent_row",
+    "node_row",
+    "leaf_action",
+    "path_length",
+    "leaf",
+)
 
 
 def make_state(
-    root: RootOutput, budget: list[int], gamma: Tensor, rows: int, settings: Settings, select: Any
+    root: RootOutput,
+    budget: list[int],
+    gamma: Tensor,
+    rows: int,
+    settings: SearchSettings,
+    select: Any,
 ) -> SearchState:
-    """The arrays of a search, whose values are not set yet: `plant` of the steps does that."""
+    """The arrays of a search, whose values are not set yet: `instantiate` of the steps does
+    that."""
     (batch, actions), device = root.prior_logits.shape, root.prior_logits.device
     shared = settings.transpositions is not None
     unused = {

@@ -69,10 +69,10 @@ class _Table:
 
     def _header(self) -> list[str]:
         graph = self.graph
-        says = graph.headline(len(self.shown), self.write)
+        headline = graph.headline(len(self.shown), self.write)
         path = " · ".join([shown_name(edge.name, 24) for edge in graph.best_path])
         wrapped = textwrap.wrap(f"best path: {path}", _WIDTH, subsequent_indent=" " * 11)
-        return [says, *wrapped, *self._notes()]
+        return [headline, *wrapped, *self._notes()]
 
     def _notes(self) -> list[str]:
         """What is not as the reader may expect."""
@@ -108,7 +108,7 @@ class _Table:
         edges = sorted(edges, key=lambda edge: (-edge.visits, edge.action))
         lines: list[TreeEdge | None] = [*edges]
         if edges and self._left_out(row):
-            lines.append(None)  # says what was left out
+            lines.append(None)  # a line for what was left out
         branches = ["├─ "] * (len(lines) - 1) + [_LAST] * bool(lines)
         found = [(stem, branch, row, line) for branch, line in zip(branches, lines, strict=True)]
         return found[::-1]

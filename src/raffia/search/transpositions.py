@@ -29,9 +29,9 @@ def state_key(*content: NestedKey | QueryModule) -> StateKey:
     reached in two ways differ in their last bits and do not meet; round them in a function of your
     own, if that is what you mean.
 
-    The keys are 64-bit hashes: among the n nodes of one tree two unlike states fall together with
+    The keys are 64-bit hashes: among the n nodes of one tree two different states collide with
     probability below n^2 / 2^65, 3e-14 for 1000 nodes. A `QueryModule(..., exact=True)` excludes
-    that too: its indices are the keys, and it keeps a copy of each unlike state it has met.
+    that too: its indices are the keys, and it keeps a copy of each distinct state that it has seen.
 
     >>> from raffia.search import state_key
     >>> key = state_key("board")

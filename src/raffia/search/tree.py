@@ -24,7 +24,7 @@ class Tree:
 
     data: batch [B], or of any other rank, whose dimensions are joined in order: [T, B] becomes
         [T * B]. So `Tree(td["tree"])` reads what `KeyedSearch(..., tree_key="tree")` wrote.
-    embeddings: what the model kept of each node, [*batch, N, ...] in any container.
+    embeddings: the model's embedding of each node, [*batch, N, ...] in any container.
 
     A loop goes over the roots, each a Tree of one.
 
@@ -32,7 +32,7 @@ class Tree:
     |---|---|---|
     | `visits` | [B, N] int32 | how often the node was reached (see below); 0: no such node |
     | `value_sum` | [B, N] float64 | what was backed up, from the view of the node's own player |
-    | `raw_value` | [B, N] float32 | what the model says of the state |
+    | `raw_value` | [B, N] float32 | the model's value of the state |
     | `reward` | [B, N] float32 | on the edge that leads here, from the parent's player's view |
     | `discount` | [B, N] float32 | on that edge; negative where the player changes |
     | `parent`, `action` | [B, N] int32 | that edge; -1 at the root and where there is no node |
@@ -185,7 +185,8 @@ class Tree:
         return torch.where(visits > 0, mean, self.data["raw_value"])
 
     def value(self) -> Tensor:
-        """Value of the roots [B] float32; what the model's own value counts, `search` was told."""
+        """Value of the roots [B] float32; the model's own value counts as `search(root_value=)`
+        set."""
         return self.node_values()[:, 0]
 
     def visits_of_root(self) -> Tensor:
@@ -216,9 +217,9 @@ class Tree:
         """The most visited actions from the root down, the lowest number among equals."""
         node, actions = 0, list[int]()
         canonical = self.data["canonical"][root] if "canonical" in self.data else None
-        seen: set[int] = set()
-        while node not in seen and int(self.data["children_visits"][root, node].max()) > 0:
-            seen.add(node)
+        visited: set[int] = set()
+        while node not in visited and int(self.data["children_visits"][root, node].max()) > 0:
+            visited.add(node)
             actions.append(int(self.data["children_visits"][root, node].argmax()))
             node = int(self.data["children"][root, node, actions[-1]])
             node = node if canonical is None else int(canonical[node])

@@ -1,4 +1,4 @@
-"""What files that only grow have in common: rows of metrics, points of curves."""
+"""Files that only grow: rows of metrics, points of curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raffia.files import sync
 
 
 class AppendedFile:
-    """A file that is open for appending, without a buffer; `path` says where it is.
+    """A file that is open for appending, without a buffer; `path` is its path.
 
     A subclass writes to `_file`, and cuts off what a crash has torn.
 

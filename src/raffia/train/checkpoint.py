@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written all at once, checked when read, the newest whole one found.
+"""Checkpoints of a run: written atomically, checked when read, the newest whole one found.
 
 Each is a folder named by its update, `checkpoints/000001000/`, whose manifest comes last and holds
 the sizes and sha256 of its files (`raffia.data.folder`). So at any time, killed or without power,
@@ -40,23 +40,25 @@ KIND, VERSION = "raffia.checkpoint", 1
 NAME = re.compile(r"\d{9,}")
 
 Part = TensorDict | Content
-Say = Callable[[str], object]
+Warn = Callable[[str], object]
 Check = Callable[["Checkpoint"], object]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint was not written, or can't be read: `path` says which, `kept` what there is.
+    """A checkpoint was not written, or can't be read: `path` names it, `available` lists those that
+    are there.
 
-    >>> raise CheckpointError("checkpoints/000000002", "was not saved", kept=["000000001"])
+    >>> raise CheckpointError("checkpoints/000000002", "was not saved", available=["000000001"])
     Traceback (most recent call last):
     ...
-    raffia.train.checkpoint.CheckpointError: checkpoints/000000002 was not saved. Kept: 000000001
+    raffia.train.checkpoint.CheckpointError: checkpoints/000000002 was not saved. Available:
+    000000001
     """
 
-    def __init__(self, path: str, why: str, *, kept: Sequence[str] = ()) -> None:
-        what = f" Kept: {', '.join(kept)}" if kept else ""
+    def __init__(self, path: str, why: str, *, available: Sequence[str] = ()) -> None:
+        what = f" Available: {', '.join(available)}" if available else ""
         super().__init__(f"{path} {why}.{what}")
-        self.path, self.kept = path, [*kept]
+        self.path, self.available = path, [*available]
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,12 @@ class Checkpoints:
         extras: dict[str, Any] | None = None,
         score: float | None = None,
     ) -> Path:
-        """Write a checkpoint, then remove those that are kept no longer; gives its path.
+        """Write a checkpoint, then remove those beyond `keep`; returns its path.
 
-        update: its number. One of this number that is there is replaced, at once.
+        update: its number. One of this number that is there is replaced atomically.
         parts: under each name a TensorDict, bytes, or a function that writes the file at a path.
         extras: what JSON can hold.
-        score: the larger the better; None says nothing of it.
+        score: the larger the better; None: unknown.
         Raises CheckpointError where the disk is full or fails: what was half written is removed,
         and those from before are as they were, so that a run can go on. Raises ValueError if there
         is a later one, which is of another run, unless `newest` passed it over.
@@ -168,7 +170,9 @@ class Checkpoints:
         return Path(path)
 
     def _refuse_the_past(self, update: int) -> None:
-        later = [x for x in self.kept() if x.update > update and x.root not in self._passed_over]
+        later = [
+            x for x in self.available() if x.update > update and x.root not in self._passed_over
+        ]
         if later:
             raise ValueError(
                 f"update={update}, and {self.folder} holds a checkpoint of update "
@@ -180,7 +184,7 @@ class Checkpoints:
         make_folder(self.folder)
 
     def _remove_leftovers(self, path: str) -> None:
-        """Remove what killed saves left, and what is damaged in the place of the new one."""
+        """Remove what killed saves left, and what is damaged under the new one's name."""
         for found in self._paths():
             if _is_leftover(found) or (found == path and _is_damaged(found)):
                 _remove(found)
@@ -193,16 +197,16 @@ class Checkpoints:
             if is_new and os.path.isdir(path):
                 with contextlib.suppress(
                     OSError
-                ):  # the error above tells; the next save removes it
+                ):  # the error above is raised; the next save removes it
                     _remove(path)
             raise
 
     def _prune(self, newest: int) -> None:
-        """Remove what is kept no longer, and what is damaged or was passed over.
+        """Remove checkpoints beyond `keep`, and what is damaged or was passed over.
 
         newest: the one that was just saved, which is never among these.
         """
-        whole = self.kept()
+        whole = self.available()
         for path in self._paths():
             if path not in self._whole and _is_damaged(path):
                 _remove(path)
@@ -217,7 +221,7 @@ class Checkpoints:
 
     def _failed(self, path: str, why: str) -> CheckpointError:
         others = [other for other in self._paths() if os.path.exists(f"{other}/{MANIFEST}")]
-        return CheckpointError(path, why, kept=[os.path.basename(other) for other in others])
+        return CheckpointError(path, why, available=[os.path.basename(other) for other in others])
 
     # -- reading
 
@@ -238,10 +242,11 @@ class Checkpoints:
         """
         return bool(self._paths())
 
-    def kept(self) -> list[Checkpoint]:
-        """All that are whole, the oldest first; each is checked once in the life of this object.
+    def available(self) -> list[Checkpoint]:
+        """All checkpoints that are whole, the oldest first; each is checked once in the life of
+        this object.
 
-        >>> Checkpoints("nowhere").kept()
+        >>> Checkpoints("nowhere").available()
         []
         """
         paths = self._paths()
@@ -252,29 +257,29 @@ class Checkpoints:
                     self._whole[path] = read_checkpoint(path)
         return [self._whole[path] for path in paths if path in self._whole]
 
-    def newest(self, say: Say = warnings.warn, check: Check | None = None) -> Checkpoint | None:
-        """The newest that is whole; None if there is none.
+    def newest(self, warn: Warn = warnings.warn, check: Check | None = None) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None if there is none.
 
-        say: told of each that is passed over, and why.
+        warn: called with a text about each that is passed over, and why.
         check: raises DamagedFileError for one whose files elsewhere are not whole.
         Raises CheckpointError if a later version of raffia wrote one that is newer.
 
         >>> Checkpoints("nowhere").newest() is None
         True
         """
-        return next(self._checked(self._paths()[::-1], say, check), None)
+        return next(self._checked(self._paths()[::-1], warn, check), None)
 
-    def best(self, say: Say = warnings.warn, check: Check | None = None) -> Checkpoint | None:
-        """The one with the best score, of several the newest; None if none has a score.
+    def best(self, warn: Warn = warnings.warn, check: Check | None = None) -> Checkpoint | None:
+        """The checkpoint with the best score, of several the newest; None if none has a score.
 
-        say, check: as of `newest`.
+        warn, check: as of `newest`.
 
         >>> Checkpoints("nowhere").best() is None
         True
         """
-        return _best(self._checked(self._paths(), say, check))
+        return _best(self._checked(self._paths(), warn, check))
 
-    def _checked(self, paths: list[str], say: Say, check: Check | None) -> Iterator[Checkpoint]:
+    def _checked(self, paths: list[str], warn: Warn, check: Check | None) -> Iterator[Checkpoint]:
         for path in paths:
             try:
                 if _is_leftover(path):
@@ -285,12 +290,12 @@ class Checkpoints:
             except (DamagedFileError, ValueError, OSError) as error:
                 if os.path.lexists(path):  # else it was removed meanwhile
                     self._passed_over.add(path)
-                    say(f"checkpoint {path} is passed over: {error}")
+                    warn(f"checkpoint {path} is passed over: {error}")
                 continue
             yield found
 
     def _paths(self) -> list[str]:
-        """Of all folders that are named as checkpoints, the lowest update first."""
+        """The paths of all folders that are named as checkpoints, the lowest update first."""
         names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         names = sorted([name for name in names if NAME.fullmatch(name)], key=int)
         return [f"{self.folder}/{name}" for name in names]
@@ -351,7 +356,7 @@ def _writer(part: TensorDict) -> Callable[[str], None]:
 
 
 def _listed(path: str) -> Folder:
-    """What was just written, without reading it all again."""
+    """The checkpoint that was just written, without reading it all again."""
     record = read_signed(f"{path}/{MANIFEST}")
     files = {name: f"{path}/{listed['file']}" for name, listed in record["files"].items()}
     return Folder(path, files, record["extras"])

@@ -1,4 +1,4 @@
-"""Environments played without pause: steps come out as they are, whatever they are for.
+"""Collection of steps from environments that are played without pause.
 
 Legend: T times, E environments, S frames in a stack.
 """
@@ -32,16 +32,16 @@ class EndedEpisode(NamedTuple):
 
 
 class Collector:
-    """E environments and where each of them stands.
+    """E environments and their states.
 
     env: the environments.
     seed: of the run; an episode's own seed is made of it, of its row and of its number there.
     frame_stack: S, how many observations an actor sees together; before an episode's first one
         stands the first one again.
-    check: is shown what the environments said after each step; it may raise.
+    check: called with the environments' outputs after each step; it may raise.
 
     Where an environment plays on behind an end ("continues", as behind a lost life), the next
-    episode begins without a reset; returns and lengths that are told are those of the whole game.
+    episode begins without a reset; returns and lengths in metrics are those of the whole game.
 
     Steps [T, E] hold the states' entries (the newest frame), what the actor gave, "reward",
     "terminated", "truncated", and under "next" the state after each step, as
@@ -83,7 +83,7 @@ class Collector:
         self._frames: Tensor | None = None  # [E, S, *O]
 
     def collect(self, act: Act, num_steps: int) -> TensorDict:
-        """Play this many steps in each environment, and give them: [T, E]."""
+        """Play this many steps in each environment; returns them: [T, E]."""
         if self._state is None:
             self._begin(everywhere(self.env))
         return stack([self._step(act) for _ in range(num_steps)], 0)
@@ -95,7 +95,7 @@ class Collector:
 
     @property
     def now(self) -> TensorDict:
-        """The states [E] that an actor sees next."""
+        """The states [E] for the actor's next step."""
         assert self._state is not None
         if self._frames is None:
             return self._state
@@ -124,7 +124,7 @@ class Collector:
         return step
 
     def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
-        """Where an episode has ended and the environment plays on, nothing before it is seen."""
+        """Where an episode has ended and the environment plays on, earlier frames are replaced."""
         if self._frames is None or "continues" not in after.keys():
             return
         going_on = (after["terminated"] | after["truncated"]) & after["continues"]
@@ -170,14 +170,14 @@ class Collector:
             self._actions[row] = []
 
     def _seeds(self, rows: Tensor) -> Tensor:
-        """Of the episodes that come next in these rows."""
+        """Seeds of the episodes that come next in these rows."""
         pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
         return torch.tensor([derive_seed(self.seed, "episode", *pair) for pair in pairs])
 
     # -- resume
 
     def state(self) -> TensorDict:
-        """Where it stands, as tensors: seeds by their counts, and the actions since."""
+        """The state as tensors: seeds by their counts, and the actions since."""
         spec = self.env.spec
         actions = [taken for row in self._actions for taken in row]
         empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype)
@@ -190,7 +190,7 @@ class Collector:
         )
 
     def load_state(self, state: TensorDict) -> None:
-        """Stand where `state` was taken: each row's episode is started over and played again."""
+        """Load a state of `state`: each row's episode is started over and played again."""
         num = self.env.num_envs
         if len(state["episode"]) != num:
             raise ValueError(
@@ -219,8 +219,8 @@ class Collector:
         frames = self._frames
         self._show(states)
         if frames is not None and self._frames is not None and len(rows) < len(frames):
-            kept = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
-            self._frames[kept] = frames[kept]
+            others = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
+            self._frames[others] = frames[others]
         self._restart_frames(rows, after)
         self._count(rows, action, after)
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from raffia.files import DEEPEST, brief, is_deeper
 from raffia.train.flags import grouped, print_help, read_flag
 from raffia.train.settings import (
+    AnyConfig,
     ConfigError,
-    Settings,
     nearest_name,
     setting_names,
     settings,
@@ -42,14 +42,14 @@ __all__ = [
     "to_json",
 ]
 
-Config = TypeVar("Config", bound=Settings)
+Config = TypeVar("Config", bound=AnyConfig)
 LARGEST = 1_000_000  # bytes of a file
 MOST_VALUES = 10_000
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 
 
-def to_json(config: Settings) -> dict[str, Any]:
-    """A config as JSON has it; numbers that JSON has no word for ("inf", "nan") become strings.
+def to_json(config: AnyConfig) -> dict[str, Any]:
+    """A config as JSON has it; numbers that JSON does not have ("inf", "nan") become strings.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig
     >>> to_json(SearchConfig(num_simulations=25))["temperatures"]
@@ -59,7 +59,7 @@ def to_json(config: Settings) -> dict[str, Any]:
 
 
 def from_json(kind: type[Config], data: object, *, base: Config | None = None) -> Config:
-    """A config from what JSON says; what it leaves out is as in `base`, or as by default.
+    """A config from JSON; settings that it leaves out are as in `base`, or by default.
 
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> run = from_json(EfficientZeroRun, {"env": {"id": "Acrobot-v1"}, "seed": 3})
@@ -93,7 +93,7 @@ def _at(data: object, name: str) -> object:
 def read_config(kind: type[Config], path: str | Path, *, base: Config | None = None) -> Config:
     """A config from a .json, .yaml or .yml file; what it leaves out is as `from_json` has it.
 
-    The config.json of a run may be given: what it says under "run" is of that run and left aside.
+    The config.json of a run may be given: its entries under "run" are of that run and left aside.
 
     >>> import pathlib, tempfile
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -126,7 +126,8 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
 def from_command_line(
     default: Config, argv: Sequence[str], *, prog: str, description: str
 ) -> Config:
-    """What these words ask for: `--config FILE` changes the default, other flags change both.
+    """The config that these words ask for: `--config FILE` changes the default, other flags change
+    both.
 
     Flags are `--name value`, `--name=value`, `--name` and `--no_name` for what is true or false,
     `--name one two` for tuples, and `--name none`; hyphens may stand for underscores. With --help
@@ -169,16 +170,18 @@ def _value_to_json(value: Any) -> Any:
 
 
 def _config_from_json(
-    kind: type[Config], data: object, base: Config | None, place: str, names: Sequence[str]
+    kind: type[Config], data: object, base: Config | None, path_here: str, names: Sequence[str]
 ) -> Config:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{place or 'a config'} must be a table of settings; seen {shown(data)}")
+        raise ConfigError(
+            f"{path_here or 'a config'} must be a table of settings; got {shown(data)}"
+        )
     known = {field.name for field in fields(kind)}
     values = {}
     for name, value in data.items():
-        path = f"{place}.{name}" if place else str(name)
+        path = f"{path_here}.{name}" if path_here else str(name)
         if name not in known:
-            raise _unknown_entry(path, str(name), place, names)
+            raise _unknown_entry(path, str(name), path_here, names)
         hint = type_hints(kind)[name]
         if is_dataclass(hint) and isinstance(hint, type):
             part = None if base is None else getattr(base, name)
@@ -188,13 +191,13 @@ def _config_from_json(
     try:
         return kind(**values) if base is None else replace(base, **values)
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}" if place else str(error)) from None
+        raise ConfigError(f"{path_here}: {error}" if path_here else str(error)) from None
 
 
-def _unknown_entry(path: str, name: str, place: str, names: Sequence[str]) -> ConfigError:
+def _unknown_entry(path: str, name: str, path_here: str, names: Sequence[str]) -> ConfigError:
     if path in names and "." in name:  # right, but files nest
         outer, _, inner = name.rpartition(".")
-        where = f"in {place}, " if place else ""
+        where = f"in {path_here}, " if path_here else ""
         return ConfigError(
             f"{where}{name} is written {outer.replace('.', ': {')}: {{{inner}: ...}}"
         )
@@ -235,7 +238,7 @@ def _parse_yaml(text: str, path: Path) -> object:
                 raise ConfigError(f"{path} is nested more than {DEEPEST} deep")
         with _loading(yaml.SafeLoader(text)) as loader:
             node = loader.get_single_node()
-            _mend_yaml(node, path, set())
+            _fix_yaml(node, path, set())
             if node is None:
                 return None
             _refuse_large(node, path)
@@ -273,11 +276,11 @@ def _refuse_large(top: Any, path: Path) -> None:
         raise ConfigError(f"{path} stands for more than {MOST_VALUES:,} values, by its aliases")
 
 
-def _mend_yaml(node: Any, path: Path, seen: set[int]) -> None:
-    """As in YAML 1.2, `1e-3` is a number, and a name stands once."""
-    if id(node) in seen:  # an alias, maybe of what it lies in
+def _fix_yaml(node: Any, path: Path, visited: set[int]) -> None:
+    """Read YAML as YAML 1.2: `1e-3` is a number, and a name stands once."""
+    if id(node) in visited:  # an alias, maybe of what it lies in
         return
-    seen.add(id(node))
+    visited.add(id(node))
     parts: list[Any] = []
     if getattr(node, "id", None) == "mapping":
         _once([(name.value, None) for name, _ in node.value if isinstance(name.value, str)], path)
@@ -287,4 +290,4 @@ def _mend_yaml(node: Any, path: Path, seen: set[int]) -> None:
     elif node is not None and not node.style and _EXPONENT.match(node.value):
         node.tag = "tag:yaml.org,2002:float"
     for part in parts:
-        _mend_yaml(part, path, seen)
+        _fix_yaml(part, path, visited)

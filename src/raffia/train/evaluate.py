@@ -22,19 +22,19 @@ Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what
 
 
 class Watch(Protocol):
-    """Who looks on while episodes are played.
+    """An observer of episodes while they are played.
 
     >>> class Count:
     ...     steps = 0
-    ...     def saw(self, env, episode, row, chosen):
+    ...     def on_step(self, env, episode, row, chosen):
     ...         self.steps += 1
     ...     def ended(self, episode, episode_return):
     ...         pass
     """
 
-    def saw(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
-        """Of this episode, which is played in this row, what was chosen [] in the state shown;
-        None where the opponent chose, and at the episode's end."""
+    def on_step(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
+        """Take a step of an episode: its row, its number, the state and the choice []; None
+        where the opponent chose, and at the episode's end."""
 
     def ended(self, episode: int, episode_return: float) -> None:
         """The episode has ended."""
@@ -42,7 +42,7 @@ class Watch(Protocol):
 
 @dataclass
 class Episodes:
-    """What came of each episode, in the order of their seeds.
+    """The results of episodes, in the order of their seeds.
 
     >>> Episodes([1.0, 3.0], [5, 6]).mean_return
     2.0
@@ -54,7 +54,7 @@ class Episodes:
 
     @property
     def mean_return(self) -> float:
-        """Of all episodes."""
+        """Mean return of all episodes."""
         return sum(self.returns) / len(self.returns)
 
     @property
@@ -64,9 +64,9 @@ class Episodes:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What a row tells of them."""
-        told = {"mean_return": self.mean_return, "returns": self.returns, "lengths": self.lengths}
-        return {**told, "as_first": self.as_first} if self.as_first else told
+        """The values of their row in `metrics.jsonl`."""
+        values = {"mean_return": self.mean_return, "returns": self.returns, "lengths": self.lengths}
+        return {**values, "as_first": self.as_first} if self.as_first else values
 
 
 def play_episodes(
@@ -80,14 +80,15 @@ def play_episodes(
     opponent: Opponent | None = None,
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
-    check: Callable[[TensorDict], None] = lambda said: None,
+    check: Callable[[TensorDict], None] = lambda outputs: None,
 ) -> Episodes | None:
-    """Play episodes, as many at a time as there are environments; None if `stop` said so meanwhile.
+    """Play episodes, as many at a time as there are environments; None if `stop` asked to stop
+    meanwhile.
 
     Episode i has the seed derive_seed(seed, "evaluate", i), whatever E is. In games of two players
     the agent begins the even episodes and `opponent` the odd ones; returns are the agent's.
     An episode of more than `max_steps` steps is broken off there. `check` is shown what the
-    environments said, after each reset and step; it may raise.
+    environments' outputs, after each reset and step; it may raise.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
@@ -97,7 +98,7 @@ def play_episodes(
     >>> play_episodes(SerialBatch([ValueProbe(), ValueProbe()]), first, num_episodes=3, seed=0)
     Episodes(returns=[1.0, 1.0, 1.0], lengths=[1, 1, 1], as_first=[])
     """
-    table = _Table(env, num_episodes, seed, frame_stack, check)
+    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check)
     if not _play(table, act, max_steps, opponent, watch, stop):
         return None
     return table.episodes(0)
@@ -116,9 +117,9 @@ def play_members(
     watch: Watch | None = None,
     watched: int = 0,  # the member whose episodes are shown to `watch`
     stop: Callable[[], bool] = lambda: False,
-    check: Callable[[TensorDict], None] = lambda said: None,
+    check: Callable[[TensorDict], None] = lambda outputs: None,
 ) -> dict[int, Episodes] | None:
-    """`play_episodes` for members of a population at once, who all play the same episodes.
+    """`play_episodes` for all members of a population together, who all play the same episodes.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ActionProbe
@@ -129,14 +130,14 @@ def play_members(
     >>> found[0].lengths, found[1].lengths
     ([1, 1, 1], [1, 1, 1])
     """
-    table = _Table(env, num_episodes, seed, frame_stack, check, members)
+    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check, members)
     if not _play(table, act, max_steps, opponent, watch, stop, watched):
         return None
-    return {member: table.episodes(place) for place, member in enumerate(members)}
+    return {member: table.episodes(slot) for slot, member in enumerate(members)}
 
 
 def _play(
-    table: _Table,
+    table: _EpisodeTable,
     act: Act,
     max_steps: int,
     opponent: Opponent | None,
@@ -144,7 +145,7 @@ def _play(
     stop: Callable[[], bool],
     watched: int = 0,
 ) -> bool:
-    """Whether all was played."""
+    """Play all episodes of the table; whether all were played."""
     env = table.env
     if env.spec.num_players == 2 and opponent is None:
         raise ValueError(
@@ -159,7 +160,7 @@ def _play(
         action = torch.zeros(len(table.rows), *env.spec.action.shape, dtype=env.spec.action.dtype)
         chosen = None
         if bool(turn.any()):
-            chosen = act(table.seen()[turn])
+            chosen = act(table.agent_states()[turn])
             action[turn] = chosen["action"]
         if opponent is not None and not bool(turn.all()):
             action[~turn] = opponent.act(table.states[~turn], table.generator)
@@ -170,16 +171,16 @@ def _play(
 
 
 def _show(
-    watch: Watch, table: _Table, turn: Tensor, chosen: TensorDict | None, watched: int
+    watch: Watch, table: _EpisodeTable, turn: Tensor, chosen: TensorDict | None, watched: int
 ) -> None:
-    place = turn.cumsum(0) - 1
+    index = turn.cumsum(0) - 1
     for i, row in enumerate(table.rows.tolist()):
         if table.is_of(row, watched):
-            own = chosen[int(place[i])] if chosen is not None and bool(turn[i]) else None
-            watch.saw(table.env, int(table.episode[row]), row, own)
+            own = chosen[int(index[i])] if chosen is not None and bool(turn[i]) else None
+            watch.on_step(table.env, int(table.episode[row]), row, own)
 
 
-class _Table:
+class _EpisodeTable:
     """The environments in which episodes are going on."""
 
     def __init__(
@@ -196,7 +197,7 @@ class _Table:
         self.members = torch.tensor(members, dtype=torch.int64) if members else None
         self.num_all = num_episodes * max(1, len(members))
         self.generator = generator_for(seed, "opponent")
-        self.place = torch.zeros(env.num_envs, dtype=torch.int64)  # which of the members plays
+        self.slot = torch.zeros(env.num_envs, dtype=torch.int64)  # index of the member that plays
         self.episode = torch.zeros(env.num_envs, dtype=torch.int64)  # which of its episodes
         self.total = torch.zeros(env.num_envs, dtype=torch.float64)
         self.length = torch.zeros(env.num_envs, dtype=torch.int64)
@@ -213,12 +214,12 @@ class _Table:
 
     def is_of(self, row: int, member: int) -> bool:
         """Whether this member plays there; the one agent plays everywhere."""
-        return self.members is None or int(self.members[self.place[row]]) == member
+        return self.members is None or int(self.members[self.slot[row]]) == member
 
     def _begin(self, rows: Tensor) -> TensorDict:
         numbers = torch.arange(self.num_begun, self.num_begun + len(rows))
         self.num_begun += len(rows)
-        self.place[rows] = numbers // self.num_episodes
+        self.slot[rows] = numbers // self.num_episodes
         self.episode[rows] = numbers % self.num_episodes
         self.total[rows], self.length[rows] = 0, 0
         played = self.episode[rows].tolist()
@@ -227,13 +228,13 @@ class _Table:
         self._check(first)
         return first
 
-    def seen(self) -> TensorDict:
-        """The states with their stacks of frames, and with who is to act."""
+    def agent_states(self) -> TensorDict:
+        """The states with their stacks of frames, and the player to act."""
         out = self.states.clone(recurse=False)
         if self.frames is not None:
             out["observation"] = self.frames
         if self.members is not None:
-            out["member"] = self.members[self.place[self.rows]]
+            out["member"] = self.members[self.slot[self.rows]]
         return out
 
     def agents_turn(self) -> Tensor:
@@ -260,9 +261,9 @@ class _Table:
     def _end(self, ended: Tensor, watch: Watch | None, watched: int) -> None:
         for row in self.rows[ended].tolist():
             episode, total = int(self.episode[row]), float(self.total[row])
-            self.found[int(self.place[row]), episode] = total, int(self.length[row])
+            self.found[int(self.slot[row]), episode] = total, int(self.length[row])
             if watch is not None and self.is_of(row, watched):
-                watch.saw(self.env, episode, row, None)
+                watch.on_step(self.env, episode, row, None)
                 watch.ended(episode, total)
         again = ended.nonzero().squeeze(-1)[: self.num_all - self.num_begun]
         if len(again):
@@ -276,9 +277,9 @@ class _Table:
         if self.frames is not None:
             self.frames = self.frames[goes_on]
 
-    def episodes(self, place: int) -> Episodes:
-        """Of the member at this place of the list."""
-        found = sorted((number, *told) for (of, number), told in self.found.items() if of == place)
+    def episodes(self, slot: int) -> Episodes:
+        """The episodes of the member at this index of the list."""
+        found = sorted((number, *found) for (of, number), found in self.found.items() if of == slot)
         returns, lengths = [total for _, total, _ in found], [length for *_, length in found]
         two = self.env.spec.num_players == 2
         return Episodes(returns, lengths, [number % 2 == 0 for number, *_ in found] if two else [])

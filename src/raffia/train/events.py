@@ -70,7 +70,7 @@ class EventFile(AppendedFile):
     def rewind(self, position: int) -> int:
         """Remove what was written after `position`; gives how many bytes that were.
 
-        The first record stays, which says what file it is. A file that is shorter already is left
+        The first record stays, which names the kind of file. A file that is shorter already is left
         as it is. A TensorBoard that is looking at the file needs to be started again.
         """
         before = self.position()

@@ -1,4 +1,4 @@
-"""What an algorithm brings to a run: `Experiment`, the contract with `TrainingSession`."""
+"""An algorithm's part of a run: `Experiment`, the contract with `TrainingSession`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Stop = Callable[[], bool]
 
 
 class RunError(RuntimeError):
-    """A run's folder is not as it should be; the message says what to do.
+    """A run's folder is missing, damaged or in use; the message tells what to do.
 
     >>> raise RunError("there is no run in runs/x")
     Traceback (most recent call last):
@@ -99,11 +99,11 @@ class Experiment:
     plan: Plan
     learner: Learner
     stream: Stream
-    env: BatchEnv | None = None  # whose steps are learnt from, if any is played in
+    env: BatchEnv | None = None  # the environment whose steps are learnt from, if any
 
     # The settings that shape a state, for the error about a checkpoint of other networks.
     shaped_by = "model.*, env.*, population.size and optimizer.name"
-    # What can be done with checkpoints that can't be resumed, for the error that says so.
+    # What can be done with checkpoints that can't be resumed, for that error's text.
     unusable_remark = ""
 
     def __init__(self, folder: Path, view: View, *, seed: int) -> None:
@@ -121,7 +121,7 @@ class Experiment:
         return self.init()
 
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
-        """How good the learner is; None if `stop` asked to stop meanwhile."""
+        """Evaluate the learner; None if `stop` asked to stop meanwhile."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(state, stop)")
 
     def start_over(self, passed_over: Sequence[str]) -> None:
@@ -133,7 +133,8 @@ class Experiment:
         if passed_over:
             raise RunError(
                 f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, "
-                "as said above. Nothing was changed: bring back what is missing, or begin another "
+                "as described above. Nothing was changed: bring back what is missing, or start "
+                "another "
                 f"run{self.unusable_remark}"
             )
         for _, buffer in self.replays:
@@ -145,7 +146,7 @@ class Experiment:
             log.check(found)
 
     def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state of a checkpoint; the rest of the run is put back where it was.
+        """Restore the run of a checkpoint; returns the learner's state.
 
         Raises RunError if it is another learner's, before anything is changed.
         """
@@ -158,7 +159,7 @@ class Experiment:
         return state
 
     def payload(self) -> CheckpointPayload:
-        """What `restore` needs besides the learner's state."""
+        """The payload of a checkpoint: what `restore` needs besides the learner's state."""
         stream = self.stream.state()
         parts: dict[str, Part] = {} if stream.is_empty() else {"stream": stream}
         extras: dict[str, Any] = {}
@@ -168,10 +169,10 @@ class Experiment:
             extras[log.name] = logged.extras
         return CheckpointPayload(parts, extras)
 
-    def on_saved(self, kept: Sequence[Checkpoint]) -> None:
+    def on_saved(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Remove what none of these checkpoints, all that there are, needs any more."""
         for log, _ in self.replays:
-            log.prune(kept)
+            log.prune(checkpoints)
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """Another state that follows from an evaluation, and a row about it; None: no change."""

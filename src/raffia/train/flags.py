@@ -13,14 +13,14 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from raffia.train.settings import ConfigError, Settings, nearest_name
+from raffia.train.settings import AnyConfig, ConfigError, nearest_name
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RULE = frozenset("-─")  # of which the lines below a group's description are made
 
 
 def grouped(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each flag, without its hyphens, and the words that follow it.
+    """Flags without their hyphens, each with the words that follow it.
 
     >>> grouped(["--goal", "-1", "--no-quick", "--kinds=one", "two"])
     [('goal', ['-1']), ('no_quick', []), ('kinds', ['one', 'two'])]
@@ -55,15 +55,15 @@ def read_flag(flag: str, words: Sequence[str], hints: Mapping[str, Any]) -> tupl
     if kind is bool:
         if words:
             raise ConfigError(
-                f"--{flag} stands alone; seen {' '.join(words)!r} behind it. "
+                f"--{flag} stands alone; got {' '.join(words)!r} after it. "
                 f"Write --{name} or --{_opposite(name)}"
             )
         return name, flag not in opposites
     if get_origin(kind) is tuple:
         return name, _read_words(kind, words)
     if len(words) != 1:
-        seen = f"seen {len(words)}: {' '.join(words)}" if words else "seen none"
-        raise ConfigError(f"--{flag} takes one value; {seen}")
+        got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
+        raise ConfigError(f"--{flag} takes one value; {got}")
     return name, _read_word(kind, words[0])
 
 
@@ -80,7 +80,7 @@ def _read_words(hint: Any, words: Sequence[str]) -> list[object]:
 
 
 def _read_word(hint: Any, word: str) -> object:
-    """The word as the type would have it; as it is where it can't be that, to be refused."""
+    """The word as a value of the type; unchanged where it can't be one, to be refused."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         [inner] = [part for part in parts if part is not type(None)]
@@ -93,7 +93,7 @@ def _read_word(hint: Any, word: str) -> object:
         return word
 
 
-def print_help(default: Settings, prog: str, description: str) -> None:
+def print_help(default: AnyConfig, prog: str, description: str) -> None:
     """Print all settings with types, choices, comments of the source and values.
 
     >>> from raffia.envs.config import EnvConfig
@@ -103,8 +103,8 @@ def print_help(default: Settings, prog: str, description: str) -> None:
     """
     from tyro import cli
 
-    said = _Screen(coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
+    screen = _Screen(coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(screen):
         cli(
             type(default),
             default=default,
@@ -114,7 +114,7 @@ def print_help(default: Settings, prog: str, description: str) -> None:
             use_underscores=True,
         )
     width = shutil.get_terminal_size().columns
-    for line in _without_examples(said.getvalue().splitlines()):
+    for line in _without_examples(screen.getvalue().splitlines()):
         plain = _COLOURS.sub("", line).rstrip()
         # tyro joins the lines of a paragraph, and leaves it to the terminal to break it
         print(line.rstrip() if len(plain) <= width else textwrap.fill(plain, width))
@@ -132,16 +132,19 @@ class _Screen(io.StringIO):
 
 
 def _without_examples(lines: Sequence[str]) -> list[str]:
-    """Without the examples in Python that end the docstrings of configs, up to the rule below."""
-    kept: list[str] = []
+    """The help without the examples in Python that end the docstrings of configs, up to the rule
+    below."""
+    lines_left: list[str] = []
     inside = False
     for line in lines:
         text = _COLOURS.sub("", line).strip()
         if inside and text and set(text) <= _RULE:
             inside = False
-            while kept and not _COLOURS.sub("", kept[-1]).strip():  # what parted the example
-                kept.pop()
+            while (
+                lines_left and not _COLOURS.sub("", lines_left[-1]).strip()
+            ):  # the lines between text and example
+                lines_left.pop()
         inside = inside or text.startswith(">>>")
         if not inside:
-            kept.append(line)
-    return kept
+            lines_left.append(line)
+    return lines_left

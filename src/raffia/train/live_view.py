@@ -176,11 +176,11 @@ class StatusPanel:
         status = self._status
         left = status.seconds_left
         row: list[RenderableType] = [
-            ProgressBar(total=1.0, completed=status.share, complete_style="cyan"),
-            Text(percent(status.share), style="bold"),
+            ProgressBar(total=1.0, completed=status.fraction_done, complete_style="cyan"),
+            Text(percent(status.fraction_done), style="bold"),
             Text(duration(status.seconds + self._since)),
         ]
-        if left is not None and status.share < 1:
+        if left is not None and status.fraction_done < 1:
             row.append(Text(f"{duration(left - self._since)} left", style="cyan"))
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         grid.add_column(ratio=1)

@@ -1,4 +1,5 @@
-"""The loop: take a batch, ask what it changes, change it, and now and then do something else."""
+"""The training loop: take a batch, compute the gradients, apply them, and run tasks when they are
+due."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from raffia.train.stream import Stream
 
 
 class Task(Protocol):
-    """What is done between updates: evaluate, write down, save, evolve."""
+    """A task between updates: evaluate, log, save, evolve."""
 
     def __call__(self, state: TensorDict) -> TensorDict | None:
-        """Do it if it is due; gives a new state, or None to go on with this one."""
+        """Do the task if it is due; returns a new state, or None to continue with this one."""
 
 
 class Ended(Exception):
@@ -46,8 +47,8 @@ def train(
     tasks: Sequence[Task] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[TensorDict, str]:
-    """Update until `num_updates` were made; gives the state, and why it is the last:
-    "finished", "stopped", or what a task said.
+    """Update until `num_updates` were made; gives the state, and the reason of the end:
+    ""finished", "stopped", or the reason that a task gave.
 
     >>> class Count:  # a learner that counts
     ...     def init(self, seed):

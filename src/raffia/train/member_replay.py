@@ -1,6 +1,6 @@
 """Replay for a population: all members learn from one, or each from its own.
 
-Legend: P members, B windows of each, T times, E environments, of which each member has E / P.
+Legend: P members, B segments of each, T times, E environments, of which each member has E / P.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["OwnReplays", "SharedReplay"]
 
 
 class SharedReplay:
-    """What all members have played; they learn from the same windows.
+    """One replay of all members' steps; they learn from the same segments.
 
-    A window's priority is the mean of what its members say, and what is searched again is that of
-    the member that is named.
+    A segment's priority is the mean of its members' priorities, and what is searched again is that
+    of the member that is named.
 
     >>> from raffia.data.storage import TensorStorage
     >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
@@ -44,7 +44,7 @@ class SharedReplay:
 
     @property
     def beta(self) -> float | None:
-        """See `SegmentReplayBuffer`."""
+        """Beta of the priorities; see `SegmentReplayBuffer`."""
         return self._buffer.beta
 
     @beta.setter
@@ -56,25 +56,27 @@ class SharedReplay:
         return self._buffer.extend(steps)
 
     def sample(self, batch_size: int) -> TensorDict:
-        """The same windows for each member [P, B]; "total" [P, B] is how many rows have come
+        """Draw the same segments for each member [P, B]; "total" [P, B] is how many rows have come
         into the replay."""
-        windows = _dated(self._buffer, batch_size)
-        return windows.expand(self.size, *windows.batch_size)
+        segments = _dated(self._buffer, batch_size)
+        return segments.expand(self.size, *segments.batch_size)
 
     def update_priority(self, index: Tensor, priority: Tensor) -> None:
-        """index, priority: [P, B]; a member that says NaN of a window does not count there."""
+        """index, priority: [P, B]; a member whose priority of a segment is NaN does not count
+        there."""
         finite = priority.isfinite()
         mean = priority.where(finite, torch.nan).nanmean(0)
-        said = finite.any(0)
-        self._buffer.update_priority(index[0][said], mean[said])
+        known = finite.any(0)
+        self._buffer.update_priority(index[0][known], mean[known])
 
     def update(self, fresh: TensorDict, best: int) -> None:
-        """Take what a member found of its steps: "member", "step_index" [M] and the entries."""
+        """Write what a member's search found about its steps: "member", "step_index" [M] and the
+        entries."""
         _update(self._buffer, fresh[fresh["member"] == best])
 
 
 class OwnReplays:
-    """What each member has played by itself, which it learns from alone.
+    """A replay for each member, which learns from its own steps alone.
 
     >>> from raffia.data.storage import TensorStorage
     >>> buffers = [SegmentReplayBuffer(TensorStorage(100), unroll_steps=1) for _ in range(2)]
@@ -96,7 +98,7 @@ class OwnReplays:
 
     @property
     def beta(self) -> float | None:
-        """See `SegmentReplayBuffer`."""
+        """Beta of the priorities; see `SegmentReplayBuffer`."""
         return self.buffers[0].beta
 
     @beta.setter
@@ -117,18 +119,18 @@ class OwnReplays:
     def update_priority(self, index: Tensor, priority: Tensor) -> None:
         """index, priority: [P, B]; NaN leaves one as it was."""
         for buffer, at, new in zip(self.buffers, index, priority, strict=True):
-            said = new.isfinite()
-            buffer.update_priority(at[said], new[said])
+            known = new.isfinite()
+            buffer.update_priority(at[known], new[known])
 
     def update(self, fresh: TensorDict, best: int) -> None:
-        """Take what each member found of its own steps."""
+        """Write what each member's search found about its own steps."""
         for member, buffer in enumerate(self.buffers):
             _update(buffer, fresh[fresh["member"] == member])
 
 
 def _dated(buffer: SegmentReplayBuffer, batch_size: int) -> TensorDict:
-    windows = buffer.sample(batch_size)
-    return windows.set("total", torch.full_like(windows["index"], buffer.storage.total))
+    segments = buffer.sample(batch_size)
+    return segments.set("total", torch.full_like(segments["index"], buffer.storage.total))
 
 
 def _update(buffer: SegmentReplayBuffer, fresh: TensorDict) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a run, on its way to files: rows of JSON, means since the last row, times.
+"""Metrics of a run, on their way to files: rows of JSON, means since the last row, times.
 
 A log goes on after a resume without doubled rows: a checkpoint notes how long the file is, and what
 was written after that is cut off (`position`, `rewind`).
@@ -20,7 +20,7 @@ from torch import Tensor
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.appended import AppendedFile
 
-AT_ONCE = 256  # additions that are kept before they are summed
+MOST_PENDING = 256  # additions that are collected before they are summed
 TAIL = 1 << 16  # bytes that are looked at to find the last line
 
 
@@ -89,7 +89,7 @@ def _json(row: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value with None in place of what JSON has no word for."""
+    """The value with None instead of numbers that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -166,7 +166,7 @@ class RunningMeans:
         if tensors:
             # A copy: a compiled learner may write its next metrics to the same memory.
             self._new.append((layout, torch.cat(tensors)))
-        if len(self._new) == AT_ONCE:
+        if len(self._new) == MOST_PENDING:
             self._sum()
 
     def take(self) -> dict[str, float]:
@@ -177,7 +177,7 @@ class RunningMeans:
         return means
 
     def state(self) -> dict[str, list[float]]:
-        """What was not taken yet, as JSON can hold it; for `load_state`.
+        """The values that were not taken yet, as JSON can hold them; for `load_state`.
 
         >>> means, other = RunningMeans(), RunningMeans()
         >>> means.add({"loss": 0.5})
@@ -189,7 +189,7 @@ class RunningMeans:
         return {name: [total, count] for name, (total, count) in self._sums.items()}
 
     def load_state(self, state: Mapping[str, list[float]]) -> None:
-        """Go on where `state` was asked for."""
+        """Load the state that `state` gave."""
         self._new = []
         self._sums = {name: (float(total), int(count)) for name, (total, count) in state.items()}
 
@@ -198,7 +198,7 @@ class RunningMeans:
         self._sums[name] = before + total, counted + count
 
     def _sum(self) -> None:
-        """Fetch what came since the last time, all at once."""
+        """Fetch the values since the last time, in one transfer."""
         if not self._new:
             return
         values = torch.cat([tensor for _, tensor in self._new]).to("cpu", torch.float64).tolist()
@@ -211,7 +211,7 @@ class RunningMeans:
 
 
 class PhaseClock:
-    """How long each phase of the loop took since it was last taken, in seconds.
+    """A clock of the seconds that each phase of the loop took since they were last taken.
 
     A phase within another takes its time away from that one. On a GPU, work counts for the phase
     that waits for it.

@@ -1,4 +1,4 @@
-"""What is done about NaN and infinity: the run stops before they reach the parameters.
+"""The guard against NaN and infinity: the run stops before they reach the parameters.
 
 Each update is checked by its metrics, which are few: a number that is not finite in a batch, in the
 parameters or in the gradients shows in the loss or in the norm of the gradients. Only then is
@@ -26,16 +26,16 @@ SHOWN = 8  # rows of an entry, and entries in the text of the error
 
 
 @dataclass(frozen=True)
-class Finding:
+class NonFiniteEntry:
     """An entry that has numbers which are not finite.
 
-    >>> str(Finding("batch", "observation", num=2, of=10, rows=(3, 4), value="nan"))
+    >>> str(NonFiniteEntry("batch", "observation", num=2, of=10, rows=(3, 4), value="nan"))
     'batch observation: nan in rows 3, 4 (2 of 10 numbers)'
     """
 
     where: str  # "batch", "state", "metrics", "update" or "search"
     key: str  # with dots
-    num: int  # of them
+    num: int  # how many of them
     of: int  # numbers in the entry
     rows: tuple[int, ...]  # the first ones of dimension 0; () if it has none
     value: str  # the first of them: "nan", "inf" or "-inf"
@@ -47,16 +47,17 @@ class Finding:
 
 
 class NonFiniteError(FloatingPointError):
-    """A run was stopped by NaN or infinity: `found` says where they are, `path` where to look.
+    """A run was stopped by NaN or infinity: `found` lists where they are, `path` where to look.
 
-    >>> raise NonFiniteError(12, [Finding("metrics", "loss", 1, 1, (), "nan")], "run/nan_dump/12")
+    >>> loss = NonFiniteEntry("metrics", "loss", 1, 1, (), "nan")
+    >>> raise NonFiniteError(12, [loss], "run/nan_dump/12")
     Traceback (most recent call last):
     ...
     raffia.train.nan_guard.NonFiniteError: update 12 is not finite: metrics loss: nan. ...
     """
 
     def __init__(
-        self, update: int, found: list[Finding], path: str, trouble: str = "", why: str = ""
+        self, update: int, found: list[NonFiniteEntry], path: str, trouble: str = "", why: str = ""
     ) -> None:
         listed = "; ".join([*filter(None, [why]), *map(str, found[:SHOWN])])
         more = f"; and {len(found) - SHOWN} entries more" if len(found) > SHOWN else ""
@@ -68,7 +69,7 @@ class NonFiniteError(FloatingPointError):
         self.update, self.found, self.path = update, found, path
 
 
-def non_finite(where: str, values: TensorDict) -> list[Finding]:
+def non_finite(where: str, values: TensorDict) -> list[NonFiniteEntry]:
     """The entries of a container that have NaN or infinity.
 
     >>> bad = TensorDict(a=torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), b=torch.ones(3))
@@ -86,7 +87,7 @@ def non_finite(where: str, values: TensorDict) -> list[Finding]:
             first = rows.nonzero()[:SHOWN, 0].tolist() if bad.dim() else []
             example = str(value.detach()[bad][0].item())
             num = int(bad.sum())
-            found.append(Finding(where, name, num, value.numel(), tuple(first), example))
+            found.append(NonFiniteEntry(where, name, num, value.numel(), tuple(first), example))
     return found
 
 
@@ -131,8 +132,8 @@ class NaNGuard:
         self._stop(step_of(state) + 1, found, batch, metrics)
 
     def check(self, values: TensorDict, *, update: int) -> None:
-        """Raise NonFiniteError unless all values are finite, such as what environments were seen to
-        say.
+        """Raise NonFiniteError unless all values are finite, such as outputs of environments.
+
 
         >>> NaNGuard("nowhere").check(TensorDict(observation=torch.ones(2)), update=7)
         """
@@ -149,24 +150,25 @@ class NaNGuard:
             found = non_finite("state", state)
             self._stop(step_of(state), found, state, TensorDict())
 
-    def searched(self, state: TensorDict, seen: TensorDict, why: str) -> NoReturn:
-        """Raise NonFiniteError: a search met NaN or infinity, as `why` says, in what was `seen`.
+    def searched(self, state: TensorDict, inputs: TensorDict, why: str) -> NoReturn:
+        """Raise NonFiniteError: a search met NaN or infinity, as `why` reports, in a search of
+        `inputs`.
 
         >>> import tempfile
-        >>> state, seen = TensorDict(step=torch.tensor(7)), TensorDict(observation=torch.ones(2))
+        >>> state, inputs = TensorDict(step=torch.tensor(7)), TensorDict(observation=torch.ones(2))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     NaNGuard(folder).searched(state, seen, "root.value is NaN")
+        ...     NaNGuard(folder).searched(state, inputs, "root.value is NaN")
         Traceback (most recent call last):
         ...
         raffia.train.nan_guard.NonFiniteError: update 8 is not finite: root.value is NaN. ...
         """
-        found = [*non_finite("batch", seen), *non_finite("state", state)]
-        self._stop(step_of(state) + 1, found, seen, TensorDict(), why)
+        found = [*non_finite("batch", inputs), *non_finite("state", state)]
+        self._stop(step_of(state) + 1, found, inputs, TensorDict(), why)
 
     def _stop(
         self,
         update: int,
-        found: list[Finding],
+        found: list[NonFiniteEntry],
         batch: TensorDict,
         metrics: TensorDict,
         why: str = "",
@@ -218,9 +220,9 @@ def _pieces(leaf: Tensor) -> Iterator[Tensor]:
 
 
 def _any_finite(metrics: TensorDict, size: int) -> bool:
-    """Whether all that is told of one of the members, at least, is finite."""
-    told = [x for key, x in metrics.items() if key != "priority" and x.shape == (size,)]
-    return bool(torch.stack([x.isfinite() for x in told]).all(0).any()) if told else False
+    """Whether all metrics of at least one of the members are finite."""
+    scalars = [x for key, x in metrics.items() if key != "priority" and x.shape == (size,)]
+    return bool(torch.stack([x.isfinite() for x in scalars]).all(0).any()) if scalars else False
 
 
 def _has_fractions(value: Any) -> bool:
@@ -228,7 +230,7 @@ def _has_fractions(value: Any) -> bool:
 
 
 def _plain(metrics: TensorDict) -> Mapping[str, Any]:
-    """Single numbers as JSON has them; those that it has not, as text."""
+    """Single numbers as JSON has them; others as text."""
     single = {
         name: value.item()
         for name, value in metrics.items(True, True)

@@ -1,4 +1,4 @@
-"""Episodes as films: what an environment shows, with what the agent thought of it below."""
+"""Episodes as films: the environment's pictures, with the agent's values and policies below."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EpisodeRecorder:
     fps: pictures a second.
     suffix: "gif" or "mp4".
     max_side: larger pictures are made smaller, to so many pixels on the longer side.
-    max_frames: of a longer episode every second picture is kept, or every fourth and so on; the
+    max_frames: of a longer episode every second picture is used, or every fourth and so on; the
         film lasts as long.
 
     >>> import tempfile
@@ -80,29 +80,30 @@ class EpisodeRecorder:
         self,
         picture: Tensor | None,  # uint8 [H, W, 3]
         value: float | None = None,
-        policy: Tensor | None = None,  # [A], shares of the visits
+        policy: Tensor | None = None,  # [A], fractions of the visits
     ) -> None:
-        """Take the picture of a state, and what was thought there.
+        """Take the picture of a state, and the agent's value and policy there.
 
         picture: what `render` gives; None is refused.
         """
         picture = require_picture(picture)
-        self._seen += 1
-        if (self._seen - 1) % self._every:
+        self._num_frames += 1
+        if (self._num_frames - 1) % self._every:
             return
-        kept = _enlarged(shrunk(picture.cpu(), self._max_side))
-        if self._pictures and kept.shape != self._pictures[0].shape:
+        scaled = _enlarged(shrunk(picture.cpu(), self._max_side))
+        if self._pictures and scaled.shape != self._pictures[0].shape:
             raise ValueError(
-                f"a picture of {list(picture.shape)} does not fit the ones before, which are kept "
+                f"a picture of {list(picture.shape)} does not fit the ones before, which are "
+                "scaled "
                 f"as {list(self._pictures[0].shape)}: save() between different environments"
             )
-        self._pictures.append(kept)
+        self._pictures.append(scaled)
         self._values.append(float("nan") if value is None else float(value))
         self._policies.append(None if policy is None else policy.detach().cpu().float())
         if len(self._pictures) > self._max_frames:
             self._every *= 2
-            for kept_of in (self._pictures, self._values, self._policies):
-                del kept_of[1::2]
+            for frames_of in (self._pictures, self._values, self._policies):
+                del frames_of[1::2]
 
     def save(self, name: str) -> pathlib.Path:
         """Write the episode, and begin the next: the file's path.
@@ -122,19 +123,19 @@ class EpisodeRecorder:
         self._pictures: list[Tensor] = []
         self._values: list[float] = []
         self._policies: list[Tensor | None] = []
-        self._seen, self._every = 0, 1
+        self._num_frames, self._every = 0, 1
 
 
 def annotated(
     pictures: Tensor,  # uint8 [T, H, W, 3]
     values: Tensor,  # [T], NaN where there is none
-    policies: list[Tensor | None],  # T of [A], shares of the visits
+    policies: list[Tensor | None],  # T of [A], fractions of the visits
 ) -> Tensor:
     """The pictures, with a panel below: the values so far, and a bar for each action.
 
     The curve runs from the lowest to the highest value of the episode; a bar of full height is a
-    share of 1. Without values there is no curve, without policies no bars, without both no panel.
-    Returns uint8 [T, H + 48, W, 3].
+    fraction of 1. Without values there is no curve, without policies no bars, without both no
+    panel. Returns uint8 [T, H + 48, W, 3].
 
     >>> pictures = torch.zeros(2, 20, 30, 3, dtype=torch.uint8)
     >>> annotated(pictures, torch.tensor([1.0, 2.0]), [None, None]).shape
@@ -153,8 +154,8 @@ def annotated(
         _draw_values(_inside(panel[:, :, :middle]), values)
     if known:
         unknown = torch.zeros_like(known[0])
-        shares = torch.stack([unknown if policy is None else policy for policy in policies])
-        _draw_policies(_inside(panel[:, :, middle:]), shares)
+        policies_shown = torch.stack([unknown if policy is None else policy for policy in policies])
+        _draw_policies(_inside(panel[:, :, middle:]), policies_shown)
     return torch.cat([pictures, panel], 1)
 
 
@@ -186,17 +187,17 @@ def _draw_values(part: Tensor, values: Tensor) -> None:
     part[curve & so_far.unsqueeze(1)] = torch.tensor(CURVE, dtype=torch.uint8)
 
 
-def _draw_policies(part: Tensor, shares: Tensor) -> None:
-    """part: uint8 [T, h, w, 3], is drawn on; shares: [T, A]."""
+def _draw_policies(part: Tensor, policies_shown: Tensor) -> None:
+    """part: uint8 [T, h, w, 3], is drawn on; policies: [T, A]."""
     _, height, width, _ = part.shape
-    num_actions = shares.shape[1]
+    num_actions = policies_shown.shape[1]
     action = torch.arange(width) * num_actions // width  # of each column
     gap = torch.zeros(width, dtype=torch.bool)
     if width >= 4 * num_actions:
         gap[:-1] = action[1:] != action[:-1]
-    tall = (shares.clamp(0, 1) * height).round()[:, action].masked_fill(gap, 0)  # [T, w]
+    tall = (policies_shown.clamp(0, 1) * height).round()[:, action].masked_fill(gap, 0)  # [T, w]
     bars = height - torch.arange(height).unsqueeze(1) <= tall.unsqueeze(1)  # [T, h, w]
-    best = action == shares.argmax(1, keepdim=True)  # [T, w]
+    best = action == policies_shown.argmax(1, keepdim=True)  # [T, w]
     part[bars] = torch.tensor(BAR, dtype=torch.uint8)
     part[bars & best.unsqueeze(1)] = torch.tensor(BEST, dtype=torch.uint8)
 

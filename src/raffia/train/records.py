@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: one row for each thing that happened, in two forms."""
+"""Records of a run: one row for each event, as JSON lines and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Records:
         env_step: int | None,  # None: none are played
         values: Mapping[str, Any],
     ) -> None:
-        """One row; what of it is a number is a curve in TensorBoard, over the updates."""
+        """Write a row; each number in it is a point of a curve in TensorBoard, over the updates."""
         now = self.seconds
         played = {} if env_step is None else {"env_step": env_step}
-        place = {"kind": kind, "update": update, **played, "seconds": round(now, 3)}
-        self._waiting.append(functools.partial(self._rows.write, {**place, **values}))
+        row = {"kind": kind, "update": update, **played, "seconds": round(now, 3)}
+        self._waiting.append(functools.partial(self._rows.write, {**row, **values}))
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 write = functools.partial(self._events.write, f"{kind}/{name}", float(value))
@@ -70,7 +70,7 @@ class Records:
             self._waiting.popleft()
 
     def state(self) -> dict[str, Any]:
-        """How far the files are written, for a checkpoint; what is written is on the disk then."""
+        """The lengths of the files, for a checkpoint; all that is written is on the disk then."""
         self._write_what_waits()
         self._rows.sync()
         self._events.sync()

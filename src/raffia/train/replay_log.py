@@ -1,6 +1,6 @@
-"""A replay buffer kept with the checkpoints of a run, without writing all of it each time.
+"""A replay buffer saved with the checkpoints of a run, without writing all of it each time.
 
-What is seen before an action is nearly all of a buffer, and is never changed after it came in: it
+Observations before actions are nearly all of a buffer, and is never changed after it came in: it
 goes into chunks, files that are written once, of the rows that came since the checkpoint before.
 All else is small, or changes: it goes whole into each checkpoint, with a list of the chunks that
 belong to it and their sha256. What is restored is the buffer as it was, bit for bit.
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.segment import Held, SegmentReplayBuffer
-from raffia.data.storage_state import Rows, to_state
+from raffia.data.segment import LockedView, SegmentReplayBuffer
+from raffia.data.storage_state import StorageContents, to_state
 from raffia.data.structure import RowStructure
 from raffia.files import DamagedFileError
 from raffia.tensordict.disk import raw_bytes, save_file
@@ -35,7 +35,7 @@ OURS = re.compile(r"(rows-\d+-\d+-[0-9a-f]{12}\.safetensors|\.[0-9a-f]{12}\.tmp)
 
 
 class Logged(NamedTuple):
-    """What of a buffer goes into a checkpoint."""
+    """The parts of a buffer that go into a checkpoint."""
 
     parts: dict[str, TensorDict]
     extras: dict[str, Any]  # belongs under the log's name in the extras of the checkpoint
@@ -54,11 +54,12 @@ class Chunk:
 
 
 class ReplayLog:
-    """Keeps a `SegmentReplayBuffer` along with checkpoints.
+    """Saves a `SegmentReplayBuffer` along with checkpoints.
 
     folder: where the chunks are. It may hold a folder for a `MemmapStorage` besides: that is then
         room for the rows and no more, and is filled again by `restore`.
-    mutable: what `buffer.update` is called with. Of the buffer's `obs_keys`, those that are not
+    mutable: what `buffer.update` is called with. Of the buffer's `observation_keys`, those that are
+    not
         named here must never be updated: they are written once.
     name: of the part of a checkpoint, and in its extras; of several logs each has its own, and its
         own folder.
@@ -79,7 +80,7 @@ class ReplayLog:
     ...         _ = buffer.extend(steps)
     ...         logged = log.files(buffer)
     ...         _ = checkpoints.save(update, logged.parts, {"replay": logged.extras})
-    ...         log.prune(checkpoints.kept())
+    ...         log.prune(checkpoints.available())
     ...     found = checkpoints.newest(check=log.check)
     ...     log.restore(found, other)
     >>> len(other), other.read(torch.tensor([4]))["observation"]
@@ -104,8 +105,8 @@ class ReplayLog:
 
         Raises CheckpointError where the disk is full or fails; nothing new is left then.
         """
-        with buffer.held() as held:
-            storage, found = buffer.storage, held.contents
+        with buffer.locked_view() as view:
+            storage, found = buffer.storage, view.contents
             oldest = max(0, storage.total - len(storage))
             if found.max_size is None or len(storage) != min(found.total, found.max_size):
                 raise ValueError(
@@ -113,11 +114,11 @@ class ReplayLog:
                     f"are {len(storage)}: rows of a replay buffer's storage must not be erased"
                 )
             columns = _columns(found)
-            fixed = self._fixed(held)
-            kept = {name: columns[name] for name in fixed}
-            self._chunks = self._written(kept, oldest, found.total, found.max_size)
+            fixed = self._fixed(view)
+            fixed_columns = {name: columns[name] for name in fixed}
+            self._chunks = self._written(fixed_columns, oldest, found.total, found.max_size)
             whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
-            parts = {self.name: TensorDict({"columns": whole, "books": held.books})}
+            parts = {self.name: TensorDict({"columns": whole, "books": view.buffer_state})}
             structure = found.structure
             return Logged(
                 parts,
@@ -130,15 +131,16 @@ class ReplayLog:
                 },
             )
 
-    def _fixed(self, held: Held) -> list[str]:
+    def _fixed(self, view: LockedView) -> list[str]:
         """The names of the columns that never change once they are written."""
-        structure = held.contents.structure
+        structure = view.contents.structure
         if structure is None:
             return []
         return [
             name
             for name, path in zip(_names(structure), structure.paths, strict=True)
-            if any(path[: len(key)] == key for key in held.obs_keys) and path not in self._mutable
+            if any(path[: len(key)] == key for key in view.observation_keys)
+            and path not in self._mutable
         ]
 
     def _written(
@@ -160,7 +162,7 @@ class ReplayLog:
         try:
             return chunks + [self._write(columns, *piece, size, token) for piece in pieces]
         except BaseException as error:
-            with contextlib.suppress(OSError):  # the error tells; `prune` removes them too
+            with contextlib.suppress(OSError):  # the error reports it; `prune` removes them too
                 self._remove([name for name in os.listdir(self.folder) if token in name])
             if isinstance(error, OSError):
                 why = f"could not take in the replay buffer: {error.strerror or error}"
@@ -181,16 +183,16 @@ class ReplayLog:
         for name in names:
             os.unlink(f"{self.folder}/{name}")
 
-    def prune(self, kept: Iterable[Checkpoint]) -> None:
+    def prune(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Remove the chunks that none of these checkpoints needs.
 
         Called after a save, and after one that failed: what was written for that is removed, and
         is written again for the next one.
 
-        kept: all that there are, `Checkpoints.kept()`.
+        checkpoints: all that there are, `Checkpoints.available()`.
         Raises CheckpointError where one can't be removed.
         """
-        needed = {chunk.file for found in kept for chunk in self._chunks_of(found)}
+        needed = {chunk.file for found in checkpoints for chunk in self._chunks_of(found)}
         self._chunks = [chunk for chunk in self._chunks if chunk.file in needed]
         found = os.listdir(self.folder) if os.path.isdir(self.folder) else []
         try:
@@ -213,7 +215,7 @@ class ReplayLog:
                 raise DamagedFileError(path, "its content is not what was saved")
 
     def restore(self, checkpoint: Checkpoint, buffer: SegmentReplayBuffer) -> None:
-        """Make the buffer what it was at the checkpoint, bit for bit, with its generator.
+        """Restore the buffer of the checkpoint, bit for bit, with its generator.
 
         buffer: made as that one was; what it holds is replaced.
         Raises DamagedFileError or ValueError, and changes nothing, if the chunks are damaged or the
@@ -230,7 +232,7 @@ class ReplayLog:
         layouts = structure.layouts if structure is not None else ()
         empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
         state = {
-            "storage": to_state(Rows(size, total, structure, none, empty)),
+            "storage": to_state(StorageContents(size, total, structure, none, empty)),
             "books": saved["books"],
         }
         buffer.load_state_dict(state)
@@ -271,12 +273,12 @@ class ReplayLog:
 
 
 def _names(structure: RowStructure | None) -> list[str]:
-    """A name for each column, of which no two are alike."""
+    """A name for each column, all different."""
     names = structure.names if structure is not None else []
     return [f"{i}.{name}" for i, name in enumerate(names)]
 
 
-def _columns(found: Rows) -> dict[str, Tensor]:
+def _columns(found: StorageContents) -> dict[str, Tensor]:
     return dict(zip(_names(found.structure), found.leaves, strict=True))
 
 

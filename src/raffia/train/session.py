@@ -31,7 +31,7 @@ LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run, or a session of it, ended.
+    """The end of a run, or of a session of it.
 
     >>> RunResult(Path("runs/x"), "target", 500, 2_700, 201.5, 201.5, 60.0).reason
     'target'
@@ -44,7 +44,7 @@ class RunResult:
     mean_return: float | None  # of the latest evaluation; None also where it is of no episodes
     best_return: float | None
     seconds: float  # over all sessions
-    signal: str = ""  # that stopped it, such as "SIGTERM"
+    signal: str = ""  # the signal that stopped it, such as "SIGTERM"
 
 
 class TrainingSession:
@@ -154,7 +154,7 @@ class TrainingSession:
         return self._end(state, reason)
 
     def _note_failure(self, error: Exception) -> None:
-        """Write down that the run failed, and tell with the error what was saved.
+        """Write down that the run failed, and add to the error what was saved.
 
         The row goes when the run is resumed: what came after the checkpoint is done again.
         """
@@ -162,7 +162,7 @@ class TrainingSession:
         text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
         values = {"error": text}
         self.records.write("error", update=update, env_step=self._env_steps(), values=values)
-        saved = self.checkpoints.kept()
+        saved = self.checkpoints.available()
         error.add_note(
             f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
             f"`raffia resume {self.folder}` goes on from there"
@@ -194,7 +194,7 @@ class TrainingSession:
         }
 
     def _evaluate_if_missed(self, state: TensorDict) -> TensorDict:
-        """Evaluate if a stop broke that off, as it would have been done then."""
+        """Make the evaluation that a stop broke off, as it would have been made then."""
         update = step_of(state)
         if update and self.evaluate.is_due(update):
             self.evaluate(state)
@@ -204,7 +204,8 @@ class TrainingSession:
         return state
 
     def _evolve(self, state: TensorDict) -> TensorDict | None:
-        """What an evaluation at this update leads to, but at the end, where nothing comes after."""
+        """Evolve after an evaluation at this update, but not at the end, where nothing comes
+        after."""
         update = step_of(state)
         if self.evaluate.score_of(update) is None or update >= self._plan.num_updates:
             return None
@@ -216,7 +217,8 @@ class TrainingSession:
         return state
 
     def _evaluate_at_end(self, state: TensorDict) -> str:
-        """Evaluate what the run ends with; gives its reason: "stopped" if that was broken off."""
+        """Evaluate the run's last state; returns the reason of the end: "stopped" if that was
+        broken off."""
         update = step_of(state)
         self.log.row(update, self._env_steps())
         if self.evaluate.is_old(update):
@@ -229,7 +231,7 @@ class TrainingSession:
         if reason != "stopped":  # else the means go on after the resume
             self.log.row(update, env_step)
         if self.save.last != update:
-            self._save(state)  # before it is said to have ended, or a kill between would be final
+            self._save(state)  # before the row of the end, or a kill between would be final
         self._write("end", state, reason=reason)
         latest, best = self.evaluate.latest, self.evaluate.best
         return RunResult(
@@ -277,11 +279,12 @@ class TrainingSession:
                 score=self.evaluate.score_of(update),
             )
         except (CheckpointError, OSError):
-            # What was written for it may go at once, or a full disk is made fuller by each try.
-            with contextlib.suppress(CheckpointError, OSError):  # the error above tells
-                self.experiment.on_saved(self.checkpoints.kept())
+            # Files written for it are removed immediately, or a full disk is made fuller by each
+            # try.
+            with contextlib.suppress(CheckpointError, OSError):  # the error above is raised
+                self.experiment.on_saved(self.checkpoints.available())
             raise
-        self.experiment.on_saved(self.checkpoints.kept())
+        self.experiment.on_saved(self.checkpoints.available())
 
     def _restore(self, found: Checkpoint) -> TensorDict:
         state = self.experiment.restore(found)
@@ -293,7 +296,7 @@ class TrainingSession:
 
 
 def _first_members(state: TensorDict) -> dict[str, Any]:
-    """What members of a population begin with, as the rows of later generations tell it."""
+    """The first members of a population, in the form of the rows of later generations."""
     if not state.batch_size:
         return {}
     hyper = {str(name): state["hyper", name].tolist() for name in state["hyper"].keys()}

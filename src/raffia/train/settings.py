@@ -1,4 +1,4 @@
-"""What can be set in a config: names, types, and what is said of values that do not fit."""
+"""Settings of a config: names, types, and errors for values that do not fit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from typing import (
 from raffia.hints import did_you_mean, nearest
 
 Config = TypeVar("Config")
-LONGEST = 200  # characters of a value that are told
+LONGEST = 200  # characters of a value that errors show
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-class Settings(Protocol):
+class AnyConfig(Protocol):
     """Any dataclass.
 
     >>> from raffia.envs.config import EnvConfig
@@ -43,11 +43,11 @@ class ConfigError(ValueError):
     >>> value_from_json(int, "x", "seed")
     Traceback (most recent call last):
         ...
-    raffia.train.settings.ConfigError: seed must be a whole number; seen "x"
+    raffia.train.settings.ConfigError: seed must be a whole number; got "x"
     """
 
 
-def setting_names(kind: type[Settings]) -> list[str]:
+def setting_names(kind: type[AnyConfig]) -> list[str]:
     """The names of all settings, with the path to each.
 
     >>> from raffia.envs.config import EnvConfig
@@ -58,7 +58,7 @@ def setting_names(kind: type[Settings]) -> list[str]:
 
 
 def unknown_setting(name: str, names: Sequence[str]) -> ConfigError:
-    """The answer to a name that no setting has: the nearest one that there is.
+    """The error for a name that no setting has, with the nearest one.
 
     >>> print(unknown_setting("num_simulations", ["seed", "search.num_simulations"]))
     there is no setting num_simulations; did you mean search.num_simulations?
@@ -70,12 +70,12 @@ def unknown_setting(name: str, names: Sequence[str]) -> ConfigError:
 
 
 def _printed(text: str) -> str:
-    """A text that can be shown: half a surrogate pair is written out."""
+    """The text in a printable form: half a surrogate pair is written out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str | None:
-    """The one that is most like `name`, whole or in its last part; None where none is.
+    """The name that is nearest to `name`, whole or in its last part; None where none is near.
 
     >>> nearest_name("targets.discont", ["seed", "targets.discount"])
     'targets.discount'
@@ -102,12 +102,12 @@ class Presets(dict[str, Config]):
 
 
 @cache
-def type_hints(kind: type[Settings]) -> dict[str, Any]:
-    """What the fields of a config are, by name."""
+def type_hints(kind: type[AnyConfig]) -> dict[str, Any]:
+    """The types of a config's fields, by name."""
     return get_type_hints(kind)
 
 
-def settings(kind: type[Settings], place: str = "") -> Iterator[tuple[str, Any]]:
+def settings(kind: type[AnyConfig], path: str = "") -> Iterator[tuple[str, Any]]:
     """Path and type of each setting, in the order of the fields.
 
     >>> from raffia.envs.config import EnvConfig
@@ -117,13 +117,13 @@ def settings(kind: type[Settings], place: str = "") -> Iterator[tuple[str, Any]]
     for field in fields(kind):
         hint = type_hints(kind)[field.name]
         if is_dataclass(hint) and isinstance(hint, type):
-            yield from settings(hint, f"{place}{field.name}.")
+            yield from settings(hint, f"{path}{field.name}.")
         else:
-            yield f"{place}{field.name}", hint
+            yield f"{path}{field.name}", hint
 
 
-def value_from_json(hint: Any, value: object, place: str) -> object:
-    """`value` as the type has it, or a ConfigError that says why it cannot be that.
+def value_from_json(hint: Any, value: object, path: str) -> object:
+    """`value` as the type has it, or a ConfigError that tells why it cannot be one.
 
     >>> value_from_json(tuple[float, ...], [1, 2], "search.temperatures")
     (1.0, 2.0)
@@ -134,24 +134,24 @@ def value_from_json(hint: Any, value: object, place: str) -> object:
             return None
         [inner] = [part for part in parts if part is not type(None)]
         if inner in _WORDS and not _fits(inner, value):
-            raise wrong_value(place, hint, value)
-        return value_from_json(inner, value, place)
+            raise wrong_value(path, hint, value)
+        return value_from_json(inner, value, path)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise wrong_value(place, hint, value)
+            raise wrong_value(path, hint, value)
         if parts[-1] is Ellipsis:
             parts = parts[:1] * len(value)
         if len(parts) != len(value):
-            raise wrong_value(place, hint, value)
+            raise wrong_value(path, hint, value)
         numbered = enumerate(zip(parts, value, strict=True))
-        return tuple(value_from_json(part, v, f"{place}[{i}]") for i, (part, v) in numbered)
+        return tuple(value_from_json(part, v, f"{path}[{i}]") for i, (part, v) in numbered)
     if origin is Literal:
         # 1 == True == 1.0 in Python, so the type is asked too
         if not any(value == choice and type(value) is type(choice) for choice in parts):
-            raise wrong_value(place, hint, value)
+            raise wrong_value(path, hint, value)
         return value
     if not _fits(hint, value):
-        raise wrong_value(place, hint, value)
+        raise wrong_value(path, hint, value)
     return hint(value)
 
 
@@ -162,16 +162,16 @@ def _fits(hint: type, value: object) -> bool:
     return type(value) is hint or (hint is float and value in ("inf", "-inf", "nan"))
 
 
-def wrong_value(place: str, hint: Any, value: object) -> ConfigError:
-    """The answer to a value that the type does not have: what it has, and what was seen.
+def wrong_value(path: str, hint: Any, value: object) -> ConfigError:
+    """The error for a value that the type does not have: what it takes, and what was given.
 
     >>> print(wrong_value("checkpoint.keep", int, 2.5))
-    checkpoint.keep must be a whole number; seen 2.5
+    checkpoint.keep must be a whole number; got 2.5
     """
     text, near = shown(value), ""
     if get_origin(hint) is Literal and isinstance(value, str):
         near = did_you_mean(value[:LONGEST], map(str, get_args(hint)), "; did you mean {}?")
-    return ConfigError(f"{place} must be {_described(hint)}; seen {text}{near}")
+    return ConfigError(f"{path} must be {_described(hint)}; got {text}{near}")
 
 
 def shown(value: object) -> str:

@@ -24,7 +24,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.name = ""  # of the signal
-        self.tell: Callable[[str], None] | None = None  # gets a line, for who asked
+        self.announce: Callable[[str], None] | None = None  # prints a line for the person who asked
 
     @property
     def requested(self) -> bool:
@@ -32,7 +32,7 @@ class Stop:
         return bool(self.name)
 
     def ask(self, number: int, frame: FrameType | None = None) -> None:
-        """What a signal does: the first asks, the next one leaves with exit status 128 + number.
+        """Handle a signal: the first asks, the next one leaves with exit status 128 + number.
 
         >>> stop = Stop()
         >>> stop.ask(signal.SIGINT)
@@ -44,12 +44,12 @@ class Stop:
         if self.requested:
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
-        if self.tell is not None:  # by a thread: what was interrupted may be printing itself
-            says = (
+        if self.announce is not None:  # by a thread: the interrupted code may be printing itself
+            text = (
                 f"{self.name}: saves and leaves after this update; once more leaves at once, and "
                 "a resume goes on from what was saved before"
             )
-            threading.Thread(target=self.tell, args=(says,), daemon=True).start()
+            threading.Thread(target=self.announce, args=(text,), daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Where batches come from: the one place where learning online and from a fixed data set differ."""
+"""Streams of batches: the only part where learning online and from a fixed data set differ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from raffia.train.collect import Act, Collector, EndedEpisode
 from raffia.train.metrics import PhaseClock
 
 BeginRollout = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
-MakeBatch = Callable[[TensorDict, TensorDict], TensorDict]  # a learner's state, windows -> batch
+MakeBatch = Callable[[TensorDict, TensorDict], TensorDict]  # a learner's state, segments -> batch
 
 
 class Stream(Protocol):
-    """What the loop takes batches from."""
+    """The source of the loop's batches."""
 
     @property
     def num_env_steps(self) -> int:
@@ -28,22 +28,22 @@ class Stream(Protocol):
         """The batch of the update that comes next; `state` is the learner's."""
 
     def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
-        """The update of this batch was made."""
+        """Take note that the update of this batch was made."""
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
 
     def state(self) -> TensorDict:
-        """Where the stream stands, but for what replay keeps itself."""
+        """The state of the stream, but for the replay's own."""
 
     def load_state(self, state: TensorDict) -> None:
-        """Stand where `state` was taken."""
+        """Load a state that `state` gave."""
 
 
 class Replay(Protocol):
-    """What is played goes in, what is learnt comes out: `SegmentReplayBuffer` and others."""
+    """The replay of a stream: steps go in, segments come out: `SegmentReplayBuffer` and others."""
 
-    beta: Any  # of the priorities; None where there are none
+    beta: Any  # beta of the priorities; None where there are none
 
     def __len__(self) -> int:
         """How many steps can be drawn."""
@@ -55,15 +55,15 @@ class Replay(Protocol):
         """Windows."""
 
     def update_priority(self, index: Tensor, priority: Tensor) -> Any:
-        """Of windows that were learnt from."""
+        """Update the priorities of segments that were learnt from."""
 
 
 class OnlineStream:
-    """Play, keep what was played, learn from it: so many updates for each step.
+    """Batches of played steps: plays, stores the steps, and draws so many batches for each step.
 
     begin_rollout: from the learner's state to how its agent acts; asked before each turn.
     act_first: how to act in the first `random_env_steps`.
-    make_batch: from the learner's state and windows of the replay to a batch.
+    make_batch: from the learner's state and segments of the replay to a batch.
     updates_per_env_step: update u comes after random_env_steps + u / updates_per_env_step steps of
         all environments together, or after num_env_steps if that is less.
     beta: of the priorities, by the number of the update.
@@ -76,12 +76,12 @@ class OnlineStream:
     >>> def first(state):
     ...     return TensorDict(action=torch.zeros(2, dtype=torch.int64), batch_size=[2])
     >>> replay = SegmentReplayBuffer(
-    ...     TensorStorage(100), unroll_steps=1, obs_keys=["observation"],
+    ...     TensorStorage(100), unroll_steps=1, observation_keys=["observation"],
     ...     generator=torch.Generator().manual_seed(0))
     >>> stream = OnlineStream(
     ...     Collector(SerialBatch([ValueProbe(), ValueProbe()]), seed=0), replay,
     ...     begin_rollout=lambda state: first, act_first=first,
-    ...     make_batch=lambda state, windows: windows, batch_size=3, updates_per_env_step=0.5,
+    ...     make_batch=lambda state, segments: segments, batch_size=3, updates_per_env_step=0.5,
     ...     random_env_steps=4, num_env_steps=10, rollout_length=1, clock=PhaseClock())
     >>> state = TensorDict(step=torch.tensor(0))
     >>> stream.next(state)["reward"][:, 0], stream.num_env_steps
@@ -121,7 +121,7 @@ class OnlineStream:
         return self.collector.num_env_steps
 
     def next(self, state: TensorDict) -> TensorDict:
-        """Play what is due, then draw windows and make a batch of them."""
+        """Play what is due, then draw segments and make a batch of them."""
         update = step_of(state)
         due = min(self._last, self._first + math.ceil((update + 1) / self._ratio))
         with self._clock.phase("collect"):
@@ -137,7 +137,7 @@ class OnlineStream:
         self.replay.extend(self.collector.collect(act, self._rollout_length))
 
     def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
-        """Priorities go back to the replay."""
+        """Write the batch's priorities back to the replay."""
         if self.replay.beta is not None:
             self.replay.update_priority(batch["index"].cpu(), metrics["priority"].cpu())
 
@@ -146,11 +146,11 @@ class OnlineStream:
         return self.collector.take_ended()
 
     def state(self) -> TensorDict:
-        """Of the environments; the replay is kept by itself."""
+        """The state of the environments; the replay is saved by itself."""
         return TensorDict(collector=self.collector.state())
 
     def load_state(self, state: TensorDict) -> None:
-        """The environments as they were."""
+        """Restore the environments."""
         self.collector.load_state(state["collector"])
 
 
@@ -175,7 +175,7 @@ class OfflineStream:
 
     @property
     def num_env_steps(self) -> int:
-        """None are played."""
+        """0: no environment is played."""
         return 0
 
     def next(self, state: TensorDict) -> TensorDict:
@@ -192,11 +192,11 @@ class OfflineStream:
         return []
 
     def state(self) -> TensorDict:
-        """All of it is the number of the update."""
+        """The empty state: the number of the update is all of it."""
         return TensorDict()
 
     def load_state(self, state: TensorDict) -> None:
-        """Go on at the update that the learner's state says."""
+        """Continue at the update of the learner's state."""
         self._going = None
 
 

@@ -1,4 +1,4 @@
-"""What the loop does between updates: write down how it goes, evaluate, save.
+"""Tasks of the loop between updates: log, evaluate, save.
 
 Each task keeps what it must know after a resume in `state`, a dict for JSON.
 """
@@ -21,12 +21,12 @@ Extra = Callable[[int], dict[str, float]]  # update -> further values of a row
 
 
 class Log:
-    """Rows of what was learnt and played, and the live view.
+    """The log: rows about training and episodes, and the live view.
 
     every: updates from one row of means to the next; the view is shown at every update.
     env_steps: how many steps were played so far; gives None where none ever are.
     ended: gives the episodes that have ended since.
-    extra: what else a row says.
+    extra: further values of a row.
     counters: what else is counted, by name ("simulations"), for its rate per second.
     """
 
@@ -61,7 +61,7 @@ class Log:
         )
 
     def __call__(self, state: TensorDict) -> None:
-        """Write down what is due."""
+        """Write the rows that are due."""
         update, env_step = step_of(state), self._env_steps()
         if self._before is None:
             self._mark(update - 1)
@@ -128,20 +128,20 @@ class Log:
         self._view.show(self.status)
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs: what no row has told yet."""
+        """The state for a resume: values that no row has yet."""
         return {"means": self._means.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Load a state that `state` gave."""
         self._means.load_state(state["means"])
 
     def evaluated(self, mean_return: float, best: float) -> None:
-        """Hear of an evaluation."""
+        """Take the outcome of an evaluation."""
         self.status = replace(self.status, evaluated_return=mean_return, best_return=best)
 
 
 class Outcome(Protocol):
-    """What came of an evaluation: `Episodes`, `Evaluated` ...
+    """The outcome of an evaluation: `Episodes`, `Evaluated` ...
 
     >>> from raffia.train.evaluate import Episodes
     >>> outcome: Outcome = Episodes([1.0, 3.0], [5, 6])
@@ -151,11 +151,11 @@ class Outcome(Protocol):
 
     @property
     def score(self) -> float:
-        """The larger the better."""
+        """The outcome's score: the larger the better."""
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """What its row tells."""
+        """The values of its row."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Evaluated:
     """
 
     score: float  # the larger the better
-    values: Mapping[str, Any]  # of its row
+    values: Mapping[str, Any]  # values of its row
 
 
 class Evaluate:
@@ -204,7 +204,7 @@ class Evaluate:
         self._improved = False
 
     def _count(self, update: int) -> int:
-        """What `every` counts."""
+        """The count that `every` is compared with."""
         env_step = self._env_steps()
         return update if env_step is None else env_step
 
@@ -248,7 +248,7 @@ class Evaluate:
             raise Ended("target")
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """The state for a resume."""
         return {
             "best": self.best,
             "latest": self.latest,
@@ -256,16 +256,16 @@ class Evaluate:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Load a state that `state` gave."""
         self.best, self.latest = state["best"], state["latest"]
         self._at, self._at_count = state["at"]
         self.num_done = max(0, self._at_count) // self._every  # which may be another one now
 
 
 class Save:
-    """A checkpoint each so many updates, and wherever `worth` says so of an update.
+    """A checkpoint each so many updates, and at each update that `worth` selects.
 
-    save: writes one; says whether it could.
+    save: writes one; returns whether it could.
     """
 
     def __init__(

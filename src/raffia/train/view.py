@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel in a terminal, a plain line now and then elsewhere.
+"""The views of a run: a live panel in a terminal, a plain line now and then elsewhere.
 
 A view hears of every update and decides itself what to show; it never stops a run, not even when
 the terminal is gone.
@@ -18,9 +18,9 @@ __all__ = ["Output", "PlainView", "Status", "View"]
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How far a run has come, and how it goes; `None` is what is not known yet.
+    """The progress of a run and its latest figures; `None` is what is not known yet.
 
-    >>> Status(title="EfficientZero on cartpole", update=25, num_updates=100).share
+    >>> Status(title="EfficientZero on cartpole", update=25, num_updates=100).fraction_done
     0.25
     """
 
@@ -29,19 +29,19 @@ class Status:
     num_updates: int = 0
     env_step: int | None = 0  # None: none are played
     num_env_steps: int | None = 0
-    seconds: float = 0.0  # of the run so far, over all its sessions
+    seconds: float = 0.0  # wall time of the run so far, over all its sessions
     seconds_left: float | None = None
     env_steps_per_second: float | None = None
     updates_per_second: float | None = None
     simulations_per_second: float | None = None
-    latest_return: float | None = None  # of an episode that was played to learn from
-    best_return: float | None = None  # of all evaluations, their mean
-    evaluated_return: float | None = None  # of the latest evaluation
+    latest_return: float | None = None  # return of the latest training episode
+    best_return: float | None = None  # the best mean return of all evaluations
+    evaluated_return: float | None = None  # mean return of the latest evaluation
     losses: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def share(self) -> float:
-        """Of the run that is done, 0..1."""
+    def fraction_done(self) -> float:
+        """Fraction of the run that is done, 0..1."""
         done, whole = self.update, self.num_updates
         if not whole:
             done, whole = self.env_step or 0, self.num_env_steps or 0
@@ -49,7 +49,7 @@ class Status:
 
 
 class View(Protocol):
-    """Where a run shows how it goes; used as a context manager.
+    """The display of a run's progress; used as a context manager.
 
     >>> def watched(view: View) -> None:
     ...     with view as shown:
@@ -58,7 +58,7 @@ class View(Protocol):
     """
 
     def show(self, status: Status) -> None:
-        """Hear of the latest state; cheap, as it is called after every update."""
+        """Take the latest state; cheap, as it is called after every update."""
 
     def message(self, line: str) -> None:
         """Print a line that stays."""
@@ -92,11 +92,11 @@ class PlainView:
     ) -> None:
         self._out, self._every, self._clock = Output(stream), every_seconds, clock
         self._due = -math.inf
-        self._unsaid: Status | None = None  # the latest, where it was not printed
+        self._waiting: Status | None = None  # the latest, where it was not printed
 
     def show(self, status: Status) -> None:
         """Print the state if it is time to."""
-        self._unsaid = status
+        self._waiting = status
         if self._clock() >= self._due:
             self._print()
 
@@ -105,9 +105,9 @@ class PlainView:
         self._out.line(line)
 
     def _print(self) -> None:
-        if self._unsaid is not None:
-            self._out.line(" | ".join(plain_parts(self._unsaid)))
-            self._unsaid, self._due = None, self._clock() + self._every
+        if self._waiting is not None:
+            self._out.line(" | ".join(plain_parts(self._waiting)))
+            self._waiting, self._due = None, self._clock() + self._every
 
     def __enter__(self) -> Self:
         return self
@@ -122,13 +122,13 @@ class PlainView:
 
 
 def plain_parts(status: Status) -> list[str]:
-    """A state in words, the most important first.
+    """The parts of a status line, the most important first.
 
     >>> plain_parts(Status(update=50, num_updates=200, seconds=61, seconds_left=190.0,
     ...     latest_return=9.0, evaluated_return=187.3, losses={"value_loss": 0.5}))
     ['1:01', ' 25 %', 'update 50/200', '3:10 left', 'return 9, evaluated 187.3', 'value loss 0.500']
     """
-    parts = [duration(status.seconds), f"{percent(status.share):>5}"]
+    parts = [duration(status.seconds), f"{percent(status.fraction_done):>5}"]
     parts.append(f"update {progress(status.update, status.num_updates, '')}")
     if status.env_step or status.num_env_steps:
         step = progress(status.env_step or 0, status.num_env_steps or 0, "")
@@ -177,13 +177,13 @@ def progress(done: int, whole: int, between: str = " ") -> str:
     return f"{done:,}{between}/{between}{whole:,}" if whole else f"{done:,}"
 
 
-def percent(share: float) -> str:
-    """A share that is 100 % only when it is all.
+def percent(fraction_done: float) -> str:
+    """A fraction in percent, which is 100 % only when it is all.
 
     >>> percent(0.999)
     '99 %'
     """
-    return f"{int(share * 100 + 1e-9)} %"
+    return f"{int(fraction_done * 100 + 1e-9)} %"
 
 
 def score(value: float | None) -> str:

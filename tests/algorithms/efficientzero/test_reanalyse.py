@@ -80,7 +80,7 @@ def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
     steps["terminated"] = last & (end == "terminated")
     steps["truncated"] = last & (end == "truncated")
     replay = SegmentReplayBuffer(
-        TensorStorage(100), unroll_steps=2, n_step=2, obs_keys=list(spec.state_keys)
+        TensorStorage(100), unroll_steps=2, n_step=2, observation_keys=list(spec.state_keys)
     )
     replay.extend(steps)
     return replay

@@ -217,7 +217,7 @@ def test_a_column_holds_no_other(whole, folder, simple, more):
 )
 def test_rewards_are_numbers_and_ends_are_true_or_false(form, folder, simple, name, values, why):
     if name == "reward" and values.ndim == 2 and form.by_step:
-        why = "is an episode, as the list of rewards says"
+        why = "is an episode, as the list of rewards shows"
     found = error(form, form.write(folder, [simple(3, **{name: values})]))
     assert re.search(why, found.why)
 

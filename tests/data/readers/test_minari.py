@@ -164,8 +164,8 @@ def test_a_folder_of_something_else(data, tmp_path):
         ([], 0, "it holds no group episode_0: there is no episode in it"),
         (["0", "1", "3"], 3, "there is no group episode_2, but episode_3"),
         (["1"], 1, "there is no group episode_0, but episode_1"),
-        (["0", "1"], 3, "it holds 2 episodes, and its metadata says 3"),
-        (["0", "1"], "many", "it holds 2 episodes, and its metadata says many"),
+        (["0", "1"], 3, "it holds 2 episodes, and its metadata has 3"),
+        (["0", "1"], "many", "it holds 2 episodes, and its metadata has many"),
         (["01", "x", "9" * 5000], 0, "it holds no group episode_0"),
     ],
 )

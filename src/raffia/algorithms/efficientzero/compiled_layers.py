@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.functional.transforms import Support
-from raffia.jit.dense_program import Buffer, DenseProgram
+from raffia.jit.dense_program import ColumnBuffer, DenseProgram
 
 
 class Layer(NamedTuple):
@@ -52,13 +52,13 @@ class CompiledLayers:
     def mlp(
         self,
         layers: list[Layer],
-        inputs: Buffer,
+        inputs: ColumnBuffer,
         *,
-        onto: Buffer | None = None,  # holds what the first layer's sums start with
-        added: Buffer | None = None,  # to the result
-        out: Buffer | None = None,
+        onto: ColumnBuffer | None = None,  # holds what the first layer's sums start with
+        added: ColumnBuffer | None = None,  # to the result
+        out: ColumnBuffer | None = None,
         behind: float = 0.0,
-    ) -> Buffer:
+    ) -> ColumnBuffer:
         """The layers one after the other.
 
         Where the first one has more inputs than there are, `onto` holds what the rest gives.
@@ -90,7 +90,7 @@ class CompiledLayers:
         return inputs
 
     def scalar(
-        self, layers: list[Layer], inputs: Buffer, array: str, support: Support | None
+        self, layers: list[Layer], inputs: ColumnBuffer, array: str, support: Support | None
     ) -> None:
         """The layers, then the value that their output stands for."""
         logits = self.mlp(layers, inputs, behind=0.0 if support is None else -math.inf)
@@ -99,7 +99,7 @@ class CompiledLayers:
         self.program.decode(logits, array)
         self.program.reuse(logits)
 
-    def heads(self, heads: Heads, latent: Buffer) -> None:
+    def heads(self, heads: Heads, latent: ColumnBuffer) -> None:
         """Writes the arrays "value" and "prior_logits"."""
         common = self.mlp(heads.common, latent)
         self.scalar(heads.value, common, "value", heads.support)

@@ -1,4 +1,5 @@
-"""The compiled loops of `raffia.data.sum_tree.SumTree`, which says how the tree lies in memory."""
+"""The compiled loops of `raffia.data.sum_tree.SumTree`, which documents the tree's layout in
+memory."""
 
 from raffia.jit.kernel import kernel, load_f64, load_i64, prefetch, store_f64, store_i64
 
@@ -52,7 +53,7 @@ def write(
 
 @kernel
 def _parents(nodes: int, n: int, sums: int) -> int:
-    """Replace nodes by their parents, each once: a sum of -1 marks those seen already."""
+    """Replace nodes by their parents, each once: a sum of -1 marks those visited already."""
     found = 0
     for i in range(n):
         parent = load_i64(nodes + 8 * i) >> 4
@@ -154,10 +155,10 @@ def _draw(
     before: int,
 ) -> int:
     for i in range(n):
-        share = load_f64(u + 8 * i)
-        if not 0.0 <= share < 1.0:
+        fraction = load_f64(u + 8 * i)
+        if not 0.0 <= fraction < 1.0:
             return 2
-        store_f64(values + 8 * i, share * total)
+        store_f64(values + 8 * i, fraction * total)
         store_i64(index + 8 * i, 0)
     # All go down one level, then all the next: steps that do not wait for each other overlap.
     for level in range(levels - 2, -1, -1):

@@ -1,7 +1,7 @@
 """The loops of `CompiledTable`: find, insert, move and remove rows by hash and content.
 
 A table is given by the address of its header, int64 numbers in the order of the constants below.
-A slot is two of them side by side, the hash and the row plus one; zero there says that it is empty.
+A slot is two of them side by side, the hash and the row plus one; zero there marks it as empty.
 The home of a hash is the top bits of its product with 2^64 / golden ratio (Knuth, The Art of
 Computer Programming 3, section 6.4); from there slots are tried one after another.
 """
@@ -121,7 +121,7 @@ def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) 
 
 
 @kernel
-def move(table: int, old: int, num_old: int) -> None:
+def move_slots(table: int, old: int, num_old: int) -> None:
     """Fill empty slots from those at `old`; the order of homes is the same, so it is one sweep."""
     slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
     for source in range(old, old + 16 * num_old, 16):
@@ -176,7 +176,7 @@ def _slot_holding(table: int, row: int, number: int) -> int:
 def mark(table: int, n: int, rows: int) -> int:
     """Make the numbers of rows negative in their slots.
 
-    Returns n, or the place of a row that is not live or came before; then nothing is marked.
+    Returns n, or the index of a row that is not live or came before; then nothing is marked.
     """
     for i in range(n):
         row = load_i64(rows + 8 * i)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from raffia.data.readers.episode import MAX_DEPTH, Key, NumberedPlace, Place, leave_out
+from raffia.data.readers.episode import MAX_DEPTH, Key, Location, NumberedLocation, leave_out
 from raffia.data.readers.parquet_footer import chunks
 from raffia.tensordict.keys import dotted
 
-# Run lengths make of any number of equal values a few bytes, so what is stored says nothing of the
-# memory that a column takes; this is where it is asked whether one stands for the other.
+# Run lengths make of any number of equal values a few bytes, so the stored size tells nothing about
+# the memory that a column takes; this is where it is asked whether one stands for the other.
 SMALL_BYTES = 2**28
 MAX_INFLATION = 1000
 
@@ -48,33 +48,33 @@ def is_id(kind: Any) -> bool:
     return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
 
 
-def field_types(fields: Iterable[Any], place: Place, prefix: Key = ()) -> dict[Key, Any]:
+def field_types(fields: Iterable[Any], location: Location, prefix: Key = ()) -> dict[Key, Any]:
     """The types of all columns, those of structs under the path of each field."""
     if len(prefix) >= MAX_DEPTH:
-        place.fail(f"structs are nested more than {MAX_DEPTH} deep", dotted(prefix))
+        location.fail(f"structs are nested more than {MAX_DEPTH} deep", dotted(prefix))
     found: dict[Key, Any] = {}
     for field in fields:
         path = (*prefix, field.name)
         below = {path: field.type}
         if pyarrow().types.is_struct(field.type):
-            below = field_types(field.type, place, path)
+            below = field_types(field.type, location, path)
         if found.keys() & below.keys():
-            place.fail("two columns have this name", dotted(path))
+            location.fail("two columns have this name", dotted(path))
         found |= below
     return found
 
 
-def check_numeric(kind: Any, path: Key, place: Place) -> None:
-    """See that a column is of numbers, or of lists of them."""
+def check_numeric(kind: Any, path: Key, location: Location) -> None:
+    """Check that a column is of numbers, or of lists of them."""
     depth = 0
     while is_list(kind):
         kind = kind.value_type
         depth += 1
     types = pyarrow().types
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
-        place.fail(f"{kind} can't be in a tensor; {leave_out(path)}", dotted(path))
+        location.fail(f"{kind} can't be in a tensor; {leave_out(path)}", dotted(path))
     if depth > MAX_DEPTH:
-        place.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
+        location.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
 
 
 def read_batches(
@@ -83,84 +83,84 @@ def read_batches(
     """The number of the first row and the columns at some paths, of a few rows at a time."""
     names = list(columns)
     row = 0
-    with Place(path, "the file").foreign():
+    with Location(path, "the file").foreign():
         file = pyarrow().parquet.ParquetFile(path, page_checksum_verification=True)
     with file:
         types = {field.name: field.type for field in file.schema_arrow}
         lists = {name[0] for name in names if not is_flat(types.get(name[0]))}
-        refuse_inflation(path, lists, Place(path, "the file"))
+        refuse_inflation(path, lists, Location(path, "the file"))
         batches = file.iter_batches(size, columns=sorted({name[0] for name in names}))
         while row < num_rows:
-            place = Place(path, f"row {row}")
-            with place.foreign():
+            location = Location(path, f"row {row}")
+            with location.foreign():
                 batch = next(batches, None)
                 if batch is None or row + len(batch) > num_rows:
-                    place.fail(f"the file says that it has {num_rows} rows, which it has not")
-                rows = NumberedPlace(path, "row", row)
+                    location.fail(f"the file claims {num_rows} rows, which it does not have")
+                rows = NumberedLocation(path, "row", row)
                 arrays = {name: column(batch, name, rows) for name in names}
             yield row, arrays
             row += len(batch)
 
 
-def refuse_inflation(path: str, names: set[str], place: Place) -> None:
-    """See that a small file does not ask for a large memory: lists may hold any number of values.
+def refuse_inflation(path: str, names: set[str], location: Location) -> None:
+    """Check that a small file does not ask for a large memory: lists may hold any number of values.
 
     Columns without lists, of which `names` has none, are read a few rows at a time.
     """
     try:
         found = chunks(path)
     except ValueError as error:
-        place.fail(str(error))
+        location.fail(str(error))
     for name, num_values, nbytes, stored in found:
         if name in names and nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
-            place.fail(
+            location.fail(
                 f"{num_values} values take {nbytes} bytes, of which only {stored} are stored: a "
                 "small file that asks for a large memory. If that is as it should be, write it "
-                "anew in smaller row groups",
+                "again in smaller row groups",
                 name,
             )
 
 
-def column(batch: Any, path: Key, place: Place) -> Any:
+def column(batch: Any, path: Key, location: Location) -> Any:
     """The column at a path; a struct on the way to it must be there in each row."""
     found = batch.column(path[0])
     for name in path[1:]:
-        refuse_null(found, dotted(path), place, 1)
+        refuse_null(found, dotted(path), location, 1)
         index = found.type.get_field_index(name)
         found = found.flatten()[index]
     return found
 
 
-def refuse_null(array: Any, name: str, place: Place, rows_each: int) -> None:
+def refuse_null(array: Any, name: str, location: Location, rows_each: int) -> None:
     if array.null_count:
         at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        place.fail("null, which is no number", name, at // rows_each)
+        location.fail("null, which is no number", name, at // rows_each)
 
 
-def row_of_lists(array: Any, name: str, place: Place) -> Any:
+def row_of_lists(array: Any, name: str, location: Location) -> Any:
     """The list that is the only row of a column."""
     if array.null_count:
-        place.fail("null, which is no episode", name)
-    with place.foreign(name):
+        location.fail("null, which is no episode", name)
+    with location.foreign(name):
         return array.flatten()
 
 
-def to_array(array: Any, path: Key, place: Place) -> np.ndarray[Any, Any]:
+def to_array(array: Any, path: Key, location: Location) -> np.ndarray[Any, Any]:
     """The numbers of a column, lists becoming further dimensions; in memory of their own."""
     name, shape = dotted(path), [len(array)]
-    with place.foreign(name):
+    with location.foreign(name):
         while is_list(array.type):
-            refuse_null(array, name, place, prod(shape[1:]))
+            refuse_null(array, name, location, prod(shape[1:]))
             lengths = np.asarray(array.value_lengths())
             different = np.flatnonzero(lengths != lengths[:1])
             if different.size:
                 at = int(different[0])
-                place.fail(
+                location.fail(
                     f"a list of {lengths[at]} where those before it have {lengths[0]}",
                     name,
                     at // prod(shape[1:]),
                 )
             shape.append(int(lengths[0]) if lengths.size else 0)
             array = array.flatten()
-        refuse_null(array, name, place, prod(shape[1:]))
+        refuse_null(array, name, location, prod(shape[1:]))
         return np.array(array.to_numpy(zero_copy_only=False)).reshape(shape)

@@ -1,4 +1,4 @@
-"""What an episode is, whatever file it comes from: the checks and the names that all readers share.
+"""Episodes from any file: the checks and the names that all readers share.
 
 A reader finds the columns of an episode in its file and gives them here; `Episodes.make` sees that
 they belong together, and that the episode is like the first one of the file.
@@ -28,7 +28,7 @@ MAX_DEPTH = 32  # of groups, objects and dimensions; deeper is an attack or an a
 EPISODE: Key = ("episode",)  # which episode a step belongs to, where a file holds steps
 REWARD: Key = ("reward",)
 FLAGS = (("terminated",), ("truncated",))
-DONE = ("done", "dones")  # what files call an end of which they do not say the kind
+DONE = ("done", "dones")  # names of ends in files that do not tell their kind
 OF_STEPS = ("action", "reward", "terminated", "truncated", "next")  # they have no row T + 1
 
 
@@ -54,12 +54,12 @@ class MalformedDataError(ValueError):
 class Column(NamedTuple):
     """The values of one entry for all steps of an episode."""
 
-    name: str  # as it stands in the file
+    name: str  # name in the file
     values: Tensor  # [T, ...], or [T + 1, ...] if it goes with the observations
 
 
-class Place:
-    """Where in a file an episode stands; a reader says how it tells columns and steps from there.
+class Location:
+    """The location of an episode in a file, with the names of its columns and steps in errors.
 
     path: the file.
     where: the episode.
@@ -70,7 +70,7 @@ class Place:
         self.where = where
 
     def of(self, column: str | None = None, step: int | None = None) -> str:
-        """Where a column of the episode stands, and a step of it."""
+        """The location of a column of the episode, or of one step of it, as text."""
         where = self.where if column is None else f"{self.where}, {column!r}"
         return where if step is None else f"{where}, step {step}"
 
@@ -79,7 +79,7 @@ class Place:
 
     @contextmanager
     def foreign(self, column: str | None = None) -> Iterator[None]:
-        """Calls of a library that raises what it likes where a file is damaged."""
+        """Errors of a library, raised as MalformedDataError with this location."""
         try:
             yield
         except MalformedDataError:
@@ -90,10 +90,10 @@ class Place:
             raise MalformedDataError(self.path, self.of(column), why) from error
 
 
-class NumberedPlace(Place):
-    """The same where every step has a number of its own: a line, or a row.
+class NumberedLocation(Location):
+    """The location of an episode whose steps are numbered: a line, or a row, each.
 
-    >>> NumberedPlace("a.jsonl", "line", 3).of("obs", 2)
+    >>> NumberedLocation("a.jsonl", "line", 3).of("obs", 2)
     "line 5, 'obs'"
     """
 
@@ -110,7 +110,7 @@ class NumberedPlace(Place):
 
 
 def shown(key: Key) -> str:
-    """A key as one writes it in a program.
+    """A key as text, as written in a program.
 
     >>> shown(("obs",)), shown(("next", "obs"))
     ("'obs'", "('next', 'obs')")
@@ -119,12 +119,12 @@ def shown(key: Key) -> str:
 
 
 def leave_out(path: Key) -> str:
-    """How a caller says that a column of the file is not wanted."""
+    """The hint in errors how to leave out a column of the file."""
     return f"to leave the column out: columns={{{shown(path)}: None}}"
 
 
 class Names:
-    """What the columns of a file are called here.
+    """The names here of the columns of a file.
 
     given: the caller's names. None leaves a column out; one that is renamed must be in the file.
     usual: those that the format has anyway; the caller's come before them.
@@ -146,20 +146,20 @@ class Names:
                 return None if new is None else new + path[n:]
         return path
 
-    def of_all(self, paths: Iterable[Key], place: Place) -> dict[Key, Key]:
+    def of_all(self, paths: Iterable[Key], location: Location) -> dict[Key, Key]:
         """Path in the file -> name, of the columns that are not left out."""
         paths = list(paths)
         starts = {path[:n] for path in paths for n in range(1, len(path) + 1)}
         for old, renamed in self.given.items():
             if renamed is not None and old not in starts:
                 columns = _listed(paths)
-                place.fail(f"there is no column {shown(old)}, which `columns` names, {columns}")
+                location.fail(f"there is no column {shown(old)}, which `columns` names, {columns}")
         found: dict[Key, Key] = {}  # name -> path
         for path in paths:
             new = self.of(path)
             if new in found:
                 both = f"{shown(found[new])} and {shown(path)}"
-                place.fail(f"two columns are called {shown(new)}: {both}")
+                location.fail(f"two columns are called {shown(new)}: {both}")
             if new is not None:
                 found[new] = path
         return {path: name for name, path in found.items()}
@@ -185,14 +185,14 @@ def _listed(paths: Iterable[Key]) -> str:
 
 
 class Rules(NamedTuple):
-    """What a reader was told to let pass."""
+    """The rules of a reader: what it lets pass."""
 
     allow_nan: bool  # take NaN and infinite numbers
     truncate_unfinished: bool  # the last step of an episode counts as truncated if nothing ended it
 
 
 def layout_of(columns: Mapping[Key, Column]) -> Layout:
-    """What all further episodes of a file must look like, too."""
+    """The layout that all further episodes of a file must have, too."""
     layout: Layout = {}
     columns = with_truncated(columns)
     for key, (_, values) in columns.items():
@@ -203,7 +203,7 @@ def layout_of(columns: Mapping[Key, Column]) -> Layout:
 
 
 def make_episode(
-    columns: Mapping[Key, Column], place: Place, rules: Rules, first: Layout | None
+    columns: Mapping[Key, Column], location: Location, rules: Rules, first: Layout | None
 ) -> TensorDict:
     """The episode that columns make, batch size [T]; MalformedDataError if they make none.
 
@@ -213,21 +213,22 @@ def make_episode(
     >>> columns = {("obs",): Column("obs", torch.zeros(2, 3)), **flags,
     ...            ("action",): Column("action", torch.ones(1)),
     ...            ("reward",): Column("reward", torch.ones(1))}
-    >>> place, rules = Place("a.jsonl", "line 1"), Rules(allow_nan=False, truncate_unfinished=True)
-    >>> episode = make_episode(columns, place, rules, None)
+    >>> location = Location("a.jsonl", "line 1")
+    >>> rules = Rules(allow_nan=False, truncate_unfinished=True)
+    >>> episode = make_episode(columns, location, rules, None)
     >>> episode.batch_size, episode["obs"].shape, episode["next", "obs"].shape
     (torch.Size([1]), torch.Size([1, 3]), torch.Size([1, 3]))
     >>> episode["truncated"]
     tensor([True])
     """
     columns = with_truncated(columns)
-    finished = check_episode(columns, place, rules, first)
+    finished = check_episode(columns, location, rules, first)
     steps = len(columns[REWARD].values)
     episode = TensorDict({}, batch_size=[steps])
     for key, (_, values) in columns.items():
         episode.set(key, values[:steps])
         if len(values) > steps:
-            # In memory of its own: an in-place change of one would be seen in the other.
+            # In memory of its own: an in-place change of one would change the other.
             episode.set(("next", *key), values[1:].clone())
     if not finished:
         episode["truncated"][-1] = True
@@ -235,26 +236,26 @@ def make_episode(
 
 
 def check_episode(
-    columns: Mapping[Key, Column], place: Place, rules: Rules, first: Layout | None
+    columns: Mapping[Key, Column], location: Location, rules: Rules, first: Layout | None
 ) -> bool:
     """Whether the episode that columns make is finished; MalformedDataError if they make none."""
-    check_required(columns, place)
-    steps = num_steps(columns, place)
-    check_pairs(columns, steps, place)
+    check_required(columns, location)
+    steps = num_steps(columns, location)
+    check_pairs(columns, steps, location)
     layout = layout_of(columns)
-    check_nesting(layout, place)
+    check_nesting(layout, location)
     if first is not None:
-        check_alike(columns, layout, first, place)
+        check_equal_layout(columns, layout, first, location)
     if not rules.allow_nan:
         for column in columns.values():
-            check_finite(column, place)
+            check_finite(column, location)
     ended = columns[FLAGS[0]].values | columns[FLAGS[1]].values
-    check_end(ended, place, rules.truncate_unfinished)
+    check_end(ended, location, rules.truncate_unfinished)
     return bool(ended[-1])
 
 
 def with_truncated(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
-    """The columns, with none truncated where the caller said that `done` means terminated.
+    """The columns, with none truncated where the caller renamed `done` to terminated.
 
     >>> done = Column("done", torch.tensor([False, True]))
     >>> with_truncated({("terminated",): done})["truncated",].values
@@ -267,48 +268,48 @@ def with_truncated(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
     return {**columns, truncated: Column(ended.name, torch.zeros_like(ended.values))}
 
 
-def check_required(columns: Mapping[Key, Column], place: Place) -> None:
+def check_required(columns: Mapping[Key, Column], location: Location) -> None:
     starts = {key[0] for key in columns}
     done = [name for name in DONE if name in starts]
     if done and not starts & {"terminated", "truncated"}:
-        place.fail(
-            f"there is {done[0]!r}, and neither 'terminated' nor 'truncated': it does not say "
+        location.fail(
+            f"there is {done[0]!r}, and neither 'terminated' nor 'truncated': it does not tell "
             "whether an episode ended or was cut off, and what follows is worth nothing only where "
             f"it ended. Where all of them ended: columns={{{done[0]!r}: 'terminated'}}"
         )
     for name in ("obs", "action"):
         if name not in starts:
-            place.fail(missing(name, columns))
+            location.fail(missing(name, columns))
     for name in ("reward", "terminated", "truncated"):
         if (name,) not in columns:
-            place.fail(missing(name, columns))
+            location.fail(missing(name, columns))
 
 
 def missing(name: str, columns: Iterable[Key]) -> str:
-    """Why an episode needs one more column."""
+    """The error text for an episode that lacks a column."""
     return (
         f"there is no {name!r}, {_listed(columns)}; if it has another name: "
         f"columns={{<its name>: {name!r}}}"
     )
 
 
-def num_steps(columns: Mapping[Key, Column], place: Place) -> int:
-    """T, after it is seen that every column has as many rows as it should."""
+def num_steps(columns: Mapping[Key, Column], location: Location) -> int:
+    """Number of steps T, after a check that every column has as many rows as it should."""
     name, reward = columns[REWARD]
     if reward.ndim != 1 or reward.dtype is torch.bool or reward.is_complex():
-        place.fail(f"it has {_rows(reward)}; a reward is one real number a step", name)
+        location.fail(f"it has {_rows(reward)}; a reward is one real number a step", name)
     steps = len(reward)
     if not steps:
-        place.fail("it is empty; an episode has at least one step", name)
+        location.fail("it is empty; an episode has at least one step", name)
     for flag in FLAGS:
         name, values = columns[flag]
         if values.ndim != 1 or values.dtype is not torch.bool:
-            place.fail(f"it has {_rows(values)}; {flag[0]} is one true or false a step", name)
+            location.fail(f"it has {_rows(values)}; {flag[0]} is one true or false a step", name)
     for key, (name, values) in columns.items():
         allowed = [steps] if key[0] in OF_STEPS else [steps, steps + 1]
         if len(values) not in allowed:
             wanted = " or ".join([str(n) for n in allowed])
-            place.fail(
+            location.fail(
                 f"it has {len(values)} rows, which should be {wanted}: there are {steps} rewards",
                 name,
             )
@@ -319,74 +320,76 @@ def _rows(values: Tensor) -> str:
     return f"rows of dtype {values.dtype} and shape {list(values.shape[1:])}"
 
 
-def check_pairs(columns: Mapping[Key, Column], steps: int, place: Place) -> None:
-    """See that there is one observation before and one after each step."""
+def check_pairs(columns: Mapping[Key, Column], steps: int, location: Location) -> None:
+    """Check that there is one observation before and one after each step."""
     for key, (name, values) in columns.items():
         after = columns.get(("next", *key))
         if len(values) > steps and after is not None:
-            place.fail(
+            location.fail(
                 f"it has {steps + 1} rows for {steps} steps, so it holds what {after.name!r} gives "
                 "once more; leave one of them out",
                 name,
             )
         if key[0] == "obs" and len(values) == steps:
             if after is None:
-                place.fail(
+                location.fail(
                     f"it has {steps} rows for {steps} steps, and there is no "
                     f"{shown(('next', *key))}: the observation after the last step is missing",
                     name,
                 )
             if _rows(after.values) != _rows(values):
-                place.fail(
+                location.fail(
                     f"it has {_rows(after.values)}, {name!r} has {_rows(values)}", after.name
                 )
         if key[:2] == ("next", "obs") and key[1:] not in columns:
-            place.fail(f"there is no {shown(key[1:])} before it", name)
+            location.fail(f"there is no {shown(key[1:])} before it", name)
 
 
-def check_nesting(names: Collection[Key], place: Place) -> None:
-    """See that nothing is to be an entry of a column, which is a tensor."""
+def check_nesting(names: Collection[Key], location: Location) -> None:
+    """Check that nothing is to be an entry of a column, which is a tensor."""
     for name in names:
         for n in range(1, len(name)):
             if name[:n] in names:
-                place.fail(f"{shown(name[:n])} is a column, so it can't hold {shown(name)}")
+                location.fail(f"{shown(name[:n])} is a column, so it can't hold {shown(name)}")
 
 
-def check_alike(columns: Mapping[Key, Column], layout: Layout, first: Layout, place: Place) -> None:
-    """See that an episode has the columns of the first one, of the same dtypes and shapes."""
+def check_equal_layout(
+    columns: Mapping[Key, Column], layout: Layout, first: Layout, location: Location
+) -> None:
+    """Check that an episode has the columns of the first one, of the same dtypes and shapes."""
     for key in first:
         if key not in layout:
-            place.fail(f"there is no {shown(key)}, which the first episode has")
+            location.fail(f"there is no {shown(key)}, which the first episode has")
     for key, row in layout.items():
         column = columns[key if key in columns else key[1:]]
         if key not in first:
-            place.fail(f"the first episode has no {shown(key)}", column.name)
+            location.fail(f"the first episode has no {shown(key)}", column.name)
         if row != first[key]:
             dtype, shape = first[key]
-            place.fail(
+            location.fail(
                 f"it has {_rows(column.values)}, in the first episode of dtype {dtype} and shape "
                 f"{list(shape)}",
                 column.name,
             )
 
 
-def check_finite(column: Column, place: Place) -> None:
+def check_finite(column: Column, location: Location) -> None:
     name, values = column
     if (values.is_floating_point() or values.is_complex()) and not values.isfinite().all():
         at = int((~values.isfinite()).nonzero()[0, 0])
         bad = values[at][~values[at].isfinite()].flatten()[0].item()
-        place.fail(f"it holds {bad}; to take NaN and infinity: allow_nan=True", name, at)
+        location.fail(f"it holds {bad}; to take NaN and infinity: allow_nan=True", name, at)
 
 
-def check_end(ended: Tensor, place: Place, truncate_unfinished: bool) -> None:
-    """See that an episode ends at its last step, and nowhere else."""
+def check_end(ended: Tensor, location: Location, truncate_unfinished: bool) -> None:
+    """Check that an episode ends at its last step, and nowhere else."""
     if ended[:-1].any():
         at = int(ended.nonzero()[0, 0])
-        place.fail(
+        location.fail(
             f"the episode ends here, but {len(ended) - 1 - at} more of its steps follow", step=at
         )
     if not ended[-1] and not truncate_unfinished:
-        place.fail(
+        location.fail(
             "the episode's last step is neither terminated nor truncated; if that is where one "
             "stopped looking: truncate_unfinished=True",
             step=len(ended) - 1,

@@ -17,11 +17,11 @@ from raffia.data.readers.episode import (
     Columns,
     Key,
     Layout,
+    Location,
     MalformedDataError,
     Names,
-    NumberedPlace,
+    NumberedLocation,
     Path,
-    Place,
     Rules,
     existing_file,
     layout_of,
@@ -29,7 +29,7 @@ from raffia.data.readers.episode import (
     make_episode,
     missing,
 )
-from raffia.data.readers.json_numbers import Numbers, Rows, to_columns
+from raffia.data.readers.json_numbers import JsonRows, Numbers, to_columns
 from raffia.data.readers.json_text import (
     JsonLine,
     check_same_entries,
@@ -40,7 +40,7 @@ from raffia.data.readers.json_text import (
 from raffia.tensordict.keys import NestedKey, dotted
 from raffia.tensordict.tensordict import TensorDict
 
-Part = tuple[Place, dict[Key, Rows]]  # what an episode is made of
+EpisodeParts = tuple[Location, dict[Key, JsonRows]]  # what an episode is made of
 
 
 def read_json_lines(
@@ -61,7 +61,7 @@ def read_json_lines(
         {"obs": [[0.1], [0.2], [0.3]], "action": [1, 0], "reward": [0.0, 1.0],
          "terminated": [false, true], "truncated": [false, false]}
 
-    Where it is a number, each line is a step, which says what it leads to and which episode it
+    Where it is a number, each line is a step, which holds what it leads to and the episode it
     belongs to; the steps of an episode stand together:
 
         {"episode": 0, "obs": [0.1], "action": 1, "reward": 0.0, "terminated": false,
@@ -132,13 +132,13 @@ class JsonLineEpisodes:
         layout: Layout | None = None
         with opened(self.path) as file:
             lines = read_objects(file, self.path, self._names, self._max_line_bytes)
-            for place, rows in self._parts(lines):
-                columns = to_columns(rows, place, self._numbers, layout)
-                yield make_episode(columns, place, self._rules, layout)
+            for location, rows in self._parts(lines):
+                columns = to_columns(rows, location, self._numbers, layout)
+                yield make_episode(columns, location, self._rules, layout)
                 layout = layout or layout_of(columns)
 
-    def _parts(self, lines: Iterator[JsonLine]) -> Iterator[Part]:
-        """Finds out what a line is."""
+    def _parts(self, lines: Iterator[JsonLine]) -> Iterator[EpisodeParts]:
+        """Detect whether lines are episodes or steps."""
         first = next(lines, None)
         if first is None:
             raise MalformedDataError(self.path, "line 1", "the file is empty")
@@ -147,58 +147,58 @@ class JsonLineEpisodes:
             return self._by_episode(chain([first], lines))
         if type(reward) in (int, float):
             return self._by_step(first, lines)
-        return first.place.fail(
+        return first.location.fail(
             f"the reward is {kind(reward)}; it is a list of numbers where each line is an episode, "
             "and a number where each line is a step"
         )
 
     def _reward(self, line: JsonLine) -> Any:
-        for path, name in self._names.of_all(line.entries, line.place).items():
+        for path, name in self._names.of_all(line.entries, line.location).items():
             if name == REWARD:
                 return line.entries[path]
-        return line.place.fail(missing("reward", line.entries))
+        return line.location.fail(missing("reward", line.entries))
 
-    def _by_episode(self, lines: Iterable[JsonLine]) -> Iterator[Part]:
-        for _, place, entries in lines:
+    def _by_episode(self, lines: Iterable[JsonLine]) -> Iterator[EpisodeParts]:
+        for _, location, entries in lines:
             rows = {}
-            for path, name in self._names.of_all(entries, place).items():
+            for path, name in self._names.of_all(entries, location).items():
                 value = entries[path]
                 if type(value) is list:
-                    rows[name] = Rows(path, value)
+                    rows[name] = JsonRows(path, value)
                 elif name != EPISODE or type(value) not in (int, str):
-                    place.fail(
-                        f"{kind(value)} where a line is an episode, as the list of rewards says: "
+                    location.fail(
+                        f"{kind(value)} where a line is an episode, as the list of rewards shows: "
                         f"it must be a list of one value for each step; {leave_out(path)}",
                         dotted(path),
                     )
-            yield place, rows
+            yield location, rows
 
-    def _by_step(self, first: JsonLine, rest: Iterable[JsonLine]) -> Iterator[Part]:
-        names = self._names.of_all(first.entries, first.place)
+    def _by_step(self, first: JsonLine, rest: Iterable[JsonLine]) -> Iterator[EpisodeParts]:
+        names = self._names.of_all(first.entries, first.location)
         paths = {name: path for path, name in names.items()}
         if EPISODE not in paths:
-            first.place.fail(
+            first.location.fail(
                 f"each line is a step, since its reward is a number, so each names its episode; "
                 f"{missing('episode', first.entries)}"
             )
         naming = paths.pop(EPISODE)
-        seen: set[int | str] = set()
+        episodes_read: set[int | str] = set()
         current: int | str | None = None
-        part: Part | None = None
-        for number, place, entries in chain([first], rest):
-            check_same_entries(entries, first.entries, place)
+        part: EpisodeParts | None = None
+        for number, location, entries in chain([first], rest):
+            check_same_entries(entries, first.entries, location)
             episode = entries[naming]
             if type(episode) not in (int, str):
-                place.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
+                location.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
             if part is None or episode != current:
-                if episode in seen:
+                if episode in episodes_read:
                     why = "this episode has ended before; its steps must stand together"
-                    place.fail(why, dotted(naming))
+                    location.fail(why, dotted(naming))
                 if part is not None:
                     yield part
-                steps = NumberedPlace(self.path, "line", number)
-                part = steps, {name: Rows(path, []) for name, path in paths.items()}
-                seen.add(episode)
+                steps = NumberedLocation(self.path, "line", number)
+                part = steps, {name: JsonRows(path, []) for name, path in paths.items()}
+                episodes_read.add(episode)
                 current = episode
             for path, values in part[1].values():
                 values.append(entries[path])

@@ -1,4 +1,4 @@
-"""Nested lists of JSON as tensors: their shape is seen at once, and the one bad value is found.
+"""Nested lists of JSON as tensors: the shape is found first, and an error names the one bad value.
 
 Nothing here loops over values in Python unless one of them is wrong.
 """
@@ -20,7 +20,7 @@ from raffia.data.readers.episode import (
     Column,
     Key,
     Layout,
-    Place,
+    Location,
     leave_out,
     shown,
 )
@@ -40,31 +40,31 @@ INTEGERS = {
 }
 
 
-class Rows(NamedTuple):
+class JsonRows(NamedTuple):
     """The values of a column as JSON gives them."""
 
-    path: Key  # in the file
+    path: Key  # path in the file
     values: list[Any]  # one for each step
 
 
 class Flat(NamedTuple):
-    """The same flattened, when it is known that it has a shape."""
+    """The values of a column flattened, with their known shape."""
 
-    name: Key  # here
-    path: Key  # in the file
+    name: Key  # name of the entry
+    path: Key  # path in the file
     values: list[Any]
     shape: list[int]
-    types: set[type]  # bool alone, or int and float, or nothing
+    types: set[type]  # types of the values: bool alone, or int and float, or nothing
 
     def step(self, at: int) -> int:
-        """Of which row the value at a place is."""
+        """The row of the value at an index."""
         return at // prod(self.shape[1:])
 
 
 class Numbers(NamedTuple):
-    """Which dtypes the columns get.
+    """The dtypes that the columns get.
 
-    dtypes: name -> dtype, as the caller says.
+    dtypes: name -> dtype, as the caller gives them.
     float_dtype: of other numbers, unless all of a column are whole.
     """
 
@@ -82,7 +82,8 @@ class Numbers(NamedTuple):
         return cls(found, float_dtype)
 
     def dtype(self, key: Key, types: set[type], first: Layout | None) -> torch.dtype:
-        """Of a column; `types` are those of its values and of what it is the next one of."""
+        """The dtype of a column; `types` are those of its values and of the column it is the `next`
+        of."""
         given = self.dtypes.get(key)
         if given is None and key[0] == "next":
             given = self.dtypes.get(key[1:])
@@ -98,32 +99,32 @@ class Numbers(NamedTuple):
 
 
 def to_columns(
-    rows: Mapping[Key, Rows], place: Place, numbers: Numbers, first: Layout | None
+    rows: Mapping[Key, JsonRows], location: Location, numbers: Numbers, first: Layout | None
 ) -> dict[Key, Column]:
     """The columns of an episode as tensors.
 
     first: the layout of the file's first episode, whose dtypes hold for the others.
 
-    >>> rows = {("obs",): Rows(("state",), [[1, 2], [3, 0.5]])}
-    >>> to_columns(rows, Place("a.jsonl", "line 1"), Numbers({}, torch.float32), None)["obs",]
+    >>> rows = {("obs",): JsonRows(("state",), [[1, 2], [3, 0.5]])}
+    >>> to_columns(rows, Location("a.jsonl", "line 1"), Numbers({}, torch.float32), None)["obs",]
     Column(name='state', values=tensor([[1.0000, 2.0000],
             [3.0000, 0.5000]]))
     """
     for key in numbers.dtypes:
         if key not in rows:
-            place.fail(f"there is no {shown(key)}, which `dtypes` names")
-    flats = {key: flat(key, *row, place) for key, row in rows.items()}
+            location.fail(f"there is no {shown(key)}, which `dtypes` names")
+    flats = {key: flat(key, *row, location) for key, row in rows.items()}
     columns = {}
     for key, found in flats.items():
         # An observation of whole numbers may lead to one that is not.
         pair = flats.get(key[1:] if key[0] == "next" else ("next", *key), found)
         dtype = numbers.dtype(key, found.types | pair.types, first)
-        columns[key] = Column(dotted(found.path), to_tensor(found, dtype, place))
+        columns[key] = Column(dotted(found.path), to_tensor(found, dtype, location))
     return columns
 
 
-def flat(name: Key, path: Key, rows: list[Any], place: Place) -> Flat:
-    """Nested lists flattened, when all of a level are alike."""
+def flat(name: Key, path: Key, rows: list[Any], location: Location) -> Flat:
+    """Nested lists flattened, when all of a level have the same length."""
     values, shape = rows, [len(rows)]
     while True:
         types = set(map(type, values))
@@ -132,50 +133,50 @@ def flat(name: Key, path: Key, rows: list[Any], place: Place) -> Flat:
         lengths = set(map(len, values))
         if len(lengths) > 1:
             at = next(i for i, value in enumerate(values) if len(value) != len(values[0]))
-            place.fail(
+            location.fail(
                 f"a list of {len(values[at])} where those before it have {len(values[0])}",
                 dotted(path),
                 at // prod(shape[1:]),
             )
         if len(shape) == MAX_DEPTH:
-            place.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
+            location.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
         shape += lengths
         values = list(chain.from_iterable(values))
     found = Flat(name, path, values, shape, types)
     if types != {bool} and not types <= {int, float}:
-        check_alike(found, place)
+        check_equal_layout(found, location)
     return found
 
 
-def check_alike(found: Flat, place: Place) -> None:
-    """Say which value is unlike the others, or no number at all."""
+def check_equal_layout(found: Flat, location: Location) -> None:
+    """Raise an error that names the value of another shape, or that is no number."""
     wanted = kind(found.values[0])
     for at, value in enumerate(found.values):
         if kind(value) != wanted:
             why = f"{kind(value)} where those before it are {wanted}"
-            place.fail(why, dotted(found.path), found.step(at))
+            location.fail(why, dotted(found.path), found.step(at))
     why = f"{wanted} can't be in a tensor; {leave_out(found.path)}"
-    place.fail(why, dotted(found.path), 0)
+    location.fail(why, dotted(found.path), 0)
 
 
-def to_tensor(found: Flat, dtype: torch.dtype, place: Place) -> Tensor:
+def to_tensor(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
     if found.values and (found.types == {bool}) != (dtype is torch.bool):
         here = kind(found.values[0])
-        place.fail(f"{here}, and the column is {dtype}", dotted(found.path), 0)
+        location.fail(f"{here}, and the column is {dtype}", dotted(found.path), 0)
     if dtype is torch.bool:
         return torch.from_numpy(np.array(found.values, np.bool_).reshape(found.shape))
     if dtype in INTEGERS:
-        return whole(found, dtype, place)
-    return real(found, dtype, place)
+        return whole(found, dtype, location)
+    return real(found, dtype, location)
 
 
-def whole(found: Flat, dtype: torch.dtype, place: Place) -> Tensor:
+def whole(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
     """A tensor of integers."""
     if float in found.types:
         at = next(i for i, value in enumerate(found.values) if type(value) is float)
-        place.fail(
+        location.fail(
             f"{found.values[at]} is written as a fraction, and the column is {dtype}, since the "
-            "first episode has whole numbers only or `dtypes` says so; to read it: "
+            "first episode has whole numbers only or `dtypes` sets it; to read it: "
             f"dtypes={{{shown(found.name)}: torch.float32}}",
             dotted(found.path),
             found.step(at),
@@ -185,25 +186,25 @@ def whole(found: Flat, dtype: torch.dtype, place: Place) -> Tensor:
     except OverflowError:
         info = torch.iinfo(dtype)
         at = next(i for i, n in enumerate(found.values) if not info.min <= n <= info.max)
-        refuse_size(found, at, dtype, place)
+        refuse_size(found, at, dtype, location)
     return torch.from_numpy(array.reshape(found.shape))
 
 
-def real(found: Flat, dtype: torch.dtype, place: Place) -> Tensor:
+def real(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
     """A tensor of floating-point numbers."""
     try:
         exact = torch.from_numpy(np.array(found.values, np.float64))
     except OverflowError:
         at = next(i for i, n in enumerate(found.values) if abs(n) > torch.finfo(dtype).max)
-        refuse_size(found, at, dtype, place)
+        refuse_size(found, at, dtype, location)
     rounded = exact.to(dtype)
     lost = rounded.isinf() & exact.isfinite()
     if lost.any():
-        refuse_size(found, int(lost.nonzero()[0]), dtype, place)
+        refuse_size(found, int(lost.nonzero()[0]), dtype, location)
     return rounded.reshape(found.shape)
 
 
-def refuse_size(found: Flat, at: int, dtype: torch.dtype, place: Place) -> NoReturn:
+def refuse_size(found: Flat, at: int, dtype: torch.dtype, location: Location) -> NoReturn:
     number = str(found.values[at])
     number = number if len(number) <= 30 else f"{number[:27]}..."
-    place.fail(f"{number} does not fit {dtype}", dotted(found.path), found.step(at))
+    location.fail(f"{number} does not fit {dtype}", dotted(found.path), found.step(at))

@@ -1,4 +1,4 @@
-"""Lines of a file as objects of JSON: what can be wrong with them before their meaning is asked."""
+"""Lines of a file as objects of JSON: the checks before their meaning is known."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import IO, Any, NamedTuple, cast
 from raffia.data.readers.episode import (
     MAX_DEPTH,
     Key,
+    Location,
     MalformedDataError,
     Names,
-    Place,
     leave_out,
 )
 from raffia.tensordict.keys import dotted
@@ -46,12 +46,12 @@ class JsonLine(NamedTuple):
     """The object on a line, nested objects flattened."""
 
     number: int  # from 1
-    place: Place
+    location: Location
     entries: Entries
 
 
 def kind(value: Any) -> str:
-    """What JSON calls a value.
+    """The name of a value's type in JSON.
 
     >>> kind(0.5), kind(True), kind([])
     ('a number', 'true or false', 'a list')
@@ -75,93 +75,95 @@ def read_objects(
 ) -> Iterator[JsonLine]:
     """The objects of a file, without the entries that `names` leaves out."""
     for number in count(1):
-        place = Place(path, f"line {number}")
-        text = read_line(file, place, max_line_bytes)
+        location = Location(path, f"line {number}")
+        text = read_line(file, location, max_line_bytes)
         if not text:
             return
         entries: Entries = {}
-        flatten(parse(text, place), names, place, (), entries)
-        yield JsonLine(number, place, entries)
+        flatten(parse(text, location), names, location, (), entries)
+        yield JsonLine(number, location, entries)
 
 
-def read_line(file: IO[bytes], place: Place, max_bytes: int) -> bytes:
+def read_line(file: IO[bytes], location: Location, max_bytes: int) -> bytes:
     """The next line, empty if there is none."""
     try:
         line = file.readline(min(SMALL_BYTES, max_bytes) + 1)
         while len(line) > SMALL_BYTES and len(line) <= max_bytes and not line.endswith(b"\n"):
-            refuse_inflation(file, len(line), place)
+            refuse_inflation(file, len(line), location)
             more = file.readline(min(len(line), max_bytes + 1 - len(line)))
             if not more:
                 break
             line += more
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         why = f"the compressed file is damaged or was cut off ({error})"
-        raise MalformedDataError(place.path, place.where, why) from error
+        raise MalformedDataError(location.path, location.where, why) from error
     if len(line) > max_bytes:
-        place.fail(
+        location.fail(
             f"it is longer than {max_bytes} bytes; to read it give max_line_bytes, and twenty "
             "times as much memory"
         )
     if line.isspace():
-        place.fail("it is blank")
+        location.fail("it is blank")
     return line
 
 
-def refuse_inflation(file: IO[bytes], num_bytes: int, place: Place) -> None:
-    """See that a small compressed file does not ask for a large memory."""
+def refuse_inflation(file: IO[bytes], num_bytes: int, location: Location) -> None:
+    """Check that a small compressed file does not ask for a large memory."""
     if not isinstance(file, gzip.GzipFile):
         return
     stored = file.fileobj.tell()
     if num_bytes > MAX_INFLATION * stored:
-        place.fail(
+        location.fail(
             f"it takes more than {num_bytes} bytes, of which only {stored} are stored: a small "
             "file that asks for a large memory. If that is as it should be, decompress it before"
         )
 
 
-def parse(line: bytes, place: Place) -> dict[str, Any]:
+def parse(line: bytes, location: Location) -> dict[str, Any]:
     """The object on a line."""
     cut = "" if line.endswith(b"\n") else "; the line has no end, the file may have been cut off"
     try:
         value = DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
-        where = f"{place.where}, byte {error.start + 1}"
-        raise MalformedDataError(place.path, where, f"it is not UTF-8{cut}") from error
+        where = f"{location.where}, byte {error.start + 1}"
+        raise MalformedDataError(location.path, where, f"it is not UTF-8{cut}") from error
     except json.JSONDecodeError as error:
-        where = f"{place.where}, character {error.pos + 1}"
+        where = f"{location.where}, character {error.pos + 1}"
         why = f"it is not JSON: {error.msg}{cut}"
-        raise MalformedDataError(place.path, where, why) from error
+        raise MalformedDataError(location.path, where, why) from error
     except RecursionError as error:
         why = "lists or objects are nested too deeply"
-        raise MalformedDataError(place.path, place.where, why) from error
+        raise MalformedDataError(location.path, location.where, why) from error
     except ValueError as error:  # an equal key, or a number with thousands of digits
-        raise MalformedDataError(place.path, place.where, str(error)) from error
+        raise MalformedDataError(location.path, location.where, str(error)) from error
     if type(value) is not dict:
-        place.fail(f'it is {kind(value)}, not an object: {{"obs": ...}}')
+        location.fail(f'it is {kind(value)}, not an object: {{"obs": ...}}')
     return value
 
 
-def flatten(value: dict[str, Any], names: Names, place: Place, prefix: Key, out: Entries) -> None:
+def flatten(
+    value: dict[str, Any], names: Names, location: Location, prefix: Key, out: Entries
+) -> None:
     """Put the entries of nested objects under their paths, but those that are left out."""
     if len(prefix) >= MAX_DEPTH:
-        place.fail(f"objects are nested more than {MAX_DEPTH} deep")
+        location.fail(f"objects are nested more than {MAX_DEPTH} deep")
     for name, entry in value.items():
         path = (*prefix, name)
         if names.of(path) is None:
             continue
         if type(entry) is dict:
-            flatten(entry, names, place, path, out)
+            flatten(entry, names, location, path, out)
         else:
             out[path] = entry
 
 
-def check_same_entries(entries: Entries, first: Entries, place: Place) -> None:
-    """See that a step has the entries of the file's first one."""
+def check_same_entries(entries: Entries, first: Entries, location: Location) -> None:
+    """Check that a step has the entries of the file's first one."""
     if entries.keys() == first.keys():
         return
     for path in first:
         if path not in entries:
-            place.fail("it is missing, and the first line has it", dotted(path))
+            location.fail("it is missing, and the first line has it", dotted(path))
     for path in entries:
         if path not in first:
-            place.fail(f"the first line has no such entry; {leave_out(path)}", dotted(path))
+            location.fail(f"the first line has no such entry; {leave_out(path)}", dotted(path))

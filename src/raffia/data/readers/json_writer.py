@@ -19,8 +19,8 @@ from raffia.data.readers.episode import (
     Column,
     Key,
     Layout,
+    Location,
     Path,
-    Place,
     Rules,
     check_episode,
     layout_of,
@@ -75,26 +75,26 @@ def write_lines(file: BinaryIO, path: str, episodes: Iterable[TensorDict], allow
     rules = Rules(allow_nan, truncate_unfinished=True)  # what an end means is the reader's to say
     layout: Layout | None = None
     for number, episode in enumerate(episodes):
-        place = Place(path, f"episode {number}")
-        columns = joined(episode, place)
-        check_episode(columns, place, rules, layout)
+        location = Location(path, f"episode {number}")
+        columns = joined(episode, location)
+        check_episode(columns, location, rules, layout)
         layout = layout or layout_of(columns)
         file.write(as_line(columns))
     if layout is None:
         raise ValueError(f"there is no episode to write to {path}")
 
 
-def joined(episode: TensorDict, place: Place) -> dict[Key, Column]:
+def joined(episode: TensorDict, location: Location) -> dict[Key, Column]:
     """The columns of an episode, where possible with T + 1 rows instead of an entry in `next`."""
     if not isinstance(episode, TensorDict) or episode.batch_dims != 1:
-        seen = getattr(episode, "batch_size", type(episode).__name__)
-        place.fail(f"an episode is a TensorDict of batch size [T], this is {seen}")
+        given = getattr(episode, "batch_size", type(episode).__name__)
+        location.fail(f"an episode is a TensorDict of batch size [T], this is {given}")
     columns: dict[Key, Column] = {}
     for nested, values in episode.items(True, True, is_leaf=is_leaf_nontensor):
         key = unravel_key_to_tuple(nested)
         if not isinstance(values, Tensor) or values.is_complex():
-            seen = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            place.fail(f"JSON has no place for {seen}", dotted(key))
+            given = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            location.fail(f"JSON cannot hold {given}", dotted(key))
         columns[key] = Column(dotted(key), values.detach().cpu())
     for key in list(columns):
         after = columns.get(("next", *key))
@@ -108,8 +108,8 @@ def joined(episode: TensorDict, place: Place) -> dict[Key, Column]:
 def follows(column: Column, after: Column) -> bool:
     """Whether a column of `next` holds the rows of another, one step later."""
     before, later = column.values, after.values
-    alike = before.dtype == later.dtype and before.shape == later.shape
-    return alike and torch.equal(before[1:], later[:-1])
+    equal = before.dtype == later.dtype and before.shape == later.shape
+    return equal and torch.equal(before[1:], later[:-1])
 
 
 def as_line(columns: Mapping[Key, Column]) -> bytes:

@@ -27,10 +27,10 @@ from raffia.data.readers.episode import (
     Columns,
     Key,
     Layout,
+    Location,
     MalformedDataError,
     Names,
     Path,
-    Place,
     Rules,
     layout_of,
     leave_out,
@@ -102,12 +102,12 @@ def read_minari(
     if os.path.isfile(folder):
         refuse_flat(folder)
     if not os.path.isdir(folder):
-        seen = f"{folder} is a file" if os.path.exists(folder) else f"there is no folder {folder}"
-        raise FileNotFoundError(f"{seen}; give the folder that holds {FILE}")
+        found = f"{folder} is a file" if os.path.exists(folder) else f"there is no folder {folder}"
+        raise FileNotFoundError(f"{found}; give the folder that holds {FILE}")
     path = os.path.join(folder, FILE)
     if not os.path.isfile(path):
-        seen = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
-        raise FileNotFoundError(f"there is no {FILE} in {folder}; it holds {seen}")
+        found = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
+        raise FileNotFoundError(f"there is no {FILE} in {folder}; it holds {found}")
     return MinariEpisodes(path, Names(columns, NAMES), Rules(allow_nan, truncate_unfinished))
 
 
@@ -142,19 +142,19 @@ class MinariEpisodes:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the data set says of itself: metadata.json, or the attributes of the file.
+        """Metadata of the data set: metadata.json, or the attributes of the file.
 
         It is for reading only: nothing but `total_episodes` was checked.
         """
         return dict(self._metadata)
 
     def attributes(self, index: int) -> dict[str, Any]:
-        """What the file says of an episode: its id, total_steps, seed, and the like."""
+        """Attributes of an episode in the file: its id, total_steps, seed, and the like."""
         number = self._number(index)
         with self._opened() as file:
-            group, place = self._group(file, number)
-            with place.foreign():
-                return {name: plain(value, place) for name, value in group.attrs.items()}
+            group, location = self._group(file, number)
+            with location.foreign():
+                return {name: plain(value, location) for name, value in group.attrs.items()}
 
     def _number(self, index: int) -> int:
         number = operator.index(index)
@@ -165,8 +165,8 @@ class MinariEpisodes:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        # Opened anew for each episode, so that no handle is left open, forked or pickled.
-        with Place(self.path, "the file").foreign():
+        # Opened again for each episode, so that no handle is left open, forked or pickled.
+        with Location(self.path, "the file").foreign():
             file = h5py().File(self.path, "r")
         with file:
             yield file
@@ -174,63 +174,63 @@ class MinariEpisodes:
     def _read_metadata(self) -> dict[str, Any]:
         path = os.path.join(os.path.dirname(self.path), METADATA)
         if not os.path.exists(path):
-            place = Place(self.path, "the attributes of the file")
-            with self._opened() as file, place.foreign():
-                return {name: plain(value, place) for name, value in file.attrs.items()}
-        place = Place(path, "the file")
-        with open(path, "rb") as text, place.foreign():
+            location = Location(self.path, "the attributes of the file")
+            with self._opened() as file, location.foreign():
+                return {name: plain(value, location) for name, value in file.attrs.items()}
+        location = Location(path, "the file")
+        with open(path, "rb") as text, location.foreign():
             found = json.loads(text.read().decode())
         if type(found) is not dict:
-            place.fail("it is not an object of JSON")
+            location.fail("it is not an object of JSON")
         return found
 
     def _count(self) -> int:
-        place = Place(self.path, "the file")
-        with self._opened() as file, place.foreign():
-            matches = [GROUP.fullmatch(name) for name in member_names(file, place)]
+        location = Location(self.path, "the file")
+        with self._opened() as file, location.foreign():
+            matches = [GROUP.fullmatch(name) for name in member_names(file, location)]
         numbers = {int(match[1]) for match in matches if match}
         if not numbers:
-            place.fail("it holds no group episode_0: there is no episode in it")
+            location.fail("it holds no group episode_0: there is no episode in it")
         for number in range(len(numbers)):
             if number not in numbers:
-                place.fail(f"there is no group episode_{number}, but episode_{max(numbers)}")
+                location.fail(f"there is no group episode_{number}, but episode_{max(numbers)}")
         total = self._metadata.get("total_episodes", len(numbers))
         if total != len(numbers):
-            place.fail(f"it holds {len(numbers)} episodes, and its metadata says {total}")
+            location.fail(f"it holds {len(numbers)} episodes, and its metadata has {total}")
         return len(numbers)
 
-    def _group(self, file: Any, number: int) -> tuple[Any, Place]:
+    def _group(self, file: Any, number: int) -> tuple[Any, Location]:
         name = f"episode_{number}"
-        place = MinariPlace(self.path, name)
-        with place.foreign():
-            return member(file, name, place, name), place
+        location = MinariLocation(self.path, name)
+        with location.foreign():
+            return member(file, name, location, name), location
 
     def _read(self, file: Any, number: int) -> TensorDict:
         if number and self._layout is None:
             self._read(file, 0)  # what the others must look like
-        group, place = self._group(file, number)
-        columns = self._columns(group, place)
-        episode = make_episode(columns, place, self._rules, self._layout)
-        with place.foreign():
-            total = plain(group.attrs.get("total_steps", len(episode)), place)
+        group, location = self._group(file, number)
+        columns = self._columns(group, location)
+        episode = make_episode(columns, location, self._rules, self._layout)
+        with location.foreign():
+            total = plain(group.attrs.get("total_steps", len(episode)), location)
         if total != len(episode):
-            place.fail(f"it has {len(episode)} steps, and its attribute total_steps is {total}")
+            location.fail(f"it has {len(episode)} steps, and its attribute total_steps is {total}")
         if not number:
             self._layout = layout_of(columns)
         return episode
 
-    def _columns(self, group: Any, place: Place) -> dict[Key, Column]:
-        found = dict(datasets(group, self._names, place, (), set()))
+    def _columns(self, group: Any, location: Location) -> dict[Key, Column]:
+        found = dict(datasets(group, self._names, location, (), set()))
         columns = {}
-        for path, name in self._names.of_all(found, place).items():
+        for path, name in self._names.of_all(found, location).items():
             column = "/".join(path)
-            with place.foreign(column):
-                columns[name] = Column(column, to_tensor(found[path], column, place))
+            with location.foreign(column):
+                columns[name] = Column(column, to_tensor(found[path], column, location))
         return columns
 
 
-class MinariPlace(Place):
-    """The place of an episode; its columns are named by their path in the file."""
+class MinariLocation(Location):
+    """The location of an episode; its columns are named by their path in the file."""
 
     def of(self, column: str | None = None, step: int | None = None) -> str:
         where = self.where if column is None else f"{self.where}/{column}"
@@ -264,89 +264,89 @@ def h5py() -> Any:
         ) from error
 
 
-def member_names(group: Any, place: Place) -> list[str]:
-    """What stands in a group, in alphabetical order."""
+def member_names(group: Any, location: Location) -> list[str]:
+    """The names in a group, in alphabetical order."""
     names = list(group)
     for name in names:
         if type(name) is not str:
-            place.fail(f"the name {name!r} is not UTF-8")
+            location.fail(f"the name {name!r} is not UTF-8")
     return names
 
 
-def member(group: Any, name: str, place: Place, column: str) -> Any:
-    """What stands under a name in a group of the same file."""
+def member(group: Any, name: str, location: Location, column: str) -> Any:
+    """The member of a group under a name, in the same file."""
     link = group.get(name, getlink=True)
     if type(link) is not h5py().HardLink:
-        place.fail("it is a link to elsewhere, which is not followed", column)
+        location.fail("it is a link to elsewhere, which is not followed", column)
     return group[name]
 
 
 def datasets(
-    group: Any, names: Names, place: Place, prefix: Key, seen: set[int]
+    group: Any, names: Names, location: Location, prefix: Key, visited: set[int]
 ) -> Iterator[tuple[Key, Any]]:
     """The arrays in a group and the groups below, but those that are left out."""
     if not isinstance(group, h5py().Group):
-        place.fail("it is not a group", "/".join(prefix) or None)
-    with place.foreign("/".join(prefix) or None):
+        location.fail("it is not a group", "/".join(prefix) or None)
+    with location.foreign("/".join(prefix) or None):
         address = h5py().h5o.get_info(group.id).addr
-        members = member_names(group, place)
-    if address in seen or len(prefix) >= MAX_DEPTH:
-        place.fail("groups are nested without end, or too deeply", "/".join(prefix))
-    seen.add(address)
+        members = member_names(group, location)
+    if address in visited or len(prefix) >= MAX_DEPTH:
+        location.fail("groups are nested without end, or too deeply", "/".join(prefix))
+    visited.add(address)
     for name in members:
         path = (*prefix, name)
         if names.of(path) is None:
             continue
         column = "/".join(path)
-        with place.foreign(column):
-            found = member(group, name, place, column)
+        with location.foreign(column):
+            found = member(group, name, location, column)
         if isinstance(found, h5py().Dataset):
             yield path, found
         else:
-            yield from datasets(found, names, place, path, seen)
+            yield from datasets(found, names, location, path, visited)
 
 
-def to_tensor(dataset: Any, column: str, place: Place) -> torch.Tensor:
+def to_tensor(dataset: Any, column: str, location: Location) -> torch.Tensor:
     """The array of numbers in a file, in memory."""
-    dtype = native(dataset.dtype, column, place)
+    dtype = native(dataset.dtype, column, location)
     if not dataset.shape or len(dataset.shape) > MAX_DEPTH:
-        place.fail("it is not an array with a row for each step", column)
+        location.fail("it is not an array with a row for each step", column)
     if dataset.is_virtual or dataset.external:
-        place.fail("its numbers are in another file, which is not read", column)
-    check_size(dataset, dtype, column, place)
+        location.fail("its numbers are in another file, which is not read", column)
+    check_size(dataset, dtype, column, location)
     array = np.ascontiguousarray(dataset[()], dtype)
     if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-        place.fail("it holds bytes that are neither true nor false", column)
+        location.fail("it holds bytes that are neither true nor false", column)
     return torch.from_numpy(array)
 
 
-def native(dtype: np.dtype[Any], column: str, place: Place) -> np.dtype[Any]:
+def native(dtype: np.dtype[Any], column: str, location: Location) -> np.dtype[Any]:
     """The dtype in this machine's byte order, if a tensor can have it."""
     native = dtype.newbyteorder("=")
     try:
         torch.from_numpy(np.empty(0, native))
     except TypeError:
         path = tuple(column.split("/"))
-        place.fail(f"its dtype {dtype} can't be in a tensor; {leave_out(path)}", column)
+        location.fail(f"its dtype {dtype} can't be in a tensor; {leave_out(path)}", column)
     return native
 
 
-def check_size(dataset: Any, dtype: np.dtype[Any], column: str, place: Place) -> None:
-    """See that a small file does not ask for a large memory."""
+def check_size(dataset: Any, dtype: np.dtype[Any], column: str, location: Location) -> None:
+    """Check that a small file does not ask for a large memory."""
     stored = dataset.id.get_storage_size()
     nbytes = dtype.itemsize * max(prod(dataset.shape), prod(dataset.chunks or ()))
     if not stored and dataset.size:
-        place.fail("nothing was ever written into it", column)
+        location.fail("nothing was ever written into it", column)
     if nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
-        place.fail(f"it takes {nbytes} bytes, of which only {stored} are stored", column)
+        location.fail(f"it takes {nbytes} bytes, of which only {stored} are stored", column)
 
 
-def plain(value: Any, place: Place) -> Any:
+def plain(value: Any, location: Location) -> Any:
     """An attribute as a value of Python."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if isinstance(value, h5py().Empty):
         return None
     if not isinstance(value, (str, bytes, bool, int, float, complex, list)):
-        place.fail(f"an attribute is a {type(value).__name__}, not a number or text")
+        location.fail(f"an attribute is a {type(value).__name__}, not a number or text")
     return value

@@ -31,10 +31,10 @@ from raffia.data.readers.episode import (
     Columns,
     Key,
     Layout,
+    Location,
     Names,
-    NumberedPlace,
+    NumberedLocation,
     Path,
-    Place,
     Rules,
     existing_file,
     layout_of,
@@ -62,7 +62,7 @@ def read_parquet(
     of T steps, and the other columns are lists as well: T + 1 `obs`, or T and as many `next_obs`;
     T `action`, `reward`, `terminated` and `truncated`. The result then has a length. If it is a
     number, each row is a step, with the same columns, and one `episode`, an integer or a string,
-    that says which episode the step belongs to; it is no part of what is read. The steps of an
+    that holds the episode that the step belongs to; it is no part of what is read. The steps of an
     episode stand together.
 
     Vectors and larger arrays are lists (of lists), all of one length; structs are nested entries.
@@ -104,7 +104,7 @@ def read_parquet(
         files.append((file, num_rows))
         first = first or (types, paths)
         if (types, paths) != first:
-            Place(file, "the file").fail(
+            Location(file, "the file").fail(
                 f"its columns are {listed(types)}, and those of {files[0][0]} are "
                 f"{listed(first[0])}: the files of a folder have the same ones"
             )
@@ -145,39 +145,39 @@ def listed(types: Mapping[Key, Any]) -> str:
 
 
 def described(path: str, columns: Columns | None) -> tuple[int, dict[Key, Any], dict[Key, Key]]:
-    """Of a file the number of rows, the types of its columns, and where which entry is."""
-    place = Place(path, "the file")
-    with place.foreign(), pyarrow().parquet.ParquetFile(path) as file:
+    """A file's number of rows, the types of its columns, and the column of each entry."""
+    location = Location(path, "the file")
+    with location.foreign(), pyarrow().parquet.ParquetFile(path) as file:
         num_rows = file.metadata.num_rows
-        types = field_types(file.schema_arrow, place)
+        types = field_types(file.schema_arrow, location)
     if num_rows < 1:
-        place.fail("it has no rows")
-    names = Names(columns, NAMES).of_all(types, place)
+        location.fail("it has no rows")
+    names = Names(columns, NAMES).of_all(types, location)
     paths = {name: path for path, name in names.items()}
     if REWARD not in paths:
-        place.fail(missing("reward", types))
+        location.fail(missing("reward", types))
     if not is_list(types[paths[REWARD]]):
         if EPISODE not in paths:
-            place.fail(
+            location.fail(
                 "each row is a step, since its reward is no list, so each names its episode; "
                 + missing("episode", types)
             )
         for name, column in paths.items():
             if name != EPISODE:
-                check_numeric(types[column], column, place)
+                check_numeric(types[column], column, location)
             elif not is_id(types[column]):
-                place.fail(f"{types[column]}, not integers or strings", dotted(column))
+                location.fail(f"{types[column]}, not integers or strings", dotted(column))
         return num_rows, types, paths
     if EPISODE in paths and is_id(types[paths[EPISODE]]):
         del paths[EPISODE]
     for column in paths.values():
         if not is_list(types[column]):
-            place.fail(
-                f"{types[column]} where a row is an episode, as the list of rewards says: it must "
+            location.fail(
+                f"{types[column]} where a row is an episode, as the list of rewards shows: it must "
                 f"be a list of one value for each step; {leave_out(column)}",
                 dotted(column),
             )
-        check_numeric(types[column], column, place)
+        check_numeric(types[column], column, location)
     return num_rows, types, paths
 
 
@@ -202,13 +202,13 @@ class ParquetEpisodes:
         layout: Layout | None = None
         for file, num_rows in self._files:
             for row, arrays in read_batches(file, num_rows, self._paths.values(), 1):
-                place = Place(file, f"row {row}")
+                location = Location(file, f"row {row}")
                 columns = {}
                 for name, path in self._paths.items():
                     column = dotted(path)
-                    values = to_array(row_of_lists(arrays[path], column, place), path, place)
+                    values = to_array(row_of_lists(arrays[path], column, location), path, location)
                     columns[name] = Column(column, torch.from_numpy(values))
-                yield make_episode(columns, place, self._rules, layout)
+                yield make_episode(columns, location, self._rules, layout)
                 layout = layout or layout_of(columns)
 
 
@@ -230,50 +230,55 @@ class ParquetSteps:
 
     def __iter__(self) -> Iterator[TensorDict]:
         layout: Layout | None = None
-        for place, pieces in self._parts():
+        for location, pieces in self._parts():
             columns = {
                 name: Column(dotted(path), torch.from_numpy(np.concatenate(pieces[path])))
                 for name, path in self._paths.items()
             }
-            yield make_episode(columns, place, self._rules, layout)
+            yield make_episode(columns, location, self._rules, layout)
             layout = layout or layout_of(columns)
 
-    def _parts(self) -> Iterator[tuple[Place, dict[Key, list[Any]]]]:
-        """Where an episode begins, and for each of its columns the arrays to be joined."""
-        seen: set[int | str] = set()
-        part: tuple[Place, dict[Key, list[Any]]] | None = None
+    def _parts(self) -> Iterator[tuple[Location, dict[Key, list[Any]]]]:
+        """The location of each episode, and for each of its columns the arrays to be joined."""
+        episodes_read: set[int | str] = set()
+        part: tuple[Location, dict[Key, list[Any]]] | None = None
         current: int | str | None = None
         for file, begin, episodes, arrays in self._batches():
             stop = 0
             for episode, steps in groupby(episodes):
                 start, stop = stop, stop + len(list(steps))
-                place = NumberedPlace(file, "row", begin + start)
+                location = NumberedLocation(file, "row", begin + start)
                 if part is None or episode != current:
-                    if episode in seen:
+                    if episode in episodes_read:
                         why = "this episode has ended before; its steps must stand together"
-                        place.fail(why, dotted(self._episode), 0)
+                        location.fail(why, dotted(self._episode), 0)
                     if part is not None:
                         yield part
-                    part = place, {path: [] for path in arrays}
-                    seen.add(episode)
+                    part = location, {path: [] for path in arrays}
+                    episodes_read.add(episode)
                     current = episode
                 for path, pieces in part[1].items():
                     piece = arrays[path][start:stop]
                     if pieces and piece.shape[1:] != pieces[0].shape[1:]:
                         why = f"rows of {list(piece.shape[1:])}, before {list(pieces[0].shape[1:])}"
-                        place.fail(why, dotted(path), 0)
+                        location.fail(why, dotted(path), 0)
                     pieces.append(piece)
         if part is not None:
             yield part
 
     def _batches(self) -> Iterator[tuple[str, int, list[int | str], dict[Key, Any]]]:
-        """File, first row, the episodes of the rows, and the columns."""
+        """Batches of rows: file, first row, the episodes of the rows, and the columns."""
         paths = [self._episode, *self._paths.values()]
         for file, num_rows in self._files:
             for begin, arrays in read_batches(file, num_rows, paths, ROWS_AT_ONCE):
-                place = NumberedPlace(file, "row", begin)
+                location = NumberedLocation(file, "row", begin)
                 episodes = arrays[self._episode].to_pylist()
                 for step, episode in enumerate(episodes):
                     if episode is None:
-                        place.fail("null, which names no episode", dotted(self._episode), step)
-                yield file, begin, episodes, {p: to_array(arrays[p], p, place) for p in paths[1:]}
+                        location.fail("null, which names no episode", dotted(self._episode), step)
+                yield (
+                    file,
+                    begin,
+                    episodes,
+                    {p: to_array(arrays[p], p, location) for p in paths[1:]},
+                )

@@ -1,4 +1,4 @@
-"""What the footer of a Parquet file says of its columns; pyarrow ends the process at damaged ones.
+"""The columns of a Parquet file, read from its footer; pyarrow ends the process at damaged ones.
 
 The footer is a structure of Thrift's compact protocol.
 Sources: Apache Parquet, parquet.thrift; Apache Thrift, thrift-compact-protocol.md.
@@ -17,7 +17,7 @@ BOOLEAN, INT32, FLOAT = 0, 1, 4
 WIDTHS = {BOOLEAN: 1, INT32: 4, FLOAT: 4}  # bytes of a value in memory; others take 8, or more
 
 
-class Chunk(NamedTuple):
+class ParquetChunk(NamedTuple):
     """A column in one row group."""
 
     column: str  # the first name on its path
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
     stored_bytes: int
 
 
-def chunks(path: str) -> list[Chunk]:
+def chunks(path: str) -> list[ParquetChunk]:
     """The columns of all row groups; ValueError if the footer cannot be read."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -38,22 +38,22 @@ def chunks(path: str) -> list[Chunk]:
         file.seek(size - 8 - length)
         footer = file.read(length)
     try:
-        groups = Reader(footer).struct()[ROW_GROUPS]
+        groups = ThriftReader(footer).struct()[ROW_GROUPS]
         return [_chunk(column[META_DATA]) for group in groups for column in group[COLUMNS]]
     except (KeyError, IndexError, TypeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"its footer cannot be read ({type(error).__name__})") from None
 
 
-def _chunk(meta: dict[int, Any]) -> Chunk:
+def _chunk(meta: dict[int, Any]) -> ParquetChunk:
     count = meta[NUM_VALUES]
     name = bytes(meta[PATH][0]).decode()
-    return Chunk(name, count, count * WIDTHS.get(meta[TYPE], 8), meta[COMPRESSED])
+    return ParquetChunk(name, count, count * WIDTHS.get(meta[TYPE], 8), meta[COMPRESSED])
 
 
-class Reader:
+class ThriftReader:
     """Values of Thrift's compact protocol, one after the other; structs become dicts.
 
-    >>> Reader(bytes([0x15, 0x06, 0x00])).struct()  # field 1, an i32, is 3
+    >>> ThriftReader(bytes([0x15, 0x06, 0x00])).struct()  # field 1, an i32, is 3
     {1: 3}
     """
 

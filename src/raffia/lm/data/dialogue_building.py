@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from raffia.data.readers.episode import MalformedDataError, Path, Place
+from raffia.data.readers.episode import Location as Place
+from raffia.data.readers.episode import MalformedDataError, Path
 from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_rows import TokenRow

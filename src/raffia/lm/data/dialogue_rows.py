@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raffia.data.readers.episode import Place
+from raffia.data.readers.episode import Location as Place
 from raffia.hints import nearest
 from raffia.lm.data.utterances import Utterance
 

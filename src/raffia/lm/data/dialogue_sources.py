@@ -14,7 +14,8 @@ from itertools import count
 from typing import Any, Protocol
 
 from raffia.data.readers.arrow import pyarrow, read_batches
-from raffia.data.readers.episode import Path, Place, existing_file
+from raffia.data.readers.episode import Location as Place
+from raffia.data.readers.episode import Path, existing_file
 from raffia.data.readers.json_text import DECODER, opened, parse
 from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
 from raffia.lm.data.utterances import Observation

@@ -79,13 +79,15 @@ def make_replay(
         MemmapStorage(rows, at) if replay.on_disk else TensorStorage(rows),
         unroll_steps=config.loss.unroll_steps,
         n_step=config.targets.n_step,
-        obs_keys=spec.state_keys,
+        observation_keys=spec.state_keys,
         frame_stack={"observation": stack} if stack > 1 else 1,
         absorb=config.loss.absorb,
         alpha=replay.alpha or None,
         beta=replay.beta if replay.alpha else None,
         importance="batch",
         replacement=None,  # as the paper draws, but for the first batches of a short run
+        reuse_memory=True,
+        pin_memory=config.device.startswith("cuda"),
         generator=generator_for(config.seed, "replay", *([member] if member else [])),
     )
 

@@ -179,7 +179,7 @@ class Recording:
         """In the order of the episodes."""
         return [self._saved[episode] for episode in sorted(self._saved)]
 
-    def saw(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
+    def on_step(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
         """A picture of a step."""
         if episode >= self._num:
             return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
@@ -191,9 +192,9 @@ class EfficientZeroExperiment(Experiment):
         temperature = self.config.search.temperature(self._share)
 
         def choose(states: TensorDict) -> TensorDict:
-            draws = self._draws("act")
+            seed = self._row_seeds("act")
             with self._guarded(state, states):
-                return act(self.actor, states, temperature=temperature, noise=True, generator=draws)
+                return act(self.actor, states, temperature=temperature, noise=True, seed=seed)
 
         return choose
 
@@ -202,7 +203,7 @@ class EfficientZeroExperiment(Experiment):
             self.env.spec,
             states,
             num_sampled_actions=self.config.search.num_sampled_actions,
-            generator=self._draws("act"),
+            seed=self._row_seeds("act first"),
         )
 
     def _make_batch(self, state: TensorDict, windows: TensorDict) -> TensorDict:
@@ -243,8 +244,13 @@ class EfficientZeroExperiment(Experiment):
         except UnfitOutputError as error:
             self.guard.searched(state, seen, str(error))
 
-    def _draws(self, purpose: str) -> torch.Generator:
-        return generator_for(self.config.seed, purpose, self.stream.num_env_steps)
+    def _row_seeds(self, purpose: str) -> Tensor:  # int64 [E]
+        """Seeds of what each environment's row draws in its next step, whoever plays it."""
+        num = self.env.num_envs
+        step = self.stream.num_env_steps // num
+        return torch.tensor(
+            [derive_seed(self.config.seed, purpose, row, step) for row in range(num)]
+        )
 
     @property
     def _share(self) -> float:

@@ -1,6 +1,6 @@
-"""What the kernels are given: one block of addresses and whole numbers, one of reals.
+"""The arguments of the kernels: one block of addresses and whole numbers, one of reals.
 
-`WORDS` and `REALS` name the places; both sides of the call take them from here.
+`WORDS` and `REALS` number the slots; both sides of the call take them from here.
 """
 
 ENTRIES = (
@@ -9,22 +9,20 @@ ENTRIES = (
     *("q_min", "q_max", "mask", "prior_logits", "to_play", "value_prefix", "key", "canonical"),
 )  # addresses of a tree's entries; 0: the tree has no such entry
 PATHS = ("order", "path_node", "path_action", "path_length", "leaf", "stamp", "scratch")
-MEMORY = ("parent_row", "node_row", "move", "reset")
+MEMORY = ("parent_row", "node_row", "leaf_action", "reset")
 SELECTION = ("table", "tie_seed", "root_gumbel", "considered", "gamma")
 NUMBERS = (
     *("roots", "rows", "actions", "kind", "normalize", "root_in_range", "horizon", "max_depth"),
     "table_width",
 )
-WORDS = {
-    name: place for place, name in enumerate((*ENTRIES, *PATHS, *MEMORY, *SELECTION, *NUMBERS))
-}
-REALS = {name: place for place, name in enumerate(("min_range", "maxvisit_init", "value_scale"))}
+WORDS = {name: slot for slot, name in enumerate((*ENTRIES, *PATHS, *MEMORY, *SELECTION, *NUMBERS))}
+REALS = {name: slot for slot, name in enumerate(("min_range", "maxvisit_init", "value_scale"))}
 
 PUCT, GUMBEL = 0, 1  # kind
 RUNNING, TREE, SIBLINGS = 0, 1, 2  # normalize
 FIELDS = ("reward", "value", "prior_logits", "discount")  # what may hold NaN, as backup reports it
 
-# the places by name, as kernels read them
+# the slots by name, as kernels read them
 VISITS, VALUE_SUM, RAW_VALUE = WORDS["visits"], WORDS["value_sum"], WORDS["raw_value"]
 REWARD, DISCOUNT, PARENT = WORDS["reward"], WORDS["discount"], WORDS["parent"]
 ACTION, DEPTH, ENDED = WORDS["action"], WORDS["depth"], WORDS["ended"]
@@ -36,7 +34,7 @@ VALUE_PREFIX, KEY, CANONICAL = WORDS["value_prefix"], WORDS["key"], WORDS["canon
 ORDER, PATH_NODE, PATH_ACTION = WORDS["order"], WORDS["path_node"], WORDS["path_action"]
 PATH_LENGTH, LEAF, STAMP = WORDS["path_length"], WORDS["leaf"], WORDS["stamp"]
 SCRATCH = WORDS["scratch"]
-PARENT_ROW, NODE_ROW, MOVE = WORDS["parent_row"], WORDS["node_row"], WORDS["move"]
+PARENT_ROW, NODE_ROW, LEAF_ACTION = WORDS["parent_row"], WORDS["node_row"], WORDS["leaf_action"]
 RESET = WORDS["reset"]
 TABLE, TIE_SEED, GAMMA = WORDS["table"], WORDS["tie_seed"], WORDS["gamma"]
 ROOT_GUMBEL, CONSIDERED = WORDS["root_gumbel"], WORDS["considered"]

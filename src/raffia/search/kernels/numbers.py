@@ -26,9 +26,9 @@ _FIRST, _SECOND = np.uint64(FIRST + 2**64), np.uint64(SECOND + 2**64)
 
 @kernel
 def exp(x: Any) -> Any:
-    kept = x if x > _LEAST else _LEAST
-    whole = nearest(kept * _LOG2_E)
-    r = kept - whole * _LN2_HIGH
+    clamped = x if x > _LEAST else _LEAST
+    whole = nearest(clamped * _LOG2_E)
+    r = clamped - whole * _LN2_HIGH
     r = r - whole * _LN2_LOW
     y = _C0
     y = y * r + _C1
@@ -45,7 +45,7 @@ def exp(x: Any) -> Any:
 
 @kernel
 def greatest(numbers: Any, num: Any) -> Any:
-    """The place of the first of the greatest numbers."""
+    """The index of the first of the greatest numbers."""
     top = LEAST_I32
     for a in range(num):
         x = ordered(get_f32(numbers, a) + F0)  # -0.0 counts as 0.0

@@ -1,6 +1,7 @@
 """The choice of an action at a node, compiled: results as in puct.py and gumbel.py, bit for bit.
 
-`block` and `reals` say where all lies (layout.py); `e` is the place of a node's first edge.
+`block` and `reals` hold all addresses and numbers (layout.py); `e` is the index of a node's first
+edge.
 """
 
 # Everything here is a number to numba: types would only repeat that.
@@ -42,13 +43,13 @@ def untie(block: Any, b: Any, node: Any, simulation: Any, best: Any) -> Any:
     num = get_i64(block, at.ACTIONS)
     scores, seed = get_i64(block, at.SCRATCH), get_i64(block, at.TIE_SEED)
     top = get_f32(scores, best)
-    place = np.uint64(get_i64(seed, b)) + np.uint64(simulation) * _GOLDEN
-    place = mix(place) + np.uint64(node) * _GOLDEN
+    state = np.uint64(get_i64(seed, b)) + np.uint64(simulation) * _GOLDEN
+    state = mix(state) + np.uint64(node) * _GOLDEN
     most: Any = LEAST_INT
     for a in range(num):
         if get_f32(scores, a) != top:
             continue
-        draw = np.int64(mix(place + np.uint64(a) * _GOLDEN))
+        draw = np.int64(mix(state + np.uint64(a) * _GOLDEN))
         if draw > most:
             best, most = a, draw
     return best
@@ -169,8 +170,8 @@ def gumbel(block: Any, reals: Any, b: Any, node: Any, at_root: Any) -> Any:
     total = sigma(block, reals, row, e, scores)
     if at_root:
         gumbel = get_i64(block, at.ROOT_GUMBEL) + 4 * b * num
-        place = b * get_i64(block, at.TABLE_WIDTH) + total
-        turn = get_i32(get_i64(block, at.CONSIDERED), place)
+        slot = b * get_i64(block, at.TABLE_WIDTH) + total
+        turn = get_i32(get_i64(block, at.CONSIDERED), slot)
         top = get_f32(logits, greatest(logits, num))
         for a in range(num):
             x = (get_f32(gumbel, a) + (get_f32(logits, a) - top)) + get_f32(scores, a)
@@ -180,7 +181,7 @@ def gumbel(block: Any, reals: Any, b: Any, node: Any, at_root: Any) -> Any:
         for a in range(num):
             put_f32(scores, a, get_f32(logits, a) + get_f32(scores, a))
         softmax(scores, num)
-        share = np.float32(np.int32(1) + total)
+        total_visits = np.float32(np.int32(1) + total)
         for a in range(num):
-            put_f32(scores, a, get_f32(scores, a) - np.float32(get_i32(visits, a)) / share)
+            put_f32(scores, a, get_f32(scores, a) - np.float32(get_i32(visits, a)) / total_visits)
     return best_of(scores, get_i64(block, at.MASK), e, num)

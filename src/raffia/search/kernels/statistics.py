@@ -1,7 +1,7 @@
 """What a tree knows of its nodes: values, Q and their range; compiled.
 
-Results as in raffia.search.reference, bit for bit. `block` says where all lies (layout.py), `b` is
-a root, `row` a node of all roots' nodes, `e` the place of a node's first edge.
+Results as in raffia.search.reference, bit for bit. `block` holds all addresses (layout.py), `b` is
+a root, `row` a node of all roots' nodes, `e` the index of a node's first edge.
 """
 
 # Everything here is a number to numba: types would only repeat that.
@@ -53,7 +53,7 @@ def q_of(block: Any, b: Any, child: Any) -> Any:
 
 @kernel
 def refresh(block: Any, b: Any, node: Any) -> None:
-    """Work out a node's Q anew: its children may have been reached by other ways meanwhile."""
+    """Recompute a node's Q: its children may have been reached by other ways meanwhile."""
     num, rows = get_i64(block, at.ACTIONS), get_i64(block, at.ROWS)
     row = b * rows + node
     e = row * num
@@ -78,7 +78,7 @@ def widen(block: Any, b: Any, q: Any) -> None:
 
 @kernel
 def whole_range(block: Any, b: Any, simulation: Any) -> None:
-    """The range of the Q of now."""
+    """Set the tree's range of Q from its present Q."""
     rows, num = get_i64(block, at.ROWS), get_i64(block, at.ACTIONS)
     put_f32(get_i64(block, at.Q_MIN), b, INFINITY)
     put_f32(get_i64(block, at.Q_MAX), b, -INFINITY)

@@ -1,4 +1,4 @@
-"""One simulation's two halves, compiled: `walk` down to a leaf, `backup` of what the model said.
+"""One simulation's two halves, compiled: `simulate` down to a leaf, `backup` of the model's output.
 
 `run` is many of them around a compiled model, with no Python in between. Results as in
 raffia.search.reference, bit for bit.
@@ -81,10 +81,10 @@ def edges(block: Any, row: Any, given: Any, mask: Any) -> Any:
 
 
 @kernel
-def plant(
+def instantiate(
     block: Any, num_roots: Any, value: Any, logits: Any, mask: Any, to_play: Any, counted: Any
 ) -> Any:
-    """Set the values of trees that hold their roots only.
+    """Set the values of trees with roots only.
 
     counted: what the root's own value counts, 0 (excluded), 1 (included), 2 (as a visit of 0).
     -1, or 8 * the first root whose value or logits do not fit + the field's number.
@@ -131,7 +131,7 @@ def plant(
 
 
 @kernel
-def finish(block: Any, num_roots: Any) -> None:
+def clear_unused(block: Any, num_roots: Any) -> None:
     """Clear the edges of rows that never became nodes."""
     rows, num = get_i64(block, at.ROWS), get_i64(block, at.ACTIONS)
     for b in range(num_roots):
@@ -148,8 +148,8 @@ def finish(block: Any, num_roots: Any) -> None:
 
 
 @kernel
-def walk(block: Any, reals: Any, simulation: Any, num_roots: Any) -> Any:
-    """From each root down to an action that was not tried, or to a node that ends the walk.
+def simulate(block: Any, reals: Any, simulation: Any, num_roots: Any) -> Any:
+    """Descend from each root to an untried action, or to a node that ends the simulation.
 
     How many of the new nodes are resets.
     """
@@ -177,14 +177,14 @@ def walk(block: Any, reals: Any, simulation: Any, num_roots: Any) -> Any:
             if child < 0:
                 break
             found = canonical_of(block, base + child, child)
-            met = stamp != 0 and get_i32(stamp, base + found) == simulation
-            if met or depth >= max_depth or get_u8(ended, base + found) != 0:
+            visited = stamp != 0 and get_i32(stamp, base + found) == simulation
+            if visited or depth >= max_depth or get_u8(ended, base + found) != 0:
                 leaf = found
                 break
             node = np.int64(found)
         put_i64(get_i64(block, at.PARENT_ROW), i, node * roots + b)
         put_i64(get_i64(block, at.NODE_ROW), i, (simulation + 1) * roots + b)
-        put_i64(get_i64(block, at.MOVE), i, action)
+        put_i64(get_i64(block, at.LEAF_ACTION), i, action)
         put_i32(get_i64(block, at.PATH_LENGTH), b, np.int32(depth))
         put_i32(get_i64(block, at.LEAF), b, leaf)
         reset = horizon > 0 and depth % horizon == 0
@@ -234,7 +234,7 @@ def expand(
     players = get_i64(block, at.TO_PLAY)
     if players != 0:
         before = get_i32(players, parent_row)
-        # 1 and 2 take turns, or 0 and 1: which, the root's player says
+        # 1 and 2 take turns, or 0 and 1: the root's player tells which
         both = np.int32(1) if get_i32(players, b * rows) == 0 else np.int32(3)
         player = both - before
         if to_play != 0:
@@ -270,7 +270,7 @@ def backup(
 ) -> Any:
     """Write the new nodes and add their values along the paths.
 
-    -1, or 8 * the place of the first root whose model output does not fit + the field's number.
+    -1, or 8 * the index of the first root whose model output does not fit + the field's number.
     """
     rows = get_i64(block, at.ROWS)
     for i in range(num_roots):
@@ -334,7 +334,7 @@ def run(
     """
     for i in range(num_simulations):
         num_roots = get_i64(searched, i)
-        walk(block, reals, first + i, num_roots)
+        simulate(block, reals, first + i, num_roots)
         call_step(model, context, num_roots)
         unfit = backup(block, first + i, num_roots, reward, value, logits, 0, 0, 0, 0)
         if unfit >= 0:

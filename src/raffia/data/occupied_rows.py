@@ -1,19 +1,19 @@
-"""Which rows of a storage hold something."""
+"""The set of a storage's rows that hold something."""
 
 import torch
 from torch import Tensor
 
 
-class Held:
+class OccupiedRows:
     """The set of rows that hold something; mostly these are the first ones, without a gap.
 
-    As long as there is no gap, only their number is kept. `high` is one more than the last row.
+    As long as there is no gap, only their number is stored. `high` is one more than the last row.
 
-    >>> from raffia.data.held import Held
-    >>> held = Held()
-    >>> held.add_range(0, 4)
-    >>> held.remove(torch.tensor([1, 3]))
-    >>> len(held), held.high, held.rows()
+    >>> from raffia.data.occupied_rows import OccupiedRows
+    >>> occupied = OccupiedRows()
+    >>> occupied.add_range(0, 4)
+    >>> occupied.remove(torch.tensor([1, 3]))
+    >>> len(occupied), occupied.high, occupied.rows()
     (2, 3, tensor([0, 2]))
     """
 
@@ -45,7 +45,7 @@ class Held:
         return inside & self._mask[rows.clamp(0, self.high)]
 
     def add_range(self, start: int, stop: int) -> None:
-        """Rows start..stop-1 hold something now."""
+        """Mark rows start..stop-1 as occupied."""
         if stop <= start:
             return
         if self._mask is None and start <= self.high:
@@ -57,7 +57,7 @@ class Held:
         self._settle(max(self.high, stop))
 
     def add(self, rows: Tensor) -> None:
-        """These rows, int64 [n], hold something now."""
+        """Mark rows, int64 [n], as occupied."""
         if not len(rows):
             return
         start, stop = [int(row) for row in rows.aminmax()]
@@ -71,7 +71,7 @@ class Held:
         self._settle(max(self.high, stop))
 
     def remove(self, rows: Tensor) -> None:
-        """These rows, int64 [n], hold nothing any longer; rows that held nothing do not matter."""
+        """Mark rows, int64 [n], as empty; rows that were empty do not matter."""
         rows = rows[self.contains(rows)]
         if not len(rows):
             return
@@ -84,7 +84,7 @@ class Held:
         self._settle(_last(mask, self.high) + 1)
 
     def clear(self) -> None:
-        """No row holds anything any longer."""
+        """Mark all rows as empty."""
         self.high, self._count, self._mask = 0, 0, None
 
     def _masked(self, size: int) -> Tensor:
@@ -104,8 +104,8 @@ class Held:
             self._mask = None
 
 
-class HeldInFile(Held):
-    """The rows that hold something by their marks in a file, which another process writes."""
+class OccupiedRowsInFile(OccupiedRows):
+    """The occupied rows by their marks in a file, which another process writes."""
 
     def __init__(self, marks: Tensor) -> None:
         self._stamps = marks[:, 0]

@@ -1,4 +1,4 @@
-"""Nests of tensors: a TensorDict (or tensorclass), a dict, a list, a tuple or a named tuple.
+"""Pytrees of tensors: a TensorDict (or tensorclass), a dict, a list, a tuple or a named tuple.
 
 Each kind has a class here that takes such data apart into its tensors, always in the same order,
 and puts others together in the same way.
@@ -22,14 +22,14 @@ from raffia.tensordict.tensordict import TensorDict
 Json = dict[str, Any]
 
 
-class Misfit(Exception):
-    """Data that isn't as it should be; on its way up, each nest adds the name of its entry."""
+class StructureMismatch(Exception):
+    """Data of another structure; on its way up, each node adds the name of its entry."""
 
     def __init__(self, why: str, error: type[Exception] = ValueError) -> None:
         self.path: tuple[Any, ...] = ()
         self.why, self.error = why, error
 
-    def within(self, name: Any) -> "Misfit":
+    def within(self, name: Any) -> "StructureMismatch":
         self.path = (name, *self.path)
         return self
 
@@ -38,7 +38,7 @@ class Misfit(Exception):
 
 
 def entry(path: tuple[Any, ...]) -> str:
-    """How messages name an entry.
+    """An entry's name in messages.
 
     >>> entry(("next", "obs")), entry(("obs",)), entry(())
     ("entry ('next', 'obs')", "entry 'obs'", 'the data')
@@ -46,33 +46,33 @@ def entry(path: tuple[Any, ...]) -> str:
     return f"entry {(path[0] if len(path) == 1 else path)!r}" if path else "the data"
 
 
-class Part(ABC):
-    """A tensor, or a nest of parts."""
+class PytreeSpec(ABC):
+    """The structure of a tensor, or of a pytree of tensors."""
 
     @abstractmethod
     def take(self, data: Any, out: list[Tensor]) -> None:
-        """Append the tensors of `data` to `out`; Misfit if it is no such nest."""
+        """Append the tensors of `data` to `out`; StructureMismatch if it has another structure."""
 
     @abstractmethod
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        """Such a nest over other tensors, which `leaf` gives one by one."""
+        """A pytree of this structure over other tensors, which `leaf` gives one by one."""
 
     @abstractmethod
     def paths(self) -> Iterator[tuple[Any, ...]]:
-        """Where the tensors stand, in their order."""
+        """Paths of the tensors, in their order."""
 
     @abstractmethod
     def to_json(self) -> Json:
-        """This part as JSON can hold it; `part_from_json` reads it."""
+        """The structure as JSON can hold it; `spec_from_json` reads it."""
 
 
 @dataclass(frozen=True)
-class Leaf(Part):
-    """A tensor."""
+class LeafSpec(PytreeSpec):
+    """The structure of a tensor."""
 
     def take(self, data: Any, out: list[Tensor]) -> None:
         if data.__class__ is not Tensor and not isinstance(data, Tensor):
-            raise Misfit(f"is {_kind(data)}, where a tensor is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, where a tensor is stored", TypeError)
         out.append(data)
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Tensor:
@@ -86,30 +86,30 @@ class Leaf(Part):
 
 
 @dataclass(frozen=True)
-class Nest(Part):
-    """Parts under names."""
+class NodeSpec(PytreeSpec):
+    """The structure of a node: parts under names."""
 
-    parts: dict[Any, Part]
+    parts: dict[Any, PytreeSpec]
 
     @abstractmethod
     def entries(self, data: Any) -> dict[Any, Any]:
-        """What stands under which name in `data`; Misfit if it is another kind of nest."""
+        """The entries of `data` by name; StructureMismatch if it is another kind of node."""
 
     def take(self, data: Any, out: list[Tensor]) -> None:
         entries = self.entries(data)
         parts = self.parts
         if len(entries) > len(parts):
             new = next(name for name in entries if name not in parts)
-            raise Misfit(f"is not stored here: {_stored(parts)}").within(new)
+            raise StructureMismatch(f"is not stored here: {_stored(parts)}").within(new)
         for name, part in parts.items():
             if name not in entries:
                 new = [other for other in entries if other not in parts]
                 found = f"; {', '.join(map(repr, new))} is not stored here" if new else ""
-                raise Misfit(f"is missing{found}: {_stored(parts)}").within(name)
+                raise StructureMismatch(f"is missing{found}: {_stored(parts)}").within(name)
             try:
                 part.take(entries[name], out)
-            except Misfit as misfit:
-                raise misfit.within(name) from None
+            except StructureMismatch as mismatch:
+                raise mismatch.within(name) from None
 
     def paths(self) -> Iterator[tuple[Any, ...]]:
         for name, part in self.parts.items():
@@ -120,7 +120,7 @@ class Nest(Part):
         return [[name, part.to_json()] for name, part in self.parts.items()]
 
 
-def _stored(parts: dict[Any, Part]) -> str:
+def _stored(parts: dict[Any, PytreeSpec]) -> str:
     return f"every write holds the entries of the first, {list(parts)}, and no others"
 
 
@@ -129,19 +129,19 @@ def _kind(data: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Container(Nest):
-    """A TensorDict or tensorclass."""
+class ContainerSpec(NodeSpec):
+    """The structure of a TensorDict or tensorclass."""
 
-    batch_size: torch.Size  # without the dimensions that count rows
-    names: list[str | None] | None  # of these dimensions
-    has_device: bool  # else its device is None
-    wrap: Any  # the tensorclass around it, or None
+    batch_size: torch.Size  # batch size of a row, without the dimensions that count rows
+    names: list[str | None] | None  # names of these dimensions
+    has_device: bool  # whether the container has a device
+    wrap: Any  # the tensorclass around the container, or None
 
     def entries(self, data: Any) -> dict[Any, Any]:
         if data.__class__ is TensorDict:
             return data._d
         if not isinstance(data, Node) or data._is_data():
-            raise Misfit(f"is {_kind(data)}, where a container is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, where a container is stored", TypeError)
         return _container_entries(data)
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -164,20 +164,20 @@ def _container_entries(data: Any) -> dict[str, Any]:
     """The entries of any container; those of a lazy stack are put together."""
     exclusive = {name for names in getattr(data, "_exclusive", list)() for name in names}
     if exclusive:
-        raise Misfit("is in some members of the lazy stack only").within(min(exclusive))
+        raise StructureMismatch("is in some members of the lazy stack only").within(min(exclusive))
     try:
         return data._entries()
     except RuntimeError as error:  # members of a lazy stack that differ in shape
-        raise Misfit(f"is a lazy stack that can't be made dense: {error}") from None
+        raise StructureMismatch(f"is a lazy stack that can't be made dense: {error}") from None
 
 
 @dataclass(frozen=True)
-class Dict(Nest):
-    """A plain dict."""
+class DictSpec(NodeSpec):
+    """The structure of a plain dict."""
 
     def entries(self, data: Any) -> dict[Any, Any]:
         if not isinstance(data, dict):
-            raise Misfit(f"is {_kind(data)}, where a dict is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, where a dict is stored", TypeError)
         return data
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -188,18 +188,19 @@ class Dict(Nest):
 
 
 @dataclass(frozen=True)
-class Row(Nest):
-    """A list, tuple or named tuple: its parts are named 0, 1, ..., or by their fields."""
+class SequenceSpec(NodeSpec):
+    """The structure of a list, tuple or named tuple: its parts are named 0, 1, ..., or by their
+    fields."""
 
     cls: type[Any]
 
     def entries(self, data: Any) -> dict[Any, Any]:
-        alike = type(data) is self.cls
-        if not alike and hasattr(self.cls, "_fields") and isinstance(data, tuple):
-            alike = getattr(data, "_fields", None) == self.cls._fields
-        if not alike:
+        same_type = type(data) is self.cls
+        if not same_type and hasattr(self.cls, "_fields") and isinstance(data, tuple):
+            same_type = getattr(data, "_fields", None) == self.cls._fields
+        if not same_type:
             stored = f"a {self.cls.__name__}"
-            raise Misfit(f"is {_kind(data)}, where {stored} is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, where {stored} is stored", TypeError)
         return dict(zip(_names_in(data), data, strict=True))
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -222,30 +223,38 @@ def _class_name(cls: type[Any]) -> str:
 # -------------------------------------------------------------------------------- reading off
 
 
-def part_of(data: Any, batch_dims: int) -> Part:
-    """The nest that `data` is; Misfit if it holds anything but tensors."""
+def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
+    """The structure of `data`; StructureMismatch if it holds anything but tensors."""
     if isinstance(data, Tensor):
         if isinstance(data, Node):
-            raise Misfit(
+            raise StructureMismatch(
                 "is an UnbatchedTensor, which has no rows to store; leave it out, with "
                 "td.exclude(...)",
                 TypeError,
             )
         if data.layout is not torch.strided or data.is_nested or data.is_meta:
-            raise Misfit(f"is a tensor that can't be stored: {data.layout}, on {data.device}")
+            raise StructureMismatch(
+                f"is a tensor that can't be stored: {data.layout}, on {data.device}"
+            )
         if data.dtype not in DTYPE_NAMES:
-            raise Misfit(f"is a tensor of {data.dtype}, which can't be stored", TypeError)
-        return Leaf()
+            raise StructureMismatch(
+                f"is a tensor of {data.dtype}, which can't be stored", TypeError
+            )
+        return LeafSpec()
     if isinstance(data, Node) and not data._is_data():
-        return _container_of(data, batch_dims)
+        return _container_spec(data, batch_dims)
     if isinstance(data, dict):
         for name in data:
             if not isinstance(name, (str, int)):
-                raise Misfit(f"has the key {name!r}: keys are strings or integers", TypeError)
-        return Dict(_parts(data, batch_dims))
+                raise StructureMismatch(
+                    f"has the key {name!r}: keys are strings or integers", TypeError
+                )
+        return DictSpec(_parts(data, batch_dims))
     if type(data) in (list, tuple) or (isinstance(data, tuple) and hasattr(data, "_fields")):
-        return Row(_parts(dict(zip(_names_in(data), data, strict=True)), batch_dims), type(data))
-    raise Misfit(
+        return SequenceSpec(
+            _parts(dict(zip(_names_in(data), data, strict=True)), batch_dims), type(data)
+        )
+    raise StructureMismatch(
         f"is {_kind(_plain_value(data))}, and a storage holds tensors only: make it one, with "
         "torch.as_tensor(...), or leave it out, with td.exclude(...)",
         TypeError,
@@ -256,44 +265,44 @@ def _plain_value(data: Any) -> Any:
     return data.tolist() if isinstance(data, Node) else data
 
 
-def _parts(entries: dict[Any, Any], batch_dims: int) -> dict[Any, Part]:
+def _parts(entries: dict[Any, Any], batch_dims: int) -> dict[Any, PytreeSpec]:
     parts = {}
     for name, value in entries.items():
         try:
-            parts[name] = part_of(value, batch_dims)
-        except Misfit as misfit:
-            raise misfit.within(name) from None
+            parts[name] = spec_of(value, batch_dims)
+        except StructureMismatch as mismatch:
+            raise mismatch.within(name) from None
     return parts
 
 
-def _container_of(data: Any, batch_dims: int) -> Container:
+def _container_spec(data: Any, batch_dims: int) -> ContainerSpec:
     size, names = data._batch_size[batch_dims:], data._names
-    kept = None if names is None or not any(names[batch_dims:]) else list(names[batch_dims:])
+    row_names = None if names is None or not any(names[batch_dims:]) else list(names[batch_dims:])
     wrap = type(data) if is_tensorclass(data) else None
     parts = _parts(_container_entries(data), batch_dims)
-    return Container(parts, size, kept, data._device is not None, wrap)
+    return ContainerSpec(parts, size, row_names, data._device is not None, wrap)
 
 
 # ----------------------------------------------------------------------------------- from JSON
 
 
-def part_from_json(record: Json) -> Part:
-    """The part that `to_json` wrote; ValueError, KeyError or TypeError if it is none."""
+def spec_from_json(record: Json) -> PytreeSpec:
+    """The structure that `to_json` wrote; ValueError, KeyError or TypeError if it is none."""
     kind = record["kind"]
     if kind == "tensor":
-        return Leaf()
-    parts = {_name(name): part_from_json(part) for name, part in record["parts"]}
+        return LeafSpec()
+    parts = {_name(name): spec_from_json(part) for name, part in record["parts"]}
     if kind == "container":
         size, names = torch.Size(record["batch_size"]), record["names"]
         wrap = _known_tensorclass(record["tensorclass"], parts)
-        return Container(parts, size, names, record["device"] is True, wrap)
+        return ContainerSpec(parts, size, names, record["device"] is True, wrap)
     if kind == "dict":
-        return Dict(parts)
+        return DictSpec(parts)
     if kind in ("list", "tuple") and [*parts] == [*range(len(parts))]:
-        return Row(parts, list if kind == "list" else tuple)
+        return SequenceSpec(parts, list if kind == "list" else tuple)
     if kind == "namedtuple":
-        return Row(parts, _named_tuple(record["class"], tuple(map(str, parts))))
-    raise ValueError(f"there is no nest {kind!r}")
+        return SequenceSpec(parts, _named_tuple(record["class"], tuple(map(str, parts))))
+    raise ValueError(f"there is no kind of node {kind!r}")
 
 
 def _name(name: Any) -> str | int:
@@ -302,7 +311,7 @@ def _name(name: Any) -> str | int:
     return name
 
 
-def _known_tensorclass(name: str | None, parts: dict[Any, Part]) -> Any:
+def _known_tensorclass(name: str | None, parts: dict[Any, PytreeSpec]) -> Any:
     if name is None:
         return None
     if name not in REGISTRY or not parts.keys() <= REGISTRY[name]._fields.keys():

@@ -1,4 +1,5 @@
-"""Moving rows of several tensors at once: by one kernel call, or by tensor operations."""
+"""Rows of several tensors gathered and stored together: by one kernel call, or by tensor
+operations."""
 
 import functools
 from array import array
@@ -21,8 +22,8 @@ def kernels() -> ModuleType:
     return module
 
 
-class RowMoves(Protocol):
-    """Rows of tensors `memory` [R, ...] gathered to, and stored from, tensors [M, ...] beside."""
+class RowTransfer(Protocol):
+    """Copies rows of tensors `memory` [R, ...] to and from tensors [M, ...]."""
 
     def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
         """memory[rows] -> beside, which is contiguous."""
@@ -31,12 +32,12 @@ class RowMoves(Protocol):
         """beside -> memory[rows], zeros where `reset` in the tensors that were named."""
 
 
-def row_moves(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool) -> RowMoves:
-    """The moves for these tensors; `zeroed` are the numbers of those that a reset zeroes.
+def row_transfer(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool) -> RowTransfer:
+    """The row copies for these tensors; `zeroed` are the numbers of those that a reset zeroes.
 
     >>> memory = [torch.zeros(3, 2)]
-    >>> moves = row_moves(memory, [0], compiled=False)
-    >>> moves.store(torch.tensor([2, 0]), [torch.ones(2, 2)], torch.tensor([True, False]))
+    >>> transfer = row_transfer(memory, [0], compiled=False)
+    >>> transfer.store(torch.tensor([2, 0]), [torch.ones(2, 2)], torch.tensor([True, False]))
     >>> memory[0]
     tensor([[1., 1.],
             [0., 0.],
@@ -44,28 +45,28 @@ def row_moves(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in memory)
     if compiled and on_cpu and raffia.jit.available() and 0 < len(memory) <= 62:
-        return _KernelMoves(memory, zeroed)
-    return _TensorMoves(memory, zeroed)
+        return _KernelTransfer(memory, zeroed)
+    return _TensorTransfer(memory, zeroed)
 
 
-class _TensorMoves:
+class _TensorTransfer:
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
         self._memory, self._zeroed = memory, frozenset(zeroed)
 
     def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
-        for kept, buffer in zip(self._memory, beside, strict=True):
-            torch.index_select(kept, 0, rows, out=buffer)
+        for stored, buffer in zip(self._memory, beside, strict=True):
+            torch.index_select(stored, 0, rows, out=buffer)
 
     def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
-        for number, (kept, leaf) in enumerate(zip(self._memory, beside, strict=True)):
+        for number, (stored, leaf) in enumerate(zip(self._memory, beside, strict=True)):
             if reset is not None and number in self._zeroed:
                 leaf = leaf.masked_fill(reset.view(-1, *[1] * (leaf.ndim - 1)), 0)
-            kept.index_copy_(0, rows, leaf)
+            stored.index_copy_(0, rows, leaf)
 
 
-class _KernelMoves:
+class _KernelTransfer:
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
-        self._memory = memory  # kept alive: the table holds addresses
+        self._memory = memory  # keeps alive what the table's addresses refer to
         self._num = len(memory)
         self._zeroed = sum(1 << number for number in zeroed)
         self._table = array("q", [0] * (3 * self._num))
@@ -76,21 +77,21 @@ class _KernelMoves:
         self._gather, self._store = kernels().gather, kernels().store
 
     def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
-        table, place = self._table, 1
+        table, slot = self._table, 1
         for tensor in beside:
-            table[place] = tensor.data_ptr()
-            place += 3
+            table[slot] = tensor.data_ptr()
+            slot += 3
         self._gather(self._address, self._num, rows.data_ptr(), rows.size(0))
 
     def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
-        table, place = self._table, 1
-        held = [
+        table, slot = self._table, 1
+        plain_tensors = [
             tensor if is_plain(tensor) else plain(tensor, tensor.dtype, tensor.device)
             for tensor in beside
         ]
-        for tensor in held:
-            table[place] = tensor.data_ptr()
-            place += 3
+        for tensor in plain_tensors:
+            table[slot] = tensor.data_ptr()
+            slot += 3
         if reset is None:
             self._store(self._address, self._num, rows.data_ptr(), rows.size(0), 0, 0)
         else:

@@ -1,10 +1,18 @@
-"""Windows: which rows they read, and stacks of frames that lie on the same memory."""
+"""Segments: which rows they read, and stacks of frames that lie on the same memory."""
 
 import pytest
 import torch
 
 from raffia import jit
-from raffia.data.windows import Kinds, Ring, Windows, stacked, tensor_windows, unstacked, windows
+from raffia.data.segments import (
+    Kinds,
+    Ring,
+    Segments,
+    find_segments,
+    find_segments_by_tensors,
+    stacked,
+    unstacked,
+)
 
 B, L, S = 2, 3, 4
 KINDS = Kinds(torch.tensor([True, True, False]), torch.tensor([1.0, 0.0, 0.0]), closed=2)
@@ -20,7 +28,7 @@ def ring(newest=7):
     )
 
 
-@pytest.mark.parametrize("version", [windows, tensor_windows])
+@pytest.mark.parametrize("version", [find_segments, find_segments_by_tensors])
 def test_windows_worked_by_hand(version):
     rows, found = version(ring(), KINDS, torch.tensor([0, 5]), before=2, length=3)
     assert rows.tolist() == [[0, 0, 0, 1, 2], [3, 3, 5, 4, 4]]
@@ -34,25 +42,25 @@ def test_windows_worked_by_hand(version):
 
 @pytest.mark.skipif(not jit.available(), reason="the compiled loop needs numba")
 @pytest.mark.parametrize(("before", "length"), [(0, 1), (0, 5), (3, 1), (2, 4)])
-@pytest.mark.parametrize("num_windows", [0, 1, 7])
-def test_the_compiled_loop_equals_the_tensor_operations(before, length, num_windows):
+@pytest.mark.parametrize("num_segments", [0, 1, 7])
+def test_the_compiled_loop_equals_the_tensor_operations(before, length, num_segments):
     rng = torch.Generator().manual_seed(0)
     num_rows = 11
     links = torch.randint(num_rows, (2, num_rows), generator=rng)
     kind = torch.randint(3, (num_rows,), generator=rng, dtype=torch.uint8)
-    start = torch.randint(num_rows, (num_windows,), generator=rng)
+    start = torch.randint(num_rows, (num_segments,), generator=rng)
     for newest in (10, 11, 12345):
         some = Ring(*links, kind=kind, newest=newest)
-        expected = tensor_windows(some, KINDS, start, before=before, length=length)
-        found = windows(some, KINDS, start, before=before, length=length)
+        expected = find_segments_by_tensors(some, KINDS, start, before=before, length=length)
+        found = find_segments(some, KINDS, start, before=before, length=length)
         assert torch.equal(found[0], expected[0])
-        for name, a, b in zip(Windows._fields, found[1], expected[1], strict=True):
+        for name, a, b in zip(Segments._fields, found[1], expected[1], strict=True):
             assert a.dtype is b.dtype and torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("version", [windows, tensor_windows])
+@pytest.mark.parametrize("version", [find_segments, find_segments_by_tensors])
 def test_windows_are_written_into_what_is_given(version):
-    out = Windows.empty(B, L)
+    out = Segments.empty(B, L)
     _, found = version(ring(), KINDS, torch.tensor([0, 5]), before=0, length=L, out=out)
     assert all(a is b for a, b in zip(found, out, strict=True))
     assert out.item.tolist() == [[6, 7, 2], [5, 4, -1]]

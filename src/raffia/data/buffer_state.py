@@ -1,11 +1,11 @@
-"""What a segment buffer keeps besides the rows of its storage, as a state and as a file."""
+"""The state of a segment buffer besides the rows of its storage, as tensors and as a file."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from raffia.data.episodes import Episodes
+from raffia.data.episodes import EpisodeIndex
 from raffia.data.folder import Content, Folder
 from raffia.data.segment_batches import SegmentMaker
 from raffia.data.step_priorities import StepPriorities
@@ -15,8 +15,8 @@ from raffia.tensordict.tensordict import TensorDict
 FILE = "books.safetensors"
 
 
-class Books:
-    """The episodes, the priorities, and where the generator stands, if there is one.
+class BufferState:
+    """The state of a segment buffer: episodes, priorities, and the generator, if there is one.
 
     >>> from raffia.data.segment import SegmentReplayBuffer
     >>> from raffia.data.storage import TensorStorage
@@ -25,11 +25,13 @@ class Books:
     ['episodes', 'priorities']
     """
 
-    def __init__(self, episodes: Episodes, priorities: StepPriorities, maker: SegmentMaker) -> None:
+    def __init__(
+        self, episodes: EpisodeIndex, priorities: StepPriorities, maker: SegmentMaker
+    ) -> None:
         self.episodes, self.priorities, self.maker = episodes, priorities, maker
 
     def state(self) -> dict[str, Any]:
-        """A copy of all of it, as nested dicts of tensors."""
+        """A copy of the state, as nested dicts of tensors."""
         state: dict[str, Any] = {
             "episodes": self.episodes.state(),
             "priorities": self.priorities.state(),
@@ -40,7 +42,7 @@ class Books:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless `load(state)` is possible."""
-        check_entries(state, ("episodes", "priorities"), "the books")
+        check_entries(state, ("episodes", "priorities"), "the buffer state")
         check_entries(state["episodes"], self.episodes.ENTRIES, "the episodes")
         check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
         self.episodes.check_state(state["episodes"])
@@ -53,7 +55,7 @@ class Books:
             )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave."""
+        """Load a state of `state()`."""
         self.episodes.load_state(state["episodes"])
         self.priorities.load_state(state["priorities"])
         if self.maker.generator is not None:
@@ -61,8 +63,8 @@ class Books:
 
     def files(self) -> dict[str, Content]:
         """The state as it is now, as a file for `write_folder`."""
-        books = TensorDict(self.state())
-        return {FILE: lambda path: save_file(books, path)}
+        state = TensorDict(self.state())
+        return {FILE: lambda path: save_file(state, path)}
 
     def read(self, folder: Folder) -> dict[str, Any]:
         """The state in a folder."""

@@ -1,11 +1,11 @@
-"""The loop of `raffia.data.windows.windows`, which says what it computes."""
+"""The loop of `raffia.data.segments.find_segments`, which documents what it computes."""
 
 from raffia.jit.kernel import kernel, load_i64, load_u8, load_u32, store_i64, store_u8, store_u32
 
 
 @kernel
-def windows(
-    num_windows: int,
+def find_segments(
+    num_segments: int,
     before: int,
     length: int,
     preceding: int,  # address of int64 for each row of the ring, as is following
@@ -23,19 +23,19 @@ def windows(
     mask: int,
     discount: int,  # float32
 ) -> None:
-    """Walk back and forth from each start, and say of each row what it is good for."""
+    """Follow the links back and forth from each start, and fill the entries about each row."""
     width = 8 * (before + length)
     newest_row = newest % num_rows
-    # All windows go one step, then all the next: steps that don't wait for each other overlap.
+    # All segments go one step, then all the next: steps that don't wait for each other overlap.
     for k in range(before, 0, -1):
         at = rows + 8 * k
-        for _ in range(num_windows):
+        for _ in range(num_segments):
             store_i64(at - 8, load_i64(preceding + 8 * load_i64(at)))
             at += width
     for k in range(length):
         at = rows + 8 * (before + k)
-        place = k  # in the tensors [num_windows, length]
-        for _ in range(num_windows):
+        index = k  # in the tensors [num_windows, length]
+        for _ in range(num_segments):
             inside = 1
             if k:
                 last = load_i64(at - 8)
@@ -46,10 +46,10 @@ def windows(
                 row = load_i64(at)
             number = newest - newest_row + row - (num_rows if row > newest_row else 0)
             this = load_u8(kind + row)
-            store_i64(item + 8 * place, number if inside else -1)
-            store_u8(valid + place, inside)
-            store_u8(valid_step + place, int(this < closed))
-            store_u8(mask + place, load_u8(mask_of_kind + this))
-            store_u32(discount + 4 * place, load_u32(discount_of_kind + 4 * this))
+            store_i64(item + 8 * index, number if inside else -1)
+            store_u8(valid + index, inside)
+            store_u8(valid_step + index, int(this < closed))
+            store_u8(mask + index, load_u8(mask_of_kind + this))
+            store_u32(discount + 4 * index, load_u32(discount_of_kind + 4 * this))
             at += width
-            place += length
+            index += length

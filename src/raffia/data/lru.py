@@ -1,4 +1,4 @@
-"""`Recency`: which rows were used least recently, exactly and without a sort for each eviction."""
+"""`LRUOrder`: the order of rows by their last use, exact and without a sort for each eviction."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor
 NEVER = torch.iinfo(torch.int64).max  # the stamp of a row that is not in use: never the oldest
 
 
-class Recency:
+class LRUOrder:
     """The order in which rows were last used.
 
     Each use stamps a row with the next number. The oldest rows stand in a queue, cut from the
     stamps when it runs out: every use since then gave a stamp above all of the queue's, so an entry
     whose stamp has not changed is the oldest of all. An eviction costs O(1) on average, not a sort.
 
-    >>> from raffia.data.recency import Recency
-    >>> used = Recency()
+    >>> from raffia.data.lru import LRUOrder
+    >>> used = LRUOrder()
     >>> used.touch(torch.tensor([0, 1, 2]))
     >>> used.touch(torch.tensor([0]))
     >>> used.oldest(2)
@@ -38,7 +38,8 @@ class Recency:
         self._position = 0
 
     def touch(self, rows: Tensor) -> None:
-        """Rows are used, one after the other; a row that is there twice counts as used at the last.
+        """Mark rows as used, one after the other; a row that is there twice counts as used at the
+        last.
 
         rows: int64 [N]
         """
@@ -54,7 +55,7 @@ class Recency:
         self._stamps.scatter_reduce_(0, rows, now, "amax")
 
     def drop(self, rows: Tensor) -> None:
-        """Rows are no longer in use.
+        """Mark rows as no longer in use.
 
         rows: int64 [N]
         """
@@ -80,24 +81,24 @@ class Recency:
 
     def _next(self, count: int) -> Tensor:
         """The next `count` rows of the queue whose stamps still hold, or fewer."""
-        end, window = self._position, max(2 * count, 64)  # a look at the whole queue costs O(queue)
+        end, chunk = self._position, max(2 * count, 64)  # a look at the whole queue costs O(queue)
         parts, found = [self._queue[:0]], 0
         while found < count and end < len(self._queue):
-            part = slice(end, end + window)
+            part = slice(end, end + chunk)
             rows = self._queue[part]
             fresh = rows[self._stamps[rows] == self._queued[part]]
             if not found and not len(fresh):
-                self._position = min(end + window, len(self._queue))  # stale for good
+                self._position = min(end + chunk, len(self._queue))  # stale for good
             parts.append(fresh)
             found += len(fresh)
-            end += window
+            end += chunk
         return torch.cat(parts)[:count]
 
     def state(self) -> Tensor:
-        """All there is, as one tensor: the rows in use from the oldest to the newest, int64 [len].
+        """The order as one tensor: the rows in use from the oldest to the newest, int64 [len].
 
-        >>> from raffia.data.recency import Recency
-        >>> used = Recency()
+        >>> from raffia.data.lru import LRUOrder
+        >>> used = LRUOrder()
         >>> used.touch(torch.tensor([2, 0]))
         >>> used.state()
         tensor([2, 0])
@@ -106,6 +107,6 @@ class Recency:
         return self._stamps.topk(in_use, largest=False, sorted=True).indices
 
     def load_state(self, rows: Tensor) -> None:
-        """Become what gave this `state()`."""
+        """Load a state of `state()`."""
         self.clear()
         self.touch(rows.to(self._stamps.device))

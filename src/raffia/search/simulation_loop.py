@@ -1,4 +1,4 @@
-"""The loop of a search: walk to a leaf, ask the model, back up its answer; again and again."""
+"""The loop of a search: descend to a leaf, ask the model, back up its answer; again and again."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +16,16 @@ from raffia.search.settings import Backend, ValuePrefix
 from raffia.search.state import SearchState
 
 
-class Steps(Protocol):
-    """The parts of a search that there are two versions of, with the same results."""
+class SearchSteps(Protocol):
+    """The steps of a search, as compiled kernels or as tensor operations, with the same results."""
 
-    def plant(self, root: RootOutput) -> None:
-        """Set the values of trees that hold their roots only."""
+    def instantiate(self, root: RootOutput) -> None:
+        """Set the values of trees with roots only."""
 
-    def walk(self, simulation: int, num_roots: int) -> int | None:
-        """From each root down to an untried action or to a node that ends the walk.
+    def simulate(self, simulation: int, num_roots: int) -> int | None:
+        """Descend from each root to an untried action or to a node that ends the simulation.
 
-        How many of the new nodes are resets; None: unknown.
+        Returns how many of the new nodes are resets; None: unknown.
         """
 
     def backup(
@@ -33,12 +33,12 @@ class Steps(Protocol):
     ) -> None:
         """Write the new nodes and add their values along the paths."""
 
-    def finish(self) -> None:
-        """Clear what was not used."""
+    def clear_unused(self) -> None:
+        """Clear the rows that never became nodes."""
 
 
-def make_steps(state: SearchState, backend: Backend, device: torch.device) -> Steps:
-    """The kernels where they are possible, else the tensor operations."""
+def make_steps(state: SearchState, backend: Backend, device: torch.device) -> SearchSteps:
+    """The steps of a search: kernels where they are possible, else tensor operations."""
     if backend not in ("auto", "compiled", "reference"):
         raise ValueError(f"backend={backend!r} is none of 'auto', 'compiled', 'reference'")
     if backend == "reference":
@@ -53,27 +53,28 @@ def make_steps(state: SearchState, backend: Backend, device: torch.device) -> St
     return ReferenceSteps(state)
 
 
-def simulate(
+def run_simulations(
     state: SearchState,
-    steps: Steps,
+    steps: SearchSteps,
     embeddings: Embeddings,
     root: RootOutput,
     recurrent_fn: RecurrentFn,
 ) -> None:
-    """All simulations of the state's roots, with the model called or working in their memory."""
+    """Run all simulations of the state's roots, with the model called or working in their
+    memory."""
     searched = state.num_searched()
     bound = _bound(state, embeddings, root, recurrent_fn)
     if bound is None:
-        run = _called(state, steps, embeddings, root, recurrent_fn)
+        run = _with_called_model(state, steps, embeddings, root, recurrent_fn)
     elif isinstance(steps, compiled.CompiledSteps) and hasattr(bound[0], "native"):
         return steps.run(searched, bound[0].native(), bound[1])
     else:
-        run = _in_place(steps, *bound)
+        run = _with_bound_model(steps, *bound)
     for simulation, num_roots in enumerate(searched):
         run(simulation, num_roots)
 
 
-def in_threads(
+def run_in_threads(
     num_threads: int,
     state: SearchState,
     backend: Backend,
@@ -81,14 +82,14 @@ def in_threads(
     root: RootOutput,
     recurrent_fn: RecurrentFn,
 ) -> None:
-    """The same with the roots divided among threads, which share the arrays."""
+    """Run all simulations with the roots divided among threads, which share the arrays."""
     if num_threads < 1:
         raise ValueError(f"num_threads={num_threads} must be at least 1")
 
     @torch.no_grad()  # a setting of each thread
     def run(part: SearchState) -> None:
         steps = make_steps(part, backend, state.gamma.device)
-        simulate(part, steps, embeddings.beside(), root, recurrent_fn)
+        run_simulations(part, steps, embeddings.beside(), root, recurrent_fn)
 
     parts = state.divided(num_threads)
     with ThreadPoolExecutor(len(parts)) as pool:
@@ -96,28 +97,30 @@ def in_threads(
             done.result()
 
 
-def _called(
+def _with_called_model(
     state: SearchState,
-    steps: Steps,
+    steps: SearchSteps,
     embeddings: Embeddings,
     root: RootOutput,
     recurrent_fn: RecurrentFn,
 ) -> Callable[[int, int], None]:
-    """One simulation with a model that is called on embeddings."""
+    """Make one simulation with a model that is called on embeddings."""
     state_key, answers = state.settings.transpositions, Answers(state, root)
     actions = None if root.actions is None else state.entries["actions"].transpose(0, 1)
-    searched, batch = _Searched(state), state.shape[0]
+    searched, batch = _SearchedViews(state), state.shape[0]
     elsewhere = None if embeddings.device == state.gamma.device else embeddings.device
 
     def run(simulation: int, num_roots: int) -> None:
-        resets = steps.walk(simulation, num_roots)
-        parents, children, move, reset = searched(num_roots)
+        resets = steps.simulate(simulation, num_roots)
+        parents, children, action, reset = searched(num_roots)
         rows, new_rows = parents, children
         if actions is not None:
-            move = actions[parents // batch, parents % batch, move]
+            action = actions[parents // batch, parents % batch, action]
         if elsewhere is not None:  # the trees here, the model there
-            rows, new_rows, move, reset = (x.to(elsewhere) for x in (rows, new_rows, move, reset))
-        answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), move))
+            rows, new_rows, action, reset = (
+                x.to(elsewhere) for x in (rows, new_rows, action, reset)
+            )
+        answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), action))
         output = answers.fitting(answer, num_roots)
         embeddings.store(new_rows, embedding, None if resets == 0 else reset)
         if actions is not None:
@@ -142,20 +145,20 @@ def _pair(answer: Any) -> tuple[Any, Any]:
     return answer
 
 
-class _Searched:
-    """What the roots that are still searched have in common memory: views, made when m changes."""
+class _SearchedViews:
+    """Views of the arrays of the roots still searched, made when their number m changes."""
 
     def __init__(self, state: SearchState) -> None:
         self._state, self._num = state, -1
         self._views: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def __call__(self, num: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows of the parents, of the new nodes, the actions and the resets, each [m]."""
+        """Rows of the parents and of the new nodes, the actions and the resets, each [m]."""
         if num != self._num:
             state, self._num = self._state, num
             self._views = (
                 *(state.parent_row[:num], state.node_row[:num]),
-                *(state.move[:num], state.reset[:num]),
+                *(state.leaf_action[:num], state.reset[:num]),
             )
         return self._views
 
@@ -166,7 +169,7 @@ def _bound(
     root: RootOutput,
     recurrent_fn: Any,
 ) -> tuple[Any, RecurrentOutput] | None:
-    """The model's step in the search's memory, and where it writes; None if it cannot."""
+    """The model's step in the search's memory and its output; None if it cannot work there."""
     bind, prefix = getattr(recurrent_fn, "bind", None), state.settings.value_prefix
     if bind is None or root.actions is not None or state.stamp is not None:
         return None  # it writes neither sampled actions nor keys
@@ -180,7 +183,7 @@ def _bound(
         embeddings=embeddings.all_rows(),
         parent_row=state.parent_row,
         node_row=state.node_row,
-        action=state.move,
+        action=state.leaf_action,
         reset=state.reset,
         reward=reward,
         value=value,
@@ -190,14 +193,14 @@ def _bound(
     return None if step is None else (step, RecurrentOutput(reward, value, logits))
 
 
-def _in_place(
-    steps: Steps, model: Callable[[int], None], output: RecurrentOutput
+def _with_bound_model(
+    steps: SearchSteps, model: Callable[[int], None], output: RecurrentOutput
 ) -> Callable[[int, int], None]:
-    """One simulation with a model that works in the search's memory."""
+    """Make one simulation with a model that works in the search's memory."""
     reward, value, logits = output[:3]
 
     def run(simulation: int, num_roots: int) -> None:
-        steps.walk(simulation, num_roots)
+        steps.simulate(simulation, num_roots)
         model(num_roots)
         found = RecurrentOutput(reward[:num_roots], value[:num_roots], logits[:num_roots])
         steps.backup(simulation, num_roots, found, None)
