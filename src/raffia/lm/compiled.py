@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import raffia.jit
-from raffia.lm.checks import unknown_token
+from raffia.lm.checks import check_room, unknown_token
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
@@ -83,7 +83,7 @@ class CompiledLM:
         num_rows, position = len(token), cache.length
         num_layers, num_heads, size, inner = self._sizes
         token = token.to(torch.int64).contiguous()
-        cache.check_room(num_rows, 1)
+        check_room(cache, num_rows, 1)
         keys, values = cache.memory()
         needed = num_rows * (5 * size + inner) + position + 64
         if len(self._room) < needed:
