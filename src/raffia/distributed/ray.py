@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster: of this machine, or of many. The one file that imports ray."""
+"""Workers as actors of a Ray cluster, of this machine or of many. Only this file imports ray."""
 
 from __future__ import annotations
 

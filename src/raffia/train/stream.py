@@ -10,7 +10,8 @@ from torch import Tensor
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import Act, Collector, EndedEpisode
+from raffia.train.collect import Act, Collector
+from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 
 BeginRollout = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
@@ -134,7 +135,10 @@ class OnlineStream:
 
     def _turn(self, state: TensorDict) -> None:
         act = self._act_first if self.num_env_steps < self._first else self._begin_rollout(state)
-        self.replay.extend(self.collector.collect(act, self._rollout_length))
+        self._extend(self.collector.collect(act, self._rollout_length))
+
+    def _extend(self, steps: TensorDict) -> None:
+        self.replay.extend(steps.exclude("continues"))
 
     def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
         """Write the batch's priorities back to the replay."""
