@@ -4,7 +4,7 @@ Plans for larger runs assume 20 TFLOP/s of small convolutions that are started o
 bfloat16 as CUDA graphs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.device_cost import Call, cost_of, seconds_per_call
 from benchmarks.device_figures import Effort, Figure, Group, Measure
 from benchmarks.device_run import FRAME
+from benchmarks.search_report import digits
 from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
@@ -62,6 +63,7 @@ VARIANTS = (
     Variant("graph, bfloat16", torch.bfloat16, graph=True),
     Variant("graph, bfloat16, channels last", torch.bfloat16, graph=True, channels_last=True),
 )
+ASSUMED = {"one by one, float32": 20.0, "graph, bfloat16": 60.0}  # TFLOP/s, by plans
 MakeCall = Callable[[Variant, Effort], Call]
 
 
@@ -156,6 +158,23 @@ def _measured(name: str, make: MakeCall, variant: Variant, effort: Effort) -> Fi
     timed = replayed(call, effort.device) if variant.graph else call
     seconds = seconds_per_call(timed, effort.device, effort.seconds)
     return Figure(name, seconds, {"calls": 1.0}, cost, variant.precision)
+
+
+def against_plans(figures: Iterable[Figure]) -> list[str]:
+    """What was assumed, and what the networks reached.
+
+    >>> from benchmarks.device_cost import Cost
+    >>> cost = Cost(flops=3e13)
+    >>> against_plans([Figure("tower, graph, bfloat16", 1.0, {}, cost)])
+    ['graph, bfloat16: 30.0 to 30.0 TFLOP/s, where plans assume 60']
+    """
+    found, lines = list(figures), []
+    for variant, assumed in ASSUMED.items():
+        rates = [f.cost.flops / f.seconds / 1e12 for f in found if f.name.endswith(variant)]
+        if rates:
+            least, most = digits(min(rates)), digits(max(rates))
+            lines.append(f"{variant}: {least} to {most} TFLOP/s, where plans assume {assumed:g}")
+    return lines
 
 
 GROUPS: dict[str, Group] = {"convolutions": constants}

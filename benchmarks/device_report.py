@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.device_agreement import Agreement
+from benchmarks.device_constants import against_plans
 from benchmarks.device_figures import Effort, Figure
 from benchmarks.device_limits import Limits
 from benchmarks.device_tests import Outcome
@@ -149,6 +150,8 @@ def summary(report: Report) -> str:
     if report.tests is not None:
         counts = ", ".join(f"{num} {outcome}" for outcome, num in report.tests.counts.items())
         lines.append(f"tests that need a card: {counts}")
+    if report.effort.device.type == "cuda":
+        lines += against_plans(report.figures)
     lines += [f"not seen: {what}" for what in not_seen(report)]
     return "\n".join(lines)
 

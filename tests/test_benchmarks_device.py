@@ -19,6 +19,7 @@ from benchmarks.device_checks import told
 from benchmarks.device_cost import Cost, cost_of
 from benchmarks.device_figures import Effort, Figure
 from benchmarks.device_limits import fixed_precision
+from benchmarks.device_report import Report, not_seen, summary
 from benchmarks.device_tests import MARK, Outcome
 from raffia import TensorDict
 from tests.nn.test_cudagraphs import Twin
@@ -144,6 +145,14 @@ def test_graphs_are_warmed_up_recorded_and_replayed(subject, monkeypatch):
         figure = device_constants._measured("it", make, variant, effort)
         assert twin.log[:4] == ["warm"] * 3 + ["record"] and {*twin.log[4:]} == {"replay"}
         assert figure.cost.flops > 1e7 and figure.precision == variant.precision
+
+
+def test_on_a_card_less_is_left_open():
+    card, figure = torch.device("cuda", 0), Figure("tower, graph, bfloat16", 1.0, {}, Cost(3e13))
+    report = Report(Effort(card, 3.0, small=False), Outcome({"passed": 97}, ""), figures=[figure])
+    assert not not_seen(report) and "30.0 to 30.0 TFLOP/s, where plans assume 60" in summary(report)
+    report.tests = Outcome({"skipped": 97}, "")
+    assert not_seen(report) == ["the tests that need a card: none ran"]
 
 
 @pytest.mark.gpu
