@@ -75,6 +75,8 @@ def effort_of(args: argparse.Namespace) -> Effort:
     """
     name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
+    if device.type not in ("cuda", "cpu"):
+        raise SystemExit(f"--device {name}: it measures cuda and cpu, and can't wait for others")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise SystemExit("torch sees no card here: leave --device out, or say --device cpu")

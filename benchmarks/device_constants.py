@@ -138,7 +138,7 @@ def replayed(call: Call, device: torch.device) -> Call:
 
     def again() -> object:
         replay()
-        return output  # whose memory is the graph's
+        return output, call  # the graph reads and writes what they hold
 
     return again
 

@@ -1,5 +1,6 @@
 """How fast a device can be: products of large matrices, and copies; and with which precision."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 from benchmarks.device_cost import Cost, seconds_per_call
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-BANDWIDTH = "copy"
+_PLACES: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,17 @@ def fixed_precision(name: str) -> Iterator[None]:
     (True, False)
     """
     rounded = {"float32": False, "tf32": True}[name]
-    # `fp32_precision`, which is newer, leaves a state in which torch's own reads of these raise.
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [place.allow_tf32 for place in places]
+    before = [place.allow_tf32 for place in _PLACES]
     try:
-        for place in places:
-            place.allow_tf32 = rounded
+        _set([rounded] * len(_PLACES))
         yield
     finally:
-        for place, was in zip(places, before, strict=True):
-            place.allow_tf32 = was
+        _set(before)
+
+
+def _set(rounded: list[bool]) -> None:
+    # `fp32_precision`, which is newer, leaves a state in which torch's own reads of these raise.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some releases say that there is a newer one
+        for place, value in zip(_PLACES, rounded, strict=True):
+            place.allow_tf32 = value

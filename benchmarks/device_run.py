@@ -91,7 +91,7 @@ def preset(name: str, small: bool) -> EfficientZeroRun:
     (256, 2)
     """
     config = PRESETS[name]
-    capacity = 512 if small else 4_096
+    capacity = 512 if small else 8_192
     if small:
         config = replace(
             config,
@@ -143,7 +143,8 @@ class Played:
             )
         run, num_envs = self.run, config.env.num_envs
         self.state = run.networks.init(0).to(device)
-        steps = max(40, 4 * config.replay.batch_size // num_envs)
+        # In a small replay windows overlap, so that a batch has fewer steps to search.
+        steps = max(40, config.replay.capacity // (2 * num_envs))
         run.replay.extend(run.collector.collect(run._act_first, steps))
         self.batch = self.targets()
 

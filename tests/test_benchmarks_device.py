@@ -175,5 +175,7 @@ def test_there_is_no_card_to_ask_for():
         pytest.skip("there is one")
     with pytest.raises(SystemExit, match="sees no card"):
         device.main(["--device", "cuda"])
+    with pytest.raises(SystemExit, match="cuda and cpu"):
+        device.main(["--device", "meta"])
     with pytest.raises(SystemExit, match="--list names them"):
         device.main(["--ops", "nothing"])
