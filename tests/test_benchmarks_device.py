@@ -1,13 +1,15 @@
 """The battery for a card, on the CPU: it runs, and it sees what disagrees or fails."""
 
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import device, device_constants
+from benchmarks import device, device_checks, device_constants
 from benchmarks.device_agreement import (
     Agreement,
     equal,
@@ -18,10 +20,14 @@ from benchmarks.device_agreement import (
 from benchmarks.device_checks import told
 from benchmarks.device_cost import Cost, cost_of
 from benchmarks.device_figures import Effort, Figure
+from benchmarks.device_ilql import Speaker
 from benchmarks.device_limits import fixed_precision
 from benchmarks.device_report import Report, not_seen, summary
 from benchmarks.device_tests import MARK, Outcome
 from raffia import TensorDict
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.data.sum_tree import SumTree
 from tests.nn.test_cudagraphs import Twin
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +93,74 @@ def test_failed_tests_fail_the_battery(capsys, monkeypatch):
     monkeypatch.setattr(device, "gpu_tests", lambda: Outcome({"passed": 1, "failed": 1}, "why\n"))
     status, said = run(capsys, "--ops", "^tests$")
     assert status == 1 and "why" in said and "1 passed, 1 failed" in said
+
+
+def every_second(call, change):
+    """The call, whose result is changed each second time: that of the device, in a check."""
+    count = itertools.count()
+
+    def twin(*args, **kwargs):
+        result = call(*args, **kwargs)
+        return change(result) if next(count) % 2 else result
+
+    return twin
+
+
+def differing(check):
+    return {agreement.what for agreement in check(CPU, True) if not agreement.holds}
+
+
+@pytest.mark.parametrize(
+    ("check", "where", "change", "seen"),
+    [
+        (
+            "update, cartpole",
+            (EfficientZeroLearner, "grads"),
+            lambda both: (both[0].apply(lambda x: 1.1 * x), both[1]),
+            {"grads"},
+        ),
+        (
+            "update, cartpole",
+            (EfficientZeroLearner, "apply"),
+            lambda state: state.apply(lambda x: x + 1),
+            {"apply, of the same gradients"},
+        ),
+        (
+            "search, cartpole",
+            (Planner, "root"),
+            lambda root: root._replace(prior_logits=root.prior_logits.flip(-1)),
+            {"visit counts", "root value"},
+        ),
+        (
+            "make_batch, cartpole",
+            (device_checks, "make_batch"),
+            lambda both: (both[0].apply(lambda x: x + 1), both[1]),
+            {"what is not searched", "target policy", "target value"},
+        ),
+        (
+            "ILQL generation, GPT",
+            (Speaker, "__call__"),
+            lambda said: replace(said, tokens=[[[*text, 1] for text in of] for of in said.tokens]),
+            {"texts"},
+        ),
+        (
+            "prioritised draw",
+            (SumTree, "draw"),
+            lambda drawn: (drawn[0] + 1, drawn[1]),
+            {"leaves and their values"},
+        ),
+        (
+            "TensorDict",
+            (TensorDict, "load"),
+            lambda td: td.apply(lambda x: x + 1),
+            {"loaded on the CPU"},
+        ),
+    ],
+)
+def test_each_check_sees_a_device_that_is_wrong(check, where, change, seen, monkeypatch):
+    assert not differing(device.CHECKS[check])
+    monkeypatch.setattr(*where, every_second(getattr(*where), change))
+    assert differing(device.CHECKS[check]) >= seen
 
 
 def test_what_differs_is_seen():
