@@ -40,6 +40,7 @@ WRITERS = {
     "data/torchrl_storages.py": "... in a temporary folder, removed with their storage",
     "tensordict/memmap.py": "... of a container",
     "tensordict/disk.py": "... the record goes first, so that no half of it loads",
+    "distributed/process.py": "frees shared memory",
     "train/appended.py": "files that only grow",
     "train/metrics.py": "... cut after the last whole row",
     "train/events.py": "... cut after the last whole record",

@@ -110,7 +110,7 @@ class Killing(ProcessEngine):
 
         def deadly(seconds):
             self._num_answers += 1
-            if self._num_answers % 9 == 0:
+            if self._num_answers % 9 == 0 and worker.is_alive:
                 os.kill(worker.pid, signal.SIGKILL)
                 self.num_killed += 1
             return take(seconds)

@@ -110,7 +110,7 @@ def timeline(config, folder):
             note("save", sorted(p.name for p in path.parent.iterdir()))
             return path
 
-        patch.setattr(efficientzero.api, "EfficientZeroExperiment", Noted)
+        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", Noted)
         patch.setattr(run_module, "act", noted("act", act))
         patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
         patch.setattr(run_module, "make_batch", makes_batch)

@@ -44,6 +44,14 @@ class Role(Protocol):
 
     A role draws from generators that it makes of the run's seed and the task's key, and keeps
     nothing that `load` and the tasks since do not give again.
+
+    >>> class Double:
+    ...     def load(self, state): pass
+    ...     def do(self, task, weights):
+    ...         return TensorDict(x=2 * task["x"])
+    >>> import torch
+    >>> Double().do(TensorDict(x=torch.tensor(3)), None)["x"]
+    tensor(6)
     """
 
     def load(self, state: TensorDict) -> None:
@@ -69,7 +77,11 @@ ONE_CPU = Needs()
 
 
 class Worker(Protocol):
-    """A role at work, in this process or another. Tasks are done in the order they are asked."""
+    """A role at work, in this process or another. Tasks are done in the order they are asked.
+
+    >>> worker: Worker = InlineEngine().start("raffia.distributed.check_engine:Counter", "{}", 0)
+    >>> worker.close()
+    """
 
     def load(self, state: TensorDict) -> None:
         """Have the role stand at a state, before the tasks that are asked from now on."""
@@ -89,7 +101,11 @@ class Worker(Protocol):
 
 
 class Engine(Protocol):
-    """Starts workers, and gives them weights."""
+    """Starts workers, and gives them weights; `check_engine` puts one through this contract.
+
+    >>> engine: Engine = InlineEngine()
+    >>> engine.close()
+    """
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> Worker:
         """A worker of this role.
