@@ -688,7 +688,9 @@ def test_a_function_that_does_not_say_what_it_writes():
     def rename(td):
         return td.rename_key_("a", "b")
 
-    with pytest.raises(ValueError, match=r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)"):
+    with pytest.raises(
+        ValueError, match=r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)"
+    ):
         TensorDictSequential(rename, keyed(["reward"], ["y"]), expect_in_keys=[])
     TensorDictSequential(
         WrapModule(rename, in_keys=["a"], out_keys=["b"]), keyed(["b"], ["y"]), expect_in_keys=["a"]
