@@ -89,8 +89,7 @@ def random_batch(spec: EnvSpec, batch: int, steps: int) -> TensorDict:
 
     ones = torch.ones(batch, steps + 1)
     return TensorDict(
-        observation=observations(batch),
-        next_observation=observations(batch, steps),
+        frames=observations(batch, 1 + steps),
         action=torch.randint(num_actions, (batch, steps)),
         target_policy=torch.rand(batch, steps + 1, num_actions).softmax(-1),
         target_value=20 * torch.rand(batch, steps + 1),

@@ -20,7 +20,7 @@ import torch
 import raffia
 from raffia.recipes import ALGORITHMS
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.ilql import fitted
+from raffia.recipes.ilql import with_sizes
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.train.view import PlainView
 
@@ -77,7 +77,7 @@ def read_and_learn(folder: Path, view: PlainView) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = ALGORITHMS["ilql"].presets["ilql-smoke"]
     config = replace(config, task="data", data=replace(config.data, files=(str(file),)))
-    config = fitted(config)
+    config = with_sizes(config)
     run = folder / "run"
     run.mkdir()
 

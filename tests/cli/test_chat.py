@@ -61,11 +61,11 @@ class ScriptedChat(Chat):
 
     def answer(self):
         text = self.answers.pop(0)
-        self.num_forgotten = max(0, len(self.said) - 2)
+        self.num_forgotten = max(0, len(self.utterances) - 2)
         self.cut = "" if text != "cut" else "it may say 3 tokens at once"
         for letter in text:
             yield Piece(letter, letter, 0.5, 0.25, -1.5)
-        self.said.append((text, 0.0))
+        self.utterances.append((text, 0.0))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_how_it_speaks():
     config, notices = decoding("--temperature 0.5 --top_k 3 --top-p 0.9 --adv_weight 2 --values")
     decode = config.decode
     assert (decode.temperature, decode.top_k, decode.adv_weight) == (0.5, 3, 2.0)
-    assert decode.share == 0.9
+    assert decode.effective_top_p == 0.9
     assert decode.report_all and notices == []
     assert decoding("--temperature 0")[0].decode.num_beams == 1
     alone = decoding("--adv-weight 0", method("cql", SMOKE))[0].decode

@@ -1,5 +1,6 @@
 """SegmentReplayBuffer: windows by hand, eviction, priorities, mistakes, and going on later."""
 
+import copy
 import threading
 import time
 
@@ -430,6 +431,33 @@ def test_out_is_filled_and_nothing_else():
     expected = other.sample(4)
     for key, value in expected.items():
         assert torch.equal(value, out[key]), key
+
+
+def test_memory_is_reused_where_that_is_asked_for():
+    """The same draws as without, each in the memory of the one before if it is of as many."""
+    options = [dict(reuse_memory=reuse, frame_stack=2) for reuse in (True, False)]
+    reused, plain = (
+        filled(generator=torch.Generator().manual_seed(0), **option) for option in options
+    )
+    addresses = []
+    for size in (4, 4, 4, 5, 5):
+        found, expected = reused.sample(size), plain.sample(size)
+        for key, value in expected.items():
+            assert torch.equal(value, found[key]), key
+        addresses.append({key: value.data_ptr() for key, value in found.items()})
+        found["obs"] = torch.zeros(size)  # which is not drawn into then
+        assert copy.deepcopy(reused).sample(size)["obs"].data_ptr() != addresses[-1]["obs"]
+    assert addresses[0] == addresses[1] == addresses[2] and addresses[3] == addresses[4]
+    other = make(frame_stack=2, generator=torch.Generator())
+    other.extend(steps_of(5, end="terminated").set("more", torch.arange(5)))
+    reused.load_state_dict(other.state_dict())
+    assert reused.sample(5)["more"].shape == (5, 4)  # a sample of before has no such entry
+
+
+@pytest.mark.parametrize("options", [dict(prefetch=1), dict(device="cpu")])
+def test_memory_is_not_reused_by_samples_that_are_made_ahead_or_moved(options):
+    with pytest.raises(ValueError, match="have memory of their own"):
+        make(reuse_memory=True, **options)
 
 
 def test_out_that_can_not_be_filled_is_refused_before_anything_is_drawn():

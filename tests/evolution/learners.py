@@ -115,8 +115,7 @@ def efficientzero_batch(*size, seed=1):
 
     masks = ("policy_mask", "value_mask", "value_prefix_mask", "consistency_mask")
     return TensorDict(
-        observation=normal(4),
-        next_observation=normal(K, 4),
+        frames=normal(1 + K, 4),
         action=torch.randint(A, (*size, K), generator=draw),
         target_policy=normal(K + 1, A).softmax(-1),
         target_value=3 * normal(K + 1),

@@ -247,7 +247,19 @@ def test_whole_numbers_stay_whole_and_move():
 def test_from_zero_a_number_is_drawn():
     """No factor leads away from there."""
     found = steps_of(HyperRange(0.0, 0.1), 0.0, times=5)
-    assert all(0 < number <= 0.1 for number in found[1:])
+    assert all(0 < number <= 0.1 + 1e-8 for number in found[1:])  # 0.1 in single precision
+
+
+def test_a_member_s_change_does_not_depend_on_what_the_others_become():
+    state = population()
+    config = MutationConfig(no_mutation=0, hyper=0.5, parameters=0.5, hyper_ranges=RANGES)
+    _, every = mutate(state, config, draws(3))
+    for spared in ((0,), (0, 2)):
+        _, found = mutate(state, config, draws(3), spared=spared)
+        assert [x for i, x in enumerate(found) if i not in spared] == [
+            x for i, x in enumerate(every) if i not in spared
+        ]
+    assert len({change.kind for change in every}) == 2
 
 
 # -------------------------------------------------------------------------------- parameters

@@ -58,7 +58,7 @@ class Diary:
         run, act, at_random = self.run, run_module.act, run_module.act_at_random
         make_batch, save_tree = run_module.make_batch, run_module.save_tree
 
-        def acts(planner, state, *, temperature, noise, generator=None, num_simulations=None):
+        def acts(planner, state, *, temperature, noise, seed=None, num_simulations=None):
             assert planner is run.actor
             self._note_search("act", planner, temperature, noise, num_simulations)
             return act(
@@ -66,7 +66,7 @@ class Diary:
                 state,
                 temperature=temperature,
                 noise=noise,
-                generator=generator,
+                seed=seed,
                 num_simulations=num_simulations,
             )
 

@@ -53,7 +53,7 @@ def test_a_tokenizer_that_was_made_of_data_is_made_anew_by_a_resume_alone(tmp_pa
     config = replace(
         SMOKE, task="data", data=replace(SMOKE.data, files=(write_chats(tmp_path / "chats.jsonl"),))
     )
-    config = ilql.fitted(replace(config, data=replace(config.data, tokenizer="characters")))
+    config = ilql.with_sizes(replace(config, data=replace(config.data, tokenizer="characters")))
     run = tmp_path / "run"
     ilql.train(config, run, view=Quiet())
     path = run / "tokenizer" / "raffia_tokenizer.json"

@@ -19,7 +19,7 @@ from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.lm.folder import save_gpt2
 from raffia.lm.transformer import CausalLM
 from raffia.recipes import efficientzero
-from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
+from raffia.recipes.ilql import evaluate, load_agent, resume, train, with_sizes
 from raffia.recipes.ilql.config import (
     DialogueDataConfig,
     ILQLEvaluateConfig,
@@ -248,8 +248,8 @@ def test_sizes_that_do_not_fit_are_refused_and_leave_no_folder(tmp_path):
     with pytest.raises(RunError, match="vocab_size=262, and there are 263 tokens: set it to 263"):
         train(config, tmp_path / "run", view=Quiet())
     assert not (tmp_path / "run").exists()
-    assert fitted(config).model.trunk.vocab_size == 263
-    letters = fitted(brief(wordle=WordleConfig(num_words=12, layout="letters")))
+    assert with_sizes(config).model.trunk.vocab_size == 263
+    letters = with_sizes(brief(wordle=WordleConfig(num_words=12, layout="letters")))
     with pytest.raises(ValueError, match="more than the 32 of the context"):
         train(letters, tmp_path / "run", view=Quiet())
     with pytest.raises(ValueError, match="this agent learns none: set decode.include_adv=False"):
@@ -261,7 +261,7 @@ def test_sizes_that_do_not_fit_are_refused_and_leave_no_folder(tmp_path):
 def test_games_by_letters_and_of_all_kinds(tmp_path):
     config = brief(wordle=WordleConfig(num_words=8, num_games=60, layout="letters"), num_updates=2)
     trunk = replace(config.model.trunk, block_size=80)
-    config = fitted(replace(config, model=replace(config.model, trunk=trunk)))
+    config = with_sizes(replace(config, model=replace(config.model, trunk=trunk)))
     train(config, tmp_path / "run", view=Quiet())
     assert len(rows(tmp_path / "run", "evaluate")[-1]["returns"]) == 6
     names = {game.policy for game in play_games(WordleConfig(num_games=200))}
@@ -316,7 +316,7 @@ def of_chats(chats, **changes) -> ILQLRun:
             **changes,
         }
     )
-    return fitted(config)
+    return with_sizes(config)
 
 
 def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
@@ -418,7 +418,7 @@ def test_presets_have_a_line_each_and_are_what_they_say():
     assert ILQL_PRESETS.keys() == ILQL_SUMMARIES.keys()
     for name, config in ILQL_PRESETS.items():
         if config.task == "wordle":
-            assert fitted(config) == config, name
+            assert with_sizes(config) == config, name
     assert not ILQL_PRESETS["wordle-bc"].loss.needs_values
     assert ILQL_PRESETS["wordle-filtered-bc"].keep_best == 0.1
     assert ILQL_PRESETS["wordle-single-step"].loss.tau == 0.5

@@ -9,7 +9,7 @@ import pytest
 
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLLossConfig, OptimizerConfig
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.recipes.ilql import fitted
+from raffia.recipes.ilql import with_sizes
 from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, WordleConfig
 from raffia.recipes.ilql.data import make_wordle
 from raffia.recipes.ilql.experiment import ILQLExperiment
@@ -47,8 +47,8 @@ def bases(tmp_path_factory):
 def make_bases(folder):
     data = write_chats(folder / "chats.jsonl")
     model = write_model(folder / "model", "gpt2")
-    file = fitted(of_file(data, loss=WORDLE.loss))
-    language = fitted(of_file(data, model))
+    file = with_sizes(of_file(data, loss=WORDLE.loss))
+    language = with_sizes(of_file(data, model))
     return {
         "wordle": WORDLE,
         "planned": with_all(

@@ -10,7 +10,7 @@ from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.tokenizers.tokenizer import WordTokenizer, character_tokenizer
-from raffia.recipes.ilql.chat import CannotSay, Chat, Guessing
+from raffia.recipes.ilql.chat import Chat, Guessing, UnreadableText
 from raffia.recipes.ilql.data import make_tokenizer, make_wordle
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -45,15 +45,15 @@ def asked(chat, monkeypatch):
 def test_the_agent_reads_what_rows_of_data_begin_with(monkeypatch):
     chat = chat_of(max_new_tokens=3)
     prompts = asked(chat, monkeypatch)
-    chat.say("ab")
+    chat.send("ab")
     list(chat.answer())
-    chat.say("c")
+    chat.send("c")
     list(chat.answer())
     tokenizer = chat.policy.tokenizer
-    assert [reward is None for _, reward in chat.said] == [True, False, True, False]
-    row = DataPoint.from_obs(Dialogue(chat.said[:3], terminal=False), tokenizer).tokens
+    assert [reward is None for _, reward in chat.utterances] == [True, False, True, False]
+    row = DataPoint.from_obs(Dialogue(chat.utterances[:3], terminal=False), tokenizer).tokens
     assert prompts[-1] == row and row[0] == tokenizer.bos_token_id
-    chat.said.clear()
+    chat.utterances.clear()
     list(chat.answer())  # it begins
     assert prompts[-1] == [tokenizer.boa_token_id]
 
@@ -62,8 +62,8 @@ def test_pieces_are_the_text_and_tell_the_values():
     for tokenizer in (character_tokenizer(["abc"]), WordTokenizer.from_texts(["a b c"])):
         chat = chat_of(tokenizer, max_new_tokens=6)
         said = list(chat.answer())
-        assert "".join(piece.text for piece in said) == chat.said[0][0]
-        assert all(0 < piece.share <= 1 and piece.v is not None for piece in said)
+        assert "".join(piece.text for piece in said) == chat.utterances[0][0]
+        assert all(0 < piece.probability <= 1 and piece.v is not None for piece in said)
     chat = chat_of(include_adv=False, max_new_tokens=2)
     assert all(piece.v is None and piece.advantage is None for piece in chat.answer())
 
@@ -90,12 +90,12 @@ def test_half_a_character_is_held_back():
 
 def test_another_answer_is_to_the_same():
     chat = chat_of(max_new_tokens=8, block_size=64)
-    chat.say("ab")
+    chat.send("ab")
     texts = set()
     for _ in range(4):
         list(chat.answer())
-        texts.add(chat.said[-1][0])
-        assert chat.take_back() and chat.said == [("ab", None)]
+        texts.add(chat.utterances[-1][0])
+        assert chat.take_back() and chat.utterances == [("ab", None)]
     assert len(texts) > 1 and not chat.take_back()
 
 
@@ -103,26 +103,26 @@ def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
     chat = chat_of(max_new_tokens=4, block_size=24)
     prompts = asked(chat, monkeypatch)
     for _ in range(6):
-        chat.say("abca")
+        chat.send("abca")
         list(chat.answer())
         assert len(prompts[-1]) + chat.room <= 24
-    seen = chat.said[chat.num_forgotten : -1]
+    seen = chat.utterances[chat.num_forgotten : -1]
     row = DataPoint.from_obs(Dialogue(seen, terminal=False), chat.policy.tokenizer).tokens
-    assert 0 < chat.num_forgotten < len(chat.said) - 1 and prompts[-1] == row
-    assert len(chat.said) == 12
-    chat.said.clear()
+    assert 0 < chat.num_forgotten < len(chat.utterances) - 1 and prompts[-1] == row
+    assert len(chat.utterances) == 12
+    chat.utterances.clear()
     list(chat.answer())
     assert chat.num_forgotten == 0
 
 
 def test_what_can_not_be_said():
     chat = chat_of(block_size=16)
-    with pytest.raises(CannotSay, match="^there is no token for 'x' in 'ax'$"):
-        chat.say("ax")
-    with pytest.raises(CannotSay, match="18 tokens; with an answer.* of 16 has room for 12"):
-        chat.say("a" * 16)
-    assert chat.said == []
-    chat.say("a" * 10)
+    with pytest.raises(UnreadableText, match="^there is no token for 'x' in 'ax'$"):
+        chat.send("ax")
+    with pytest.raises(UnreadableText, match="18 tokens; with an answer.* of 16 has room for 12"):
+        chat.send("a" * 16)
+    assert chat.utterances == []
+    chat.send("a" * 10)
     assert len(list(chat.answer())) <= 4
 
 
@@ -132,12 +132,12 @@ def test_an_answer_without_an_end_says_why():
     with torch.no_grad():
         embeddings[chat.policy.tokenizer.eoa_token_id] = 0
     list(chat.answer())
-    assert chat.cut == "it may say 2 tokens at once"
+    assert chat.cut == "it may generate 2 tokens at a time"
     chat.policy.config = replace(chat.policy.config, max_new_tokens=None)
     list(chat.answer())
     assert chat.cut == "its context of 24 tokens is full"
     list(chat.answer())  # after an answer that filled it
-    assert len(chat.said) == 3
+    assert len(chat.utterances) == 3
 
 
 def guessing(secret=None):
@@ -166,9 +166,9 @@ def test_a_word_must_agree_with_the_colours_so_far():
     game.guess = first
     game.answer("ggggg")
     with pytest.raises(ValueError, match=f"for {second}, {first} gets .*, and got ggggg"):
-        game.tell(second)
+        game.reveal(second)
     assert game.secret is None
-    game.tell(first)
+    game.reveal(first)
     assert game.observation.won
 
 

@@ -10,11 +10,11 @@ from raffia.algorithms.ilql.config import DecodeConfig, method
 from raffia.algorithms.ilql.scores import qvs_of
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
-from raffia.recipes.ilql import evaluate, fitted, resume, train
+from raffia.recipes.ilql import evaluate, resume, train, with_sizes
 from raffia.recipes.ilql import experiment as ilql_run
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
 from raffia.recipes.ilql.data import make_corpus
-from raffia.recipes.ilql.dialogues import pieces, seen_dialogues, told_data, write_dialogues
+from raffia.recipes.ilql.dialogues import data_summary, pieces, scored_dialogues, write_dialogues
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from tests.recipes.runs import Quiet, terminate
@@ -66,7 +66,7 @@ def test_the_page_shows_them(run):
 def test_numbers_are_those_of_the_networks(run):
     config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
     corpus, networks = make_corpus(config, None), Networks(config)
-    game = [one for one in seen_dialogues(networks, corpus, config)["dialogues"]][4]
+    game = [one for one in scored_dialogues(networks, corpus, config)["dialogues"]][4]
     data = corpus.learnt
     texts = [pieces(corpus.tokenizer, data[n].tokens) for n in range(len(data))]
     point = data[texts.index(game["tokens"])]
@@ -108,7 +108,7 @@ def test_a_resumed_run_writes_the_same(run, tmp_path):
 
 def test_a_policy_alone_has_log_probabilities_and_no_values():
     config = method("bc", brief())
-    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
+    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
     assert not record["values"]
     for one in record["dialogues"]:
         assert "v" not in one
@@ -119,7 +119,7 @@ def test_a_policy_alone_has_log_probabilities_and_no_values():
 
 def test_values_alone_have_no_log_probabilities():
     config = method("cql", brief())
-    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
+    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
     action = record["dialogues"][4]["actions"][0]
     assert "log_prob" not in action and action["others"][0].keys() == {"token", "q"}
     q = [other["q"] for other in action["others"]]
@@ -140,13 +140,13 @@ def chats(tmp_path, long=False):
         data=DialogueDataConfig(files=(str(path),), held_out=0.5),
         model=replace(brief().model, trunk=trunk),
     )
-    return fitted(config)
+    return with_sizes(config)
 
 
 def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
     config = chats(tmp_path)
     corpus = make_corpus(config, None)
-    record = seen_dialogues(Networks(config), corpus, config)
+    record = scored_dialogues(Networks(config), corpus, config)
     assert [one["source"] for one in record["dialogues"]] == ["held out"] * 4
     assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
     one = record["dialogues"][-1]
@@ -165,7 +165,7 @@ def test_utterances_are_decisions_where_they_are_actions(tmp_path):
         decode=DecodeConfig(include_adv=False),
     )
     corpus, networks = make_corpus(config, None), Networks(config)
-    one = seen_dialogues(networks, corpus, config)["dialogues"][-1]
+    one = scored_dialogues(networks, corpus, config)["dialogues"][-1]
     (action,) = one["actions"]
     said = one["tokens"][action["first"] : action["last"] + 1]
     assert said[-1] == "</a>" and "".join(said[:-1]).endswith(f"{one['return']:.0f}")
@@ -181,7 +181,7 @@ def test_utterances_are_decisions_where_they_are_actions(tmp_path):
 
 def test_long_dialogues_are_cut(tmp_path):
     config = chats(tmp_path, long=True)
-    record = seen_dialogues(Networks(config), make_corpus(config, None), config)
+    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
     for one in record["dialogues"]:
         assert len(one["tokens"]) == 300 and one["cut"] and len(one["actions"]) < 300
         assert not one["ended"] and isinstance(one["v"][-1], float)  # its value counts on
@@ -189,7 +189,7 @@ def test_long_dialogues_are_cut(tmp_path):
 
 def test_the_best_rows_are_told_of_where_only_they_are_learnt_from():
     config = method("filtered_bc", brief())
-    data = told_data(make_corpus(config, None), config)
+    data = data_summary(make_corpus(config, None), config)
     assert (data["num_rows"], data["learnt"]["num_rows"]) == (200, 20)
     assert data["learnt"]["mean_return"] > data["mean_return"] + 1
     assert data["low"] < data["mean_return"] < data["high"]
@@ -214,7 +214,7 @@ def test_texts_of_tokens_make_the_text_of_the_utterance():
 def test_it_can_be_interrupted():
     config = brief()
     with pytest.raises(Interrupted):
-        seen_dialogues(Networks(config), make_corpus(config, None), config, stop=lambda: True)
+        scored_dialogues(Networks(config), make_corpus(config, None), config, stop=lambda: True)
 
 
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):

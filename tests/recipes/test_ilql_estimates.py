@@ -18,7 +18,7 @@ from raffia.algorithms.ilql.config import (
     method,
 )
 from raffia.cli.ilql import figures, table
-from raffia.recipes.ilql import evaluate, fitted, load_agent, train
+from raffia.recipes.ilql import evaluate, load_agent, train, with_sizes
 from raffia.recipes.ilql.config import DialogueDataConfig
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, Replies, fitness_of, with_estimate
 from raffia.recipes.ilql.experiment import ILQLExperiment
@@ -34,7 +34,7 @@ from .runs import Quiet
 def population(tmp_path, **changes):
     ranges = ("tau=0.5..0.95", "q_weight=0.1..2")
     config = of_file(write_chats(tmp_path / "chats.jsonl"), **changes)
-    return fitted(replace(config, population=PopulationConfig(size=3, ranges=ranges)))
+    return with_sizes(replace(config, population=PopulationConfig(size=3, ranges=ranges)))
 
 
 def rows(folder, kind):
@@ -84,7 +84,7 @@ def test_members_are_held_against_the_policy_that_knows_the_data_best():
 
 
 def test_the_best_checkpoint_is_surely_better_than_the_logs_or_the_newest(tmp_path):
-    config = fitted(of_file(write_chats(tmp_path / "chats.jsonl")))
+    config = with_sizes(of_file(write_chats(tmp_path / "chats.jsonl")))
     train(config, tmp_path / "run", view=Quiet())
     told = rows(tmp_path / "run", "evaluate")
     assert [row["update"] for row in told] == [3, 6]
@@ -99,7 +99,7 @@ def test_the_best_checkpoint_is_surely_better_than_the_logs_or_the_newest(tmp_pa
 
 
 def test_an_evaluation_says_what_it_is_and_what_it_is_not(tmp_path):
-    config = fitted(of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3))
+    config = with_sizes(of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3))
     train(config, tmp_path / "run", view=Quiet())
     text = table(figures(evaluate(tmp_path / "run", episodes=5)))
     assert "return when decoding, estimated" in text and "do not say how well it speaks" in text
@@ -120,7 +120,7 @@ def test_where_nothing_can_be_estimated_the_loss_is_left_and_that_is_said(change
                 model=replace(config.model, per_token=False),
                 loss=replace(config.loss, cql_weight=0.0),
             )
-    train(fitted(config), tmp_path / "run", view=Quiet())
+    train(with_sizes(config), tmp_path / "run", view=Quiet())
     found = evaluate(tmp_path / "run", episodes=5)
     assert found.held_out["score"] == -found.held_out["loss"]
     assert "No return is estimated" in table(figures(found))
@@ -148,7 +148,7 @@ def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path
         batch_size=64,
         evaluate=replace(base.evaluate, every_updates=200),
     )
-    train(fitted(config), tmp_path / "run", view=Quiet())
+    train(with_sizes(config), tmp_path / "run", view=Quiet())
     told = rows(tmp_path / "run", "evaluate")
     exact = {}
     for which in ("best", "newest"):

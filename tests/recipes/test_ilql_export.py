@@ -14,7 +14,7 @@ from raffia.files import DamagedFileError
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.ilql import fitted, load_agent, train
+from raffia.recipes.ilql import load_agent, train, with_sizes
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, LoRAConfig
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -47,7 +47,7 @@ def run_of(folder, **changes):
         batch_size=4,
         evaluate=replace(SMOKE.evaluate, num_episodes=4),
     )
-    config = fitted(replace(config, **changes))
+    config = with_sizes(replace(config, **changes))
     train(config, folder, view=PlainView(io.StringIO()))
     return config
 
@@ -116,7 +116,7 @@ def test_wordle(changes, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "implicit language Q-learning (ILQL, tau 0.6)" in card
     assert "200 games of Wordle with 12 words by scripted players (15 % expert" in card
-    assert "- as it speaks in the run: mean return -" in card and "needs the value heads" in card
+    assert "- as it decodes in the run: mean return -" in card and "needs the value heads" in card
 
 
 def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys):

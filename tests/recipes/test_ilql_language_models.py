@@ -10,7 +10,7 @@ import torch
 
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import merge_lora
-from raffia.recipes.ilql import evaluate, fitted, load_agent, resume, train
+from raffia.recipes.ilql import evaluate, load_agent, resume, train, with_sizes
 from raffia.recipes.ilql.config import LoRAConfig
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.run_folder import read_run
@@ -39,7 +39,7 @@ def place(tmp_path_factory):
 
 
 def config_of(place, kind, **changes):
-    return fitted(of_file(str(place / "chats.jsonl"), str(place / kind), **changes))
+    return with_sizes(of_file(str(place / "chats.jsonl"), str(place / kind), **changes))
 
 
 def numel(nest: TensorDict) -> int:
@@ -155,7 +155,7 @@ def test_embeddings_learn_where_tokens_were_added(place, tmp_path):
     }
     full = write_model(tmp_path / "full", "llama", vocab_size=NUM_TOKENS)
     other = of_file(str(place / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
-    assert fitted(other).lora.learn_embeddings is False
+    assert with_sizes(other).lora.learn_embeddings is False
 
 
 def test_the_kept_model_is_checked(place, tmp_path):
@@ -203,7 +203,7 @@ def test_networks_of_another_kind_are_refused(place, tmp_path):
     train(config, tmp_path / "run", view=Quiet())
     with pytest.raises(ValueError, match="Networks\\(config, making=making_of"):
         Networks(config).refresh(last(tmp_path / "run").tensors("state"))
-    with pytest.raises(ValueError, match="sizes alone do not say what model it is"):
+    with pytest.raises(ValueError, match="sizes alone do not define the model"):
         Networks(config_of(place, "llama"))
 
 
@@ -218,7 +218,7 @@ def test_what_can_not_be_is_refused(place, tmp_path):
     assert not (tmp_path / "run").exists()
     unsettled = config_of(place, "llama", lora=LoRAConfig(rank=2))
     unsettled = replace(unsettled, lora=LoRAConfig(rank=2))
-    with pytest.raises(RunError, match="learn_embeddings is not settled"):
+    with pytest.raises(RunError, match="learn_embeddings is not set"):
         train(unsettled, tmp_path / "run", view=Quiet())
     wrong = config_of(place, "llama", lora=LoRAConfig(rank=2, layers=("qkv",)))
     with pytest.raises(ValueError, match=r"no linear layer is called \['qkv'\]: there are"):
@@ -230,19 +230,19 @@ def test_models_that_do_not_speak_are_refused(place, tmp_path):
     from transformers import T5Config
 
     for data, error in [
-        (T5Config().to_dict(), "'t5', and none of that kind says token after token"),
+        (T5Config().to_dict(), "'t5', and none of that kind generates token after token"),
         ({"model_type": "gpt9"}, "'gpt9', which transformers .* does not know"),
     ]:
         folder = tmp_path / data["model_type"]
         shutil.copytree(place / "llama", folder)
         (folder / "config.json").write_text(json.dumps(data))
         with pytest.raises(ValueError, match=error):
-            fitted(of_file(str(place / "chats.jsonl"), str(folder)))
+            with_sizes(of_file(str(place / "chats.jsonl"), str(folder)))
     odd = tmp_path / "odd"
     shutil.copytree(place / "gpt2", odd)
     settings = json.loads((odd / "config.json").read_text()) | {"activation_function": "mish"}
     (odd / "config.json").write_text(json.dumps(settings))
     with pytest.raises(RunError, match="--model.trunk.kind transformers"):
-        fitted(of_file(str(place / "chats.jsonl"), str(odd)))
+        with_sizes(of_file(str(place / "chats.jsonl"), str(odd)))
     own = with_trunk(of_file(str(place / "chats.jsonl"), str(odd)), kind="transformers")
-    assert fitted(own).model.trunk.n_layer == 2
+    assert with_sizes(own).model.trunk.n_layer == 2

@@ -9,7 +9,7 @@ import pytest
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.lm.data.dialogue import Dialogue
-from raffia.recipes.ilql import fitted, load_agent, train
+from raffia.recipes.ilql import load_agent, train, with_sizes
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 FIRST = ["sorry to hear that", "what is the order number?", "not our problem"]
@@ -44,7 +44,7 @@ def test_a_help_desk_is_learnt_from_careless_answers(tmp_path):
         model=replace(run.model, trunk=TrunkConfig(n_layer=2, n_head=2, n_embd=64, block_size=128)),
         num_updates=2_400,
     )
-    assert train(fitted(run), tmp_path / "run").update == 2_400
+    assert train(with_sizes(run), tmp_path / "run").update == 2_400
     agent = load_agent(tmp_path / "run")
     agent.config = replace(agent.config, adv_weight=16.0)
     for end, answer in (("!!", SECOND[0]), ("", SECOND[1])):

@@ -13,7 +13,7 @@ from raffia.cli import main
 from raffia.functional.clipping import global_norm
 from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
-from raffia.recipes.ilql import fitted, resume, train
+from raffia.recipes.ilql import resume, train, with_sizes
 from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.ilql.sizes import with_threads
@@ -100,7 +100,7 @@ def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(her
     config = with_trunk(
         of_file(write_chats(here / "chats.jsonl"), num_micro_batches=2), dropout=0.2
     )
-    config = fitted(replace(config, model=replace(config.model, policy="separate")))
+    config = with_sizes(replace(config, model=replace(config.model, policy="separate")))
     train(config, here / "straight", view=Quiet())
     state = torch.get_rng_state()
     train(config, here / "run", view=Quiet({3: terminate}))
@@ -121,7 +121,7 @@ def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(her
 
 def test_other_words_of_the_same_length_and_reward_are_noticed(here):
     data = Path(write_chats(here / "chats.jsonl"))
-    config = fitted(of_file(str(data)))
+    config = with_sizes(of_file(str(data)))
     train(config, here / "run", view=Quiet({3: terminate}))
     data.write_text(data.read_text().replace('"3 ', '"4 '))
     with pytest.raises(RunError, match="has learnt from other rows than those that are there now"):
@@ -187,7 +187,7 @@ BAD = {
             ["the folder has no tokenizer.json. With transformers"],
         ),
         ("--data chats.jsonl --model torn", ["no tensor 'h.2.", "are not of the same model"]),
-        ("--data chats.jsonl --data.tokenizer gone", ["nothing lies there; give a tokenizer's"]),
+        ("--data chats.jsonl --data.tokenizer gone", ["nothing is there; give a tokenizer's"]),
         ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 goes on from", "--model FOLDER"]),
         ("--data gone.jsonl", ["there is no file gone.jsonl"]),
         ("--data one.jsonl", ["1 row can't be split", "give 2 or more"]),

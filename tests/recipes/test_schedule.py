@@ -99,7 +99,7 @@ def test_priorities_are_the_distance_of_values_and_targets(tmp_path):
     for state, batch, metrics in zip(diary.states, diary.batches, diary.metrics, strict=True):
         planner.refresh(state)
         model = planner._snapshot
-        value = model.root(batch["observation"], None, None, None).value
+        value = model.root(batch["frames"][:, 0], None, None, None).value
         distance = (value - batch["target_value"][:, 0]).abs()
         torch.testing.assert_close(metrics["priority"], distance, rtol=1e-3, atol=1e-3)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero.config import OptimizerConfig
+from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.envs.config import EnvConfig
 from raffia.envs.make import make_env
 from raffia.learner import Accumulate
@@ -96,7 +97,7 @@ def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyze(tm
     rewards, prefixes = (played.batches[0]["target_value_prefix"] for played in (plain, efficient))
     assert set(rewards.unique().tolist()) <= {0.0, 1.0}  # CartPole gives 1 at each step
     assert prefixes.max() == 5 and rewards[:, 0].equal(prefixes[:, 0])
-    assert "next_observation" not in plain.batches[0].keys()
+    assert plain.batches[0]["frames"].shape[1] == 1 < efficient.batches[0]["frames"].shape[1]
     assert "consistency_loss" not in plain.metrics[0].keys()
 
 
@@ -158,7 +159,9 @@ def test_images_are_shifted_and_brightened(kinds, tmp_path):
         replay={"batch_size": 4},
     )
     played = Played(config, tmp_path / "run")
-    batch = played.batches[-1]
+    spec = played.run.env.spec
+    assert played.batches[-1]["frames"].dtype is spec.observation_dtype
+    batch = with_observations(played.batches[-1], spec, frame_stack=2)
     channels = 2 * played.run.env.spec.observation_shape[0]
     for name, lead in (("observation", (4,)), ("next_observation", (4, 2))):
         assert batch[name].shape == (*lead, channels, 10, 10)
@@ -166,7 +169,10 @@ def test_images_are_shifted_and_brightened(kinds, tmp_path):
         assert batch[name].dtype == (torch.float32 if "intensity" in kinds else kept)
     windows = played.windows(4)
     state = played.watched.state
-    twice = [played.run._make_batch(state, windows)["observation"] for _ in range(2)]
+    twice = [
+        with_observations(played.run._make_batch(state, windows), spec, 2)["observation"]
+        for _ in range(2)
+    ]
     assert twice[0].equal(twice[1])  # the same update, the same draws
     plain = windows["observation"][:, 0].flatten(1, 2)
     assert twice[0].equal(plain) == (not kinds)
@@ -179,7 +185,10 @@ def test_frames_are_stacked_and_the_newest_is_the_last(tmp_path):
     assert seen.shape[2:] == (3, 4)
     both = windows["valid_step"][:, 1]
     assert seen[both, 1, :2].equal(seen[both, 0, 1:])
-    assert played.batches[0]["observation"].shape[1:] == (12,)
+    frames = played.batches[0]["frames"]
+    assert frames.shape[1:] == (3 + 5, 4)
+    found = with_observations(played.batches[0], played.run.env.spec, 3)
+    assert found["observation"].equal(frames[:, :3].flatten(1))
 
 
 def test_priorities_change_what_is_drawn(tmp_path):

@@ -136,7 +136,7 @@ class TestFolder:
             row["new"] = torch.zeros(row.batch_size)
         row.set_("a", torch.full(row.batch_size, 7.0))
         assert (take(TensorDict.load_memmap(tmp_path))["a"] == 7).all()
-        with pytest.raises(AttributeError, match="saved_path"):
+        with pytest.raises(AttributeError, match="saved.path"):
             _ = row.saved_path
         row.unlock_()["new"] = torch.zeros(row.batch_size)
         assert not row.is_memmap() and m.is_memmap()

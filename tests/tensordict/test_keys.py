@@ -555,6 +555,18 @@ class TestRemove:
         assert td.clear() is td
         assert list(td.keys()) == [] and td.batch_size == (B, T)
 
+    def test_select_in_place_removes_all_or_nothing(self):
+        td = TensorDict(a=1, n=dict(b=2, m=dict(c=3, d=4)), o=dict(e=5))
+        td["n", "m"].lock_()
+        with pytest.raises(RuntimeError, match="locked"):
+            td.select("a", ("n", "m", "c"), inplace=True)
+        assert len(list(td.keys(True, True))) == 5
+        kept = td.unlock_()["n"]
+        td["n", "m"].unlock_()
+        assert td.select("a", ("n", "m", "c"), ("n", "m"), inplace=True) is td
+        assert list(td.keys(True)) == ["a", ("n", "m", "c"), ("n", "m", "d"), ("n", "m"), "n"]
+        assert td["n"] is kept
+
     def test_filter_empty(self):
         td = TensorDict({"a": {"b": {}}, "c": 1, "d": {"e": 1, "f": {}}})
         assert td.filter_empty_() is td

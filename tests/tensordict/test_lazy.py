@@ -6,6 +6,7 @@ part, and in each part an entry that no other has.
 """
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -246,6 +247,17 @@ class TestRead:
     def test_padded_alike_entries_are_just_stacked(self):
         td = unlike()
         assert (td.get("a", as_padded_tensor=True) == td["a"]).all()
+
+    def test_nested_tensor_by_its_own_method_is_strided(self):
+        td = unlike()
+        got = td.get_nestedtensor("h", layout=torch.jagged)
+        assert got.layout is torch.jagged
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that strided ones are a prototype
+            got = td.get_nestedtensor("h")
+        assert got.layout is torch.strided and got.is_nested
+        for row, part in zip(td.get("h", as_list=True), got.unbind(), strict=True):
+            assert torch.equal(row, part)
 
     def test_as_nested_tensor(self):
         got = unlike().get("h", as_nested_tensor=True, layout=torch.jagged)
@@ -1631,6 +1643,38 @@ class TestMembersOfUnlikeShape:
             member["n"] = {}
         assert "n" not in td.filter_empty_().keys()
         assert list(td.separates("a").keys()) == ["a"] and "a" not in td.keys()
+
+    def test_prune_leaves_what_some_members_have(self):
+        td = lazy_stack([TensorDict(n=dict(a=1), e=dict()), TensorDict(n=dict(b=dict()), e=dict())])
+        assert td.filter_empty_() is td
+        assert [list(member.keys(True)) for member in td.tensordicts] == [[("n", "a"), "n"], []]
+        td = TensorDict(l=lazy_stack([TensorDict(a=1), TensorDict(b=1)]), e=lazy_stack([td[1]] * 2))
+        assert list(td.filter_empty_().keys()) == ["l"] and td["l"][1]["b"] == 1
+
+    def test_class_of_an_entry_that_not_all_have(self):
+        td = lazy_stack([TensorDict(a=dict(b=1), c=1), TensorDict(a=dict(b=1, d=2))])
+        assert td.entry_class(("a", "b")) is torch.Tensor
+        assert td.entry_class("a") is LazyStackedTensorDict
+        for key in ("c", ("a", "d"), ("a", "b", "x"), ("x", "y")):
+            with pytest.raises(KeyError):
+                td.entry_class(key)
+        with pytest.raises(KeyError):
+            lazy_stack([TensorDict()])[:0].entry_class("a")
+
+    def test_new_levels_below_levels_that_not_all_have(self):
+        one, two = TensorDict(a=dict(b=1)), TensorDict(a=dict(b=1, n=dict(c=2)))
+        td = lazy_stack([one, two])
+        td["a", "m", "x"] = torch.arange(2)
+        assert one["a", "m", "x"] == 0 and two["a", "m", "x"] == 1 and two["a", "n", "c"] == 2
+        two["a", "m"].lock_()
+        with pytest.raises(RuntimeError, match="locked"):
+            td["a", "m", "y"] = torch.arange(2)
+        assert "y" not in one["a", "m"].keys()
+        with pytest.raises(KeyError):
+            td["a", "b", "x"] = torch.arange(2)
+        names = lazy_stack([TensorDict(batch_size=[3], names=["t"]) for _ in range(2)])
+        names["n", "m", "x"] = torch.zeros(2, 3)
+        assert names["n", "m"].names == [None, "t"] and names[0]["n", "m"].names == ["t"]
 
     def test_filter_non_tensor_data(self):
         td = unlike()

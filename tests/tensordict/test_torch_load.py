@@ -173,6 +173,9 @@ def test_what_is_read_of_a_mapped_file_is_not_written_to_it(tmp_path):
     back["a"].zero_()
     assert td["a"].sum() == 15 and back["part"].tolist() == [4, 5]
     assert through(td)["a"].sum() == 15 and through(td).is_locked
+    assert not through(td).is_memmap() and not through(td).is_shared()
+    with pytest.raises(AttributeError, match="saved path"):
+        through(td).saved_path  # noqa: B018
     trusted = through(td, weights_only=False)
     assert trusted.is_memmap()
     trusted["a"].zero_()

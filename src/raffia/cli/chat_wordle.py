@@ -84,7 +84,7 @@ itself can be typed later, too.
             self._anew(word)
         else:
             try:
-                self.game.tell(word)
+                self.game.reveal(word)
             except ValueError as error:
                 self.print_line(f"That can't be your word: {error}. /undo takes colours back.")
                 return
@@ -169,5 +169,5 @@ itself can be typed later, too.
             self.print_line(filled(f"{len(left)} fit so far: {' '.join(left)}", 76))
 
     def _anew(self, secret: str | None) -> None:
-        self.game = self.game.anew(secret)
+        self.game = self.game.new_game(secret)
         self.question = Game.question

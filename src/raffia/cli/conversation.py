@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from raffia.cli.style import columns, paint, printable
-from raffia.recipes.ilql.chat import CannotSay, Chat, Piece
+from raffia.recipes.ilql.chat import Chat, Piece, UnreadableText
 
 __all__ = ["Conversation", "Session", "shade", "values_table"]
 
@@ -48,7 +48,7 @@ def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
         rows.append(
             [
                 printable(text or piece.name)[:WIDEST_TOKEN],
-                f"{100 * piece.share:.0f} %",
+                f"{100 * piece.probability:.0f} %",
                 f"{piece.v:.2f}",
                 f"{piece.advantage or 0.0:+.2f}",
             ]
@@ -220,8 +220,8 @@ You type for the agent's environment; the agent answers.
 
     def _sent(self, text: str) -> bool:
         try:
-            self.chat.say(text)
-        except CannotSay as error:
+            self.chat.send(text)
+        except UnreadableText as error:
             self.remark(f"the agent can't read this: {error}")
             return False
         return True
@@ -249,6 +249,6 @@ You type for the agent's environment; the agent answers.
         self._answer()
 
     def _new(self) -> None:
-        self.chat.said.clear()
+        self.chat.utterances.clear()
         self._forgotten = 0
         self.remark("all is forgotten")

@@ -112,10 +112,10 @@ class ILQLCommands(AlgorithmCommands):
 
     def with_data_settings(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
         """The config with the vocabulary's size of the tokens, unless it was given."""
-        from raffia.recipes.ilql import fitted
+        from raffia.recipes.ilql import with_sizes
 
         given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
-        return config if given else fitted(config)
+        return config if given else with_sizes(config)
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """Name of a new run's folder: that of the data, if they were given."""

@@ -79,6 +79,9 @@ class SegmentReplayBuffer(Buffer):
     importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
         of all steps that can be drawn is, as in `PrioritizedSampler`.
     replacement: False draws different starts for one batch; None does so where there are as many.
+    reuse_memory: True draws each sample into the memory of the one before, if it had as many
+        windows: for a loop that is done with one before it asks for the next. New memory of 100 MB
+        costs twice the time of copying into it.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
     Steps come in with `extend`, from several environments at once. A step holds the observation,
@@ -154,6 +157,7 @@ class SegmentReplayBuffer(Buffer):
         eps: float = 1e-8,
         importance: str = "buffer",
         replacement: bool | None = True,
+        reuse_memory: bool = False,
         batch_size: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
@@ -167,12 +171,18 @@ class SegmentReplayBuffer(Buffer):
             )
         _check_length(unroll_steps, n_step, storage.max_size)
         check_options(batch_size, pin_memory, prefetch)
+        if reuse_memory and (prefetch or device is not None):
+            raise ValueError(
+                f"reuse_memory=True with prefetch={prefetch} and device={device}: samples that are "
+                "made ahead or moved have memory of their own. Leave these out, or reuse_memory"
+            )
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
         self.storage = storage
         self.unroll_steps, self.n_step = unroll_steps, n_step
         self.length = unroll_steps + n_step + 1
-        self.batch_size = batch_size
+        self.batch_size, self.reuse_memory = batch_size, reuse_memory
+        self._last: tuple[Any, TensorDict | None] = None, None  # structure, sample: to be reused
         self.num_ignored = 0  # priorities and updates that came too late
         self._keys = StepKeys(
             tuple([unravel_key(key) for key in observation_keys]), terminated_key, truncated_key
@@ -218,7 +228,7 @@ class SegmentReplayBuffer(Buffer):
                 "a segment buffer on disk can't be sent to another process, or copied: what "
                 "belongs together there is known to this one only. Send batches"
             )
-        return super().__getstate__()
+        return super().__getstate__() | {"_last": (None, None)}
 
     def __len__(self) -> int:
         """How many steps can be drawn."""
@@ -417,7 +427,8 @@ class SegmentReplayBuffer(Buffer):
         """Draw segments; the class documents what they hold.
 
         batch_size: B; without it the `batch_size` of the buffer.
-        out: an earlier sample of as many, that is filled again; nothing large is allocated then.
+        out: an earlier sample of as many, that is filled again: nothing large is allocated then,
+            and what was pinned stays pinned.
         Raises ValueError if there is no step to draw yet, or if `out` is not such a sample.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
@@ -439,10 +450,19 @@ class SegmentReplayBuffer(Buffer):
                 f"how many segments? Got {n}: buffer.sample(256), or "
                 "SegmentReplayBuffer(batch_size=256) once for all"
             )
+        if not self.reuse_memory or out is not None:
+            return self._sample(n, out)
+        structure, last = self._last
+        fits = last is not None and len(last) == n and structure == self.storage.structure
+        sample = self._sample(n, last if fits else None)
+        self._last = self.storage.structure, sample
+        return sample.copy()  # so that entries can be set without a change of what is reused
+
+    def _sample(self, n: int, out: TensorDict | None) -> TensorDict:
         maker = self._maker
         if self._ahead is not None:
             copied = self._ahead.next(n)
-        elif maker.plain and out is not None:
+        elif maker.on_cpu and out is not None:
             with self._lock:
                 maker.draw(n, out)
             return out

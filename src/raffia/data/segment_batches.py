@@ -69,7 +69,8 @@ class SegmentMaker:
         self.target_device = (
             storage.device if device is None else torch.empty(0, device=device).device
         )
-        self.plain = device is None and not pin_memory and storage.device.type == "cpu"
+        # Whether batches stay where the rows are, so that an earlier one can be drawn into.
+        self.on_cpu = device is None and storage.device.type == "cpu"
         self.num_changes = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class SegmentMaker:
 
     def finish(self, drawn: Copied) -> Copied:
         """The drawn tensors, pinned and moved to their device."""
-        if self.plain:
+        if self.on_cpu and not self.pin_memory:
             return drawn
         # Entries about rows come from the CPU, whereas the entries are where the storage is.
         added = {name: self._moved(value) for name, value in drawn.added.items()}

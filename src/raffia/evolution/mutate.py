@@ -15,6 +15,7 @@ from raffia.evolution.config import HyperRange, MutationConfig
 from raffia.evolution.forms import add_layer, add_nodes, networks_with_form, there
 from raffia.evolution.population import BATCH_SIZE, check_hyper_name
 from raffia.functional.activations import ACTIVATIONS
+from raffia.functional.draws import draw_seeds
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["MemberChange", "check_mutations", "draw_kind", "mutate"]
@@ -58,13 +59,14 @@ def mutate(
     check_mutations(state, config)
     state = state.clone()
     changes = []
-    for member in range(len(state)):
-        # A spared member draws, too: what the others become does not hang on it.
-        kind = draw_kind(config, generator)
+    for member, seed in enumerate(draw_seeds(len(state), generator).tolist()):
         if member in spared:
             changes.append(MemberChange("none"))
             continue
-        changes.append(MemberChange(kind, _KINDS[kind](state, member, config, generator)))
+        # A generator for each member, so that what it becomes does not depend on the others.
+        draw = torch.Generator().manual_seed(seed)
+        kind = draw_kind(config, draw)
+        changes.append(MemberChange(kind, _KINDS[kind](state, member, config, draw)))
     return state, changes
 
 

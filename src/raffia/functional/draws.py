@@ -5,6 +5,8 @@ operations and in kernels: it is a mix of their bits (SplitMix64: Steele, Lea, F
 splittable pseudorandom number generators", OOPSLA 2014).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -69,6 +71,49 @@ def seeded_normal(seed: Tensor, num: int) -> Tensor:
     return torch.special.ndtri(seeded_uniform(seed, num).double()).float()
 
 
+def draw_seeds(num: int, generator: torch.Generator | None = None) -> Tensor:
+    """Seeds int64 [num], on the generator's device; without one they are torch's own draws.
+
+    >>> draw_seeds(2, torch.Generator().manual_seed(0)).shape
+    torch.Size([2])
+    """
+    whole = torch.iinfo(torch.int64)
+    device = None if generator is None else generator.device
+    return torch.randint(
+        whole.min, whole.max, (num,), generator=generator, device=device, dtype=torch.int64
+    )
+
+
+TRIES = 4  # all of them fail once in 300,000 numbers
+
+
+def seeded_dirichlet(
+    seed: Tensor,  # int64 [B]
+    mask: Tensor,  # [B, A] bool: legal actions
+    alpha: float = 0.3,  # concentration
+) -> Tensor:  # float32 [B, A]
+    """Draws from Dirichlet(alpha) over the legal actions, from seeds; rows sum to 1.
+
+    Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), and Gamma(alpha + 1) by the first accepted of
+    four proposals of Marsaglia and Tsang (2000), "A simple method for generating gamma variables".
+
+    >>> noise = seeded_dirichlet(torch.tensor([7]), torch.tensor([[True, True, False]]))
+    >>> noise[0, 2].item(), round(noise.sum().item(), 5)
+    (0.0, 1.0)
+    """
+    _check_alpha(alpha)
+    num = mask.shape[1]
+    numbers = seeded_uniform(seed, (1 + 3 * TRIES) * num).double().unflatten(1, (-1, num))
+    uniform, first, angle, chance = numbers[:, 0], *(numbers[:, 1 + i :: 3] for i in range(3))
+    normal = (-2 * first.log()).sqrt() * (2 * math.pi * angle).cos()
+    d = alpha + 2 / 3
+    cube = (1 + normal / math.sqrt(9 * d)).clamp_min(1e-3) ** 3
+    accepted = chance.log() < normal.square() / 2 + d * (1 - cube + cube.log())
+    which = accepted.int().argmax(1, keepdim=True)
+    log_gamma = (d * cube.gather(1, which).squeeze(1)).log() + uniform.log() / alpha
+    return log_gamma.masked_fill(~mask, -torch.inf).softmax(-1).float().masked_fill(~mask, 0.0)
+
+
 def dirichlet_noise(
     mask: Tensor,  # [B, A] bool: legal actions
     alpha: float = 0.3,  # concentration
@@ -80,14 +125,18 @@ def dirichlet_noise(
     >>> noise[0, 2].item(), round(noise.sum().item(), 5)
     (0.0, 1.0)
     """
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha} must be above 0; MuZero uses 0.3 for Atari and chess")
+    _check_alpha(alpha)
     # log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha: no underflow for a small alpha
     concentration = torch.full(mask.shape, alpha + 1.0, dtype=torch.float64, device=mask.device)
     gamma = torch._standard_gamma(concentration, generator=generator)
     uniform = torch.rand(mask.shape, generator=generator, dtype=torch.float64, device=mask.device)
     log_gamma = gamma.log() + uniform.clamp_min(1e-300).log() / alpha
     return log_gamma.masked_fill(~mask, -torch.inf).softmax(-1).float().masked_fill(~mask, 0.0)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha} must be above 0; MuZero uses 0.3 for Atari and chess")
 
 
 def gumbel_noise(

@@ -24,29 +24,29 @@ __all__ = ["View", "attend", "visible"]
 
 @dataclass(frozen=True)
 class View:
-    """How tokens lie in one call, and which see which; the same for all layers."""
+    """The layout of tokens in one call, and which attend to which; the same for all layers."""
 
     packing: Packing | None = None  # where tokens are [N, d]; None: they are [B, T, d]
-    mask: Tensor | None = None  # [B, 1, T, S], True: is seen; None: see `causal`
-    causal: bool = True  # without a mask: token t sees the first t + 1 columns; False: all
-    turn: Rotation | None = None  # of rotary positions, [B or 1, 1, T, F / 2]
+    mask: Tensor | None = None  # [B, 1, T, S], True: is attended to; None: see `causal`
+    causal: bool = True  # without a mask: token t attends to the first t + 1 columns; False: all
+    rotation: Rotation | None = None  # of rotary positions, [B or 1, 1, T, F / 2]
     cache: KeyValueCache | None = None
     chosen: Tensor | None = None  # int64 [M], tokens of the N that a layer goes on with; None: all
 
 
-def visible(seen: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, S]
-    """Which columns each of the last T sees: those up to itself that are seen; itself, if none is.
+def visible(attended: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, S]
+    """Which columns each of the last T attends to: tokens up to itself; itself, if there is none.
 
     Itself even though it is padding, as a softmax over nothing is no number; nobody looks there.
 
     >>> visible(torch.tensor([[False, True, True]]), 2).int()
     tensor([[[[0, 1, 0], [0, 1, 1]]]], dtype=torch.int32)
     """
-    num_columns = seen.shape[1]
-    column = torch.arange(num_columns, device=seen.device)
+    num_columns = attended.shape[1]
+    column = torch.arange(num_columns, device=attended.device)
     own = column[num_columns - num_tokens :, None]
-    none = seen.cumsum(1)[:, None, num_columns - num_tokens :, None] == 0
-    return ((column <= own) & seen[:, None, None, :]) | ((column == own) & none)
+    none = attended.cumsum(1)[:, None, num_columns - num_tokens :, None] == 0
+    return ((column <= own) & attended[:, None, None, :]) | ((column == own) & none)
 
 
 def attend(
@@ -57,7 +57,7 @@ def attend(
     layer: int = 0,
     dropout: float = 0.0,  # of the weights
 ) -> Tensor:  # [N, d] or [B, T, d]
-    """What tokens gather from those they see.
+    """What tokens gather from those that they attend to.
 
         softmax(q k^T / sqrt(F)) v
 
@@ -75,8 +75,8 @@ def attend(
 def _attend(qkv: Tensor, view: View, num_heads: int, layer: int, dropout: float) -> Tensor:
     """The same of rows [B, T, 3 d]; without a cache T may be less than the view's."""
     query, key, value = _heads(qkv, num_heads)
-    if view.turn is not None:
-        cosine, sine = (part[:, :, : qkv.shape[1]] for part in view.turn)
+    if view.rotation is not None:
+        cosine, sine = (part[:, :, : qkv.shape[1]] for part in view.rotation)
         query, key = rotate(query, (cosine, sine)), rotate(key, (cosine, sine))
     if view.cache is not None:
         key, value = view.cache.put(layer, key, value)

@@ -1,31 +1,16 @@
-"""What a language model is asked for that it cannot do, in words that say the mend.
+"""Calls of a language model that it refuses, with errors that name the call that works.
 
 Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of an embedding.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor
 
-__all__ = ["Cache", "check_call", "check_cut", "check_room", "unknown_token"]
+from raffia.lm.model import Cache, LanguageModel
+from raffia.lm.packing import Packing
 
-
-class Cache(Protocol):
-    """What a call must know of a cache: of ours, or of another library's."""
-
-    @property
-    def batch_size(self) -> int:
-        """Rows."""
-
-    @property
-    def capacity(self) -> int:
-        """The most columns."""
-
-    @property
-    def length(self) -> int:
-        """Columns so far."""
+__all__ = ["check_call", "check_cut", "check_room", "unknown_token"]
 
 
 def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
@@ -58,23 +43,37 @@ def check_cut(length: int, new_length: int) -> None:
 
 
 def check_call(
-    tokens: Tensor,  # [B, T]
+    model: LanguageModel,
+    tokens: Tensor,  # [B, T], or packed [N]
     attn_mask: Tensor | None = None,  # [B, T]
     prefix_embs: Tensor | None = None,  # [B, P, d]
     prefix_attn_mask: Tensor | None = None,  # [B, P]
     cache: Cache | None = None,
-    *,
-    n_embd: int,  # d
-    block_size: int,  # the longest row
+    packing: Packing | None = None,
 ) -> None:
     """ValueError where shapes do not go together, or a row is longer than the model can read.
 
-    >>> check_call(torch.zeros(2, 9, dtype=torch.int64), n_embd=4, block_size=8)
+    >>> from raffia.lm.transformer import CausalLM
+    >>> model = CausalLM(5, n_layer=1, n_head=1, n_embd=4, block_size=8)
+    >>> check_call(model, torch.zeros(2, 9, dtype=torch.int64))
     Traceback (most recent call last):
     ...
     ValueError: rows of 9 tokens are longer than block_size=8: cut them to the last 8, or make the
     model with block_size=9
     """
+    if packing is not None:
+        if any(other is not None for other in (attn_mask, prefix_embs, prefix_attn_mask, cache)):
+            raise ValueError(
+                "packed tokens go without attn_mask, prefix_embs and cache: leave out packing, and "
+                "give rows of tokens with their mask"
+            )
+        if tokens.shape != packing.positions.shape:
+            raise ValueError(
+                f"tokens {list(tokens.shape)} with a packing of {len(packing.positions)}: give "
+                "model(packing.pack(tokens), packing=packing)"
+            )
+        _check_length(packing.width, model.block_size)
+        return
     if tokens.dim() != 2:
         raise ValueError(
             f"tokens must be [batch, length] and are {list(tokens.shape)}: a single row is "
@@ -85,20 +84,24 @@ def check_call(
             f"attn_mask {list(attn_mask.shape)} must have the shape of tokens, "
             f"{list(tokens.shape)}: it is of this call's tokens only, a cache knows those before"
         )
-    num_prefix = _num_prefix(tokens, prefix_embs, prefix_attn_mask, n_embd)
+    num_prefix = _num_prefix(tokens, prefix_embs, prefix_attn_mask, model.n_embd)
     num_before, num_new = 0, num_prefix + tokens.shape[1]
     if cache is not None:
         check_room(cache, len(tokens), num_new)
         num_before = cache.length
-    if num_before + num_new > block_size:
-        parts = [f"{num_before} in the cache"] * (num_before > 0)
-        parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
-        among = f" ({', '.join(parts)})" if parts else ""
-        raise ValueError(
-            f"rows of {num_before + num_new} tokens{among} are longer than "
-            f"block_size={block_size}: cut them to the last {block_size}, or make the model with "
-            f"block_size={num_before + num_new}"
-        )
+    _check_length(num_before + num_new, model.block_size, num_before, num_prefix)
+
+
+def _check_length(length: int, block_size: int, num_before: int = 0, num_prefix: int = 0) -> None:
+    if length <= block_size:
+        return
+    parts = [f"{num_before} in the cache"] * (num_before > 0)
+    parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
+    among = f" ({', '.join(parts)})" if parts else ""
+    raise ValueError(
+        f"rows of {length} tokens{among} are longer than block_size={block_size}: cut them to "
+        f"the last {block_size}, or make the model with block_size={length}"
+    )
 
 
 def _num_prefix(
@@ -122,15 +125,15 @@ def _num_prefix(
 
 
 def unknown_token(tokens: Tensor, vocab_size: int) -> str:
-    """What to tell of tokens of which one is not among 0 .. vocab_size - 1.
+    """The error for tokens of which one is not among 0 .. vocab_size - 1.
 
     >>> unknown_token(torch.tensor([1, 7]), vocab_size=5)[:43]
     'token 7 is not in the vocabulary, 0 to 4: e'
     """
     odd = tokens[(tokens < 0) | (tokens >= vocab_size)]
     first, most = int(odd[0]), int(odd.max())
-    mend = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
+    fix = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
     return (
         f"token {first} is not in the vocabulary, 0 to {vocab_size - 1}: encode the text with the "
-        f"tokenizer that the model goes with{mend}"
+        f"tokenizer that the model goes with{fix}"
     )

@@ -1,7 +1,7 @@
 """A language model's step by one token, and layers behind it, as compiled calls on the CPU.
 
 For a few rows of a small model most of the time of torch's operations goes into calling them. Here
-a call is the whole step, and weights are read where they lie, so that nothing is copied first and
+a call is the whole step, and weights are read in place, so that nothing is copied first and
 nothing goes stale.
 
 Legend: R rows, d numbers of a hidden state.
@@ -73,19 +73,19 @@ class CompiledLM:
     def read(
         self,
         token: Tensor,  # int64 [R]
-        cache: KeyValueCache,  # of the tokens before; takes these in
+        cache: KeyValueCache,  # of the tokens before; these are added
         padding: Tensor
         | None = None,  # int64 [R]: columns at the left that are none; None: no row's
     ) -> Tensor:  # [R, d]
         """Hidden states after the last norm."""
         from raffia.lm.kernels.token_step import token_step
 
-        num_rows, place = len(token), cache.length
+        num_rows, position = len(token), cache.length
         num_layers, num_heads, size, inner = self._sizes
         token = token.to(torch.int64).contiguous()
         cache.check_room(num_rows, 1)
         keys, values = cache.memory()
-        needed = num_rows * (5 * size + inner) + place + 64
+        needed = num_rows * (5 * size + inner) + position + 64
         if len(self._room) < needed:
             self._room = torch.empty(needed + 1024)
         out = torch.empty(num_rows, size)
@@ -101,7 +101,7 @@ class CompiledLM:
             num_rows,
             token.data_ptr(),
             0 if padding is None else padding.data_ptr(),
-            place,
+            position,
             keys.data_ptr(),
             values.data_ptr(),
             step[0],
@@ -165,7 +165,7 @@ def compiles(model: object) -> TypeGuard[CausalLM]:
     layers = [layer for block in blocks for layer in _layers(block)]
     if any(type(layer) not in (nn.Linear, nn.LayerNorm) for layer in layers):
         return False
-    if len({block.fc.out_features for block in blocks}) != 1:  # none, or layers of unlike widths
+    if len({block.fc.out_features for block in blocks}) != 1:  # none, or layers of different widths
         return False
     if not all(plain(p) for p in model.parameters()):
         return False
@@ -176,7 +176,7 @@ def compiles(model: object) -> TypeGuard[CausalLM]:
 
 
 def plain(parameter: Tensor) -> bool:
-    """Whether kernels can read it where it lies.
+    """Whether kernels can read it in place.
 
     >>> plain(torch.zeros(2, 3)), plain(torch.zeros(2, 3).t())
     (True, False)

@@ -58,7 +58,7 @@ LARGEST = 1 << 31  # of any size in config.json
 
 
 def gpt2(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> CausalLM:
-    """The model that lies in a folder, with its weights.
+    """The model in a folder, with its weights.
 
     dtype: None for torch's default, whatever the file has.
 
@@ -163,7 +163,7 @@ def _names(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What a model's folder tells of its shape.
+    """A model's shape, from its folder's config.json.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +178,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(
-            f"{folder} has no {CONFIG}, which tells the model's shape, only {_entries(folder)}: "
+            f"{folder} has no {CONFIG}, which gives the model's shape, only {_entries(folder)}: "
             "copy it there with the rest of the model"
         )
     check_manifest(folder, [CONFIG])
@@ -214,13 +214,13 @@ def weight_files(folder: Path) -> list[Path]:
             )
         return files
     pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in _entries(folder))
-    mend = (
-        "pickled weights are not read, as they may run code: write the folder anew with "
+    fix = (
+        "pickled weights are not read, as they may run code: write the folder again with "
         "transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
         if pickled
         else "copy it there with the rest of the model"
     )
-    raise FileNotFoundError(f"{folder} has no {WEIGHTS}, only {_entries(folder)}: {mend}")
+    raise FileNotFoundError(f"{folder} has no {WEIGHTS}, only {_entries(folder)}: {fix}")
 
 
 def _entries(folder: Path) -> list[str]:
@@ -266,7 +266,7 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What a damaged config says would else be an error of torch, or memory without end."""
+    """Without this a damaged config would be an error of torch, or use up all memory."""
     for name in ("vocab_size", "n_layer", "n_head", "n_embd", "block_size", "dim_feedfwd"):
         if type(config[name]) is not int or not 1 <= config[name] <= LARGEST:
             raise DamagedFileError(
@@ -304,7 +304,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             foreign_reader(path, "it is damaged, or no safetensors file"),
             safe_open(path, framework="pt") as file,
         ):
-            for name in file.keys():  # noqa: SIM118, as it is no mapping
+            for name in file.keys():  # noqa: SIM118, as it is not a mapping
                 found[name.removeprefix("transformer.")] = file.get_tensor(name)
     return found
 
@@ -322,7 +322,7 @@ def _check_rest(folder: Path, tensors: Mapping[str, Tensor], embeddings: Tensor)
         elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # causal masks
             raise ValueError(
                 f"{folder}: the tensor {name!r} is not of a GPT-2 of the layers that {CONFIG} "
-                "tells of: the two are not of the same model"
+                "describes: the two are not of the same model"
             )
 
 
@@ -341,7 +341,7 @@ def _their_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "activation_function": THEIR_NAMES[config.get("activation", "GELU")][0],
         "layer_norm_epsilon": config["layer_norm_eps"],
         "tie_word_embeddings": True,
-        # GPT-2's own numbers, 50256, lie beyond a small vocabulary.
+        # GPT-2's own numbers, 50256, are beyond a small vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
         **rates,

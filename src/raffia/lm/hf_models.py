@@ -1,4 +1,4 @@
-"""Causal language models of `transformers`: from a folder, or anew from its config.json alone.
+"""Causal language models of `transformers`: of a folder, or with new weights by its config.json.
 
 Needs the extra: pip install 'raffia[hf]'. Nothing is fetched, nothing unpickled, and no code that
 came with a model is run.
@@ -29,7 +29,7 @@ UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
 
 def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """What a folder's config.json tells of a model's shape; its weights are not read.
+    """A model's shape, from its folder's config.json; the weights are not read.
 
     n_head is 1 where heads are not equal parts of the hidden state, as some models have it.
 
@@ -41,7 +41,7 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     """
     folder = Path(folder)
     config = _config(read_config(folder), str(folder / CONFIG))
-    with foreign_reader(folder / CONFIG, "it says no sizes of a language model"):
+    with foreign_reader(folder / CONFIG, "it has no sizes of a language model"):
         text = config.get_text_config()
         n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
         found = {
@@ -62,9 +62,9 @@ def load_hf(
     *,
     dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
     vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
-    dropout: float | None = None,  # of all kinds that it has; None: as its config says
+    dropout: float | None = None,  # of all kinds that it has; None: as in its config
 ) -> Any:
-    """The model that lies in a folder, with its weights.
+    """The model in a folder, with its weights.
 
     >>> load_hf("no/such/folder")
     Traceback (most recent call last):
@@ -78,7 +78,7 @@ def load_hf(
     _set_dropout(config, dropout)
     _check_memory(folder / CONFIG, config, files)
     with no_bars(), foreign_reader(folder, "transformers can't read the model"):
-        model, told = _library().AutoModelForCausalLM.from_pretrained(
+        model, loaded = _library().AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=torch.get_default_dtype() if dtype is None else dtype,
@@ -87,7 +87,7 @@ def load_hf(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _check_loaded(folder, told)
+    _check_loaded(folder, loaded)
     if vocab_size is not None and vocab_size > config.get_text_config().vocab_size:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     return model
@@ -124,7 +124,7 @@ def new_past(model: Any) -> Any:
 
 
 def recompute_layers(model: Any) -> None:
-    """From now on each layer keeps its input only, and computes the rest anew for its gradients.
+    """From now on each layer keeps its input only, and recomputes the rest for its gradients.
 
     As `transformers` itself offers, but with the parameters that `torch.func.functional_call` put
     in for the forward pass, which its own way would not find any more in the backward pass.
@@ -178,8 +178,8 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
         config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{where} is of a model of the kind {kind!r}, and none of that kind says token after "
-            "token: take a causal language model, such as a GPT-2 or a Llama"
+            f"{where} is of a model of the kind {kind!r}, and none of that kind generates token "
+            "after token: take a causal language model, such as a GPT-2 or a Llama"
         )
     return config
 
@@ -194,7 +194,7 @@ def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
         with foreign_reader(file, "it is damaged, or no safetensors file"):
             with safe_open(file, framework="pt") as tensors:
                 num_tensors += len(tensors.keys())
-    with foreign_reader(path, "it says no sizes of a language model"):
+    with foreign_reader(path, "it has no sizes of a language model"):
         num_layers = int(getattr(config.get_text_config(), "num_hidden_layers", None) or 1)
     if num_layers > num_tensors:
         raise DamagedFileError(path, f"{num_layers} layers, and {num_tensors} tensors beside it")
@@ -209,16 +209,16 @@ def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
         )
 
 
-def _check_loaded(folder: Path, told: Mapping[str, Any]) -> None:
+def _check_loaded(folder: Path, loaded: Mapping[str, Any]) -> None:
     """DamagedFileError unless all weights came from the files: others are drawn by chance."""
-    lacking = sorted(str(key) for key in told["missing_keys"])
-    odd = lacking or sorted(str(key) for key in told["mismatched_keys"])
+    lacking = sorted(str(key) for key in loaded["missing_keys"])
+    odd = lacking or sorted(str(key) for key in loaded["mismatched_keys"])
     if odd:
         what = "lack" if lacking else "have in another shape"
         raise DamagedFileError(
             folder,
             f"the files {what} {', '.join(odd[:3])}{' ...' if odd[3:] else ''}, {len(odd)} in all, "
-            f"of what {CONFIG} tells of: the two are not of the same model",
+            f"of what {CONFIG} describes: the two are not of the same model",
         )
 
 

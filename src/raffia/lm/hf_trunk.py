@@ -20,16 +20,15 @@ from torch import Tensor, nn
 
 from raffia.functional.trees import is_traced
 from raffia.lm.checks import check_call, check_cut, check_room, unknown_token
-from raffia.lm.columns import Columns, seen_columns
+from raffia.lm.columns import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.lm.packing import Packing
-from raffia.lm.transformer import PackedHidden
 
 __all__ = ["HFCache", "HFTrunk"]
 
 
 class HFTrunk(nn.Module):
-    """The face of `CausalLM` over a model of `transformers`: tokens to hidden states, to logits.
+    """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.
 
     model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
         state. That is tried with a few tokens, and a model which does more is refused.
@@ -41,6 +40,8 @@ class HFTrunk(nn.Module):
     >>> hidden.shape, trunk.logits(hidden).shape
     (torch.Size([1, 3, 8]), torch.Size([1, 3, 9]))
     """
+
+    packs = True
 
     def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -61,11 +62,11 @@ class HFTrunk(nn.Module):
         folder: str | os.PathLike[str],
         *,
         dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
-        vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
-        dropout: float | None = None,  # of all kinds that it has; None: as its config says
+        vocab_size: int | None = None,  # more tokens than it has get new embeddings
+        dropout: float | None = None,  # of all kinds that it has; None: as in its config
         gradient_checkpointing: bool = False,  # see `CausalLM`
     ) -> HFTrunk:
-        """The model that lies in a folder: config.json and safetensors.
+        """The model in a folder: config.json and safetensors.
 
         >>> HFTrunk.from_folder("no/such/folder")
         Traceback (most recent call last):
@@ -79,14 +80,14 @@ class HFTrunk(nn.Module):
     @classmethod
     def from_config(
         cls,
-        config: Mapping[str, Any],  # what a folder's config.json says
+        config: Mapping[str, Any],  # the content of a folder's config.json
         *,
         dtype: torch.dtype | None = None,
         vocab_size: int | None = None,  # instead of the config's
         dropout: float | None = None,
         gradient_checkpointing: bool = False,
     ) -> HFTrunk:
-        """A model of that kind with fresh weights, which torch's generator draws.
+        """A model of that kind with new weights, which torch's generator draws.
 
         >>> tiny = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 9}
         >>> HFTrunk.from_config(tiny, vocab_size=11).vocab_size
@@ -97,32 +98,28 @@ class HFTrunk(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,  # [B, T] int64
-        attn_mask: Tensor | None = None,  # [B, T], 0 or False: no token, not to be seen
+        tokens: Tensor,  # int64 [B, T], or packed [N]
+        attn_mask: Tensor | None = None,  # [B, T], 0 or False: padding, which nothing attends to
         *,
+        packing: Packing | None = None,  # how the tokens [N] lie in rows; padding is computed here
+        wanted: Tensor | None = None,  # a hint that these models have no use for
         prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
         prefix_attn_mask: Tensor | None = None,  # [B, P]
         remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
-        cache: HFCache | None = None,  # of the tokens before these; takes these in
-    ) -> Tensor:  # [B, T, d]
+        cache: HFCache | None = None,  # of the tokens before these; these are added
+    ) -> Tensor:  # [B, T, d] or [N, d]
         """Hidden states of the tokens after the last norm; without meaning where masked."""
-        check_call(
-            tokens,
-            attn_mask,
-            prefix_embs,
-            prefix_attn_mask,
-            cache,
-            n_embd=self.n_embd,
-            block_size=self.block_size,
-        )
+        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache, packing)
+        if packing is not None:  # causal attention keeps padding at the right from real tokens
+            return packing.pack(self(packing.unpack(tokens)))
         num_prefix = 0 if prefix_embs is None else prefix_embs.shape[1]
-        seen = seen_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
-        columns = Columns.of(num_prefix + tokens.shape[1], seen, cache)
+        attended = attended_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
+        columns = Columns.of(num_prefix + tokens.shape[1], attended, cache)
         inputs: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             inputs["past_key_values"] = cache.past
-        if columns.seen is not None:
-            inputs["attention_mask"] = columns.seen.long()
+        if columns.attended is not None:
+            inputs["attention_mask"] = columns.attended.long()
         positions = columns.positions(tokens.device)
         if self._takes_positions:
             inputs["position_ids"] = positions.expand(len(tokens), -1)
@@ -130,43 +127,16 @@ class HFTrunk(nn.Module):
             inputs["input_ids"] = self._known(tokens)
         else:
             if remove_prefix_position_embs:
-                prefix_embs = prefix_embs - self._places(positions[:, :num_prefix])
+                prefix_embs = prefix_embs - self._position_embs(positions[:, :num_prefix])
             embedded = self.model.get_input_embeddings()(self._known(tokens))
             inputs["inputs_embeds"] = torch.cat([prefix_embs.to(embedded.dtype), embedded], 1)
         hidden = self._body(**inputs).last_hidden_state
         if cache is not None:
-            cache.advance(columns.num_new, seen)
+            cache.advance(columns.num_new, attended)
         return hidden[:, num_prefix:]
 
-    def packed_hidden(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | None = None,
-        wanted: Tensor | None = None,  # bool [B, T]: not looked at, all are given
-    ) -> PackedHidden:
-        """Hidden states of the first `lengths` [B] tokens of each row, and where they start.
-
-        These models compute padding, up to the longest row; it is left out of what they give.
-
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
-        >>> trunk = HFTrunk(GPT2LMHeadModel(tiny)).eval()
-        >>> packed = trunk.packed_hidden(torch.tensor([[3, 1, 4], [1, 0, 0]]), torch.tensor([3, 1]))
-        >>> packed.hidden.shape, packed.starts
-        (torch.Size([4, 8]), tensor([0, 3]))
-        """
-        width = tokens.shape[1]
-        if lengths is None:
-            packing = Packing.dense(len(tokens), width, tokens.device)
-        else:
-            if not is_traced():
-                tokens = tokens[:, : int(lengths.max())]
-            packing = Packing.of(lengths, tokens.shape[1])
-        # Causal attention keeps padding at the right from real tokens: no mask is needed.
-        return PackedHidden(packing.pack(self(tokens)), packing.starts)
-
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """What the next token may be.
+        """The next token's logits.
 
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
@@ -198,7 +168,7 @@ class HFTrunk(nn.Module):
             raise ValueError(unknown_token(tokens, self.vocab_size))
         return tokens
 
-    def _places(self, positions: Tensor) -> Tensor:
+    def _position_embs(self, positions: Tensor) -> Tensor:
         """What the model adds to embeddings at these positions."""
         table = getattr(self._body, "wpe", None)
         if table is None:
@@ -218,8 +188,8 @@ class HFTrunk(nn.Module):
         self.model.train(training)
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} looks at the tokens behind a token, too, and so can "
-                "not be a trunk: take a causal language model"
+                f"{type(self.model).__name__} attends to later tokens, too, and so can not be "
+                "a trunk: take a causal language model"
             )
         if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
@@ -229,7 +199,7 @@ class HFTrunk(nn.Module):
 
 
 class HFCache:
-    """What a model of `transformers` keeps of the tokens it has read; used as `KeyValueCache`.
+    """The cache of a model of `transformers`, used as `KeyValueCache`.
 
     >>> from transformers import DynamicCache
     >>> HFCache(DynamicCache(), batch_size=2, capacity=8).expand(3).batch_size
@@ -239,7 +209,7 @@ class HFCache:
     def __init__(self, past: Any, batch_size: int, capacity: int) -> None:
         self.past = past  # of `transformers`
         self.batch_size, self.capacity = batch_size, capacity
-        self.seen: Tensor | None = None  # which columns [B, length] are tokens; None: all
+        self.attended: Tensor | None = None  # which columns [B, length] are tokens; None: all
         self._length = 0
 
     @property
@@ -252,7 +222,7 @@ class HFCache:
         check_cut(self._length, length)
         if length < self._length:
             self.past.crop(length - self._length)
-        self.seen = None if self.seen is None else self.seen[:, :length]
+        self.attended = None if self.attended is None else self.attended[:, :length]
         self._length = length
 
     def check_room(self, batch_size: int, num_columns: int) -> None:
@@ -262,24 +232,24 @@ class HFCache:
         """
         check_room(self, batch_size, num_columns)
 
-    def advance(self, num_columns: int, seen: Tensor | None) -> None:
-        """Count columns that the model has put; seen: [B, num_columns], None for all.
+    def advance(self, num_columns: int, attended: Tensor | None) -> None:
+        """Count columns that the model has put; attended: [B, num_columns], None for all.
 
         >>> cache = HFCache(None, batch_size=1, capacity=8)
         >>> cache.advance(2, torch.tensor([[False, True]]))
         >>> cache.advance(1, None)
-        >>> cache.seen
+        >>> cache.attended
         tensor([[False,  True,  True]])
         """
-        if seen is not None or self.seen is not None:
-            self.seen = Columns.of(num_columns, seen, self).seen
+        if attended is not None or self.attended is not None:
+            self.attended = Columns.of(num_columns, attended, self).attended
         self._length += num_columns
 
     def reorder(self, index: Tensor) -> HFCache:
         """Row b becomes what row index[b] [B] was, in place."""
         if self.length:
             self.past.reorder_cache(index)
-        self.seen = None if self.seen is None else self.seen[index]
+        self.attended = None if self.attended is None else self.attended[index]
         return self
 
     def select(self, index: Tensor, start: int = 0) -> HFCache:
@@ -293,7 +263,7 @@ class HFCache:
         if start:
             _leave_out(new.past, start)
         new._length = self.length - start
-        new.seen = None if self.seen is None else self.seen[index, start:]
+        new.attended = None if self.attended is None else self.attended[index, start:]
         return new
 
     def expand(self, num_copies: int) -> HFCache:
@@ -303,7 +273,9 @@ class HFCache:
 
 def _leave_out(past: Any, num_columns: int) -> None:
     for layer in past.layers:
-        if type(layer).__name__ != "DynamicLayer":  # others see a window, or keep no columns
+        if (
+            type(layer).__name__ != "DynamicLayer"
+        ):  # others attend to a few columns only, or keep none
             raise ValueError(
                 f"columns of a {type(layer).__name__} cannot be left out: keep the padding, with "
                 "start=0"

@@ -16,8 +16,8 @@ __all__ = ["KeyValueCache"]
 class KeyValueCache:
     """Keys and values of all layers, in memory that is there from the start.
 
-    All rows have as many columns; rows of unlike prompts have padding among theirs, which `seen`
-    tells and nothing attends to. Positions count what is seen, so padding moves nothing. It is for
+    All rows have as many columns; rows of different prompts have padding among theirs, where
+    `attended` is False. Positions count attended columns, so padding moves nothing. It is for
     reading only: a model that writes gradients' history into it is refused.
 
     >>> from raffia.lm.transformer import CausalLM
@@ -46,7 +46,7 @@ class KeyValueCache:
         self._keys = torch.empty(shape, dtype=dtype, device=device)  # untouched pages cost nothing
         self._values = torch.empty_like(self._keys)
         self._layers = list(zip(self._keys, self._values, strict=True))
-        self._seen: Tensor | None = None  # [B, capacity]; None: every column is seen
+        self._attended: Tensor | None = None  # [B, capacity]; None: every column is a token
         # Which row wrote a column, [B, num_told]: rows of one writer have all before it in common.
         self._writer = torch.empty(batch_size, 0, dtype=torch.int64, device=self._keys.device)
         self._length = 0
@@ -72,9 +72,9 @@ class KeyValueCache:
         return self._keys.shape[3]
 
     @property
-    def seen(self) -> Tensor | None:
+    def attended(self) -> Tensor | None:
         """Which columns [B, length] are tokens; None where all are."""
-        return None if self._seen is None else self._seen[:, : self.length]
+        return None if self._attended is None else self._attended[:, : self.length]
 
     def check_room(self, batch_size: int, num_columns: int) -> None:
         """ValueError unless so many columns of so many rows can be added.
@@ -102,7 +102,7 @@ class KeyValueCache:
         return keys.narrow(2, 0, start + num_new), values.narrow(2, 0, start + num_new)
 
     def memory(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [L, B, H, capacity, F] as they lie, for who writes columns by itself.
+        """Keys and values [L, B, H, capacity, F] themselves, for kernels that write columns.
 
         >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
         >>> cache.memory()[0].shape
@@ -110,21 +110,21 @@ class KeyValueCache:
         """
         return self._keys, self._values
 
-    def advance(self, num_columns: int, seen: Tensor | None) -> None:
-        """Count columns that all layers have put; seen: [B, num_columns], None for all."""
+    def advance(self, num_columns: int, attended: Tensor | None) -> None:
+        """Count columns that all layers have put; attended: [B, num_columns], None for all."""
         start, self._length = self._length, self._length + num_columns
-        if self._seen is None and seen is not None:
-            self._seen = torch.ones(
+        if self._attended is None and attended is not None:
+            self._attended = torch.ones(
                 self.batch_size, self.capacity, dtype=torch.bool, device=self._keys.device
             )
-        if self._seen is not None:
-            self._seen[:, start : self.length] = True if seen is None else seen
+        if self._attended is not None:
+            self._attended[:, start : self.length] = True if attended is None else attended
 
     def reorder(self, index: Tensor) -> KeyValueCache:
         """Row b becomes what row index[b] was, in place; index: [B]. A step of beam search.
 
-        Only columns after the last that rows have in common are copied: beams of one prompt part
-        ways a few tokens ago, mostly.
+        Only columns after the last that rows have in common are copied: beams of one prompt mostly
+        differ in their last few tokens.
 
         >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=1)
         >>> _ = cache.put(0, torch.tensor([1.0, 2.0]).view(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
@@ -141,8 +141,8 @@ class KeyValueCache:
         for part in (self._keys, self._values):
             columns = part[:, :, :, start : self.length]
             columns.index_copy_(1, moved, columns.index_select(1, source))
-        if self._seen is not None:
-            self._seen[moved] = self._seen[source]
+        if self._attended is not None:
+            self._attended[moved] = self._attended[source]
         self._writer = writer[index]
         return self
 
@@ -169,9 +169,9 @@ class KeyValueCache:
         new._length = self.length - start
         for old, part in ((self._keys, new._keys), (self._values, new._values)):
             part[:, :, :, : new._length] = old[:, :, :, kept].index_select(1, index)
-        if self._seen is not None:
-            new._seen = torch.ones_like(self._seen[index])
-            new._seen[:, : new._length] = self._seen[:, kept][index]
+        if self._attended is not None:
+            new._attended = torch.ones_like(self._attended[index])
+            new._attended[:, : new._length] = self._attended[:, kept][index]
         new._writer = self._written()[index][:, start:]
         return new
 

@@ -1,4 +1,4 @@
-"""Low-rank changes of a model's linear layers, which are learnt in place of their weights.
+"""Low-rank changes of a model's linear layers, which are learnt instead of their weights.
 
 Source: Hu et al. (2021), "LoRA: Low-Rank Adaptation of Large Language Models", section 4.
 """
@@ -53,8 +53,8 @@ class LoRA(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as torch draws a linear layer
 
     def forward(self, x: Tensor) -> Tensor:
-        seen = self.dropout(x) if self.dropout.p else x  # rates of 0 draw, too
-        return self.base(x) + self.scale * linear(linear(seen, self.down), self.up)
+        given = self.dropout(x) if self.dropout.p else x  # rates of 0 draw, too
+        return self.base(x) + self.scale * linear(linear(given, self.down), self.up)
 
     def merged(self) -> nn.Module:
         """The base layer, with a new weight that has the change in it.
@@ -121,7 +121,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def attention_layers(model: nn.Module) -> list[str]:
-    """What the layers are called that make queries, keys and values, as far as we know names.
+    """The names of the layers that make queries, keys and values, as far as they are known.
 
     >>> from raffia.lm.transformer import CausalLM
     >>> attention_layers(CausalLM(9, n_layer=2, n_head=2, n_embd=8, block_size=4))

@@ -1,4 +1,4 @@
-"""Rows of unlike length without their padding: what is real, one token after another.
+"""Rows of different lengths without their padding: the real tokens, one after another.
 
 Legend: B rows, T their width with padding, N real tokens of all rows, A chosen positions of a row.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["Groups", "Packing"]
+__all__ = ["Groups", "Packing", "is_right_padded"]
 
 NUM_GROUPS = 8  # at most; on a GPU one: a call for each would cost more than the padding
 LEAST_STEP = 16  # tokens from the width of a group to that of the next, for the same reason
@@ -29,8 +29,8 @@ class Groups:
     """
 
     shapes: list[tuple[int, int]]  # of each group: rows and their width
-    filled: Tensor  # for each of all groups' places, a token of the N that may stand there
-    real: Tensor  # [N], the place of each token
+    filled: Tensor  # for each slot of all groups, a token of the N to fill it
+    real: Tensor  # [N], the slot of each token
 
     @classmethod
     def of(
@@ -48,26 +48,26 @@ class Groups:
         for row, length in enumerate(lengths):
             if length:
                 rows_of.setdefault(-(-length // step), []).append(row)
-        shapes, filled, offsets, num_places = [], [], [0] * len(lengths), 0
+        shapes, filled, offsets, num_slots = [], [], [0] * len(lengths), 0
         all_lengths = torch.tensor(lengths, device=device)
         for _, rows in sorted(rows_of.items()):
             width = max(lengths[row] for row in rows)
             chosen, column = torch.tensor(rows, device=device), torch.arange(width, device=device)
             # Padding shows the last real token of its row again. Causal attention lets no real
-            # token see it, so neither results nor gradients change.
+            # token attend to it, so neither results nor gradients change.
             last = all_lengths[chosen, None] - 1
             filled.append((starts[chosen, None] + torch.minimum(column, last)).flatten())
             shapes.append((len(rows), width))
             for row in rows:
-                offsets[row] = num_places
-                num_places += width
+                offsets[row] = num_slots
+                num_slots += width
         begins = torch.tensor(offsets, device=device).repeat_interleave(all_lengths)
         return cls(shapes, torch.cat(filled), begins + positions)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the real tokens of right-padded rows lie, once the rows are put one after another.
+    """Where the real tokens of right-padded rows are, once the rows are put one after another.
 
     Layers that treat each token alone (linear ones, norms, embeddings) then cost nothing for
     padding. Within `torch.vmap` and `torch.compile`, where no shape may depend on the data, padding
@@ -144,18 +144,28 @@ class Packing:
         return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:  # each [B', T', ...] -> [N, ...]
-        """The other way round."""
+        """The inverse of `parts`."""
         rows = [part.flatten(0, 1) for part in parts]
         flat = rows[0] if len(rows) == 1 else torch.cat(rows)
         return flat if self.groups is None else flat.index_select(0, self.groups.real)
 
     def unpack(self, x: Tensor) -> Tensor:  # [N, ...] -> [B, T, ...]
-        """The other way round, with zeros as padding."""
+        """The inverse of `pack`, with zeros as padding."""
         if self.index is not None:
-            places = x.new_zeros(self.num_rows * self.width, *x.shape[1:])
-            x = places.index_copy(0, self.index, x)
+            padded = x.new_zeros(self.num_rows * self.width, *x.shape[1:])
+            x = padded.index_copy(0, self.index, x)
         return x.unflatten(0, (self.num_rows, self.width))
 
     def flat(self, index: Tensor) -> Tensor:  # [B, A] -> [B, A]
         """Positions within rows as positions among the N: for `hidden.index_select(0, ...)`."""
         return self.starts[:, None] + index
+
+
+def is_right_padded(mask: Tensor) -> bool:  # bool [B, T]
+    """Whether no token comes after padding.
+
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> is_right_padded(mask), is_right_padded(mask.flip(1))
+    (True, False)
+    """
+    return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

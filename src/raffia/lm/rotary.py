@@ -1,4 +1,4 @@
-"""Positions as angles: queries and keys are turned, so that attention sees distances.
+"""Positions as angles: queries and keys are rotated, so that attention depends on distances.
 
 Source: Su, Lu, Pan, Murtadha, Wen & Liu (2021), "RoFormer", equation 34; the first half of a head's
 numbers is paired with the second, as in GPT-NeoX and Llama.
@@ -31,12 +31,12 @@ def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation:
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def rotate(x: Tensor, turn: Rotation) -> Tensor:
-    """x [..., F] with each pair (x_i, x_{i + F/2}) turned by its angle.
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """x [..., F] with each pair (x_i, x_{i + F/2}) rotated by its angle.
 
     >>> rotate(torch.tensor([1.0, 0.0]), rotation(torch.tensor(1), 2, torch.float32))
     tensor([0.5403, 0.8415])
     """
-    cosine, sine = turn
+    cosine, sine = by
     first, second = x.chunk(2, -1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)

@@ -1,14 +1,14 @@
 """A causal language model: GPT-2's shape, or the same with rotary positions.
 
-Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, A chosen
-positions of a row, d numbers of a hidden state, V vocabulary.
+Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, d
+numbers of a hidden state, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,55 +17,29 @@ from torch.nn.functional import dropout as drop
 from raffia.functional.trees import is_traced
 from raffia.lm.attention import View
 from raffia.lm.checks import check_call, unknown_token
-from raffia.lm.columns import Columns, right_padded, seen_columns
+from raffia.lm.columns import Columns, attended_columns, right_padded
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.packing import Packing
 from raffia.lm.rotary import Rotation, rotation
 from raffia.lm.transformer_block import ACTIVATIONS, Block, recomputed
 
-__all__ = ["CausalLM", "PackedHidden", "hidden_at"]
+__all__ = ["CausalLM"]
 
-MOST_CHOSEN = 0.8  # share of the tokens, above which it costs more than it spares to choose
-
-
-class PackedHidden(NamedTuple):
-    """Hidden states of real tokens only, and where each row's begin.
-
-    >>> PackedHidden(torch.zeros(3, 8), torch.tensor([0, 1])).hidden.shape
-    torch.Size([3, 8])
-    """
-
-    hidden: Tensor  # [N, d]
-    starts: Tensor  # [B]
-
-
-def hidden_at(packed: PackedHidden, index: Tensor) -> Tensor:  # [B, A] -> [B, A, d]
-    """The hidden states at these positions of the rows: heads need run on no others.
-
-    For some of the entries only, `hidden.index_select(0, (starts[:, None] + index)[chosen])`.
-
-    >>> packed = PackedHidden(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]))
-    >>> hidden_at(packed, torch.tensor([[0, 0], [0, 1]])).squeeze(-1)
-    tensor([[1., 1.],
-            [2., 3.]])
-    """
-    # A row without any token gives rubbish, not an error: its entries are masked where they go.
-    flat = (packed.starts[:, None] + index).flatten().clamp(max=len(packed.hidden) - 1)
-    return packed.hidden.index_select(0, flat).unflatten(0, index.shape)
+MOST_CHOSEN = 0.8  # fraction of the tokens, above which choosing costs more than it saves
 
 
 class CausalLM(nn.Module):
-    """Tokens to hidden states, each of which has seen the tokens up to its own.
+    """Tokens to hidden states, each of which attends to the tokens up to its own.
 
     Its output layer is its table of embeddings. Positions count the tokens that are attended to,
-    so padding, left or right, changes nothing. Fresh weights are drawn as GPT-2's were: deviation
+    so padding, left or right, changes nothing. New weights are drawn as GPT-2's were: deviation
     0.02, smaller by sqrt(2 n_layer) where layers write into the residual stream.
 
     dim_feedfwd: inner width of the dense layers; None for 4 n_embd.
     activation: of the dense layers: one of `raffia.lm.transformer_block.ACTIVATIONS`.
     dropout: of embeddings, attention weights and what layers add; drawn from torch's generator.
-    gradient_checkpointing: keeps one hidden state a layer for the backward pass and computes the
-        rest again there: less memory, a third more time. Transforms of `torch.func` go without.
+    gradient_checkpointing: keeps one hidden state a layer for the backward pass and recomputes
+        the rest there: less memory, a third more time. Transforms of `torch.func` go without.
 
     >>> model = CausalLM(vocab_size=50, n_layer=2, n_head=2, n_embd=16, block_size=32).eval()
     >>> tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
@@ -73,6 +47,8 @@ class CausalLM(nn.Module):
     >>> hidden.shape, model.logits(hidden).shape
     (torch.Size([2, 5, 16]), torch.Size([2, 5, 50]))
     """
+
+    packs = True
 
     def __init__(
         self,
@@ -96,18 +72,14 @@ class CausalLM(nn.Module):
         _check_shape(n_embd, n_head, positions)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}")
-        self.vocab_size, self.n_layer, self.n_head, self.n_embd = (
-            vocab_size,
-            n_layer,
-            n_head,
-            n_embd,
-        )
+        self.vocab_size, self.n_embd = vocab_size, n_embd
+        self.n_layer, self.n_head = n_layer, n_head
         self.block_size, self.dim_feedfwd = block_size, dim_feedfwd or 4 * n_embd
         self.dropout, self.layer_norm_eps, self.bias = dropout, layer_norm_eps, bias
         self.positions: Literal["learned", "rotary"] = positions
         self.activation, self.gradient_checkpointing = activation, gradient_checkpointing
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        alike: dict[str, Any] = {
+        common: dict[str, Any] = {
             "layer_norm_eps": layer_norm_eps,
             "bias": bias,
             "activation": activation,
@@ -117,14 +89,14 @@ class CausalLM(nn.Module):
         if positions == "learned":
             self.wpe = nn.Embedding(block_size, n_embd, **where)
         self.h = nn.ModuleList(
-            Block(n_embd, n_head, self.dim_feedfwd, layer=i, dropout=dropout, **alike)
+            Block(n_embd, n_head, self.dim_feedfwd, layer=i, dropout=dropout, **common)
             for i in range(n_layer)
         )
         self.ln_f = nn.LayerNorm(n_embd, layer_norm_eps, bias=bias, **where)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights from torch's generator."""
+        """Draw new weights from torch's generator."""
         deviation = 0.02
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -137,7 +109,7 @@ class CausalLM(nn.Module):
                 nn.init.normal_(parameter, std=deviation)
 
     def settings(self) -> dict[str, Any]:
-        """What another model of the same shape is made with: `CausalLM(**model.settings())`.
+        """The arguments for a model of the same shape: `CausalLM(**model.settings())`.
 
         >>> CausalLM(7, n_layer=1, n_head=1, n_embd=4).settings()["dim_feedfwd"]
         16
@@ -149,91 +121,59 @@ class CausalLM(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,  # [B, T] int64
-        attn_mask: Tensor | None = None,  # [B, T], 0 or False: no token, not to be seen
+        tokens: Tensor,  # int64 [B, T], or packed [N]
+        attn_mask: Tensor | None = None,  # [B, T], 0 or False: padding, which nothing attends to
         *,
+        packing: Packing | None = None,  # how the tokens [N] lie in rows
+        wanted: Tensor | None = None,  # bool, as tokens: others may come out as zeros; None: all
         prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
         prefix_attn_mask: Tensor | None = None,  # [B, P]
         remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
-        cache: KeyValueCache | None = None,  # of the tokens before these; takes these in
-    ) -> Tensor:  # [B, T, d]
-        """Hidden states of the tokens after the last norm; without meaning where masked."""
-        check_call(
-            tokens,
-            attn_mask,
-            prefix_embs,
-            prefix_attn_mask,
-            cache,
-            n_embd=self.n_embd,
-            block_size=self.block_size,
-        )
+        cache: KeyValueCache | None = None,  # of the tokens before these; these are added
+    ) -> Tensor:  # [B, T, d] or [N, d]
+        """Hidden states of the tokens after the last norm; without meaning where masked.
+
+        Tokens that are not wanted are left out of the last layer as far as no wanted one attends
+        to them; where shapes must not depend on data (`torch.vmap`, `torch.compile`), none is.
+        """
+        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache, packing)
+        if packing is not None:
+            return self._packed(tokens, packing, wanted)
         if prefix_embs is None and cache is None:
             packing = right_padded(tokens, attn_mask)
             if packing is not None:
-                return packing.unpack(self._packed(tokens, packing))
+                wanted = None if wanted is None else packing.pack(wanted)
+                return packing.unpack(self._packed(packing.pack(tokens), packing, wanted))
         x = self._embedded(tokens)
         num_prefix = 0
         if prefix_embs is not None:
             num_prefix = prefix_embs.shape[1]
             x = torch.cat([prefix_embs.to(x.dtype), x], 1)
-        seen = seen_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
-        columns = Columns.of(x.shape[1], seen, cache)
+        attended = attended_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
+        columns = Columns.of(x.shape[1], attended, cache)
         positions = columns.positions(x.device)
         view = View(
             mask=columns.mask(x.device),
             causal=columns.num_new == columns.num_all,
-            turn=self._turn(positions, x.dtype),
+            rotation=self._rotation(positions, x.dtype),
             cache=cache,
         )
         bare = num_prefix if remove_prefix_position_embs else 0
-        hidden = self._layers(self._placed(x, positions, bare), view)
+        hidden = self._layers(self._with_positions(x, positions, bare), view)
         if cache is not None:
-            cache.advance(x.shape[1], seen)
+            cache.advance(x.shape[1], attended)
         return hidden[:, num_prefix:]
 
-    def packed_hidden(
-        self,
-        tokens: Tensor,  # [B, T]
-        lengths: Tensor | None = None,  # [B]; None: all T
-        wanted: Tensor | None = None,  # bool [B, T]; None: all. Others may be without meaning
-    ) -> PackedHidden:
-        """Hidden states of the first `lengths` tokens of each row, and of nothing else.
-
-        What none wants is left out of the last layer, as far as no other token looks at it.
-        Where shapes may not depend on data (`torch.vmap`, `torch.compile`), of all B * T places,
-        those of padding without meaning; `starts` tells where a row's are, either way.
-
-        >>> model = CausalLM(50, n_layer=1, n_head=2, n_embd=16, block_size=32).eval()
-        >>> packed = model.packed_hidden(torch.tensor([[3, 1, 4], [1, 0, 0]]), torch.tensor([3, 1]))
-        >>> packed.hidden.shape, packed.starts
-        (torch.Size([4, 16]), tensor([0, 3]))
-        """
-        check_call(tokens, n_embd=self.n_embd, block_size=self.block_size)
-        if lengths is None:
-            packing = Packing.dense(len(tokens), tokens.shape[1], tokens.device)
-        else:
-            packing = Packing.of(lengths, tokens.shape[1])
-        chosen = None
-        if wanted is not None and not is_traced():
-            chosen = packing.pack(wanted).nonzero().squeeze(-1)
-            if len(chosen) > MOST_CHOSEN * len(packing.positions):
-                chosen = None
-        hidden = self._packed(tokens, packing, chosen)
-        if chosen is not None:
-            places = hidden.new_zeros(len(packing.positions), self.n_embd)
-            hidden = places.index_copy(0, chosen, hidden)
-        return PackedHidden(hidden, packing.starts)
-
     def logits(self, hidden: Tensor) -> Tensor:  # [..., d] -> [..., V]
-        """What the next token may be.
+        """The next token's logits.
 
         >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16).logits(torch.zeros(3, 16)).shape
         torch.Size([3, 50])
         """
         # The weights come first: their gradient is then a tensor of its own, to which that of the
-        # look-ups is added in place, and not a view, which would be added up in fresh memory.
-        said = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
-        return said.contiguous().view(*hidden.shape[:-1], self.vocab_size)
+        # look-ups is added in place, and not a view, which would be added up in new memory.
+        logits = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
+        return logits.contiguous().view(*hidden.shape[:-1], self.vocab_size)
 
     def new_cache(
         self,
@@ -259,14 +199,22 @@ class CausalLM(nn.Module):
 
     def _packed(
         self,
-        tokens: Tensor,  # [B, T]
+        tokens: Tensor,  # [N]
         packing: Packing,
-        chosen: Tensor | None = None,  # [M] of the N
-    ) -> Tensor:  # [N, d], or [M, d]
-        x = self._embedded(packing.pack(tokens))
+        wanted: Tensor | None,  # bool [N]
+    ) -> Tensor:  # [N, d]
+        chosen = None
+        if wanted is not None and not is_traced():
+            chosen = wanted.nonzero().squeeze(-1)
+            if len(chosen) > MOST_CHOSEN * len(tokens):
+                chosen = None
+        x = self._embedded(tokens)
         rows = torch.arange(packing.width, device=tokens.device)[None]
-        view = View(packing=packing, turn=self._turn(rows, x.dtype))
-        return self._layers(self._placed(x, packing.positions), view, chosen)
+        view = View(packing=packing, rotation=self._rotation(rows, x.dtype))
+        hidden = self._layers(self._with_positions(x, packing.positions), view, chosen)
+        if chosen is None:
+            return hidden
+        return hidden.new_zeros(len(tokens), self.n_embd).index_copy(0, chosen, hidden)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if is_traced():
@@ -281,14 +229,14 @@ class CausalLM(nn.Module):
             raise ValueError(unknown_token(tokens, self.vocab_size))
         return self.wte(tokens)
 
-    def _placed(self, x: Tensor, positions: Tensor, bare: int = 0) -> Tensor:
-        """With positions added but to the first `bare` columns."""
+    def _with_positions(self, x: Tensor, positions: Tensor, bare: int = 0) -> Tensor:
+        """With position embeddings added, except to the first `bare` columns."""
         if self.positions == "learned":
-            places = self.wpe(positions)
+            added = self.wpe(positions)
             if bare:
-                kept = places[:, bare:]
-                places = torch.cat([places.new_zeros(len(places), bare, self.n_embd), kept], 1)
-            x = x + places
+                none = added.new_zeros(len(added), bare, self.n_embd)
+                added = torch.cat([none, added[:, bare:]], 1)
+            x = x + added
         elif bare:
             raise ValueError(
                 "rotary positions are added to no embedding, so that there is nothing to remove: "
@@ -296,7 +244,7 @@ class CausalLM(nn.Module):
             )
         return drop(x, self.dropout, self.training)
 
-    def _turn(self, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation | None:
         if self.positions == "learned":
             return None
         cosine, sine = rotation(positions, self.n_embd // self.n_head, dtype)
@@ -325,6 +273,6 @@ def _check_shape(n_embd: int, n_head: int, positions: str) -> None:
         raise ValueError(f"positions={positions!r} is unknown: choose 'learned' or 'rotary'")
     if positions == "rotary" and n_embd // n_head % 2:
         raise ValueError(
-            f"rotary positions turn pairs, and a head has n_embd / n_head = {n_embd // n_head} "
+            f"rotary positions rotate pairs, and a head has n_embd / n_head = {n_embd // n_head} "
             "numbers: make that even, or take positions='learned'"
         )

@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 def recomputed(block: Block, x: Tensor, view: View) -> Tensor:
-    """block(x, view), which keeps only x for the backward pass and computes the rest anew there.
+    """block(x, view), which keeps only x for the backward pass and recomputes the rest there.
 
     The parameters are handed over as they are now: `torch.func.functional_call` puts others in for
     the time of the forward pass alone, and the backward pass would find those of the module.

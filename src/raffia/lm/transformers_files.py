@@ -14,7 +14,13 @@ from typing import Any
 
 from raffia.files import write_atomically, write_json
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, PieceTokenizer, Tokenizer, WordTokenizer
+from raffia.lm.tokenizers.tokenizer import (
+    SPECIAL_TOKENS,
+    PieceTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    special_ids,
+)
 
 __all__ = ["chat_template", "save_for_transformers", "special_tokens_of"]
 
@@ -80,10 +86,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> dict[str, str]:
     >>> special_tokens_of(character_tokenizer(["abc"]))["eoa"]
     '</a>'
     """
-    return {
-        role: tokenizer.id_to_token(getattr(tokenizer, f"{role}_token_id"))
-        for role in SPECIAL_TOKENS
-    }
+    return {role: tokenizer.id_to_token(i) for role, i in special_ids(tokenizer).items()}
 
 
 def chat_template(names: Mapping[str, str]) -> str:
@@ -108,14 +111,14 @@ def chat_template(names: Mapping[str, str]) -> str:
 
 
 def _pieces(tokenizer: PieceTokenizer) -> dict[str, Any]:
-    """At each place the longest token; what lies between tokens is one unknown."""
+    """At each position the longest token; text between tokens is one unknown."""
     content = [token for token in tokenizer.tokens if token not in SPECIAL_TOKENS.values()]
     for token in content:
         held = next((mark for mark in SPECIAL_TOKENS.values() if mark in token), None)
         if held is not None:
             raise ValueError(
                 f"the tokenizer can't be converted for transformers: its token {token!r} holds "
-                f"{held!r}, which is a token of its own there, wherever it stands"
+                f"{held!r}, which is a token of its own there, wherever it occurs"
             )
     longest_first = sorted(content, key=len, reverse=True)
     pattern = "|".join(map(_escaped, longest_first)) or "(?!)"

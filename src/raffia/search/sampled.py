@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from raffia.functional.draws import child_seed
+from raffia.functional.draws import child_seed, draw_seeds
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.samplers import Sampler
@@ -57,11 +57,7 @@ def sampled_policy(
     (torch.Size([3, 1]), True)
     """
     if seed is None:
-        batch, device = len(root.prior_logits), root.prior_logits.device
-        whole = torch.iinfo(torch.int64)
-        seed = torch.randint(
-            whole.min, whole.max, (batch,), generator=generator, device=device, dtype=torch.int64
-        )
+        seed = draw_seeds(len(root.prior_logits), generator).to(root.prior_logits.device)
     return policy(*with_sampled_actions(root, recurrent_fn, sampler, seed, prior=prior))
 
 

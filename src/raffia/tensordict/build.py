@@ -136,24 +136,22 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 def holds(value: Any, td: Any) -> bool:
     """Whether a node is `td`, or has it nested in it."""
-    nodes, plain, unlocked = [value], td._plain, not td._locked
-    while nodes:
-        node = nodes.pop()
+    nodes: list[Any] = [value]
+    plain, unlocked = td._plain, not td._locked
+    for node in nodes:  # grows on the way
         if node is td:
             return True
         if node.__class__ is plain:
-            if unlocked and node._locked:  # what is nested in it is locked as well
-                continue
-            for below in node._d.values():
-                if below.__class__ is plain or (
-                    below.__class__ is not Tensor and isinstance(below, Node)
-                ):
-                    nodes.append(below)
-        elif node.__dict__.get("_td") is not None:  # what a tensorclass wraps
-            nodes.append(node._td)
-        else:
-            nodes += node._children()
+            if not (unlocked and node._locked):  # what is nested in it is locked as well
+                nodes += [v for v in node._d.values() if v.__class__ is not Tensor]
+        elif isinstance(node, Node):
+            nodes += _within(node)
     return False
+
+
+def _within(node: Any) -> list[Any]:
+    """The nodes right below one: below a tensorclass, what it wraps."""
+    return node._children() if node.__dict__.get("_td") is None else [node._td]
 
 
 def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:

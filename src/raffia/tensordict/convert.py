@@ -329,32 +329,33 @@ def _clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
     storages = memo.setdefault("torch", {})
     leaves: dict[int, Tensor] = {}  # by where their memory is
     for td in tds:
-        _own_memory(td, memo, storages, leaves)
+        _own_memory(td, memo, leaves)
+    for place in storages.keys() & leaves.keys():  # copied already, or by another deep copy
+        del leaves[place]
     values = [*leaves.values()]
     copies = _clones(values) if values else []
     memo.update(zip(map(id, values), copies, strict=True))
     storages.update(zip(leaves, map(Tensor.untyped_storage, copies), strict=True))
 
 
-def _own_memory(
-    td: Any, memo: dict[Any, Any], storages: dict[int, Any], leaves: dict[int, Tensor]
-) -> None:
-    """Find leaves that fill memory which is not copied yet, one for each memory."""
-    strided = torch.strided
+def _own_memory(td: Any, memo: dict[Any, Any], leaves: dict[int, Tensor]) -> None:
+    """Find leaves that fill their memory, one for each memory."""
     for value in td._d.values():
         if value.__class__ is Tensor:
-            if value.requires_grad or value.layout is not strided or value.__dict__:
+            if value.requires_grad or value.__dict__ or value.grad is not None:
                 continue
-            if not value.is_contiguous() or value.is_conj() or value.grad is not None:
+            if id(value) in memo:
                 continue
-            storage = value.untyped_storage()
-            if storage.nbytes() != value.nbytes or id(value) in memo:
+            try:
+                storage = value.untyped_storage()
+                if storage.nbytes() != value.nbytes or not value.is_contiguous():
+                    continue
+            except RuntimeError:  # of a layout that has no memory of its own
                 continue
-            place = storage._cdata
-            if place not in leaves and place not in storages:
-                leaves[place] = value
+            if not value.dtype.is_complex or not value.is_conj():
+                leaves.setdefault(storage._cdata, value)
         elif value.__class__ is td._plain and id(value) not in memo:
-            _own_memory(value, memo, storages, leaves)
+            _own_memory(value, memo, leaves)
 
 
 def _deep(td: Any, memo: dict[Any, Any]) -> Any:
@@ -764,13 +765,10 @@ def is_shared(td: Any) -> bool:
 
 
 def _shared(leaf: Tensor) -> bool:
-    if leaf.is_cuda:
-        return True
-    return (
-        leaf.device.type == "cpu"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-        and leaf.untyped_storage().is_shared()
-    )
+    try:
+        return leaf.untyped_storage().is_shared()
+    except RuntimeError:  # it has no memory of its own, as in vmap
+        return False
 
 
 def record_stream(td: Any, stream: Any) -> Any:
@@ -990,12 +988,11 @@ def is_consolidated(td: Any) -> bool:
     >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
     (False, True)
     """
-    buffer = td._buffer
-    if buffer is None:
+    if td._buffer is None:
         return False
     from raffia.tensordict.consolidated import pieces
 
-    pointer = buffer.untyped_storage().data_ptr()
+    pointer = td._buffer.untyped_storage().data_ptr()
     parts = pieces(td._leaves([]))[0]
     return all([leaf.untyped_storage().data_ptr() == pointer for leaf in parts])
 

@@ -706,8 +706,8 @@ def restored(node: Any, entries: dict[str, Any]) -> Any:
 
 
 def mark(node: Any, folder: str | None) -> None:
-    """Note in a container where its tensors are; None stands for temporary files."""
-    state(node)["_mapped_to"] = folder
+    """Note in a container, locked from then on, where its tensors are; None: in temporary files."""
+    state(node)["_mapped_to"] = pathlib.Path(folder) if folder else ""
 
 
 def state(node: Any) -> dict[str, Any]:
@@ -939,18 +939,15 @@ def is_memmap(td: Any) -> bool:
     >>> td.memmap()[0].is_memmap(), td.memmap()[0].is_locked
     (True, True)
     """
-    if not td._locked:
-        return False
-    attributes = td.__dict__
-    if "_td" in attributes:  # of what a tensorclass wraps
-        attributes = attributes["_td"].__dict__
+    attributes = state(td)
     if "_mapped_to" in attributes:
-        return all_mapped(attributes)
-    members = attributes.get("tensordicts")  # of a lazy stack
+        return True
+    members = attributes.get("tensordicts", ())  # of a lazy stack
     return bool(members) and all([member.is_memmap() for member in members])
 
 
 def all_mapped(attributes: dict[str, Any]) -> bool:
+    """Whether the tensors of a container that was pickled are mapped: they may be plain ones."""
     for leaf in attributes.get("_d", {}).values():
         if leaf.__class__ is not MemoryMappedTensor:
             if not isinstance(leaf, (MemoryMappedTensor, Node)):
@@ -959,7 +956,8 @@ def all_mapped(attributes: dict[str, Any]) -> bool:
 
 
 def own_folder(td: Any) -> str | None:
-    return state(td).get("_mapped_to") if is_memmap(td) else None
+    folder = state(td).get("_mapped_to")
+    return str(folder) if folder else None
 
 
 def saved_path(td: Any) -> pathlib.Path:

@@ -1108,9 +1108,7 @@ def select(
     if inplace:
         if td._locked:
             raise locked_error(td)
-        select(td, *keys, strict=strict)  # which refuses, before anything is removed
-        drop_others(td, *grouped(keys), strict)
-        return td
+        return keep_only([(td, select(td, *keys, strict=strict))], td)
     if td.__class__ is td._plain:
         chosen = select_plain(td, keys)
         if chosen is not None:
@@ -1132,23 +1130,31 @@ def select(
     return td._new(entries, td._batch_size, td._names)
 
 
-def keep_only(node: Any, keys: Iterable[NestedKey], strict: bool) -> None:
-    """Remove all entries but these, which `select` did not refuse."""
-    if node.__class__ is node._plain:
-        drop_others(node, *grouped(keys), strict)
-    else:
-        node.select(*keys, inplace=True, strict=strict)
+def keep_only(pairs: Iterable[tuple[Any, Any]], td: Any) -> Any:
+    """Remove from each container what `select` left out of the other of its pair; returns `td`."""
+    surplus: list[tuple[Any, str]] = []
+    for node, chosen in pairs:
+        left_out(node, chosen, surplus)
+    for node, name in surplus:
+        if node._locked:
+            raise locked_error(node, name)
+    for node, name in surplus:
+        node._del_str(name)
+    return td
 
 
-def drop_others(td: Any, whole: dict[str, None], parts: dict[str, list[Any]], strict: bool) -> None:
-    """Remove all entries but those of `grouped` keys."""
-    for name in list(td.keys()):
-        if name in whole:
-            continue
-        if name not in parts:
-            td._del_str(name)
-        elif isinstance(below := td._get_str(name), Node):
-            keep_only(below, parts[name], strict)
+def left_out(node: Any, chosen: Any, out: list[tuple[Any, str]]) -> None:
+    """Append the container and the name of each entry that `chosen` lacks."""
+    if node.__class__ is not node._plain and getattr(node, "_lazy", False):
+        for member, part in zip(node.tensordicts, chosen.tensordicts, strict=True):
+            left_out(member, part, out)
+        return
+    for name, mine in node._entries().items():
+        kept = chosen._get_str(name)
+        if kept is None:
+            out.append((node, name))
+        elif kept is not mine and isinstance(mine, Node):
+            left_out(mine, kept, out)
 
 
 def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
@@ -1310,13 +1316,19 @@ def _split_keys(
     return (*out, last)
 
 
-def prune(td: Any) -> None:
-    """Remove nested containers that hold nothing."""
+def prune(td: Any) -> bool:
+    """Remove nested containers that hold nothing; whether nothing is left then."""
+    if td.__class__ is not td._plain and getattr(td, "_lazy", False):
+        return all([prune(member) for member in td.tensordicts])  # also what not all of them have
+    kept = False
     for name, value in list(td._peek().items()):
-        if isinstance(value, Node) and not value._is_data():
-            prune(value)
-            if not value.keys():
-                td._del_str(name)
+        if value.__class__ is Tensor or not isinstance(value, Node) or value._is_data():
+            kept = True
+        elif prune(value):
+            td._del_str(name)
+        else:
+            kept = True
+    return not kept
 
 
 def separates(

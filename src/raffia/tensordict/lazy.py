@@ -288,10 +288,12 @@ class LazyStackedTensorDict(TensorDictBase):
         layout: torch.layout | None = None,
     ) -> Any:
         """The entry `name` in a form that also holds tensors of unlike shape."""
-        options: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
-        options |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
-        options |= dict(padding_value=padding_value, padding_side=padding_side)
-        values = [td._get_lazy(name, **options) for td in self.tensordicts]
+        values = [td._get_str(name) for td in self.tensordicts if td.__class__ is TensorDict]
+        if len(values) != len(self.tensordicts):
+            options: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
+            options |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
+            options |= dict(padding_value=padding_value, padding_side=padding_side)
+            values = [td._get_lazy(name, **options) for td in self.tensordicts]
         if not values or any([value is None for value in values]):
             return None
         if isinstance(values[0], Node):
@@ -307,12 +309,15 @@ class LazyStackedTensorDict(TensorDictBase):
     def get_nestedtensor(
         self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None
     ) -> Any:
-        """The entry under `key` as a nested tensor: `get(key, as_nested_tensor=True)`.
+        """The entry under `key` as a nested tensor, of strided layout if none is given.
+
+        `get(key, as_nested_tensor=True)` makes a jagged one where it can.
 
         >>> td = lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2))])
-        >>> td.get_nestedtensor("a").is_nested
+        >>> td.get_nestedtensor("a", layout=torch.jagged).is_nested
         True
         """
+        layout = torch.strided if layout is None else layout
         return entries.get(self, key, default, as_nested_tensor=True, layout=layout)
 
     def __getitem__(self, idx: Any) -> Any:
@@ -385,6 +390,44 @@ class LazyStackedTensorDict(TensorDictBase):
         if found is None:
             raise_missing(key, self)
         return found
+
+    def entry_class(self, key: NestedKey) -> type:
+        """The class of the entry under `key`, which all members have.
+
+        >>> lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))]).entry_class("a").__name__
+        'LazyStackedTensorDict'
+        """
+        path = (key,) if key.__class__ is str else key
+        found: Any = None
+        try:
+            for found in self.tensordicts:
+                for name in path:
+                    found = found._d[name]
+                if found.__class__ is not Tensor:
+                    break
+        except (KeyError, AttributeError, TypeError):  # not in plain containers, or not in all
+            found = None
+        return Tensor if found.__class__ is Tensor else entries.entry_class(self, key)
+
+    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+        """The `(key, entry)` pairs of the non-tensor entries that all members have.
+
+        >>> td = lazy_stack([TensorDict(a="x", b=1), TensorDict(a="y", b=2)])
+        >>> [(key, entry.tolist()) for key, entry in td.non_tensor_items()]
+        [('a', ['x', 'y'])]
+        """
+        out: list[tuple[Any, Any]] = []
+        for name, value in self.tensordicts[0]._peek().items() if self.tensordicts else ():
+            if value.__class__ is Tensor or not include_nested and value.__class__ is TensorDict:
+                continue
+            entry = self._peek_str(name)
+            if isinstance(entry, Node) and not isinstance(entry, Tensor):
+                if entry._is_data():
+                    out.append((name, entry))
+                elif include_nested:
+                    below = entries.non_tensor_items(entry, True)
+                    out += [(unravel_key((name, key)), found) for key, found in below]
+        return tuple(out)
 
     # -- writing
 
@@ -545,19 +588,30 @@ class LazyStackedTensorDict(TensorDictBase):
         """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
         if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
             return False
+        if not key or not all([name.__class__ is str for name in key]):
+            return False
         nodes = []
         for td in self.tensordicts:
-            if td.__class__ is not TensorDict or td._locked:
+            node, rest = td, key
+            while len(rest) > 1 and node.__class__ is TensorDict and rest[0] in node._d:
+                node, rest = node._d[rest[0]], rest[1:]
+                if node.__class__ is TensorDict and node._locked:
+                    return False
+            if node.__class__ is not TensorDict or td._locked or node._device is not None:
                 return False
-            node, name = entries.place(td, key)
-            if node is None or node._device is not None or node._batch_size != td._batch_size:
+            if node._batch_size != td._batch_size:
                 return False
-            nodes.append(node)
+            nodes.append((node, rest))
+            if len(rest) != len(nodes[0][1]):  # a level that not all members have
+                return False
         size = self._batch_size
         if item.is_nested or item.shape[: len(size)] != size:
             return False
-        for node, part in zip(nodes, item.unbind(self.stack_dim), strict=True):
-            node._d[name] = part
+        for (node, rest), part in zip(nodes, item.unbind(self.stack_dim), strict=True):
+            value: Any = part
+            for name in reversed(rest[1:]):  # levels that are missing
+                value = node._new({name: value}, node._batch_size, node._names and [*node._names])
+            node._d[rest[0]] = value
         return True
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
@@ -1328,9 +1382,7 @@ class LazyStackedTensorDict(TensorDictBase):
         chosen = [td.select(*keys, **options) for td in self.tensordicts]
         if not inplace:
             return self._of_members(chosen)
-        for td in self.tensordicts:
-            entries.keep_only(td, keys, strict)
-        return self
+        return entries.keep_only(zip(self.tensordicts, chosen, strict=True), self)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Any:
         """The lazy stack of the members without these entries; see `TensorDict.exclude`.
@@ -1753,9 +1805,11 @@ def _nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
             "stacks first "
             "with td.view(-1), or pass as_padded_tensor=True"
         )
+    if layout is torch.strided:
+        return torch.nested.as_nested_tensor(values, layout=torch.strided)
     sizes = list(zip(*[value.shape for value in values], strict=True))
     ragged = [i for i, column in enumerate(sizes) if len(dict.fromkeys(column)) > 1]
-    if layout is torch.strided or (layout is None and len(ragged) > 1):
+    if layout is None and len(ragged) > 1:
         return torch.nested.as_nested_tensor(values, layout=torch.strided)
     at = ragged[0] if ragged else 0
     if at == 0:

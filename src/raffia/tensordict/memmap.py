@@ -376,7 +376,7 @@ def keep_mapped(out: Any, td: Any) -> Any:
             out._origin = None  # made by an index, not by `lock_`
             nodes = [out]
             for node in nodes:  # grows on the way
-                node.__dict__["_mapped_to"] = None
+                node.__dict__["_mapped_to"] = ""
                 nodes.extend(node._children())
     return out
 

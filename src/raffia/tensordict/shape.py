@@ -426,11 +426,6 @@ def broadcast_to(td: Any, shape: Any) -> Any:
     return expand(td, *as_size(shape))
 
 
-def _probed(td: Any, fn: Callable[[Tensor], Tensor]) -> torch.Size:
-    """What a shape operation makes of the batch size."""
-    return fn(torch.empty(td._batch_size, device="meta")).shape
-
-
 def _mapped(
     td: Any,
     fn: Callable[[Tensor], Tensor],
@@ -591,12 +586,12 @@ def rot90(td: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Any:
             [0, 2]])
     """
     at = [_dim(td, d) for d in dims]
-    return _mapped(
-        td,
-        lambda leaf: torch.rot90(leaf, k, at),
-        _probed(td, lambda x: torch.rot90(x, k, at)),
-        ("rot90",),
-    )
+    if len({*at}) != 2 or len(at) != 2:
+        raise RuntimeError(f"rot90 turns the plane of two different dims, got {tuple(dims)}")
+    size = [*td._batch_size]
+    if k % 2:
+        size[at[0]], size[at[1]] = size[at[1]], size[at[0]]
+    return _mapped(td, lambda leaf: torch.rot90(leaf, k, at), torch.Size(size), ("rot90",))
 
 
 def narrow(td: Any, dim: int, start: int, length: int) -> Any:

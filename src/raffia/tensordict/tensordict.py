@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import methodcaller
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -89,6 +90,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     _kids: Sequence[Any] | None = None  # the nodes right below, while locked
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
     _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
+    _mapped_to: Any = None  # the folder of its files, "" if they are temporary, while locked
     _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
@@ -535,7 +537,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._spans is not None and convert.in_spans(self):
             return convert.reduce_consolidated(self)
-        if self.__class__ is TensorDict and "_mapped_to" not in self.__dict__:
+        if self.__class__ is TensorDict and self._mapped_to is None:
             size, device, names = tuple(self._batch_size), self._device, self._names
             return _restored, (self._d, size, device, names, self._locked)
         return pickled.reduced(self) or super().__reduce_ex__(protocol)
@@ -544,11 +546,15 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         state = dict(self.__dict__)
         for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
             state.pop(name, None)
+        if self._mapped_to is not None:
+            state["_mapped_to"] = str(self._mapped_to)  # a path is no data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        locked = state.pop("_locked", False)
+        locked, folder = state.pop("_locked", False), state.pop("_mapped_to", None)
         self.__dict__.update(state)
+        if folder is not None and disk.all_mapped(state):
+            disk.mark(self, folder)
         if locked:
             self.lock_()
 
@@ -707,8 +713,7 @@ class TensorDict(TensorDictBase):
         self._batch_size = (
             batch_size if batch_size.__class__ is torch.Size else build.as_size(batch_size)
         )
-        if device is not None:
-            self._device = build.as_device(device)
+        self._device = None if device is None else build.as_device(device)
         if source.__class__ is dict:
             if source:
                 self._fill(source)
@@ -746,8 +751,7 @@ class TensorDict(TensorDictBase):
             elif kind is dict:
                 child = _new_object(TensorDict)
                 child._d, child._batch_size = {}, batch_size
-                if device is not None:
-                    child._device = device
+                child._device = device
                 child._fill(value)
                 d[key] = child
             else:
@@ -764,8 +768,7 @@ class TensorDict(TensorDictBase):
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = batch_size
-        if device is not None:
-            td._device = device
+        td._device = device
         if names is not None:
             td._names = names
         return td
@@ -820,8 +823,7 @@ class TensorDict(TensorDictBase):
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = self._batch_size
-        if self._device is not None:
-            td._device = self._device
+        td._device = self._device
         if self._names is not None:
             td._names = list(self._names)
         return td
@@ -839,8 +841,7 @@ class TensorDict(TensorDictBase):
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = batch_size
-        if self._device is not None:
-            td._device = self._device
+        td._device = self._device
         if names is not None:
             td._names = names
         return td
@@ -973,12 +974,6 @@ class TensorDict(TensorDictBase):
         if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
         return value
-
-    def __getattr__(self, name: str) -> Any:
-        hint = ""
-        if not name.startswith("_") and name in self.__dict__.get("_d", ()):
-            hint = f"; entries are read by key: td[{name!r}]"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     # -- own ways, because they are hot
 
@@ -1148,6 +1143,15 @@ class TensorDict(TensorDictBase):
     @_documented_as(entries.popitem)
     def popitem(self) -> tuple[str, Any]:
         return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
+
+    @_documented_as(disk.is_memmap)
+    def is_memmap(self) -> bool:
+        return self._mapped_to is not None
+
+    @property
+    @_documented_as(disk.saved_path)
+    def saved_path(self) -> Path:
+        return self._mapped_to or disk.saved_path(self)
 
     @_documented_as(entries.is_empty)
     def is_empty(self) -> bool:

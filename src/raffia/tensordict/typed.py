@@ -140,7 +140,7 @@ class TypedTensorDict(TensorDict):
             raise AttributeError(
                 f"{type(self).__name__!r} has the field {name!r}, which is not set"
             )
-        return super().__getattr__(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self)._fields:

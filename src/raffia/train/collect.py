@@ -6,29 +6,16 @@ Legend: T times, E environments, S frames in a stack.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raffia.envs.env import BatchEnv
-from raffia.functional.seeds import derive_seed
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.ledger import EndedEpisode, Ledger
 
 Act = Callable[[TensorDict], TensorDict]  # states [E] -> "action" and what is stored besides, [E]
-
-
-class EndedEpisode(NamedTuple):
-    """An episode that has ended.
-
-    >>> EndedEpisode(episode_return=10.0, length=10, row=0).length
-    10
-    """
-
-    episode_return: float
-    length: int
-    row: int
 
 
 class Collector:
@@ -36,6 +23,7 @@ class Collector:
 
     env: the environments.
     seed: of the run; an episode's own seed is made of it, of its row and of its number there.
+    first_row: the first environment's row among all of the run's, where others play other rows.
     frame_stack: S, how many observations an actor sees together; before an episode's first one
         stands the first one again.
     check: called with the environments' outputs after each step; it may raise.
@@ -44,8 +32,8 @@ class Collector:
     episode begins without a reset; returns and lengths in metrics are those of the whole game.
 
     Steps [T, E] hold the states' entries (the newest frame), what the actor gave, "reward",
-    "terminated", "truncated", and under "next" the state after each step, as
-    `SegmentReplayBuffer.extend` takes them.
+    "terminated", "truncated", "continues" where the environment says so, and under "next" the state
+    after each step: but for "continues" as `SegmentReplayBuffer.extend` takes them.
 
     What a resume needs are the seeds and the actions since: `state` and `load_state`.
 
@@ -68,19 +56,19 @@ class Collector:
         env: BatchEnv,
         *,
         seed: int,
+        first_row: int = 0,
         frame_stack: int = 1,
         check: Callable[[TensorDict], None] = lambda step: None,
     ) -> None:
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
-        num = env.num_envs
-        self.num_env_steps = 0
-        self._episode = torch.zeros(num, dtype=torch.int64)  # how many were begun in each row
-        self._return = torch.zeros(num, dtype=torch.float64)
-        self._length = torch.zeros(num, dtype=torch.int64)
-        self._actions: list[list[Tensor]] = [[] for _ in range(num)]  # since each row's reset
-        self._ended: list[EndedEpisode] = []
+        self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
         self._state: TensorDict | None = None  # [E], the newest frames
         self._frames: Tensor | None = None  # [E, S, *O]
+
+    @property
+    def num_env_steps(self) -> int:
+        """How many steps were played so far, of all environments together."""
+        return self.ledger.num_env_steps
 
     def collect(self, act: Act, num_steps: int) -> TensorDict:
         """Play this many steps in each environment; returns them: [T, E]."""
@@ -90,8 +78,7 @@ class Collector:
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since this was asked before."""
-        ended, self._ended = self._ended, []
-        return ended
+        return self.ledger.take_ended()
 
     @property
     def now(self) -> TensorDict:
@@ -113,14 +100,13 @@ class Collector:
             {**dict(before.items()), **dict(chosen.items()), **flags, "next": states},
             before.batch_size,
         )
-        self.num_env_steps += self.env.num_envs
-        self._count(everywhere(self.env), chosen["action"], after)
+        if "continues" in after.keys():
+            step["continues"] = after["continues"]
+        ended = self.ledger.count(everywhere(self.env), chosen["action"], after)
         self._show(states)
         self._restart_frames(everywhere(self.env), after)
-        rows = over(after).nonzero().squeeze(-1)
-        if len(rows):
-            self._close(rows)
-            self._begin(rows)
+        if len(ended):
+            self._begin(ended)
         return step
 
     def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
@@ -133,25 +119,14 @@ class Collector:
             newest = after["observation"][chosen]
             self._frames[rows[chosen]] = first_frames(newest, self.frame_stack)
 
-    def _count(self, rows: Tensor, action: Tensor, after: TensorDict) -> None:
-        self._return[rows] += after["reward"]
-        self._length[rows] += 1
-        for row, taken in zip(rows.tolist(), action.unbind(), strict=True):
-            self._actions[row].append(taken)
-
     def _show(self, states: TensorDict) -> None:
         self._state = states
         if self._frames is not None:
             self._frames = next_frames(self._frames, states["observation"])
 
-    def _close(self, rows: Tensor) -> None:
-        for row in rows.tolist():
-            episode = EndedEpisode(float(self._return[row]), int(self._length[row]), row)
-            self._ended.append(episode)
-
     def _begin(self, rows: Tensor) -> None:
-        first = self.env.reset(self._seeds(rows), rows)
-        self._episode[rows] += 1
+        first = self.env.reset(self.ledger.seeds(rows), rows)
+        self.ledger.begin(rows)
         if self._state is None:
             self._state = first
         else:
@@ -164,49 +139,22 @@ class Collector:
             else:
                 self._frames = self._frames.clone()
                 self._frames[rows] = frames
-        self._return[rows] = 0
-        self._length[rows] = 0
-        for row in rows.tolist():
-            self._actions[row] = []
-
-    def _seeds(self, rows: Tensor) -> Tensor:
-        """Seeds of the episodes that come next in these rows."""
-        pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
-        return torch.tensor([derive_seed(self.seed, "episode", *pair) for pair in pairs])
 
     # -- resume
 
     def state(self) -> TensorDict:
         """The state as tensors: seeds by their counts, and the actions since."""
-        spec = self.env.spec
-        actions = [taken for row in self._actions for taken in row]
-        empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype)
-        return TensorDict(
-            episode=self._episode.clone(),
-            num_actions=torch.tensor([len(row) for row in self._actions]),
-            actions=torch.stack(actions) if actions else empty,
-            num_env_steps=torch.tensor(self.num_env_steps),
-            begun=torch.tensor(self._state is not None),
-        )
+        return self.ledger.state()
 
     def load_state(self, state: TensorDict) -> None:
         """Load a state of `state`: each row's episode is started over and played again."""
-        num = self.env.num_envs
-        if len(state["episode"]) != num:
-            raise ValueError(
-                f"the state is of {len(state['episode'])} environments, and there are {num}: take "
-                "env.num_envs as it was"
-            )
-        self.num_env_steps = int(state["num_env_steps"])
-        self._ended = []
+        self.ledger.load_state(state)
         self._state, self._frames = None, None
-        if not bool(state["begun"]):
-            self._episode = state["episode"].clone()
+        if not self.ledger.has_begun:
             return
-        self._episode = state["episode"] - 1
+        by_row = self.ledger.rewind()
         self._begin(everywhere(self.env))
         counts = state["num_actions"]
-        by_row = state["actions"].split(counts.tolist())
         for t in range(int(counts.max())):
             rows = (counts > t).nonzero().squeeze(-1)
             self._replay(rows, torch.stack([by_row[row][t] for row in rows.tolist()]))
@@ -222,7 +170,7 @@ class Collector:
             others = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
             self._frames[others] = frames[others]
         self._restart_frames(rows, after)
-        self._count(rows, action, after)
+        self.ledger.repeat(rows, action, after)
 
 
 def everywhere(env: BatchEnv) -> Tensor:
@@ -252,14 +200,3 @@ def next_frames(frames: Tensor, observation: Tensor) -> Tensor:
     tensor([[2., 3., 4.]])
     """
     return torch.cat([frames[:, 1:], observation.unsqueeze(1)], 1)
-
-
-def over(after: TensorDict) -> Tensor:
-    """Where a reset is due after a step: bool [n].
-
-    >>> no, yes = torch.tensor([False]), torch.tensor([True])
-    >>> over(TensorDict(terminated=yes, truncated=no, continues=yes, batch_size=[1]))
-    tensor([False])
-    """
-    ended = after["terminated"] | after["truncated"]
-    return ended & ~after["continues"] if "continues" in after.keys() else ended

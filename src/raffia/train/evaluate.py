@@ -16,7 +16,8 @@ from raffia.envs.env import BatchEnv
 from raffia.envs.opponents import Opponent
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import first_frames, next_frames, over
+from raffia.train.collect import first_frames, next_frames
+from raffia.train.ledger import over
 
 Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what is worth showing
 

@@ -13,7 +13,7 @@ from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Part
-from raffia.train.collect import EndedEpisode
+from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 from raffia.train.nan_guard import NaNGuard
 from raffia.train.replay_log import ReplayLog

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import Act, Collector, EndedEpisode
+from raffia.train.collect import Act
+from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 
 BeginRollout = Callable[[TensorDict], Act]  # a learner's state -> how to act from now on
@@ -58,6 +59,23 @@ class Replay(Protocol):
         """Update the priorities of segments that were learnt from."""
 
 
+class Source(Protocol):
+    """Where steps come from: a `Collector`, or `Turns` of actors."""
+
+    @property
+    def num_env_steps(self) -> int:
+        """How many steps were played so far, of all environments together."""
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since the last call."""
+
+    def state(self) -> TensorDict:
+        """The state of the environments."""
+
+    def load_state(self, state: TensorDict) -> None:
+        """Load a state of `state`."""
+
+
 class OnlineStream:
     """Batches of played steps: plays, stores the steps, and draws so many batches for each step.
 
@@ -90,7 +108,7 @@ class OnlineStream:
 
     def __init__(
         self,
-        collector: Collector,
+        collector: Source,
         replay: Replay,
         *,
         begin_rollout: BeginRollout,
@@ -104,7 +122,8 @@ class OnlineStream:
         clock: PhaseClock,
         beta: Callable[[int], float] | None = None,
     ) -> None:
-        self.collector, self.replay = collector, replay
+        self.collector: Any = collector
+        self.replay = replay
         self._begin_rollout, self._act_first, self._make_batch = (
             begin_rollout,
             act_first,
@@ -118,7 +137,8 @@ class OnlineStream:
     @property
     def num_env_steps(self) -> int:
         """How many steps were played so far, of all environments together."""
-        return self.collector.num_env_steps
+        num: int = self.collector.num_env_steps
+        return num
 
     def next(self, state: TensorDict) -> TensorDict:
         """Play what is due, then draw segments and make a batch of them."""
@@ -134,7 +154,10 @@ class OnlineStream:
 
     def _turn(self, state: TensorDict) -> None:
         act = self._act_first if self.num_env_steps < self._first else self._begin_rollout(state)
-        self.replay.extend(self.collector.collect(act, self._rollout_length))
+        self._extend(self.collector.collect(act, self._rollout_length))
+
+    def _extend(self, steps: TensorDict) -> None:
+        self.replay.extend(steps.exclude("continues"))
 
     def on_update(self, batch: TensorDict, metrics: TensorDict) -> None:
         """Write the batch's priorities back to the replay."""
@@ -143,7 +166,8 @@ class OnlineStream:
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
-        return self.collector.take_ended()
+        ended: list[EndedEpisode] = self.collector.take_ended()
+        return ended
 
     def state(self) -> TensorDict:
         """The state of the environments; the replay is saved by itself."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import EndedEpisode
+from raffia.train.ledger import EndedEpisode
 from raffia.train.loop import Ended
 from raffia.train.metrics import PhaseClock, RunningMeans
 from raffia.train.records import Records

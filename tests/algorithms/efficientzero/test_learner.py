@@ -15,8 +15,10 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.observations import draw_augmentation, with_observations
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.functional.augment import random_shift
 from raffia.learner import Accumulate, Learner
 from raffia.tensordict.tensordict import TensorDict
 
@@ -50,7 +52,7 @@ def learner_of(spec=LINE, num_updates=100, frame_stack=1, **parts):
     return EfficientZeroLearner(spec, config, num_updates=num_updates, frame_stack=frame_stack)
 
 
-def batch_of(size=9, spec=LINE, seed=0, num_unrolled=3, num_sampled=5):
+def batch_of(size=9, spec=LINE, seed=0, num_unrolled=3, num_sampled=5, num_frames=1):
     torch.manual_seed(seed)
     continuous = isinstance(spec.action, Box)
     num_choices = num_sampled if continuous else spec.action.n
@@ -62,8 +64,7 @@ def batch_of(size=9, spec=LINE, seed=0, num_unrolled=3, num_sampled=5):
         return torch.randn(*lead, *shape)
 
     batch = TensorDict(
-        observation=seen(size),
-        next_observation=seen(size, num_unrolled),
+        frames=seen(size, num_frames + num_unrolled),
         action=torch.rand(size, num_unrolled, *spec.action.shape)
         if continuous
         else torch.randint(spec.action.n, (size, num_unrolled)),
@@ -137,7 +138,7 @@ def test_gradients_and_statistics_are_those_of_the_module(norm_type):
     found, metrics = learner.grads(state, batch)
     model = learner.make_model(0)
     loss = type(learner._loss)(model, learner.config.loss).train()
-    value, expected = loss(batch, state["hyper"])
+    value, expected = loss(with_observations(batch, LINE), state["hyper"])
     gradients = torch.autograd.grad(value, list(model.parameters()))
     for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(found["grads"][tuple(name.split("."))], gradient)
@@ -325,7 +326,7 @@ def test_muzero_is_a_configuration():
     )
     state = learner.init(0)
     assert not any("proj" in name or "prediction_head" in name for name in state["params"].keys())
-    batch = batch_of().exclude("next_observation", "consistency_mask")
+    batch = batch_of().exclude("consistency_mask")
     found, metrics = learner.grads(state, batch)
     assert "consistency_loss" not in metrics.keys()
     # the LSTM never sees a state that it made, so what it makes of one is not learnt
@@ -348,7 +349,7 @@ def test_gumbel_muzero_is_a_configuration():
     seen = TensorDict(observation=torch.randn(2, 4), batch_size=[2])
     plan = planner.plan(seen, noise=False, temperature=0.0)
     assert (plan.action_weights > 0).all()  # the improved policy, not visits
-    batch = batch_of().exclude("next_observation", "consistency_mask")
+    batch = batch_of().exclude("consistency_mask")
     assert update(learner, state, batch)["step"] == 1
 
 
@@ -357,8 +358,27 @@ def test_images_are_learnt_from():
     learner = learner_of(spec)
     state = update(learner, learner.init(0), batch_of(spec=spec))
     assert ("params", "representation_network", "conv", "weight") in state.keys(True)
-    stacked = learner_of(spec, frame_stack=2).init(0)
-    assert stacked["params", "representation_network", "conv", "weight"].shape[1] == 4
+    stacked = learner_of(spec, frame_stack=2)
+    state = stacked.init(0)
+    assert state["params", "representation_network", "conv", "weight"].shape[1] == 4
+    assert update(stacked, state, batch_of(spec=spec, num_frames=2))["step"] == 1
+
+
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_augmentation_is_of_the_batch_s_numbers(frame_stack):
+    """Shifted by the learner, or shifted before: the same gradients, bit for bit."""
+    spec = EnvSpec(observation_shape=(2, 6, 5), action=Discrete(3), observation_dtype=torch.uint8)
+    learner = learner_of(spec, frame_stack=frame_stack)
+    state, batch = learner.init(0), batch_of(spec=spec, num_frames=frame_stack)
+    draws = torch.Generator().manual_seed(1)
+    batch["augmentation"] = draw_augmentation(9, ["shift"], 2, draws)
+    # In time the shift of the first stack and that of the later ones differ; one that is the
+    # same for both can be made of the frames.
+    batch["augmentation", "shift"][:, 1] = batch["augmentation", "shift"][:, 0]
+    before = batch.exclude("augmentation")
+    before["frames"] = random_shift(batch["frames"], batch["augmentation", "shift"][:, 0])
+    assert not before["frames"].equal(batch["frames"])
+    assert_equal(learner.grads(state, batch)[0], learner.grads(state, before)[0], atol=0, rtol=0)
 
 
 @pytest.mark.slow
@@ -378,7 +398,7 @@ def test_continuous_policies_are_learnt_from_sampled_actions():
         state = update(learner, state, batch)
     planner = Planner(learner.make_model(0), spec, learner.config)
     planner.refresh(state)
-    policy = planner.root(batch.select("observation")).prior_logits
+    policy = planner.root(with_observations(batch, spec)).prior_logits
     low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
     middle = low + (high - low) * (policy[:, :2].tanh() + 1) / 2
     assert (middle.mean(0) - torch.tensor([0.5, -0.5])).abs().max() < 0.1
@@ -416,10 +436,10 @@ def test_a_planner_takes_what_was_learnt():
     state = update(learner, learner.init(0), batch)
     planner = Planner(learner.make_model(9), LINE, learner.config)
     planner.refresh(state["target"])
-    before = planner.values(batch["observation"])
+    before = planner.values(batch["frames"][:, 0])
     assert not before.any()  # values start at 0
     planner.refresh(state)
-    assert planner.values(batch["observation"]).any()
+    assert planner.values(batch["frames"][:, 0]).any()
 
 
 def test_searches_are_configured_apart():

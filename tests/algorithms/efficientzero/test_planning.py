@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero import planning
+from raffia.algorithms.efficientzero.actor import act, act_at_random
+from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import (
     EfficientZeroConfig,
     LossConfig,
@@ -13,9 +15,9 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
-from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.search.noise import root_dirichlet, root_gumbel
 from raffia.tensordict.tensordict import TensorDict
 
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
@@ -29,7 +31,7 @@ CONFIG = EfficientZeroConfig(
 
 def planner_of(spec=BOARD, config=CONFIG, **options):
     torch.manual_seed(0)
-    model = EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6)
+    model = make_model(spec, config.model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.3)
@@ -71,16 +73,43 @@ def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
     monkeypatch.setattr(planning, f"{policy}_policy", watched)
     config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, max_considered=2))
     planner = planner_of(config=config, num_threads=2)
-    planner.plan(state_of(70), noise=noise, temperature=temperature)
+    state, seed = state_of(70), torch.arange(70)
+    planner.plan(state, noise=noise, temperature=temperature, seed=seed)
     assert given["num_simulations"] == 6 and given["discount"] == 0.9
     assert given["value_prefix"].horizon == 3
     assert given["num_threads"] == 2  # of 64 roots or more
     if policy == "gumbel":
         assert given["max_considered"] == 2
-        assert given["gumbel_scale"] == (1.0 if noise or temperature else 0.0)
+        gumbel = root_gumbel(seed, 3, planning.CHOICE)
+        assert given["root_gumbel"].equal(gumbel * float(noise or temperature > 0))
     else:
         assert given["dirichlet_fraction"] == (0.4 if noise else 0.0)
-        assert given["dirichlet_alpha"] == 0.7 and given["temperature"] == temperature
+        assert given["temperature"] == temperature
+        noised = root_dirichlet(seed, 3, 0.7, state["action_mask"], planning.NOISE)
+        assert "dirichlet" not in given or given["dirichlet"].equal(noised)
+        assert ("dirichlet" in given) == noise and ("action_gumbel" in given) == (temperature > 0)
     planner.plan(state_of(3), num_simulations=2, noise=False, temperature=0.0)
     assert given["num_threads"] == 1 and given["num_simulations"] == 2
     assert planner.num_simulations == 70 * 6 + 3 * 2
+
+
+@pytest.mark.parametrize("kind", ["muzero", "gumbel", "continuous"])
+def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
+    """So that who plays which rows, and where, changes nothing."""
+    spec = BOARD
+    if kind == "continuous":
+        spec = replace(BOARD, action=Box((-1.0,), (1.0,)), masked=False)
+    policy = "gumbel" if kind == "gumbel" else "muzero"
+    config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, num_sampled_actions=5))
+    planner, state = planner_of(spec, config=config), state_of(6)
+    seed, rows = torch.arange(6) * 1_000_003, torch.tensor([4, 1])
+    together = act(planner, state, temperature=1.0, noise=True, seed=seed)
+    for chosen in (rows, rows[:1]):
+        apart = act(planner, state[chosen], temperature=1.0, noise=True, seed=seed[chosen])
+        for key, value in apart.items():
+            torch.testing.assert_close(value, together[key][chosen])
+    other = act(planner, state, temperature=1.0, noise=True, seed=seed + 1)
+    assert not all(other[key].equal(together[key]) for key in other.keys())
+    first = act_at_random(spec, state, num_sampled_actions=5, seed=seed)
+    alone = act_at_random(spec, state[rows], num_sampled_actions=5, seed=seed[rows])
+    assert all(alone[key].equal(first[key][rows]) for key in first.keys())

@@ -13,6 +13,7 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.targets import make_batch, n_step_of_age
 from raffia.data.segment import SegmentReplayBuffer
@@ -30,7 +31,7 @@ class Table(Planner):
     def __init__(self, values, config, spec=CORRIDOR, frame_stack=1):
         self.spec, self.config, self.frame_stack = spec, config, frame_stack
         self.table, self.asked = torch.as_tensor(values), []
-        self._own = {}
+        self._own, self.device = {}, torch.device("cpu")
 
     def values(self, observation):
         self.asked.append(observation.clone())
@@ -244,6 +245,8 @@ def test_stacks_of_frames_are_merged():
     replay = replay_of([(torch.ones(5), 0, "truncated", {})], config, frame_stack=3)
     planner = Table(torch.arange(6.0), config, spec, frame_stack=3)
     batch = batch_of(replay, planner, [0, 3])
+    assert batch["frames"].tolist() == [[[0], [0], [0], [1], [2]], [[1], [2], [3], [4], [5]]]
+    batch = with_observations(batch, spec, frame_stack=3)
     assert batch["observation"].tolist() == [[0, 0, 0], [1, 2, 3]]
     assert batch["next_observation"].tolist() == [
         [[0, 0, 1], [0, 1, 2]],
@@ -258,7 +261,8 @@ def test_without_consistency_no_later_observation_is_kept():
     )
     replay = replay_of([(torch.ones(5), 0, "truncated", {})], config)
     batch = batch_of(replay, Table(torch.zeros(6), config), [0])
-    assert not {"next_observation", "consistency_mask"} & set(batch.keys())
+    assert "consistency_mask" not in batch.keys() and batch["frames"].shape == (1, 1, 1)
+    assert "next_observation" not in with_observations(batch, CORRIDOR).keys()
 
 
 def test_priorities_come_along():
@@ -277,6 +281,23 @@ def test_windows_of_another_length_are_refused():
     replay = replay_of([(torch.ones(9), 0, "truncated", {})], configured(3, 1))
     with pytest.raises(ValueError, match=r"n_step \+ 1 = 4 rows, got 5"):
         batch_of(replay, Table(torch.zeros(10), config), [0])
+
+
+def test_a_batch_shares_no_memory_with_its_windows():
+    """So that the windows can be sampled into again."""
+    config = configured(2, 1)
+    spec = EnvSpec(observation_shape=(1,), action=Box((-1.0,), (1.0,)))
+    for stack in (1, 3):
+        more = {"action": torch.rand(9, 1), "sampled_actions": torch.rand(9, 3, 1)}
+        episode = torch.ones(9), 0, "terminated", more
+        replay = replay_of([episode], config, alpha=0.6, beta=0.4, frame_stack=stack)
+        windows = replay.sample(5)
+        planner = Table(torch.zeros(10), config, spec, frame_stack=stack)
+        batch, _ = make_batch(windows, planner, generator=torch.Generator())
+        before = batch.clone()
+        for value in windows.values(True, True):
+            value.fill_(7)
+        assert all(batch[key].equal(before[key]) for key in before.keys(True, True))
 
 
 # ---------------------------------------------------------------------------- augmentation
@@ -308,7 +329,9 @@ def images(kinds):
         )
     )
     planner = Table(torch.zeros(256), config, spec)
-    return picture, batch_of(replay, planner, [0] * 40)
+    batch = batch_of(replay, planner, [0] * 40)
+    assert batch["frames"].equal(picture.expand(40, 3, 2, 9, 9))  # bytes, as they were stored
+    return picture, with_observations(batch, spec)
 
 
 def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():

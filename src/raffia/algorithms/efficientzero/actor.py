@@ -7,6 +7,7 @@ from torch import Tensor
 
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, EnvSpec
+from raffia.functional.draws import draw_seeds, seeded_gumbel, seeded_uniform
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 
@@ -17,7 +18,8 @@ def act(
     *,
     temperature: float,
     noise: bool,
-    generator: torch.Generator | None = None,
+    seed: Tensor | None = None,  # int64 [E]: each row's draws are of its own
+    generator: torch.Generator | None = None,  # of the seeds, where none are given
     num_simulations: int | None = None,
 ) -> TensorDict:
     """Search from all states together; an action for each, and the entries that replay stores.
@@ -40,6 +42,7 @@ def act(
         num_simulations=num_simulations,
         noise=noise,
         temperature=temperature,
+        seed=seed,
         generator=generator,
     )
     return replay_entries(plan)
@@ -73,7 +76,8 @@ def act_at_random(
     state: TensorDict,  # [E]
     *,
     num_sampled_actions: int = 0,  # of continuous actions
-    generator: torch.Generator | None = None,
+    seed: Tensor | None = None,  # int64 [E]: each row's draws are of its own
+    generator: torch.Generator | None = None,  # of the seeds, where none are given
 ) -> TensorDict:
     """A legal action for each state, drawn uniformly, with the other entries of `act`: that policy,
     and value 0.
@@ -86,15 +90,17 @@ def act_at_random(
     tensor([[0.0000, 0.5000, 0.5000]])
     """
     num = len(state)
+    seed = draw_seeds(num, generator) if seed is None else seed
     if isinstance(spec.action, Box):
         size = len(spec.action.low)
-        shape = (num, num_sampled_actions, size)
+        drawn = seeded_uniform(seed, num_sampled_actions * size)
         low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-        actions = low + (high - low) * torch.rand(shape, generator=generator)
+        actions = low + (high - low) * drawn.view(num, num_sampled_actions, size)
         policy = torch.full((num, num_sampled_actions), 1 / num_sampled_actions)
         entries = {"action": actions[:, 0].clone(), "sampled_actions": actions}
     else:
         mask = state["action_mask"] if spec.masked else torch.ones(num, spec.action.n)
         policy = mask.float() / mask.sum(-1, keepdim=True)
-        entries = {"action": torch.multinomial(policy, 1, generator=generator).squeeze(-1)}
+        scores = policy.log() + seeded_gumbel(seed, policy.shape[1])
+        entries = {"action": scores.argmax(-1)}
     return TensorDict({**entries, "policy": policy, "value": torch.zeros(num)}, [num])

@@ -12,6 +12,7 @@ from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.loss import EfficientZeroLoss
+from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
 from raffia.algorithms.efficientzero.policy_loss import LogDensity
 from raffia.envs.env import Box, EnvSpec
@@ -69,6 +70,7 @@ class EfficientZeroLearner:
                 spec, config.model, frame_stack=frame_stack, consistency=with_projection
             )
 
+        self._frame_stack = frame_stack
         self._make = default if model_factory is None else model_factory
         self._loss = EfficientZeroLoss(
             self.make_model(0), config.loss, _log_density(spec, config)
@@ -103,6 +105,8 @@ class EfficientZeroLearner:
         "consistency_loss" (sums over steps), "policy_entropy" (of one step) and "grad_norm"; and
         "priority" [B], the distance of the first value from its target.
         """
+
+        batch = with_observations(batch, self.spec, self._frame_stack, self.config.model.flatten)
 
         def loss(params: TensorDict) -> tuple[Tensor, tuple[dict[str, Tensor], TensorDict]]:
             buffers = state["buffers"].clone()  # BatchNorm writes into them

@@ -1,11 +1,22 @@
-"""Observations as inputs of the networks: frames of a stack merged, bytes as numbers of 0..1."""
+"""Observations as inputs of the networks: frames of a stack merged, bytes as numbers of 0..1.
+
+Legend: B segments, K unrolled steps, S frames in a stack, O the shape of an observation with its
+frames merged.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
+from raffia.data.segments import stacked, unstacked
 from raffia.envs.env import EnvSpec
+from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
+from raffia.tensordict.tensordict import TensorDict
+
+FRAMES, AUGMENTATION = "frames", "augmentation"  # of a batch
 
 
 def merge_frames(
@@ -43,3 +54,87 @@ def as_input(observation: Tensor) -> Tensor:
     if observation.dtype == torch.uint8:
         return observation.float().div_(255)
     return observation
+
+
+def frames_of(
+    observation: Tensor,  # [B, L, *observation_shape], or stacks [B, L, S, *observation_shape]
+    num_rows: int,  # the first so many of L
+    frame_stack: int = 1,  # S
+) -> Tensor:  # [B, S - 1 + num_rows, *observation_shape], memory of its own
+    """The frames that the first rows of segments show, each once.
+
+    >>> stacks = stacked(torch.tensor([[1, 2, 3, 4]]), 2)
+    >>> frames_of(stacks, 2, frame_stack=2)
+    tensor([[1, 2, 3]])
+    """
+    if frame_stack == 1:
+        return observation[:, :num_rows].clone()
+    frames = unstacked(observation)
+    if frames is not None:
+        return frames[:, : frame_stack - 1 + num_rows].clone()
+    return torch.cat([observation[:, 0], observation[:, 1:num_rows, -1]], 1)
+
+
+def draw_augmentation(
+    batch_size: int,  # B
+    kinds: Collection[str],  # of "shift", "intensity"
+    num_draws: int,  # of each segment: its first observation, then all later ones together
+    generator: torch.Generator,
+) -> TensorDict:  # [B]
+    """Shifts [B, num_draws, 2] and factors of brightness [B, num_draws] of the kinds asked for.
+
+    >>> draws = draw_augmentation(3, ["shift"], 2, torch.Generator())
+    >>> draws["shift"].shape
+    torch.Size([3, 2, 2])
+    """
+    drawn: dict[str, list[Tensor]] = {name: [] for name in ("shift", "intensity") if name in kinds}
+    for _ in range(num_draws):
+        if "shift" in drawn:
+            drawn["shift"].append(draw_shift(batch_size, generator=generator))
+        if "intensity" in drawn:
+            drawn["intensity"].append(draw_intensity(batch_size, generator=generator))
+    return TensorDict({name: torch.stack(each, 1) for name, each in drawn.items()}, [batch_size])
+
+
+def with_observations(
+    batch: TensorDict,  # [B]
+    spec: EnvSpec,
+    frame_stack: int = 1,  # S
+    flatten: bool = False,  # images as vectors
+) -> TensorDict:  # [B]
+    """The batch with "observation" [B, *O] and "next_observation" [B, K, *O] made of its "frames".
+
+    Frames [B, S + K, *observation_shape] and the numbers in "augmentation", if there are any, are
+    what travels to the learner's device; stacks, shifts and brightness are made there. Without
+    later frames, K = 0, there is no "next_observation".
+
+    >>> from raffia.envs.env import Discrete, EnvSpec
+    >>> spec = EnvSpec(observation_shape=(1, 8, 8), action=Discrete(2))
+    >>> batch = TensorDict(frames=torch.zeros(5, 4 + 3, 1, 8, 8), batch_size=[5])
+    >>> seen = with_observations(batch, spec, frame_stack=4)
+    >>> seen["observation"].shape, seen["next_observation"].shape
+    (torch.Size([5, 4, 8, 8]), torch.Size([5, 3, 4, 8, 8]))
+    """
+    frames = batch[FRAMES]
+    stacks = frames if frame_stack == 1 else stacked(frames, frame_stack)
+    observation = merge_frames(stacks, spec, frame_stack, flatten)
+    draws = batch.get(AUGMENTATION, None)
+    seen = batch.exclude(FRAMES, AUGMENTATION)
+    seen["observation"] = _augmented(observation[:, 0], draws, 0)
+    if observation.shape[1] > 1:
+        seen["next_observation"] = _augmented(observation[:, 1:], draws, 1)
+    return seen
+
+
+def _augmented(images: Tensor, draws: TensorDict | None, which: int) -> Tensor:
+    """Each sample shifted, made brighter or darker by its own draw, which its images share.
+
+    Bytes stay bytes if they are only shifted.
+    """
+    if draws is None:
+        return images
+    if (shift := draws.get("shift", None)) is not None:
+        images = random_shift(images, shift[:, which])
+    if (factor := draws.get("intensity", None)) is not None:
+        images = intensity(as_input(images), factor[:, which])
+    return images

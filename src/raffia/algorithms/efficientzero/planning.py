@@ -14,6 +14,8 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
+from raffia.functional.draws import child_seed, draw_seeds
+from raffia.search.noise import root_dirichlet, root_gumbel
 from raffia.search.outputs import RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 from raffia.search.sampled import sampled_policy
@@ -21,6 +23,9 @@ from raffia.search.samplers import GaussianSampler
 from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
+
+# What of a row's seed is drawn: noise at the root, the action, the actions to choose from.
+NOISE, CHOICE, ACTIONS = range(3)
 
 
 class Snapshot(Protocol):
@@ -99,7 +104,7 @@ class Planner:
         self.frame_stack, self.num_threads = frame_stack, num_threads
         self.num_simulations = 0  # that were searched so far, of all roots together
         self.num_refreshed = 0
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
         self._snapshot = self._snapshot_of(model)
 
@@ -146,7 +151,7 @@ class Planner:
         return self._snapshot.root(self._input(observation), None, None, member).value.cpu()
 
     def _input(self, observation: Tensor) -> Tensor:
-        return as_input(self.merged(observation).to(self._device))
+        return as_input(self.merged(observation).to(self.device))
 
     def merged(self, observation: Tensor) -> Tensor:
         """Observations [*, O], or [*, S, O], in the shape that the networks take."""
@@ -161,24 +166,28 @@ class Planner:
         num_simulations: int | None = None,  # None: as configured
         noise: bool = True,  # at the root
         temperature: float = 1.0,  # of the action; 0: the most visited
-        generator: torch.Generator | None = None,  # of noise and action
+        seed: Tensor | None = None,  # int64 [B], of noise and action
+        generator: torch.Generator | None = None,  # of the seeds, where none are given
     ) -> PolicyOutput:
-        """Search from states [B]."""
+        """Search from states [B]. A row's draws are of its seed, whatever the other rows are."""
         search, root = self.config.search, self.root(state)
         member, num = state.get("member", None), len(root.value)
         draws = noise or temperature > 0
-        if not draws and generator is None:
-            generator = torch.Generator()  # sampled actions are drawn even then
-            generator.manual_seed(0)
+        if seed is None:
+            if not draws and generator is None:
+                generator = torch.Generator().manual_seed(0)  # sampled actions are drawn even then
+            seed = draw_seeds(num, generator).cpu()
         budget = search.num_simulations if num_simulations is None else num_simulations
         self.num_simulations += budget * num
         settings: dict[str, Any] = {
             "num_simulations": budget,
             "discount": self.number("discount", num, member),
             "value_prefix": ValuePrefix(self.config.loss.lstm_horizon),
-            "generator": generator,
             "num_threads": self._threads(root),
         }
+        num_choices = root.prior_logits.shape[-1]
+        if isinstance(self.spec.action, Box):
+            num_choices = search.num_sampled_actions
         policy: Callable[..., PolicyOutput]
         if search.policy == "gumbel":
             # the search's own choice is the action: it is drawn by the Gumbel noise, at no
@@ -186,16 +195,20 @@ class Planner:
             policy = functools.partial(
                 gumbel_policy,
                 max_considered=search.max_considered,
-                gumbel_scale=1.0 if draws else 0.0,
+                root_gumbel=root_gumbel(seed, num_choices, CHOICE) * float(draws),
                 **settings,
             )
         else:
             fraction = self.number("dirichlet_fraction", num, member) if noise else 0.0
             factor = self.number("temperature", num, member) if temperature > 0 else 0.0
+            if noise:
+                alpha = search.dirichlet_alpha
+                settings["dirichlet"] = root_dirichlet(seed, num_choices, alpha, root.mask, NOISE)
+            if temperature > 0:
+                settings["action_gumbel"] = root_gumbel(seed, num_choices, CHOICE)
             policy = functools.partial(
                 muzero_policy,
                 dirichlet_fraction=fraction,
-                dirichlet_alpha=search.dirichlet_alpha,
                 temperature=factor * temperature,
                 **settings,
             )
@@ -206,7 +219,7 @@ class Planner:
             self._snapshot.recurrent_fn,
             sampler=action_sampler(self.spec.action, search.num_sampled_actions),
             policy=policy,
-            generator=generator,
+            seed=child_seed(seed, torch.tensor(ACTIONS)),
         )
 
     def _threads(self, root: RootOutput) -> int:

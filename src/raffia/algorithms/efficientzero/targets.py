@@ -9,13 +9,15 @@ and appendix A; Schrittwieser et al. (2020), appendix F and G.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
-from raffia.algorithms.efficientzero.observations import as_input
+from raffia.algorithms.efficientzero.observations import (
+    AUGMENTATION,
+    draw_augmentation,
+    frames_of,
+)
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.reanalyze import (
     MEMBER,
@@ -24,8 +26,8 @@ from raffia.algorithms.efficientzero.reanalyze import (
     steps_of,
     with_reanalyzed,
 )
+from raffia.data.segments import stacked
 from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
 from raffia.functional.returns import n_step_return, value_prefix
 from raffia.tensordict.tensordict import TensorDict
 
@@ -43,8 +45,9 @@ def make_batch(
     The segments hold "observation", "action", "reward", "policy", "value", and where environment or
     actions need them "action_mask", "to_play" and "sampled_actions". The batch holds
 
-        observation           [B, *O]
-        next_observation      [B, K, *O]   if there is a loss of consistency
+        frames                [B, S + K, *observation_shape], each frame once, as stored; without a
+                              loss of consistency [B, S, *observation_shape]
+        augmentation          the numbers that `with_observations` shifts and brightens them by
         action                [B, K]       behind an end drawn at random
         target_policy         [B, K+1, A]  zeros behind an end
         target_value          [B, K+1]
@@ -55,6 +58,8 @@ def make_batch(
 
     Windows of a population, as many of each member, have "member" [B], and `planner` is a
     `StackedPlanner`: each is made with the networks of its member.
+
+    It shares no memory with the segments, which may be filled again (`sample(out=...)`).
 
     The steps searched again are "step_index", "policy", "value" (and "sampled_actions"), each step
     once: `replay.update(reanalyzed["step_index"], reanalyzed.exclude("step_index"))` keeps it.
@@ -86,15 +91,17 @@ def make_batch(
     config, spec = planner.config, planner.spec
     num_unrolled, n_step = config.loss.unroll_steps, config.targets.n_step
     _check(segments, num_unrolled + n_step + 1)
+    segments = _with_observations_on(planner.device, segments, planner.frame_stack)
     reanalyzed = reanalyze(segments, planner, generator=generator)
     if reanalyzed is not None:
         segments = with_reanalyzed(segments, reanalyzed)
     n = n_step_of_age(total - segments["index"], n_step, correction_interval)
     ahead = slice(num_unrolled + 1)  # rows t .. t + K
     valid, mask = segments["valid_step"][:, ahead], segments["mask"][:, ahead]
-    observation = segments["observation"]
+    looks_ahead = config.loss.consistency_weight > 0
+    num_rows = 1 + num_unrolled * looks_ahead
     batch = TensorDict(
-        observation=planner.merged(observation[:, 0]),
+        frames=frames_of(segments["observation"], num_rows, planner.frame_stack),
         action=actions(segments, spec, num_unrolled, generator),
         target_policy=segments["policy"][:, ahead] * valid.unsqueeze(-1),
         target_value=value_target(
@@ -110,20 +117,32 @@ def make_batch(
         policy_mask=valid.float(),
         value_mask=mask.float(),
         value_prefix_mask=mask[:, :-1].float(),
-        weight=segments["priority_weight"],
-        index=segments["index"],
+        weight=segments["priority_weight"].clone(),
+        index=segments["index"].clone(),
         batch_size=segments.batch_size,
     )
-    kinds = config.loss.augmentation
-    batch["observation"] = augmented(batch["observation"], kinds, generator)
+    if config.loss.augmentation:
+        batch[AUGMENTATION] = draw_augmentation(
+            len(segments), config.loss.augmentation, 1 + looks_ahead, generator
+        )
     if isinstance(spec.action, Box):
-        batch["sampled_actions"] = segments["sampled_actions"][:, ahead]
-    if config.loss.consistency_weight > 0:
-        following = observation[:, 1 : num_unrolled + 1]
-        following = planner.merged(following)
-        batch["next_observation"] = augmented(following, kinds, generator)
+        batch["sampled_actions"] = segments["sampled_actions"][:, ahead].clone()
+    if looks_ahead:
         batch["consistency_mask"] = segments["valid"][:, 1 : num_unrolled + 1].float()
     return batch, reanalyzed
+
+
+def _with_observations_on(
+    device: torch.device, segments: TensorDict, frame_stack: int
+) -> TensorDict:
+    """The segments with their frames on the device of the networks, where each travels once."""
+    observation = segments["observation"]
+    if observation.device == device:
+        return segments
+    moved = frames_of(observation, observation.shape[1], frame_stack).to(device)
+    placed = segments.copy().clear_device_()
+    placed["observation"] = stacked(moved, frame_stack) if frame_stack > 1 else moved
+    return placed
 
 
 def n_step_of_age(
@@ -219,28 +238,6 @@ def actions(
     )
     drawn = low + (high - low) * torch.rand(taken.shape, generator=generator, device=device)
     return torch.where(acted.unsqueeze(-1), taken, drawn.to(taken))
-
-
-def augmented(
-    images: Tensor,  # [B, *, C, H, W]
-    kinds: Collection[str],  # of "shift", "intensity"
-    generator: torch.Generator,
-) -> Tensor:
-    """Each sample shifted, made brighter or darker by a draw of its own, the same for its images.
-
-    Bytes stay bytes if they are only shifted.
-
-    >>> images = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
-    >>> augmented(images, ["shift"], torch.Generator()).equal(images)
-    True
-    """
-    if "shift" in kinds:
-        shift = draw_shift(len(images), generator=generator)
-        images = random_shift(images, shift.to(images.device))
-    if "intensity" in kinds:
-        factor = draw_intensity(len(images), generator=generator)
-        images = intensity(as_input(images), factor.to(images.device))
-    return images
 
 
 def _check(segments: TensorDict, length: int) -> None:

@@ -1,7 +1,7 @@
 """`ILQL`: a config, a learner and its state as one object, with the published names.
 
 Settings are fields of `ILQLConfig`, learning is `ILQLLearner.grads` and `apply` on a state in the
-memory of the networks; what is said of data comes of `scores.py`, texts of `generate.py`.
+memory of the networks; scores of data come of `scores.py`, texts of `generate.py`.
 
 Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary, P embeddings put
 before the tokens, d numbers of a hidden state.
@@ -50,10 +50,10 @@ from raffia.algorithms.ilql.net_config import (
 )
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
-from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
+from raffia.lm.model import LanguageModel
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.nn.base import TensorDictModuleBase
 from raffia.nn.params import update_target
@@ -69,7 +69,7 @@ PARTS: dict[str, type] = {
     "target": TargetConfig,
     "optimizer": OptimizerConfig,
 }
-NETWORKS = ("trunk", "policy", "target")  # say what there is, not how it acts
+NETWORKS = ("trunk", "policy", "target")  # which networks there are, not how they act
 SETTINGS = {  # attribute -> part of the config, field, type
     "lr" if field.name == "learning_rate" else field.name: (part, field.name, str(field.type))
     for part, kind in PARTS.items()
@@ -91,7 +91,7 @@ def _also_keyed(method: Callable[..., ILQLOutputs]) -> Callable[..., Any]:
 
 
 class ILQL(TensorDictModuleBase):
-    """Implicit Language Q-Learning: learns from logged dialogues, and speaks better than they do.
+    """Implicit Language Q-Learning: learns from logged dialogues, and generates better ones.
 
     dataset: the dialogues, a `DialogueDataset` or any `torch.utils.data.Dataset` of `DataPoint`s;
         None where nothing is learnt from them any more.
@@ -204,7 +204,7 @@ class ILQL(TensorDictModuleBase):
         config: ILQLConfig,
         dataset: RL_Dataset | None = None,
         *,
-        trunk: Trunk | None = None,
+        trunk: LanguageModel | None = None,
         index: int = 0,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
@@ -231,7 +231,7 @@ class ILQL(TensorDictModuleBase):
     def _set_up(
         self,
         config: ILQLConfig,
-        trunk: Trunk | None,
+        trunk: LanguageModel | None,
         dataset: RL_Dataset | None,
         index: int,
         batch_size: int,
@@ -252,7 +252,7 @@ class ILQL(TensorDictModuleBase):
         self.to(device)
 
     def install(self, model: ILQLModel, target: ILQLTarget, config: ILQLConfig) -> None:
-        """Take other networks, and the config that they are made by; the optimiser begins anew."""
+        """Take other networks, and the config that they are made by; the optimiser begins again."""
         self.model, self.target, self._config = model, target, config
         heads = ["q1", "q2"] if config.model.double_q else ["q1"]
         self.in_keys = ["tokens", "state_idxs", "action_idxs", "attn_mask"]
@@ -268,14 +268,14 @@ class ILQL(TensorDictModuleBase):
     def config(self, config: ILQLConfig) -> None:
         if config.model != self._config.model:
             raise ValueError(
-                "the networks are made as config.model says and stay so: make another agent, "
+                "the networks are made by config.model and stay so: make another agent, "
                 "ILQL.from_config(config, agent.dataset)"
             )
         self._config, self._learner_of = config, None
 
     @property
     def net_config(self) -> dict[str, Any]:
-        """What the networks are, as the constructor is told of them."""
+        """The description of the networks that the constructor takes."""
         return described(self.config.model, self.layer_bounds)
 
     @property
@@ -444,19 +444,19 @@ class ILQL(TensorDictModuleBase):
         *,
         generator: torch.Generator | None = None,  # of sampling; None: torch's own
     ) -> ILQL_Policy:
-        """Who says this agent's part in a dialogue; it speaks with the weights as they then are."""
+        """The policy of this agent in a dialogue, by the weights at the time of each answer."""
         decode = self.config.decode if decode is None else decode
         return ILQL_Policy(self, tokenizer, decode, generator=generator)
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],  # tokens; of unlike length
+        prompts: Sequence[Sequence[int]],  # tokens; of different lengths
         tokenizer: Tokenizer,  # whose end of the agent's utterance ends a text
         decode: DecodeConfig | None = None,  # None: the config's
         *,
         generator: torch.Generator | None = None,  # of sampling; None: torch's own
     ) -> Generations:
-        """What the agent says after the prompts, up to the end of its utterance."""
+        """The texts of the agent after the prompts, up to the end of its utterance."""
         return generate(
             *(self.model, self.target, prompts, self.config.decode if decode is None else decode),
             generator=generator,
@@ -540,7 +540,7 @@ class ILQL(TensorDictModuleBase):
         path: str | os.PathLike[str],
         dataset: RL_Dataset | None = None,
         *,
-        trunk: Trunk | None = None,
+        trunk: LanguageModel | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
         """The agent that was saved.

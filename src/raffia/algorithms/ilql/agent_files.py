@@ -135,7 +135,7 @@ def _tensors(networks: nn.Module) -> dict[str, Tensor]:
 
 
 def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """What differs in names and shapes; nothing if they are alike."""
+    """What differs in names and shapes; nothing if they are equal."""
     odd = sorted(mine.keys() ^ saved.keys())
     if odd:
         return f"{odd[0]!r} is only in the {'checkpoint' if odd[0] in saved else 'networks'}"

@@ -1,4 +1,4 @@
-"""What ILQL's heads say of the next token, by one compiled call on the CPU.
+"""Outputs of ILQL's heads for the next token, by one compiled call on the CPU.
 
 Legend: R rows, V tokens of the vocabulary, d numbers of a hidden state.
 """
@@ -30,8 +30,8 @@ class CompiledHeads:
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=64, block_size=16)
     >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
     >>> heads = CompiledHeads.of(model, make_target(model))
-    >>> said = heads.said({"trunk": torch.zeros(3, 64)}, Needs(policy=True, values=True))
-    >>> said.logits.shape, said.target_q.shape, said.v.shape
+    >>> outputs = heads.next_token({"trunk": torch.zeros(3, 64)}, Needs(policy=True, values=True))
+    >>> outputs.logits.shape, outputs.target_q.shape, outputs.v.shape
     (torch.Size([3, 10]), torch.Size([3, 10]), torch.Size([3]))
     """
 
@@ -53,7 +53,7 @@ class CompiledHeads:
         fits = compiles(model.policy_trunk) and model.config.per_token and all(map(_plain, heads))
         return cls(model, target) if fits else None
 
-    def said(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
+    def next_token(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
         """Of hidden states [R, d], contiguous, by the names of `ModelScorer.trunks`."""
         from raffia.algorithms.ilql.kernels.heads_step import heads_step
 

@@ -34,7 +34,7 @@ __all__ = [
 class TrunkConfig:
     """A causal language model, by default of the shape of the small GPT-2."""
 
-    # A model of `transformers` is what its folder says; of the sizes here those count that it has.
+    # A model of `transformers` is defined by its folder; of the sizes here those count that it has.
     kind: Literal["gpt", "transformers"] = "gpt"
     vocab_size: int = 50257
     n_layer: int = 12
@@ -107,7 +107,7 @@ class ILQLLossConfig:
 
     gamma: float = 0.99  # per token of the agent
     tau: float = 0.6  # expectile: 0.5 the mean of the data's values, towards 1 the best of them
-    beta: float = 0.0  # how much better tokens count more for the policy; 0: all alike
+    beta: float = 0.0  # how much better tokens count more for the policy; 0: all equally
     exp_weights: bool = True  # weights exp(beta A); else beta where A > 0 and 1 - beta elsewhere
     transition_weight: float = 0.0  # of tokens that are not the agent's
     clip_weight: float | None = None  # no token counts more
@@ -205,7 +205,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ILQLConfig:
-    """The agent; how long it trains, and on what, is said by the run.
+    """The agent; how long it trains, and on what, is in the config of the run.
 
     >>> ILQLConfig(loss=ILQLLossConfig(tau=0.9)).target.alpha
     0.005
@@ -217,7 +217,7 @@ class ILQLConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products, by autocast
-    keep_best: float = 1.0  # share of the dialogues, by return, that are trained on
+    keep_best: float = 1.0  # fraction of the dialogues, by return, that are trained on
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -247,8 +247,8 @@ def method(name: Method, config: Config) -> Config:
     """What ILQL is compared with: the same networks and data, other numbers.
 
     ilql         as it is
-    bc           behaviour cloning: the policy alone, all of the agent's tokens alike
-    filtered_bc  ... of the best dialogues, by return: a tenth, unless `keep_best` says otherwise
+    bc           behaviour cloning: the policy alone, all of the agent's tokens equally
+    filtered_bc  ... of the best dialogues, by return: a tenth, unless `keep_best` is given
     single_step  values of the policy that made the data (SARSA, tau 0.5); they act when decoding,
                  which is one step of policy improvement
     cql          conservative Q-learning (Kumar et al. 2020): the largest target Q as backup, held
@@ -270,8 +270,8 @@ def method(name: Method, config: Config) -> Config:
         case "bc":
             return replace(config, loss=cloning, decode=by_logits)
         case "filtered_bc":
-            share = config.keep_best if config.keep_best < 1 else 0.1
-            return replace(config, loss=cloning, decode=by_logits, keep_best=share)
+            fraction = config.keep_best if config.keep_best < 1 else 0.1
+            return replace(config, loss=cloning, decode=by_logits, keep_best=fraction)
         case "single_step":
             return replace(config, loss=replace(loss, tau=0.5))
         case "cql":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import ILQL_Policy, Speaker
+from raffia.algorithms.ilql.policy import Agent, ILQL_Policy
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.token_reward import TokenReward
@@ -44,14 +44,14 @@ class AgentEvaluation:
 
     @property
     def token_reward(self) -> float:
-        """What the tokens that were said are worth by themselves."""
+        """The token rewards of the generated tokens."""
         return _mean(self.token_rewards)
 
     @property
     def kl(self) -> float:
         """From the policy's own distribution over utterances to that which was drawn from.
 
-        An estimate by what was said; of a beam search it says how much likelier that was made.
+        An estimate by the generated tokens; of a beam search, how much likelier it made them.
         """
         return _mean(self.kls)
 
@@ -65,7 +65,7 @@ class ILQL_Evaluator:
     """Lets an agent play, in evaluation mode and without gradients.
 
     make_env: an environment for each game.
-    decode: how it speaks.
+    decode: how it generates.
     token_reward: what its tokens are worth by themselves; None for nothing.
     num_games, seed: the games, and all chance in them, follow from the seed.
     batch_size: so many games are played at once.
@@ -98,7 +98,7 @@ class ILQL_Evaluator:
         max_steps: int = 1000,
     ) -> None:
         if num_games < 1:
-            raise ValueError(f"num_games={num_games}: at least one game tells something")
+            raise ValueError(f"num_games={num_games}: at least one game is needed")
         self.make_env, self.tokenizer, self.token_reward = make_env, tokenizer, token_reward
         decode = DecodeConfig() if decode is None else decode
         # KL needs the policy's log-probabilities, which are there but for this
@@ -106,8 +106,8 @@ class ILQL_Evaluator:
         self.num_games, self.seed = num_games, seed
         self.batch_size, self.max_steps = batch_size, max_steps
 
-    def evaluate(self, agent: Speaker) -> AgentEvaluation:
-        """Play; the same agent gets the same games and says the same."""
+    def evaluate(self, agent: Agent) -> AgentEvaluation:
+        """Play; the same agent gets the same games and generates the same."""
         draws = generator_for(self.seed, "evaluation")
         listener = _Listener(ILQL_Policy(agent, self.tokenizer, self.decode, generator=draws))
         seeds = [derive_seed(self.seed, "game", number) for number in range(self.num_games)]
@@ -126,11 +126,11 @@ class ILQL_Evaluator:
             return 0.0
         row = DataPoint.from_obs(game.observation, self.tokenizer)
         earned = self.token_reward.get_token_reward(row.tokens)
-        return math.fsum(earned[place + 1] for place in row.action_idxs)
+        return math.fsum(earned[index + 1] for index in row.action_idxs)
 
 
 class _Listener:
-    """A policy that notes what the model thinks of its answers."""
+    """A policy that notes the scores of its answers."""
 
     def __init__(self, policy: ILQL_Policy) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""`generate`: what the agent says after prompts: drawn, greedily, by beam search or planned."""
+"""`generate`: the texts of the agent after prompts: drawn, greedily, by beam search or planned."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["chooser", "decode", "forbid", "generate", "marks_of"]
 def generate(
     model: ILQLModel,
     target: ILQLTarget | None,  # None: no values are wanted (include_adv=False)
-    prompts: Sequence[Sequence[int]],  # tokens; of unlike length
+    prompts: Sequence[Sequence[int]],  # tokens; of different lengths
     config: DecodeConfig,
     *,
     generator: torch.Generator | None = None,  # of sampling; None: torch's own
     num_generations: int | None = None,  # None: the config's
-    tokenizer: Tokenizer | None = None,  # says what ends an utterance, and what is padding
+    tokenizer: Tokenizer | None = None,  # for the tokens of padding and of the end of an utterance
     stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
-    pad_token: int | None = None,  # never said; None: the tokenizer's
+    pad_token: int | None = None,  # never generated; None: the tokenizer's
 ) -> Generations:
     """The agent's texts after the prompts; the model is not changed, and its mode is as before.
 
@@ -66,7 +66,7 @@ def generate(
 def marks_of(
     tokenizer: Tokenizer | None, stop: Stop | None, pad_token: int | None
 ) -> tuple[Stop | None, int | None]:
-    """What ends a text and what is never said: as given, else as the tokenizer has it.
+    """What ends a text and what is never generated: as given, else as the tokenizer has it.
 
     >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
     >>> tokenizer = character_tokenizer(["abc"])
@@ -160,7 +160,7 @@ def chooser(
 
 
 def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
-    """What is added to the scores [V] so that padding is never said: 0, and -inf for it.
+    """What is added to the scores [V] so that padding is never generated: 0, and -inf for it.
 
     >>> from types import SimpleNamespace
     >>> forbid(1, SimpleNamespace(vocab_size=3, device="cpu"))

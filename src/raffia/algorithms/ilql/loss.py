@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
+from raffia.algorithms.ilql.hidden_states import HiddenStates, Slots, hidden_states
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.terms import (
     bellman_target,
@@ -31,9 +32,9 @@ from raffia.algorithms.ilql.terms import (
     v_loss,
 )
 from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of, token_weights
-from raffia.algorithms.ilql.trunk import HiddenStates, Slots, Trunk, hidden_states
 from raffia.functional.losses import masked_mean
 from raffia.functional.trees import is_traced
+from raffia.lm.model import LanguageModel
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Loss", "Values", "next_tokens", "with_row_means"]
@@ -75,7 +76,7 @@ class Loss(nn.Module):
         rewards [B, A]
 
     and with numbers [], "tau", "gamma", "beta" and the weights of the terms. A term whose weight is
-    0 in the config is not computed, whatever the number says.
+    0 in the config is not computed, whatever the number.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -117,7 +118,7 @@ class Loss(nn.Module):
             states = self.states(model.trunk, batch, wanted)
         terms: Terms = {}
         metrics = {"num_tokens": batch["attn_mask"].sum().to(torch.float32)}
-        advantage = torch.zeros_like(batch["rewards"])  # if not known, all are alike
+        advantage = torch.zeros_like(batch["rewards"])  # if not known, all are equal
         if config.needs_values:
             assert states is not None
             of_target = self.target_states(states, batch, wanted)
@@ -151,7 +152,11 @@ class Loss(nn.Module):
         return self.model.config.per_token and self.config.transition_weight == 0
 
     def states(
-        self, trunk: Trunk, batch: TensorDict, wanted: Tensor | None = None, more: More = None
+        self,
+        trunk: LanguageModel,
+        batch: TensorDict,
+        wanted: Tensor | None = None,
+        more: More = None,
     ) -> HiddenStates:
         """One pass of a trunk, see `hidden_states`."""
         tokens, mask = batch["tokens"], batch["attn_mask"]

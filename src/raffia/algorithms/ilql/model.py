@@ -1,4 +1,4 @@
-"""ILQL's networks: a language model, and heads that say what a state and each next token are worth.
+"""ILQL's networks: a language model, and heads for the value of a state and of each next token.
 
 Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary.
 """
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.heads import AnyHead, EvolvableHead, Head
-from raffia.algorithms.ilql.trunk import Trunk
+from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
 
 __all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"]
 
 
 class ILQLOutputs(NamedTuple):
-    """What the networks say of whole rows, padding and all.
+    """The networks' outputs for whole rows, padding included.
 
     >>> zeros = torch.zeros(2, 3)
     >>> ILQLOutputs(zeros, (zeros,), (zeros,), zeros).v.shape
@@ -51,8 +51,8 @@ class ILQLModel(nn.Module):
     (torch.Size([1, 3]), torch.Size([1, 2, 10]), torch.Size([1, 4, 10]))
     """
 
-    trunk: Trunk
-    policy: Trunk  # only where it is separate
+    trunk: LanguageModel
+    policy: LanguageModel  # only where it is separate
     v: AnyHead
     q1: AnyHead
     q2: AnyHead  # only with double_q
@@ -60,8 +60,8 @@ class ILQLModel(nn.Module):
     def __init__(
         self,
         config: ILQLModelConfig,
-        trunk: Trunk | None = None,
-        policy: Trunk | None = None,
+        trunk: LanguageModel | None = None,
+        policy: LanguageModel | None = None,
     ) -> None:
         super().__init__()
         if policy is not None and config.policy != "separate":
@@ -81,7 +81,7 @@ class ILQLModel(nn.Module):
             self.q2 = _head(config, n_embd, num_values)
 
     @property
-    def policy_trunk(self) -> Trunk:
+    def policy_trunk(self) -> LanguageModel:
         """The language model that gives the policy's logits.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -155,7 +155,7 @@ class ILQLModel(nn.Module):
             "remove_prefix_position_embs": remove_prefix_position_embs,
         }
 
-        def states(name: str, trunk: Trunk) -> Tensor:
+        def states(name: str, trunk: LanguageModel) -> Tensor:
             return trunk(tokens, attn_mask, **prefix, **more.get(name, {}))
 
         hidden = states("trunk", self.trunk)
@@ -189,7 +189,7 @@ class ILQLTarget(nn.Module):
     True
     """
 
-    trunk: Trunk | None
+    trunk: LanguageModel | None
     q1: AnyHead
     q2: AnyHead | None
 
@@ -243,7 +243,7 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
     """
     if config.kind != "gpt":
         raise ValueError(
-            "trunk.kind='transformers': the sizes alone do not say what model it is. Pass it as "
+            "trunk.kind='transformers': the sizes alone do not define the model. Pass it as "
             "ILQLModel(config, trunk=HFTrunk.from_folder(folder)); of a run, its functions do"
         )
     return CausalLM(**{name: entry for name, entry in asdict(config).items() if name != "kind"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,33 +19,9 @@ from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.lm.compiled import CompiledLM
 from raffia.lm.decoding.one_token import read_token, steps_by_one
 from raffia.lm.decoding.scorer import Needs, NextToken
+from raffia.lm.model import LanguageModel
 
-__all__ = ["CachedTrunk", "ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
-
-
-class CachedTrunk(Protocol):
-    """What decoding needs of a language model: `CausalLM`, or any other of the same face.
-
-    >>> from raffia.lm.transformer import CausalLM
-    >>> trunk: CachedTrunk = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)
-    >>> cache = trunk.new_cache(1, capacity=4)
-    >>> with torch.no_grad():
-    ...     trunk(torch.tensor([[1, 2, 3]]), cache=cache).shape, cache.length
-    (torch.Size([1, 3, 8]), 3)
-    """
-
-    def __call__(
-        self,
-        tokens: Tensor,  # int64 [R, T]
-        attn_mask: Tensor | None = None,  # bool [R, T]
-        *,
-        prefix_embs: Tensor | None = None,  # [R, P, d]
-        cache: Any = None,
-    ) -> Tensor:
-        """Hidden states [R, T, d] after the last norm."""
-
-    def new_cache(self, batch_size: int, capacity: int | None = None) -> Any:
-        """An empty `KeyValueCache`, or what is used like one."""
+__all__ = ["ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
 
 
 class ModelScorer:
@@ -58,8 +34,8 @@ class ModelScorer:
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> model = ILQLModel(ILQLModelConfig(trunk=trunk))
     >>> scorer = ModelScorer(model, make_target(model))
-    >>> rows, said = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=True), 5)
-    >>> said.logits.shape, rows.advance(torch.tensor([5, 6])).target_q.shape
+    >>> rows, outputs = scorer.start([[1, 2, 3], [4]], Needs(policy=True, values=True), 5)
+    >>> outputs.logits.shape, rows.advance(torch.tensor([5, 6])).target_q.shape
     (torch.Size([2, 10]), torch.Size([2, 10]))
     """
 
@@ -78,7 +54,7 @@ class ModelScorer:
     def device(self) -> torch.device:
         return next(self.model.v.parameters()).device
 
-    def trunks(self, needs: Needs) -> dict[str, CachedTrunk]:
+    def trunks(self, needs: Needs) -> dict[str, LanguageModel]:
         """The language models that are run, each one once; "policy" and "target" may be "trunk".
 
         >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
@@ -103,7 +79,7 @@ class ModelScorer:
         """One row for each prompt, with room for as many new tokens."""
         if needs.values and not self.model.config.per_token:
             raise ValueError(
-                "with per_token=False Q is a number for a whole utterance, and says nothing of the "
+                "with per_token=False Q is a number for a whole utterance, and gives none for the "
                 "next token: decode with include_adv=False, and put whole utterances in order with "
                 "score_utterances"
             )
@@ -112,14 +88,15 @@ class ModelScorer:
         rows = ModelRows(self, needs, [len(prompt) for prompt in prompts], capacity)
         return rows, rows.read(tokens, mask)
 
-    def said(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
-        """What the heads say of hidden states [*, d], by the names of `trunks`.
+    def next_token(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
+        """The heads' outputs for hidden states [*, d], by the names of `trunks`.
 
         >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> scorer = ModelScorer(ILQLModel(ILQLModelConfig(trunk=small)))
-        >>> said = scorer.said({"trunk": torch.zeros(3, 8)}, Needs(policy=True, values=False))
-        >>> said.logits.shape, said.v
+        >>> hidden = {"trunk": torch.zeros(3, 8)}
+        >>> outputs = scorer.next_token(hidden, Needs(policy=True, values=False))
+        >>> outputs.logits.shape, outputs.v
         (torch.Size([3, 10]), None)
         """
         model, logits, target_q, v = self.model, None, None, None
@@ -188,9 +165,9 @@ class QHeads(NamedTuple):
 
 
 class ModelRows:
-    """Rows of text, and what each language model keeps of them.
+    """Rows of text, and the cache of each language model for them.
 
-    Rows of unlike length are padded at the left; padding that no row has any more is dropped.
+    Rows of different lengths are padded at the left; padding that no row has any more is dropped.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -226,12 +203,12 @@ class ModelRows:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, mask: Tensor | None = None) -> NextToken:
-        """Append tokens [R, T], of which the mask [R, T] tells; what comes behind the last."""
+        """Append tokens [R, T], with their mask [R, T]; the outputs behind the last."""
         hidden: dict[str, Tensor] = {}
         for name, trunk in self._trunks.items():
             hidden[name] = trunk(tokens, mask, cache=self._caches[name])[:, -1]
             self.num_passes += 1
-        return self._scorer.said(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> NextToken:
@@ -248,8 +225,8 @@ class ModelRows:
                 hidden[name], quick = trunk(tokens.unsqueeze(1), cache=cache)[:, -1], False
             self.num_passes += 1
         if quick and self._heads is not None:
-            return self._heads.said(hidden, self._needs)
-        return self._scorer.said(hidden, self._needs)
+            return self._heads.next_token(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @property
     def room(self) -> int:
@@ -263,7 +240,7 @@ class ModelRows:
         tokens: Tensor,  # int64 [M, T]
         lengths: Tensor,  # int64 [M], 1..T: how many of the tokens count
     ) -> NextToken:
-        """What would be said behind further tokens of these rows; the rows stay as they are."""
+        """The outputs behind further tokens of these rows, which stay unchanged."""
         num_tokens = tokens.shape[1]
         column = torch.arange(num_tokens, device=tokens.device)
         mask = None
@@ -279,11 +256,11 @@ class ModelRows:
             last = (lengths - 1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
             hidden[name] = states.gather(1, last).squeeze(1)
             self.num_passes += 1
-        return self._scorer.said(hidden, self._needs)
+        return self._scorer.next_token(hidden, self._needs)
 
     @torch.no_grad()
     def reorder(self, rows: Tensor) -> None:
-        """Row i is from now on the text that row rows[i] was: int64 [R']."""
+        """Row i becomes the text that row rows[i] was: int64 [R']."""
         chosen = rows.tolist()
         if chosen == list(range(self.num_rows)):
             return

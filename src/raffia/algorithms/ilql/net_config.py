@@ -21,9 +21,9 @@ from torch import nn
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.algorithms.ilql.trunk import Trunk
 from raffia.lm.folder import gpt2, read_config
 from raffia.lm.hf_trunk import HFTrunk
+from raffia.lm.model import LanguageModel
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
 
@@ -43,7 +43,7 @@ __all__ = [
 
 NetConfig: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
-# Entry of a description -> whether it says something of the trunk, or else of the arrangement.
+# Entry of a description -> whether it is of the trunk, or else of the arrangement.
 TRUNK = [field.name for field in fields(TrunkConfig) if field.name != "kind"]
 ARRANGEMENT = "policy target".split()
 BOUNDS = "min_layers max_layers".split()
@@ -72,14 +72,14 @@ GPT2: Mapping[str, Any] = MappingProxyType(
 
 
 class Networks(NamedTuple):
-    """What a `NetConfig` says.
+    """The networks of a `NetConfig`.
 
     >>> Networks(TrunkConfig(), None, {}, {}).trunk is None
     True
     """
 
     trunk_config: TrunkConfig
-    trunk: Trunk | None  # with its weights; None: drawn anew, as the config has it
+    trunk: LanguageModel | None  # with its weights; None: drawn by the config
     arrangement: dict[str, Any]  # "policy" and "target" of `ILQLModelConfig`, where given
     bounds: dict[str, int]  # "min_layers" and "max_layers", where given
 
@@ -127,7 +127,7 @@ def described(config: ILQLModelConfig, bounds: Mapping[str, int]) -> dict[str, A
     return {**FIXED, **trunk, **arrangement, **bounds}
 
 
-def trunk_config_of(trunk: Trunk) -> TrunkConfig:
+def trunk_config_of(trunk: LanguageModel) -> TrunkConfig:
     """The description of a language model; of one that is not ours, what decoding asks of it.
 
     >>> from raffia.lm.transformer import CausalLM
@@ -138,15 +138,9 @@ def trunk_config_of(trunk: Trunk) -> TrunkConfig:
     if settings is not None:
         checkpointing: bool = getattr(trunk, "gradient_checkpointing", False)
         return TrunkConfig(**settings(), gradient_checkpointing=checkpointing)
-    # Its layers are its own affair: one of one head stands for whatever there is.
-    block_size: int = getattr(trunk, "block_size")  # noqa: B009, as `Trunk` does not promise it
-    return TrunkConfig(
-        vocab_size=trunk.vocab_size,
-        n_embd=trunk.n_embd,
-        block_size=block_size,
-        n_layer=1,
-        n_head=1,
-    )
+    # Its layers are unknown: one of one head stands for them.
+    sizes = {name: getattr(trunk, name) for name in ("vocab_size", "n_embd", "block_size")}
+    return TrunkConfig(**sizes, n_layer=1, n_head=1)
 
 
 def why_fixed(agent: ILQL) -> str | None:
@@ -176,7 +170,7 @@ def reshaped(
 ) -> str:
     """Change an agent's networks, target and optimiser's moments; gives what was done.
 
-    nodes: of which one says by how many F changes, in all layers.
+    nodes: of which one is the change of F, in all layers.
 
     The number of layers stays within the agent's `layer_bounds`; the last is added, any removed.
 

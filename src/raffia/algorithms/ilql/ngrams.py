@@ -21,14 +21,14 @@ __all__ = ["NGram", "TopAdvantageNGrams"]
 
 @dataclass(frozen=True)
 class NGram:
-    """Tokens that the agent said, and how much better than expected that was.
+    """Tokens that the agent generated, and how much better than expected they were.
 
     >>> NGram((5, 6), 0.25, 3).tokens
     (5, 6)
     """
 
     tokens: tuple[int, ...]
-    advantage: float  # target Q - V: the mean over its tokens, and over the places where it stands
+    advantage: float  # target Q - V: the mean over its tokens, and over its occurrences
     count: int  # how many these are
 
     def __str__(self) -> str:
@@ -91,23 +91,23 @@ class TopAdvantageNGrams:
 
     def _spoken(self, row: _Row) -> Iterator[tuple[tuple[int, ...], float]]:
         """Each n-gram of a row, and the mean of its tokens' advantages."""
-        places = [at for at, counts in zip(row.actions, row.real, strict=True) if counts]
-        for start, end in self._runs(row.tokens, places):
+        indices = [at for at, counts in zip(row.actions, row.real, strict=True) if counts]
+        for start, end in self._runs(row.tokens, indices):
             n = end - start if self.n is None else self.n
             for at in range(start, end - n + 1):
-                said = tuple(row.tokens[place + 1] for place in places[at : at + n])
-                yield said, sum(row.values[at : at + n]) / n
+                ngram = tuple(row.tokens[index + 1] for index in indices[at : at + n])
+                yield ngram, sum(row.values[at : at + n]) / n
 
-    def _runs(self, tokens: list[int], places: list[int]) -> Iterator[tuple[int, int]]:
+    def _runs(self, tokens: list[int], indices: list[int]) -> Iterator[tuple[int, int]]:
         """Where utterances begin and end in the list of actions."""
-        if not places:
+        if not indices:
             return
         start = 0
-        for number, (place, following) in enumerate(pairwise(places), 1):
-            if following != place + 1 or tokens[place + 1] == self.end_of_action:
+        for number, (index, following) in enumerate(pairwise(indices), 1):
+            if following != index + 1 or tokens[index + 1] == self.end_of_action:
                 yield start, number
                 start = number
-        yield start, len(places)
+        yield start, len(indices)
 
 
 def _utterances(row: _Row) -> Iterator[tuple[tuple[int, ...], float]]:

@@ -26,7 +26,7 @@ _MOST = 1 << 24  # numbers of a table [M, V] at once
 
 @dataclass(frozen=True)
 class OffPolicyEstimate:
-    """What a way of speaking would bring, if it could be seen from the logs.
+    """The return that a decoding would have, as estimated from logs.
 
     >>> one = OffPolicyEstimate(1.0, 0.5, 1.5, logged_return=0.0, gain=1.0, gain_low=0.6,
     ...                         effective_rows=40.0, support=1.0)
@@ -41,7 +41,7 @@ class OffPolicyEstimate:
     gain: float  # mean_return less that
     gain_low: float
     effective_rows: float  # of so many dialogues the estimate is
-    support: float  # 0..1: how much of what would be said is in the data
+    support: float  # 0..1: how much of what would be generated is in the data
 
 
 def action_log_probs(
@@ -61,42 +61,44 @@ def action_log_probs(
     >>> trunk = TrunkConfig(vocab_size=6, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> row = DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])
     >>> batch = DialogueDataset.of_points([row], Vocabulary(6)).collate([row])
-    >>> said, alone = action_log_probs(
+    >>> decoded, policy = action_log_probs(
     ...     ILQLModel(ILQLModelConfig(trunk=trunk)), None, batch, DecodeConfig(include_adv=False))
-    >>> said.shape, torch.allclose(said, alone, atol=1e-6)
+    >>> decoded.shape, torch.allclose(decoded, policy, atol=1e-6)
     (torch.Size([1, 2]), True)
     """
     scorer = ModelScorer(model, target)
     tokens, mask = batch["tokens"], batch["action_mask"]
     first = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1) * tokens.shape[1]
-    place = (batch["action_idxs"] + first)[mask]  # int64 [M]
-    token = tokens.flatten()[place + 1]
+    position = (batch["action_idxs"] + first)[mask]  # int64 [M]
+    token = tokens.flatten()[position + 1]
     forbidden = forbid(pad_token, scorer)
-    said, alone = [], []
+    decoded, policy = [], []
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=True, values=config.shifts)
         hidden = {
-            name: trunk(tokens, batch["attn_mask"]).flatten(0, 1)[place]
+            name: trunk(tokens, batch["attn_mask"]).flatten(0, 1)[position]
             for name, trunk in scorer.trunks(needs).items()
         }
-        for start in range(0, len(place), size := max(1, _MOST // scorer.vocab_size)):
+        for start in range(0, len(position), size := max(1, _MOST // scorer.vocab_size)):
             part = slice(start, start + size)
-            next_token = scorer.said({name: h[part] for name, h in hidden.items()}, needs)
+            next_token = scorer.next_token({name: h[part] for name, h in hidden.items()}, needs)
             choice = Choice.of(next_token, config, forbidden)
             assert choice.logits is not None
             here = token[part].unsqueeze(-1)
             if config.num_beams is None:
-                said.append(choice.log_probs.gather(-1, here).double().squeeze(-1))
+                decoded.append(choice.log_probs.gather(-1, here).double().squeeze(-1))
             else:
                 best = choice.log_probs.argmax(-1) == token[part]
-                said.append(torch.where(best, 0.0, -math.inf).double())
+                decoded.append(torch.where(best, 0.0, -math.inf).double())
             logits = choice.logits.double()
-            alone.append((logits.gather(-1, here) - logits.logsumexp(-1, keepdim=True)).squeeze(-1))
+            policy.append(
+                (logits.gather(-1, here) - logits.logsumexp(-1, keepdim=True)).squeeze(-1)
+            )
     nothing = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
-    if not said:
+    if not decoded:
         return nothing, nothing
-    return nothing.masked_scatter(mask, torch.cat(said)), nothing.masked_scatter(
-        mask, torch.cat(alone)
+    return nothing.masked_scatter(mask, torch.cat(decoded)), nothing.masked_scatter(
+        mask, torch.cat(policy)
     )
 
 
@@ -111,12 +113,12 @@ def off_policy_return(
         w_it = prod_{u <= t} pi(a_iu) / mu(a_iu),   s = min(1, mean_i w_iT)
         return = s sum_t sum_i w_it r_it / sum_i w_it + (1 - s) worst
 
-    The ratio of sums lies within the returns that were logged, so nothing that a value network
-    believes can lift it; but it can't see what decoding says that the data never do. That share,
-    1 - s, counts as the worst dialogue.
+    The ratio of sums is within the returns that were logged, so nothing that a value network
+    believes can lift it; but it lacks what decoding generates and the data never have. That
+    fraction, 1 - s, counts as the worst dialogue.
 
     Source: Precup, Sutton & Singh (2000), "Eligibility traces for off-policy policy evaluation";
-    the share outside of the data is an addition.
+    the fraction outside of the data is an addition.
 
     >>> said_more = torch.log(torch.tensor([[2.0], [0.01]])).repeat(50, 1)  # the first of two
     >>> found = off_policy_return(said_more, torch.tensor([[1.0], [0.0]]).repeat(50, 1), worst=0.0)
@@ -136,8 +138,8 @@ def off_policy_return(
     def value(moved: Tensor, total: Tensor, mass: Tensor, rows: int) -> Tensor:
         """Of sums over dialogues: [*, A], [*, A], [*] -> [*]."""
         within = torch.where(total > 0, moved / total, 0.0).sum(-1)
-        share = (mass / rows).clamp_max(1.0)
-        return share * within + (1 - share) * worst
+        fraction = (mass / rows).clamp_max(1.0)
+        return fraction * within + (1 - fraction) * worst
 
     earned = weights * rewards
     mean = value(earned.sum(0), weights.sum(0), whole.sum(), num)
@@ -154,7 +156,7 @@ def off_policy_return(
             _Z95 * math.sqrt(left / num * float((x - x.mean()).square().sum()))
             for x in (without, gains)
         )
-    # It may lie beyond the returns, as it may keep the beginning of a dialogue and not its end.
+    # It may be beyond the returns, as it may keep the beginning of a dialogue and not its end.
     least, most = min(worst, float(returns.min())), float(returns.max())
     total = float(whole.sum())
     logged = float(returns.mean())

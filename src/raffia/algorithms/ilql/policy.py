@@ -1,4 +1,4 @@
-"""`ILQL_Policy`: who says the agent's part in a dialogue."""
+"""`ILQL_Policy`: the agent's utterances in a dialogue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ILQL_Policy", "Speaker"]
+__all__ = ["ILQL_Policy", "Agent"]
 
 
-class Speaker(Protocol):
-    """What of an agent speaks: `ILQL`, or anything with these two."""
+class Agent(Protocol):
+    """The networks that generate: `ILQL`, or anything with these two."""
 
     @property
     def model(self) -> ILQLModel: ...
@@ -49,7 +49,7 @@ class ILQL_Policy:
 
     def __init__(
         self,
-        agent: Speaker,
+        agent: Agent,
         tokenizer: Tokenizer,
         config: DecodeConfig | None = None,
         *,
@@ -65,15 +65,15 @@ class ILQL_Policy:
         self.config = DecodeConfig() if config is None else config
 
     def act(self, observation: Observation) -> str:
-        """What to say next in a dialogue that has not ended."""
+        """The next utterance in a dialogue that has not ended."""
         return self.act_batch([observation])[0]
 
     def act_batch(self, observations: Sequence[Observation]) -> list[str]:
-        """What to say next in each of the dialogues; quicker than one by one."""
+        """The next utterance in each of the dialogues; quicker than one by one."""
         return self.texts(self.answer(observations))
 
     def answer(self, observations: Sequence[Observation]) -> Generations:
-        """The same as tokens, all that were generated, with what the model thinks of them."""
+        """The same as tokens, all that were generated, with their scores."""
         return generate(
             self.agent.model,
             self.agent.target,
@@ -87,7 +87,7 @@ class ILQL_Policy:
         """The dialogue so far as tokens, as the rows of a data set have it."""
         tokens = DataPoint.from_obs(observation, self.tokenizer).tokens
         if tokens[-1] == self.tokenizer.eod_token_id:
-            raise ValueError("the dialogue has ended, so that there is nothing more to say")
+            raise ValueError("the dialogue has ended, so that there is no next utterance")
         return tokens
 
     def texts(self, answers: Generations) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ILQL thinks of texts that are there already: of actions, next tokens and whole utterances.
+"""Scores of given texts: of actions, next tokens and whole utterances.
 
 Legend: B rows, T tokens of a row, A actions of a row, V tokens of the vocabulary, P prompts, G
 utterances for each.
@@ -156,11 +156,11 @@ def get_scores(
         if include_advantage:
             index = _flat_indices(action_idxs, action_mask, tokens.shape[1])
             at_actions = {name: states.flatten(0, 1)[index] for name, states in hidden.items()}
-            advantage = scorer.said(at_actions, Needs(policy=False, values=True)).advantage()
+            advantage = scorer.next_token(at_actions, Needs(policy=False, values=True)).advantage()
             assert advantage is not None
             scores.view(-1, shape[-1])[index] = advantage_term(advantage, config).to(scores.dtype)
         if include_logits:
-            logits = scorer.said(hidden, Needs(policy=True, values=False)).logits
+            logits = scorer.next_token(hidden, Needs(policy=True, values=False)).logits
             assert logits is not None
             log_probs = (logits / logit_temp).log_softmax(-1)
             if attn_mask is not None:
@@ -176,9 +176,9 @@ def score_utterances(
     utterances: Sequence[Sequence[Sequence[int]]],  # [P][G][n], with their end tokens
     config: DecodeConfig,
     *,
-    pad_token: int | None = None,  # never said
+    pad_token: int | None = None,  # never generated
 ) -> Generations:
-    """The sums that `generate` would tell had it said these utterances: to be put in order by.
+    """The sums that `generate` would give for these utterances: to be put in order by.
 
     One pass of each network. With `per_token=False` the value is that of the whole utterance, Q at
     its last token, and the advantage that less V before its first.
@@ -239,7 +239,7 @@ def _sums(
     row = index // longest
     token = padded.flatten()[index + 1]
     states = {name: part[index] for name, part in hidden.items()}
-    outputs = scorer.said(states, needs._replace(values=needs.values and per_token))
+    outputs = scorer.next_token(states, needs._replace(values=needs.values and per_token))
     log_prob, kl, value, advantage = Choice.of(outputs, config, forbidden).of_token(token)
 
     def total(part: Tensor | None) -> Tensor | None:
@@ -254,8 +254,8 @@ def _sums(
         at_end = {name: part[last] for name, part in hidden.items()}
         at_start = {name: part[first_column + starts - 1] for name, part in hidden.items()}
         values = needs._replace(policy=False)
-        q = scorer.said(at_end, values).target_q
-        v = scorer.said(at_start, values).v
+        q = scorer.next_token(at_end, values).target_q
+        v = scorer.next_token(at_start, values).v
         assert q is not None and v is not None
         value, advantage = q.squeeze(-1), q.squeeze(-1) - v
     summed = total(log_prob)
@@ -264,7 +264,7 @@ def _sums(
 
 
 def _flat_indices(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
-    """Where actions lie in the rows laid end to end: int64 [M]."""
+    """Indices of actions in the rows, one after another: int64 [M]."""
     first = torch.arange(len(action_idxs), device=action_idxs.device).unsqueeze(-1) * num_tokens
     flat = (action_idxs + first).flatten()
     return flat if action_mask is None else flat[action_mask.bool().flatten()]

@@ -21,7 +21,7 @@ __all__ = ["StreamedToken", "stream"]
 
 
 class StreamedToken(NamedTuple):
-    """A token, and what the model thought of it; None where its networks were not run.
+    """A token, and its scores; None where its networks were not run.
 
     >>> StreamedToken(token=5, log_prob=-0.1, advantage=0.5, v=1.0, value=1.5).token
     5
@@ -41,9 +41,9 @@ def stream(
     config: DecodeConfig,
     *,
     generator: torch.Generator | None = None,  # of sampling; None: torch's own
-    tokenizer: Tokenizer | None = None,  # says what ends an utterance, and what is padding
+    tokenizer: Tokenizer | None = None,  # for the tokens of padding and of the end of an utterance
     stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
-    pad_token: int | None = None,  # never said; None: the tokenizer's
+    pad_token: int | None = None,  # never generated; None: the tokenizer's
 ) -> Iterator[StreamedToken]:
     """The same tokens as `generate` gives at once; leave the loop to stop early.
 

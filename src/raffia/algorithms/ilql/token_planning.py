@@ -25,7 +25,7 @@ __all__ = ["TextModel", "planned"]
 
 
 class RowsAhead(Protocol):
-    """Rows of text that can say what they would say later."""
+    """Rows of text whose outputs can be had for further tokens, too."""
 
     @property
     def room(self) -> int: ...
@@ -50,8 +50,8 @@ def planned(
     def choose(now: Moment) -> Tensor:
         text_model = TextModel(cast(RowsAhead, now.rows), config, stop, forbidden)
         root = text_model.root(now.choice)
-        place = torch.full_like(now.text, now.place)
-        gumbel = seeded_gumbel(child_seed(seeds[now.text], place), root.prior_logits.shape[1])
+        step = torch.full_like(now.text, now.step)
+        gumbel = seeded_gumbel(child_seed(seeds[now.text], step), root.prior_logits.shape[1])
         return _search(root, text_model, config.plan, gumbel).action
 
     return choose
@@ -82,7 +82,7 @@ class TextModel:
     """The recurrent function of a search over texts.
 
     A node is known by the tokens that lead to it from the text so far, which its networks keep;
-    those few tokens are read anew, in one step.
+    those few tokens are read again, in one step.
 
     >>> TextModel.__call__.__name__
     '__call__'
@@ -122,8 +122,8 @@ class TextModel:
         # Branches that have come to the end are asked for again, and their answer is left.
         path = embedding["path"].scatter(1, at.clamp_max(self.depth - 1), token.unsqueeze(-1))
         length = (embedding["length"] + 1).clamp_max(self.depth)
-        said = self.rows.ahead(embedding["row"], path[:, : int(length.max())], length)
-        choice = Choice.of(said, self.config, self.forbidden)
+        outputs = self.rows.ahead(embedding["row"], path[:, : int(length.max())], length)
+        choice = Choice.of(outputs, self.config, self.forbidden)
         logits, tokens, q = self._candidates(choice)
         of_token = (embedding["q"] * (embedding["tokens"] == token.unsqueeze(-1))).sum(-1)
         assert choice.v is not None

@@ -75,7 +75,7 @@ def advantage_weights(
 
 def token_weights(
     weights: Tensor,  # [B, A], of the actions
-    mask: Tensor,  # bool [B, A]; in each row, slots that count stand before those that do not
+    mask: Tensor,  # bool [B, A]; in each row, slots that count come before those that do not
     first: Tensor,  # int64 [B, A], position whose next token is the first of the action
     last: Tensor,  # int64 [B, A], ... the last one; the same where an action is one token
     num_positions: int,  # T
@@ -83,7 +83,7 @@ def token_weights(
 ) -> Tensor:  # [B, T], of the token behind each position
     """The weights of actions on all of their tokens, and `transition_weight` on the others.
 
-    Actions do not overlap and stand in the order of their positions.
+    Actions do not overlap and are in the order of their positions.
 
     >>> weights, mask = torch.tensor([[2.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
     >>> first, last = torch.tensor([[1, 4, 0]]), torch.tensor([[2, 4, 0]])
@@ -91,9 +91,9 @@ def token_weights(
     tensor([[0.5000, 2.0000, 2.0000, 0.5000, 3.0000, 0.5000]])
     """
     positions = torch.arange(num_positions, device=weights.device)
-    place = torch.where(mask, first, num_positions)  # what does not count starts behind the end
-    starts = torch.zeros_like(place[:, :1]).expand(-1, num_positions + 1).scatter(1, place, 1)
-    action = starts[:, :-1].cumsum(1) - 1  # the latest one that has begun
+    start = torch.where(mask, first, num_positions)  # what does not count starts behind the end
+    starts = torch.zeros_like(start[:, :1]).expand(-1, num_positions + 1).scatter(1, start, 1)
+    action = starts[:, :-1].cumsum(1) - 1  # the latest one that has started
     slot = action.clamp_min(0)
     within = (action >= 0) & (positions <= last.gather(1, slot))
     return torch.where(within, weights.gather(1, slot), transition_weight)

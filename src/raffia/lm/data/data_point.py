@@ -13,15 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from raffia.lm.data.token_reward import TokenReward
-from raffia.lm.data.utterances import (
-    DialogueTokenizer,
-    Observation,
-    check_sequence,
-    encode_utterance,
-)
+from raffia.lm.data.utterances import Observation, check_sequence, encode_utterance
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["DataPoint"]
 
@@ -32,11 +28,11 @@ class DataPoint:
 
     tokens: [T].
     action_idxs: [A] rising; token i + 1 is the action that was taken at i.
-    state_idxs: [A + 1]: the same, and the place of the last state.
+    state_idxs: [A + 1]: the same, and the index of the last state.
     rewards: [A], after each action.
     terminals: [A + 1], 0; 1 at the last if the dialogue ended there, else its value counts on.
-    utterance_action_idxs: [U], the place of the token that ends an utterance.
-    utterance_state_idxs: [U + 1], the places before the utterances, and of the last state.
+    utterance_action_idxs: [U], the index of the token that ends an utterance.
+    utterance_state_idxs: [U + 1], the index before each utterance, and of the last state.
     utterance_rewards: [U], of an utterance with all its tokens.
     episode_return: the sum of all rewards, of those too that were cut off.
     was_cut: whether the row was longer than the context.
@@ -87,7 +83,7 @@ class DataPoint:
             (self.action_idxs[-1] if num else -1) < self.state_idxs[-1] <= last
         ):
             raise ValueError(
-                f"state_idxs {_few(self.state_idxs)} must be the action_idxs and then the place of "
+                f"state_idxs {_few(self.state_idxs)} must be the action_idxs and then the index of "
                 f"the last state, behind them and at most {last}"
             )
         if any(self.terminals[:-1]) or self.terminals[-1] not in (0, 1):
@@ -95,9 +91,9 @@ class DataPoint:
                 f"terminals {_few(self.terminals)}: all are 0, only the last may be 1 (the "
                 "dialogue ended there)"
             )
-        for place, reward in enumerate(self.rewards):
+        for number, reward in enumerate(self.rewards):
             if not math.isfinite(reward):
-                raise ValueError(f"reward {place} is {reward!r}; rewards are finite numbers")
+                raise ValueError(f"reward {number} is {reward!r}; rewards are finite numbers")
         self._check_utterances()
 
     def _check_utterances(self) -> None:
@@ -122,7 +118,7 @@ class DataPoint:
     def from_obs(
         cls,
         obs: Observation,
-        tokenizer: DialogueTokenizer,
+        tokenizer: Tokenizer,
         token_reward: TokenReward | None = None,
         *,
         max_len: int | None = None,
@@ -130,8 +126,8 @@ class DataPoint:
         """The row of what an environment shows: utterances become tokens, one after the other.
 
         An utterance of the environment ends with `eos`, one of the agent with `eoa`, on which its
-        reward sits; the row begins with `bos`, or with `boa` if the agent begins (or nobody spoke),
-        and ends with `eod` if the dialogue is over.
+        reward sits; the row begins with `bos`, or with `boa` if the agent begins (or there is no
+        utterance), and ends with `eod` if the dialogue is over.
 
         max_len: of a longer row the first tokens are taken, and the actions whose next state is
             among them; it is not terminal.
@@ -170,22 +166,13 @@ class DataPoint:
         for begin, end, reward in zip(begins, ends, earned, strict=True):
             rewards += by_token[begin + 1 : end + 1]
             rewards[-1] += reward
-        actions = [place for b, e in zip(begins, ends, strict=True) for place in range(b, e)]
-        last = len(tokens) - 1
-        return cls(
-            tokens=tokens,
-            action_idxs=actions,
-            state_idxs=[*actions, last],
-            rewards=rewards,
-            terminals=[0] * len(actions) + [int(terminal)],
-            utterance_action_idxs=ends,
-            utterance_state_idxs=[*begins, last],
-            utterance_rewards=[
-                reward + math.fsum(by_token[begin + 1 : end + 1])
-                for begin, end, reward in zip(begins, ends, earned, strict=True)
-            ],
-            episode_return=math.fsum(rewards),
-        ).cut(max_len)
+        totals = [
+            reward + math.fsum(by_token[begin + 1 : end + 1])
+            for begin, end, reward in zip(begins, ends, earned, strict=True)
+        ]
+        actions = [index for b, e in zip(begins, ends, strict=True) for index in range(b, e)]
+        utterances = _Utterances(begins, ends, totals)
+        return cls._of(tokens, actions, rewards, utterances, terminal).cut(max_len)
 
     @classmethod
     def from_tokens(
@@ -216,30 +203,34 @@ class DataPoint:
             by_token = _by_token(token_reward, tokens)
             within = [by_token[at + 1] if 0 <= at < last else 0.0 for at in actions]
             rewards = [own + extra for own, extra in zip(rewards, within, strict=True)]
-        begins: list[int] = []
-        ends: list[int] = []
-        totals: list[float] = []
+        utterances = _Utterances([], [], [])
         if len(rewards) == len(actions):  # if not, it is refused below
-            for place, reward in zip(actions, rewards, strict=True):
-                ended = bool(ends) and 0 <= place <= last and tokens[place] == end_of_action
-                if not ends or ends[-1] != place or ended:
-                    begins.append(place)
-                    ends.append(place + 1)
-                    totals.append(reward)
-                else:
-                    ends[-1] = place + 1
-                    totals[-1] += reward
+            for index, reward in zip(actions, rewards, strict=True):
+                ended = 0 <= index <= last and tokens[index] == end_of_action
+                utterances.add(index, reward, ended)
+        return cls._of(tokens, actions, rewards, utterances, terminal).cut(max_len)
+
+    @classmethod
+    def _of(
+        cls,
+        tokens: list[int],
+        actions: list[int],
+        rewards: list[float],
+        utterances: _Utterances,
+        terminal: bool,
+    ) -> DataPoint:
+        last = len(tokens) - 1
         return cls(
             tokens=tokens,
             action_idxs=actions,
             state_idxs=[*actions, last],
             rewards=rewards,
             terminals=[0] * len(actions) + [int(terminal)],
-            utterance_action_idxs=ends,
-            utterance_state_idxs=[*begins, last],
-            utterance_rewards=totals,
+            utterance_action_idxs=utterances.ends,
+            utterance_state_idxs=[*utterances.begins, last],
+            utterance_rewards=utterances.totals,
             episode_return=math.fsum(rewards),
-        ).cut(max_len)
+        )
 
     def cut(self, max_len: int | None) -> DataPoint:
         """The first `max_len` tokens; the states among them, and the actions between these.
@@ -273,9 +264,27 @@ class DataPoint:
         )
 
 
-def _below(places: list[int], bound: int) -> list[int]:
-    """The places below a bound; the last place there is, if none of them is."""
-    return [place for place in places if place < bound] or [bound - 1]
+class _Utterances(NamedTuple):
+    """The agent's utterances: the state before each, its last token, its reward."""
+
+    begins: list[int]
+    ends: list[int]
+    totals: list[float]
+
+    def add(self, index: int, reward: float, ended: bool) -> None:
+        """An action at an index; of the last utterance if that reaches it and has not ended."""
+        if not self.ends or self.ends[-1] != index or ended:
+            self.begins.append(index)
+            self.ends.append(index + 1)
+            self.totals.append(reward)
+        else:
+            self.ends[-1] = index + 1
+            self.totals[-1] += reward
+
+
+def _below(indices: list[int], bound: int) -> list[int]:
+    """The indices below a bound; the last one below it, if none of them is."""
+    return [index for index in indices if index < bound] or [bound - 1]
 
 
 def _by_token(token_reward: TokenReward, tokens: list[int]) -> list[float]:

@@ -1,13 +1,15 @@
-"""Logged dialogues as batches for offline learning: the data sets, and the contract for your own.
+"""Logged dialogues as batches for offline learning: the data sets, and the contract for more.
 
-A data set of your own is a `List_RL_Dataset` (rows by number) or an `Iterable_RL_Dataset` (rows
+A custom data set is a `List_RL_Dataset` (rows by number) or an `Iterable_RL_Dataset` (rows
 drawn one by one, without an end); `DialogueDataset` is that of files, chats and played games.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +27,18 @@ from raffia.lm.data.dialogue_sources import (
     TranscriptDialogues,
     read_dialogues,
 )
-from raffia.lm.data.dialogue_tokenizer import check_tokenizer
 from raffia.lm.data.rl_dataset import (
-    HasVocabulary,
     Iterable_RL_Dataset,
     List_RL_Dataset,
     RL_Dataset,
     Vocabulary,
+    checked_points,
 )
 from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
 from raffia.lm.data.token_store import TokenStore
-from raffia.lm.data.utterances import DialogueTokenizer, Observation, check_tokens
+from raffia.lm.data.utterances import Observation
+from raffia.lm.tokenizers.check import check_tokenizer
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [
@@ -44,7 +47,6 @@ __all__ = [
     "Dialogue",
     "DialogueDataset",
     "DialogueStatistics",
-    "DialogueTokenizer",
     "Iterable_RL_Dataset",
     "JsonLineDialogues",
     "List_RL_Dataset",
@@ -89,8 +91,8 @@ class DialogueStatistics:
         rows = f"{self.num_finished} finished, {self.num_cut} cut, {self.num_skipped} left out"
         mean = self.num_tokens / max(1, self.num_rows)
         quantiles = ", ".join(
-            f"{f'{share:g}'.removeprefix('0') or '0'}: {value:.4g}"
-            for share, value in self.return_quantiles.items()
+            f"{f'{level:g}'.removeprefix('0') or '0'}: {value:.4g}"
+            for level, value in self.return_quantiles.items()
         )
         lines = {
             "rows": f"{self.num_rows} ({rows})",
@@ -105,12 +107,11 @@ class DialogueDataset(List_RL_Dataset):
     """Logged dialogues, tokenised once; `build` makes it from a file, chats or games.
 
     store: the rows.
-    rows: the numbers of those that are meant; None is all.
+    rows: the numbers of those that belong to it; None is all.
     sort_window: so many batches' rows are sorted by length together; 1 is not at all, for where
-        length tells of the return, sorted batches are of good dialogues and of bad ones by turns,
+        length goes with the return, sorted batches alternate between good dialogues and bad ones,
         and V, which follows upwards faster than downwards, comes out too high. Each epoch has each
         row once in any case.
-    origin: where the store came from: "memory", "folder" (it was there), "made: " with the reason.
 
     `index` of a batch, as `point`, counts the rows of the store, also where some are left out.
 
@@ -132,25 +133,24 @@ class DialogueDataset(List_RL_Dataset):
     def __init__(
         self,
         store: TokenStore,
-        tokenizer: HasVocabulary,
+        tokenizer: Tokenizer | Vocabulary,
         *,
         rows: NDArray[np.int64] | None = None,
         max_len: int | None = None,
         buckets: Sequence[int] = (),
         sort_window: int = 1,
-        origin: str = "memory",
     ) -> None:
         super().__init__(tokenizer, max_len=max_len, buckets=buckets)
         if sort_window < 1:
             raise ValueError(f"sort_window={sort_window}: at least 1, which sorts nothing")
-        self.store, self.sort_window, self.origin = store, sort_window, origin
+        self.store, self.sort_window = store, sort_window
         self.rows = np.arange(len(store)) if rows is None else rows
 
     @classmethod
     def build(
         cls,
         source: DialogueSource,
-        tokenizer: DialogueTokenizer,
+        tokenizer: Tokenizer,
         *,
         token_reward: TokenReward | None = None,
         max_len: int | None = None,
@@ -166,7 +166,7 @@ class DialogueDataset(List_RL_Dataset):
             `ObservationDialogues(games)`.
         max_len: tokens, the model's context.
         too_long: a longer row is an error; "cut" takes its first tokens, "skip" leaves it out.
-        malformed: a row that means nothing is an error that says where it stands; "skip" leaves it
+        malformed: a row that means nothing is an error with its location; "skip" leaves it
             out, and `statistics()` counts it.
         folder: keep the tokens there, mapped to memory, so that they need not fit into it; they are
             made again when the source, the tokenizer or a setting is another one.
@@ -181,21 +181,14 @@ class DialogueDataset(List_RL_Dataset):
         rules = RowRules(
             token_reward=token_reward, max_len=max_len, too_long=too_long, malformed=malformed
         )
-        store, origin = build_store(source, tokenizer, rules, folder)
-        return cls(
-            store,
-            tokenizer,
-            max_len=max_len,
-            buckets=buckets,
-            sort_window=sort_window,
-            origin=origin,
-        )
+        store = build_store(source, tokenizer, rules, folder)
+        return cls(store, tokenizer, max_len=max_len, buckets=buckets, sort_window=sort_window)
 
     @classmethod
     def of_points(
         cls,
         points: Iterable[DataPoint],
-        tokenizer: HasVocabulary,
+        tokenizer: Tokenizer | Vocabulary,
         *,
         max_len: int | None = None,
         buckets: Sequence[int] = (),
@@ -207,28 +200,14 @@ class DialogueDataset(List_RL_Dataset):
         >>> len(DialogueDataset.of_points([point, point], Vocabulary(9)))
         2
         """
-
-        def checked() -> Iterator[DataPoint]:
-            for number, point in enumerate(points):
-                try:
-                    check_tokens(point.tokens, tokenizer.num_tokens)
-                except ValueError as error:
-                    raise ValueError(f"row {number}: {error}") from None
-                if max_len is not None and len(point.tokens) > max_len:
-                    raise ValueError(
-                        f"row {number} has {len(point.tokens)} tokens, more than the {max_len} of "
-                        f"the context: point.cut({max_len}) takes the first"
-                    )
-                yield point
-
-        store = TokenStore.of(checked())
+        store = TokenStore.of(checked_points(points, tokenizer, max_len))
         return cls(store, tokenizer, max_len=max_len, buckets=buckets, sort_window=sort_window)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} rows, {self.vocabulary.num_tokens} tokens)"
 
     def size(self) -> int:
-        """How many rows are meant."""
+        """The number of rows."""
         return len(self.rows)
 
     def get_item(self, index: int) -> DataPoint:
@@ -250,30 +229,43 @@ class DialogueDataset(List_RL_Dataset):
             buckets=self.buckets,
         )
 
-    def best(self, share: float) -> DialogueDataset:
+    @property
+    def origin(self) -> str:
+        """Where the store came from: "memory", "folder" (it was there), "made: " with the reason.
+
+        >>> DialogueDataset.of_points([], Vocabulary(9)).origin
+        'memory'
+        """
+        return self.store.origin
+
+    def select(self, numbers: NDArray[np.int64]) -> DialogueDataset:
+        """The data set of the rows of these numbers, of the same store.
+
+        >>> points = [DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6)]
+        >>> DialogueDataset.of_points(points, Vocabulary(9)).select(np.array([1]))[0].tokens
+        [1, 6]
+        """
+        found = copy.copy(self)
+        found.rows = self.rows[numbers]
+        return found
+
+    def best(self, fraction: float) -> DialogueDataset:
         """The rows with the highest returns, for filtered behaviour cloning.
 
-        share: of the rows, above 0 and at most 1; at least one row is taken. Of rows with the same
-            return those that come first are.
+        fraction: of the rows, above 0 and at most 1; at least one row is taken. Of rows with the
+            same return those that come first are.
 
         >>> points = [DataPoint.from_tokens([1, 5], [0], [reward]) for reward in (0.5, 2.0, 1.0)]
         >>> DialogueDataset.of_points(points, Vocabulary(9)).best(0.67).rows
         array([1, 2])
         """
-        if not 0 < share <= 1:
-            raise ValueError(f"share={share} lies above 0 and is at most 1: best(0.1) is a tenth")
-        num = max(1, round(share * self.size()))
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"fraction={fraction} lies above 0 and is at most 1: best(0.1) is a tenth"
+            )
+        num = max(1, round(fraction * self.size()))
         returns = self.store.summary.episode_return[self.rows]
-        chosen = np.sort(np.argsort(-returns, kind="stable")[:num])
-        return DialogueDataset(
-            self.store,
-            self.vocabulary,
-            rows=self.rows[chosen],
-            max_len=self.max_len,
-            buckets=self.buckets,
-            sort_window=self.sort_window,
-            origin=self.origin,
-        )
+        return self.select(np.sort(np.argsort(-returns, kind="stable")[:num]))
 
     def statistics(self) -> DialogueStatistics:
         """How many rows, tokens and actions there are, and what they brought (undiscounted).
@@ -282,7 +274,7 @@ class DialogueDataset(List_RL_Dataset):
         >>> DialogueDataset.of_points([point, point], Vocabulary(9)).statistics().num_actions
         4
         """
-        found = self.store.summary.of(self.rows)
+        found: Any = self.store.summary[self.rows]
         values = np.quantile(found.episode_return, QUANTILES) if self.size() else np.empty(0)
         return DialogueStatistics(
             num_rows=self.size(),

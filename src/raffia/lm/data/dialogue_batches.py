@@ -1,4 +1,4 @@
-"""In which order rows are learnt from, and how some of them become one batch.
+"""The order in which rows are learnt from, and how some of them become one batch.
 
 Legend: B rows of a batch, T tokens and A actions (or utterances) of its longest, N rows in all.
 """
@@ -22,7 +22,7 @@ __all__ = ["BatchOrder", "collate", "collate_rows"]
 
 
 class BatchOrder(NamedTuple):
-    """Which rows are in which batch: reckoned from the seed and the number of the batch alone.
+    """Which rows are in which batch: computed from the seed and the number of the batch alone.
 
     Epochs follow each other, each of them all rows once, shuffled; batches are cut from them, all
     of `batch_size` rows, so that one may hold the end of an epoch and the beginning of the next.
@@ -73,8 +73,8 @@ class BatchOrder(NamedTuple):
         [0, 0]
         """
         num = len(self.lengths)
-        number, place = divmod(start_update * self.batch_size, num)
-        rows = self.epoch(seed, number)[place:]
+        number, start = divmod(start_update * self.batch_size, num)
+        rows = self.epoch(seed, number)[start:]
         while True:
             pieces = [rows]
             have = len(rows)
@@ -146,7 +146,7 @@ def collate_rows(
     """
     if not rows:
         raise ValueError("a batch has at least one row, got none")
-    decisions = [_decisions(row, per_token) for row in rows]
+    decisions = [row.of_tokens if per_token else row.of_utterances for row in rows]
     length = padded_length(max(len(row.tokens) for row in rows), buckets)
     width = padded_length(max([1, *(len(found.action_idxs) for found in decisions)]), buckets)
     size = len(rows)
@@ -189,21 +189,3 @@ def padded_length(length: int, buckets: Sequence[int]) -> int:
     (32, 20, 70)
     """
     return next((bucket for bucket in buckets if bucket >= length), length)
-
-
-class _Decisions(NamedTuple):
-    action_idxs: NDArray[np.int32]
-    state_idxs: NDArray[np.int32]
-    rewards: NDArray[np.float32]
-    last_state: int
-
-
-def _decisions(row: Row, per_token: bool) -> _Decisions:
-    if per_token:
-        return _Decisions(row.action_idxs, row.action_idxs, row.rewards, row.last_state)
-    return _Decisions(
-        row.utterance_action_idxs,
-        row.utterance_state_idxs,
-        row.utterance_rewards,
-        row.last_utterance_state,
-    )

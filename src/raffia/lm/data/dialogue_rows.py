@@ -1,4 +1,4 @@
-"""What a row of a file says: an object with a dialogue in one of these forms is an observation.
+"""Rows of files as dialogues: an object in one of these forms is an observation.
 
     {"messages": [{"role": "user", "content": "hi"},
                   {"role": "assistant", "content": "hello", "reward": 1.0}]}
@@ -15,13 +15,13 @@ which the agent's last one gets. What is null is not there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Location as Place
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Sequences
+from raffia.lm.data.utterances import Utterance
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
 
@@ -38,7 +38,7 @@ ROLES: Mapping[str, bool] = MappingProxyType(
         "environment": False,
     }
 )
-FORMS = {  # what says the form -> the entries that it may have
+FORMS = {  # the entry that names the form -> the entries that it may have
     "messages": {"messages", "reward", "terminal"},
     "conversations": {"conversations", "reward", "terminal"},
     "prompt": {"prompt", "response", "reward", "terminal"},
@@ -53,16 +53,16 @@ NEAR = 0.8  # of difflib: "rewrad" is near "reward" (.83), "score" is near nothi
 
 
 class Dialogue(NamedTuple):
-    """What was spoken, and whether it is over: an observation as good as an environment's.
+    """A sequence of utterances, and whether it is over: an observation like an environment's.
 
     >>> Dialogue([("hi", None), ("hello", 1.0)]).to_sequence()
     ([('hi', None), ('hello', 1.0)], True)
     """
 
-    sequence: Sequences
+    sequence: Sequence[Utterance]
     terminal: bool = True
 
-    def to_sequence(self) -> tuple[Sequences, bool]:
+    def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
         """The utterances, each with the agent's reward or None; whether it is over.
 
         >>> Dialogue([], terminal=False).to_sequence()
@@ -84,8 +84,8 @@ class TokenRow(NamedTuple):
     terminal: bool = True
 
 
-def dialogue_of(row: Mapping[str, Any], place: Place, roles: Mapping[str, bool]) -> Any:
-    """The `Dialogue` or the `TokenRow` that an object says; raises MalformedDataError.
+def dialogue_of(row: Mapping[str, Any], location: Place, roles: Mapping[str, bool]) -> Any:
+    """The `Dialogue` or the `TokenRow` of an object; raises MalformedDataError.
 
     Other entries than those of the form are left alone, but for one whose name is nearly right.
 
@@ -96,44 +96,48 @@ def dialogue_of(row: Mapping[str, Any], place: Place, roles: Mapping[str, bool])
     row = {name: value for name, value in row.items() if value is not None}
     forms = [form for form in FORMS if form in row]
     if len(forms) != 1:
-        seen = f"it has {sorted(row)}" if not forms else f"it has {' and '.join(forms)}"
-        place.fail(
-            f'{seen}; a row has one of {sorted(FORMS)}: {{"messages": [{{"role": "user", '
+        found = f"it has {sorted(row)}" if not forms else f"it has {' and '.join(forms)}"
+        location.fail(
+            f'{found}; a row has one of {sorted(FORMS)}: {{"messages": [{{"role": "user", '
             '"content": "hi"}, {"role": "assistant", "content": "hello", "reward": 1.0}]}. '
             'For a column of another name: columns={"conversation": "messages"}; to leave one out: '
             'columns={"tokens": None}'
         )
-    check_names(row, FORMS[forms[0]], place)
+    check_names(row, FORMS[forms[0]], location)
     terminal = row.get("terminal", True)
     if type(terminal) is not bool:
-        place.fail(f"{_seen(terminal)} where true or false says if it was over", "terminal")
+        location.fail(
+            f"{_shown(terminal)} where true or false is expected (was it over?)", "terminal"
+        )
     form = forms[0]
     if form in ("messages", "conversations"):
-        return Dialogue(messages_of(row[form], place, roles, row.get("reward")), terminal)
+        return Dialogue(messages_of(row[form], location, roles, row.get("reward")), terminal)
     if form == "prompt":
-        return Dialogue(_answered(row, place), terminal)
+        return Dialogue(_answered(row, location), terminal)
     if form == "sequence":
-        return Dialogue(_pairs(row["sequence"], place), terminal)
+        return Dialogue(_pairs(row["sequence"], location), terminal)
     if form == "utterances":
-        return Dialogue(_parallel(row, place), terminal)
-    return _token_row(row, place, terminal)
+        return Dialogue(_parallel(row, location), terminal)
+    return _token_row(row, location, terminal)
 
 
-def check_names(entries: Mapping[str, Any], allowed: set[str], place: Place) -> None:
+def check_names(entries: Mapping[str, Any], allowed: set[str], location: Place) -> None:
     """Refuse a name that has no meaning in this form, or that is nearly one that has."""
     for name in entries:
         if name in allowed:
             continue
         if name in KNOWN:
-            place.fail(f"it has no meaning beside {sorted(allowed & entries.keys())}", name)
+            location.fail(f"it has no meaning beside {sorted(allowed & entries.keys())}", name)
         near = nearest(name, allowed, cutoff=NEAR)
         if near is not None and near not in entries:
-            place.fail(f"did you mean {near!r}? To leave it out: columns={{{name!r}: None}}", name)
+            location.fail(
+                f"did you mean {near!r}? To leave it out: columns={{{name!r}: None}}", name
+            )
 
 
 def messages_of(
-    messages: Any, place: Place, roles: Mapping[str, bool], reward: Any = None
-) -> list[tuple[str, float | None]]:
+    messages: Any, location: Place, roles: Mapping[str, bool], reward: Any = None
+) -> list[Utterance]:
     """The utterances of a chat transcript; an agent's message without a reward has 0.
 
     reward: of the whole conversation, for the agent's last message.
@@ -143,15 +147,15 @@ def messages_of(
     [('hi', None), ('hello', 0.5)]
     """
     if not isinstance(messages, list):
-        place.fail(f"{_seen(messages)} where a list of messages stands", "messages")
+        location.fail(f"{_shown(messages)} where a list of messages is expected", "messages")
     if not messages:
-        place.fail("there is no message in it", "messages")
-    found: list[tuple[str, float | None]] = []
+        location.fail("there is no message in it", "messages")
+    found: list[Utterance] = []
     rewarded = False
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            place.fail(
-                f'message {number} is {_seen(message)}, not {{"role": ..., "content": ...}}',
+            location.fail(
+                f'message {number} is {_shown(message)}, not {{"role": ..., "content": ...}}',
                 "messages",
             )
         for theirs, ours in OF_SHARED.items():
@@ -159,116 +163,122 @@ def messages_of(
                 message = {(ours if name == theirs else name): v for name, v in message.items()}
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in roles:
-            place.fail(
-                f"the role of message {number} is {_seen(role)}, known are {sorted(roles)}; "
+            location.fail(
+                f"the role of message {number} is {_shown(role)}, known are {sorted(roles)}; "
                 'for others: roles={"bot": True, "caller": False}, True being the agent',
                 "messages",
             )
         if not isinstance(content, str):
-            place.fail(f"the content of message {number} is {_seen(content)}, no text", "messages")
+            location.fail(
+                f"the content of message {number} is {_shown(content)}, no text", "messages"
+            )
         for name in message:
             near = nearest(name, OF_MESSAGES, cutoff=NEAR)
             if name not in OF_MESSAGES and near is not None and near not in message:
-                place.fail(f"message {number} has {name!r}: did you mean {near!r}?", "messages")
+                location.fail(f"message {number} has {name!r}: did you mean {near!r}?", "messages")
         own = message.get("reward")
         if own is not None and not roles[role]:
-            place.fail(
+            location.fail(
                 f"message {number} has a reward and the role {role!r}: only the agent's have one. "
                 "A reward for what the environment answers belongs to the message before",
                 "messages",
             )
         rewarded = rewarded or own is not None
-        number_of = 0.0 if own is None else _number(own, f"of message {number}", place, "messages")
+        number_of = (
+            0.0 if own is None else _number(own, f"of message {number}", location, "messages")
+        )
         found.append((content, number_of if roles[role] else None))
     if reward is None:
         return found
-    total = _number(reward, "of the row", place, "reward")
+    total = _number(reward, "of the row", location, "reward")
     last = max((at for at, (_, own) in enumerate(found) if own is not None), default=None)
     if rewarded or last is None:
         why = "its messages have rewards of their own" if rewarded else "no message is the agent's"
-        place.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
+        location.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
     found[last] = found[last][0], total
     return found
 
 
-def _answered(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | None]]:
+def _answered(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     for name in ("prompt", "response"):
         if not isinstance(row.get(name), str):
-            place.fail(f"{_seen(row.get(name))} where a text stands", name)
+            location.fail(f"{_shown(row.get(name))} where a text is expected", name)
     reward = row.get("reward")
-    earned = 0.0 if reward is None else _number(reward, "of the row", place, "reward")
+    earned = 0.0 if reward is None else _number(reward, "of the row", location, "reward")
     return [(row["prompt"], None), (row["response"], earned)]
 
 
-def _pairs(sequence: Any, place: Place) -> list[tuple[str, float | None]]:
+def _pairs(sequence: Any, location: Place) -> list[Utterance]:
     if not isinstance(sequence, list):
-        place.fail(f"{_seen(sequence)} where a list of pairs [text, reward] stands", "sequence")
+        location.fail(
+            f"{_shown(sequence)} where a list of pairs [text, reward] is expected", "sequence"
+        )
     if not sequence:
-        place.fail("there is no utterance in it", "sequence")
-    found: list[tuple[str, float | None]] = []
+        location.fail("there is no utterance in it", "sequence")
+    found: list[Utterance] = []
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
-            place.fail(
-                f'utterance {number} is {_seen(pair)}, not a pair: ["hi", null] where the '
-                'environment speaks, ["hello", 1.0] where the agent does',
+            location.fail(
+                f'utterance {number} is {_shown(pair)}, not a pair: ["hi", null] for the '
+                "environment's, [\"hello\", 1.0] for the agent's",
                 "sequence",
             )
-        found.append((pair[0], _reward_or_none(pair[1], number, place, "sequence")))
+        found.append((pair[0], _reward_or_none(pair[1], number, location, "sequence")))
     return found
 
 
-def _parallel(row: Mapping[str, Any], place: Place) -> list[tuple[str, float | None]]:
+def _parallel(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     texts, rewards = row["utterances"], row.get("rewards")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        place.fail(f"{_seen(texts)} where a list of texts stands", "utterances")
+        location.fail(f"{_shown(texts)} where a list of texts is expected", "utterances")
     if not texts:
-        place.fail("there is no utterance in it", "utterances")
-    _check_length(rewards, len(texts), "utterances (null where the environment speaks)", place)
+        location.fail("there is no utterance in it", "utterances")
+    _check_length(rewards, len(texts), "utterances (null for the environment)", location)
     return [
-        (text, _reward_or_none(reward, number, place, "rewards"))
+        (text, _reward_or_none(reward, number, location, "rewards"))
         for number, (text, reward) in enumerate(zip(texts, rewards or [], strict=True))
     ]
 
 
-def _token_row(row: Mapping[str, Any], place: Place, terminal: bool) -> TokenRow:
+def _token_row(row: Mapping[str, Any], location: Place, terminal: bool) -> TokenRow:
     tokens, actions = row["tokens"], row.get("action_idxs", [])
     rewards = row.get("rewards", [])
     for name, values in (("tokens", tokens), ("action_idxs", actions)):
         if not isinstance(values, list) or not all(type(value) is int for value in values):
-            place.fail(f"{_seen(values)} where a list of whole numbers stands", name)
-    _check_length(rewards, len(actions), "action_idxs", place)
+            location.fail(f"{_shown(values)} where a list of whole numbers is expected", name)
+    _check_length(rewards, len(actions), "action_idxs", location)
     return TokenRow(
         tokens,
         actions,
-        [_number(r, str(number), place, "rewards") for number, r in enumerate(rewards)],
+        [_number(r, str(number), location, "rewards") for number, r in enumerate(rewards)],
         terminal,
     )
 
 
-def _check_length(rewards: Any, num: int, of: str, place: Place) -> None:
+def _check_length(rewards: Any, num: int, of: str, location: Place) -> None:
     if not isinstance(rewards, list):
-        place.fail(f"{_seen(rewards)} where a list of numbers stands", "rewards")
+        location.fail(f"{_shown(rewards)} where a list of numbers is expected", "rewards")
     if len(rewards) != num:
-        place.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
+        location.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
 
 
-def _reward_or_none(value: Any, number: int, place: Place, column: str) -> float | None:
-    return None if value is None else _number(value, f"of utterance {number}", place, column)
+def _reward_or_none(value: Any, number: int, location: Place, column: str) -> float | None:
+    return None if value is None else _number(value, f"of utterance {number}", location, column)
 
 
-def _number(value: Any, which: str, place: Place, column: str) -> float:
+def _number(value: Any, which: str, location: Place, column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        place.fail(f"the reward {which} is {_seen(value)}, not a number", column)
+        location.fail(f"the reward {which} is {_shown(value)}, not a number", column)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        place.fail(f"the reward {which} is {_seen(value)}, which is not finite", column)
+        location.fail(f"the reward {which} is {_shown(value)}, which is not finite", column)
     return number
 
 
-def _seen(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is None:
         return "nothing"
     text = repr(value)

@@ -1,7 +1,7 @@
 """Where rows come from: files of JSON lines or Parquet, lists of chats, what environments show.
 
-A source gives raw rows and says what each of them means; so a row that means nothing can be left
-out, and those after it are still read.
+A source gives raw rows and parses each of them apart; so a malformed row can be left out, and those
+after it are still read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from raffia.lm.data.utterances import Observation
 
 __all__ = [
     "DialogueSource",
+    "JoinedDialogues",
     "JsonLineDialogues",
     "ObservationDialogues",
     "ParquetDialogues",
@@ -30,24 +31,24 @@ __all__ = [
 ]
 
 ROWS_AT_ONCE = 256  # of Parquet; some hundred kilobytes of text
-BLOCK = 2**20  # bytes that are passed over at a time
+BLOCK = 2**20  # bytes that are skipped at a time
 
 
 class DialogueSource(Protocol):
-    """Rows, and what each of them says.
+    """Raw rows, and how each of them is parsed.
 
-    >>> for place, raw in TranscriptDialogues([[{"role": "user", "content": "hi"}]]).rows():
-    ...     place.where
+    >>> for location, raw in TranscriptDialogues([[{"role": "user", "content": "hi"}]]).rows():
+    ...     location.where
     'row 0'
     """
 
     def rows(self) -> Iterator[tuple[Place, Any]]:
-        """The rows as they stand there; raises MalformedDataError where nothing more can be read.
+        """The rows unparsed; raises MalformedDataError where nothing more can be read.
 
         It starts over at each call.
         """
 
-    def read(self, raw: Any, place: Place) -> Any:
+    def read(self, raw: Any, location: Place) -> Any:
         """The observation or the `TokenRow` in a row; raises MalformedDataError."""
 
     def settings(self) -> dict[str, Any]:
@@ -60,13 +61,29 @@ class DialogueSource(Protocol):
         """Of all rows: another one where they are others."""
 
 
-class TranscriptDialogues:
+class ListDialogues:
+    """What lists of dialogues have in common: rows by number, and no cheap sign of a change."""
+
+    def __init__(self, items: Sequence[Any], name: str) -> None:
+        self.items, self.name = items, name
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """Each with its number, from 0."""
+        for number, item in enumerate(self.items):
+            yield Place(self.name, f"row {number}"), item
+
+    def stamp(self) -> None:
+        """There is no cheap sign of a list."""
+        return None
+
+
+class TranscriptDialogues(ListDialogues):
     """Chats: each is a list of messages, or an object in one of the forms of a file's row.
 
     >>> chats = [[{"role": "user", "content": "hi"},
     ...           {"role": "assistant", "content": "hello", "reward": 1.0}]]
     >>> source = TranscriptDialogues(chats)
-    >>> [source.read(raw, place).sequence for place, raw in source.rows()]
+    >>> [source.read(raw, location).sequence for location, raw in source.rows()]
     [[('hi', None), ('hello', 1.0)]]
     """
 
@@ -77,28 +94,19 @@ class TranscriptDialogues:
         roles: Mapping[str, bool] | None = None,
         name: str = "the list",
     ) -> None:
-        self.chats, self.name = chats, name
+        super().__init__(chats, name)
         self._roles = {**ROLES, **(roles or {})}
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
-        """Each with its number, from 0.
+    def read(self, raw: Any, location: Place) -> Any:
+        """The dialogue of a chat.
 
-        >>> list(TranscriptDialogues([]).rows())
-        []
-        """
-        for number, chat in enumerate(self.chats):
-            yield Place(self.name, f"row {number}"), chat
-
-    def read(self, raw: Any, place: Place) -> Any:
-        """What a chat says.
-
-        >>> place = Place("the list", "row 0")
-        >>> TranscriptDialogues([]).read([{"role": "user", "content": "hi"}], place).sequence
+        >>> location = Place("the list", "row 0")
+        >>> TranscriptDialogues([]).read([{"role": "user", "content": "hi"}], location).sequence
         [('hi', None)]
         """
         if isinstance(raw, dict):
-            return dialogue_of(raw, place, self._roles)
-        return Dialogue(messages_of(raw, place, self._roles))
+            return dialogue_of(raw, location, self._roles)
+        return Dialogue(messages_of(raw, location, self._roles))
 
     def settings(self) -> dict[str, Any]:
         """Whose the roles are.
@@ -108,52 +116,36 @@ class TranscriptDialogues:
         """
         return {"kind": "transcripts", "roles": _listed(self._roles)}
 
-    def stamp(self) -> None:
-        """There is no cheap sign of a list.
-
-        >>> TranscriptDialogues([]).stamp()
-        """
-        return None
-
     def checksum(self) -> str:
         """Of all chats.
 
         >>> TranscriptDialogues([]).checksum()[:8]
         'e3b0c442'
         """
-        return _digest(json.dumps(chat, sort_keys=True, default=repr) for chat in self.chats)
+        return _digest(json.dumps(chat, sort_keys=True, default=repr) for chat in self.items)
 
 
-class ObservationDialogues:
+class ObservationDialogues(ListDialogues):
     """What environments show at the end of their games: anything with `to_sequence()`.
 
     >>> source = ObservationDialogues([Dialogue([("hello", 1.0)])])
-    >>> [source.read(raw, place).to_sequence() for place, raw in source.rows()]
+    >>> [source.read(raw, location).to_sequence() for location, raw in source.rows()]
     [([('hello', 1.0)], True)]
     """
 
     def __init__(
         self, observations: Sequence[Observation], *, name: str = "the observations"
     ) -> None:
-        self.observations, self.name = observations, name
+        super().__init__(observations, name)
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
-        """Each with its number, from 0.
-
-        >>> [place.where for place, _ in ObservationDialogues([Dialogue([])]).rows()]
-        ['row 0']
-        """
-        for number, observation in enumerate(self.observations):
-            yield Place(self.name, f"row {number}"), observation
-
-    def read(self, raw: Any, place: Place) -> Any:
+    def read(self, raw: Any, location: Place) -> Any:
         """The observation itself.
 
         >>> ObservationDialogues([]).read(Dialogue([]), Place("the observations", "row 0"))
         Dialogue(sequence=[], terminal=True)
         """
         if not hasattr(raw, "to_sequence"):
-            place.fail(f"a {type(raw).__name__} has no to_sequence(): see `Observation`")
+            location.fail(f"a {type(raw).__name__} has no to_sequence(): see `Observation`")
         return raw
 
     def settings(self) -> dict[str, Any]:
@@ -164,28 +156,20 @@ class ObservationDialogues:
         """
         return {"kind": "observations"}
 
-    def stamp(self) -> None:
-        """There is no cheap sign of a list.
-
-        >>> ObservationDialogues([]).stamp()
-        """
-        return None
-
     def checksum(self) -> str:
-        """Of all that they say.
+        """Of all their sequences.
 
         >>> ObservationDialogues([Dialogue([])]).checksum()[:8]
         'e5b9deae'
         """
-        said = (observation.to_sequence() for observation in self.observations)
-        return _digest(json.dumps(sequence, default=repr) for sequence in said)
+        return _digest(json.dumps(item.to_sequence(), default=repr) for item in self.items)
 
 
 class FileDialogues:
     """What files of rows have in common: their names for things, and when they are other files.
 
     columns: name in the file -> name here; None leaves a column out.
-    roles: who speaks as the agent, for roles that are not known.
+    roles: whether it is the agent, of roles that are not known.
     """
 
     def __init__(
@@ -217,16 +201,16 @@ class FileDialogues:
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _object(self, row: Mapping[str, Any], place: Place) -> Any:
-        """A row of the file, whose entries are called as `columns` says."""
+    def _object(self, row: Mapping[str, Any], location: Place) -> Any:
+        """A row of the file, with its entries renamed by `columns`."""
         renamed: dict[str, Any] = {}
         for name, value in row.items():
             new = self._columns.get(name, name)
             if new in renamed:
-                place.fail(f"two entries are called {new!r}", name)
+                location.fail(f"two entries are called {new!r}", name)
             if new is not None:
                 renamed[new] = value
-        return dialogue_of(renamed, place, self._roles)
+        return dialogue_of(renamed, location, self._roles)
 
 
 class JsonLineDialogues(FileDialogues):
@@ -237,7 +221,7 @@ class JsonLineDialogues(FileDialogues):
     ...     path = pathlib.Path(folder, "chats.jsonl")
     ...     _ = path.write_text('{"sequence": [["hi", null], ["hello", -0.5]]}')
     ...     source = JsonLineDialogues(path)
-    ...     [source.read(raw, place).sequence for place, raw in source.rows()]
+    ...     [source.read(raw, location).sequence for location, raw in source.rows()]
     [[('hi', None), ('hello', -0.5)]]
     """
 
@@ -256,8 +240,8 @@ class JsonLineDialogues(FileDialogues):
         """The lines, from 1; of one that is too long, the beginning. Of a list the rows, from 0."""
         with opened(self.path) as file:
             for number in count(1):
-                place = Place(self.path, f"line {number}")
-                with place.foreign():
+                location = Place(self.path, f"line {number}")
+                with location.foreign():
                     line = passed = file.readline(self._max_line_bytes + 1)
                     if number == 1 and line.lstrip()[:1] == b"[":
                         rest = file.read(self._max_line_bytes + 1 - len(line))
@@ -266,7 +250,7 @@ class JsonLineDialogues(FileDialogues):
                         passed = file.readline(BLOCK)
                 if not line:
                     return
-                yield place, line
+                yield location, line
         yield from self._of_list(line + rest)
 
     def _of_list(self, text: bytes) -> Iterator[tuple[Place, Any]]:
@@ -285,25 +269,25 @@ class JsonLineDialogues(FileDialogues):
         for number, row in enumerate(found):
             yield Place(self.path, f"row {number}"), row
 
-    def read(self, raw: Any, place: Place) -> Any:
-        """What a line says, or a row of a list."""
+    def read(self, raw: Any, location: Place) -> Any:
+        """The dialogue of a line, or of a row of a list."""
         if isinstance(raw, list):
-            return Dialogue(messages_of(raw, place, self._roles))
+            return Dialogue(messages_of(raw, location, self._roles))
         if not isinstance(raw, bytes):
             if not isinstance(raw, dict):
-                place.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
-            return self._object(raw, place)
+                location.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
+            return self._object(raw, location)
         if len(raw) > self._max_line_bytes:
-            place.fail(
+            location.fail(
                 f"it is longer than {self._max_line_bytes} bytes; to read it give max_line_bytes, "
                 "and twenty times as much memory"
             )
         if raw.isspace():
-            place.fail("it is blank")
+            location.fail("it is blank")
         if not raw.lstrip().startswith(b"{"):
-            seen = raw.strip()[:40].decode(errors="replace")
-            place.fail(f'it begins with {seen!r}, not with an object: {{"messages": [...]}}')
-        return self._object(parse(raw, place), place)
+            start = raw.strip()[:40].decode(errors="replace")
+            location.fail(f'it begins with {start!r}, not with an object: {{"messages": [...]}}')
+        return self._object(parse(raw, location), location)
 
 
 class ParquetDialogues(FileDialogues):
@@ -316,7 +300,7 @@ class ParquetDialogues(FileDialogues):
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pyarrow.parquet.write_table(table, f"{folder}/chats.parquet")
     ...     source = ParquetDialogues(f"{folder}/chats.parquet")
-    ...     [source.read(raw, place).sequence for place, raw in source.rows()]
+    ...     [source.read(raw, location).sequence for location, raw in source.rows()]
     [[('hi', None), ('hello', -0.5)]]
     """
 
@@ -336,9 +320,52 @@ class ParquetDialogues(FileDialogues):
                 row = {name: values[at] for name, values in columns.items()}
                 yield Place(self.path, f"row {first + at}"), row
 
-    def read(self, raw: Any, place: Place) -> Any:
-        """What a row says."""
-        return self._object(raw, place)
+    def read(self, raw: Any, location: Place) -> Any:
+        """The dialogue of a row."""
+        return self._object(raw, location)
+
+
+class JoinedDialogues:
+    """The rows of one source after those of another.
+
+    >>> first = TranscriptDialogues([[{"role": "user", "content": "hi"}]])
+    >>> both = JoinedDialogues([first, TranscriptDialogues([[], []])])
+    >>> [location.where for location, raw in both.rows()]
+    ['row 0', 'row 0', 'row 1']
+    """
+
+    def __init__(self, sources: Sequence[DialogueSource]) -> None:
+        self.sources = sources
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.sources)!r})"
+
+    def rows(self) -> Iterator[tuple[Place, Any]]:
+        """The rows of all, each with the source that it is of."""
+        for source in self.sources:
+            for location, raw in source.rows():
+                yield location, (source, raw)
+
+    def read(self, raw: Any, location: Place) -> Any:
+        """The dialogue of a row, as its source parses it."""
+        source, content = raw
+        return source.read(content, location)
+
+    def settings(self) -> dict[str, Any]:
+        """Those of all."""
+        return {"kind": "joined", "sources": [source.settings() for source in self.sources]}
+
+    def stamp(self) -> list[int] | None:
+        """Those of all; None if one has none."""
+        stamps = [source.stamp() for source in self.sources]
+        if any(stamp is None for stamp in stamps):
+            return None
+        return [number for stamp in stamps for number in stamp or ()]
+
+    def checksum(self) -> str:
+        """Of all rows of all."""
+        together = " ".join(source.checksum() for source in self.sources)
+        return hashlib.sha256(together.encode()).hexdigest()
 
 
 def read_dialogues(

@@ -1,11 +1,11 @@
-"""The contract for a data set of your own: rows by number, or rows that are drawn."""
+"""The contract for a custom data set: rows by number, or rows that are drawn."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,25 +15,14 @@ from raffia.functional.seeds import generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_batches import BatchOrder, collate
 from raffia.lm.data.utterances import check_tokens
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Iterable_RL_Dataset", "List_RL_Dataset", "RL_Dataset", "Vocabulary"]
 
 
-class HasVocabulary(Protocol):
-    """What a batch needs to know of a tokenizer."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The numbers of tokens are below it."""
-
-    @property
-    def pad_token_id(self) -> int:
-        """Fills a row up."""
-
-
 class Vocabulary(NamedTuple):
-    """In place of a tokenizer, where rows are tokens already.
+    """Instead of a tokenizer, where rows are tokens already.
 
     >>> Vocabulary(35).pad_token_id
     0
@@ -57,7 +46,7 @@ class RL_Dataset(ABC):
 
     def __init__(
         self,
-        tokenizer: HasVocabulary,
+        tokenizer: Tokenizer | Vocabulary,
         *,
         max_len: int | None = None,
         buckets: Sequence[int] = (),
@@ -89,15 +78,8 @@ class RL_Dataset(ABC):
 
         per_token: an action is a token of the agent; else it is a whole utterance.
         """
-        for number, point in enumerate(points):
-            check_tokens(point.tokens, self.vocabulary.num_tokens)
-            if self.max_len is not None and len(point.tokens) > self.max_len:
-                raise ValueError(
-                    f"row {number} of the batch has {len(point.tokens)} tokens, more than the "
-                    f"{self.max_len} of the context: point.cut({self.max_len}) takes the first"
-                )
         return collate(
-            points,
+            list(checked_points(points, self.vocabulary, self.max_len)),
             pad_token_id=self.vocabulary.pad_token_id,
             per_token=per_token,
             buckets=self.buckets,
@@ -106,7 +88,7 @@ class RL_Dataset(ABC):
 
 
 class List_RL_Dataset(RL_Dataset):
-    """Rows by number: `size` and `get_item` are your own; each epoch has each row once.
+    """Rows by number: `size` and `get_item` are yours; each epoch has each row once.
 
     >>> class Sums(List_RL_Dataset):  # 1 + 1 = ?, for a right answer 1, for a wrong one 0
     ...     def size(self):
@@ -137,7 +119,7 @@ class List_RL_Dataset(RL_Dataset):
         return self.get_item(index)
 
     def order(self, batch_size: int) -> BatchOrder:
-        """Which rows are in which batch; here as they were shuffled, whatever their lengths."""
+        """Which rows are in which batch; here shuffled, whatever their lengths."""
         return BatchOrder(np.zeros(self.size(), np.int64), batch_size, sort_window=1)
 
     def batches(
@@ -158,7 +140,7 @@ class List_RL_Dataset(RL_Dataset):
 
 
 class Iterable_RL_Dataset(RL_Dataset):
-    """Rows that are drawn one by one: `sample_item` is your own, and all its chance the generator.
+    """Rows that are drawn one by one: `sample_item` is yours, and draws from the generator alone.
 
     >>> class Bandit(Iterable_RL_Dataset):  # two answers, the second pays
     ...     def sample_item(self, generator):
@@ -178,12 +160,35 @@ class Iterable_RL_Dataset(RL_Dataset):
     def batches(
         self, seed: int, start_update: int, batch_size: int, *, per_token: bool = True
     ) -> Iterator[TensorDict]:
-        """Batches without an end, each from a generator of its own; `index` counts within it."""
+        """Batches without an end, each with its own generator; `index` counts within it."""
         _check_batches(start_update, batch_size)
         for update in count(start_update):
             generator = generator_for(seed, "dialogue", update)
             points = [self.sample_item(generator) for _ in range(batch_size)]
             yield self.collate(points, per_token=per_token)
+
+
+def checked_points(
+    points: Iterable[DataPoint], vocabulary: Tokenizer | Vocabulary, max_len: int | None
+) -> Iterator[DataPoint]:
+    """The points; ValueError at one that has unknown tokens, or more than `max_len`.
+
+    >>> list(checked_points([DataPoint.from_tokens([1, 9], [0], [0.0])], Vocabulary(9), None))
+    Traceback (most recent call last):
+    ...
+    ValueError: row 0: token 1 of the row is 9, and the vocabulary has 9 tokens, 0..8: was it ...
+    """
+    for number, point in enumerate(points):
+        try:
+            check_tokens(point.tokens, vocabulary.num_tokens)
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from None
+        if max_len is not None and len(point.tokens) > max_len:
+            raise ValueError(
+                f"row {number} has {len(point.tokens)} tokens, more than the {max_len} of the "
+                f"context: point.cut({max_len}) takes the first"
+            )
+        yield point
 
 
 def _check_batches(start_update: int, batch_size: int) -> None:

@@ -11,11 +11,11 @@ __all__ = ["ConstantTokenReward", "SpecifiedTokenReward", "TokenReward"]
 
 
 class TokenReward(ABC):
-    """What each token of a row is worth by itself; only the agent's tokens earn it.
+    """A reward for each token of a row by itself; only the agent's tokens earn it.
 
     >>> class Short(TokenReward):
     ...     def get_token_reward(self, tokens):
-    ...         return [-0.1 if place > 100 else 0.0 for place in range(len(tokens))]
+    ...         return [-0.1 if i > 100 else 0.0 for i in range(len(tokens))]
     ...     def settings(self):
     ...         return {"reward": "short"}
     >>> Short().get_token_reward([7, 8])
@@ -89,7 +89,7 @@ class SpecifiedTokenReward(TokenReward):
                 )
 
     def get_token_reward(self, tokens: Sequence[int]) -> list[float]:
-        """What the table says.
+        """The rewards by the table.
 
         >>> SpecifiedTokenReward({5: -0.5}).get_token_reward([5, 6])
         [-0.5, 0.0]

@@ -1,18 +1,19 @@
 """Rows of tokens one after the other in one array, in memory or mapped from a file.
 
 A row is a run of int32 words: seven numbers (how many tokens, actions and utterances, the last
-states of both kinds, whether it is terminal, whether it was cut), then its tokens, action places
-and rewards, and the utterances' action places, state places and rewards; rewards are float32.
+states of both kinds, whether it is terminal, whether it was cut), then its tokens, action indices
+and rewards, and the utterances' action indices, state indices and rewards; rewards are float32.
 
-Beside it stands a summary of each row, in memory: where it begins, how long it is, what it brought.
+Beside it is a summary of each row, in memory: where it begins, its length, its return.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +23,41 @@ from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint
 from raffia.tensordict.disk import dump, parse
 
-__all__ = ["Row", "RowSummary", "StoreReport", "TokenStore"]
+__all__ = ["Decisions", "Row", "StoreReport", "TokenStore"]
 
 KIND, VERSION = "raffia.token_store", 1
 WORDS, INDEX, REPORT = "rows.bin", "index.bin", "report.json"
 HEADER = 7
 SUMMARY = np.dtype(
     [
-        ("start", "<i8"),
-        ("length", "<i4"),
+        ("start", "<i8"),  # word
+        ("length", "<i4"),  # tokens
         ("num_actions", "<i4"),
-        ("num_utterances", "<i4"),
+        ("num_utterances", "<i4"),  # of the agent
         ("episode_return", "<f8"),
         ("terminal", "?"),
         ("was_cut", "?"),
     ]
 )
 
+NUM_REASONS = 10  # so many of the rows that were left out are remembered with the reason
+
 Ints = NDArray[np.int32]
+Summary: TypeAlias = "np.recarray[Any, Any]"  # [N] of SUMMARY's fields, as attributes
+
+
+class Decisions(NamedTuple):
+    """The actions of a row, which are tokens or whole utterances.
+
+    >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
+    >>> store.row(0).of_utterances.rewards.tolist()
+    [-0.5]
+    """
+
+    action_idxs: Ints  # [A]
+    state_idxs: Ints  # [A], without the last
+    rewards: NDArray[np.float32]  # [A]
+    last_state: int
 
 
 class Row(NamedTuple):
@@ -47,65 +65,35 @@ class Row(NamedTuple):
 
     >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
     >>> row = store.row(0)
-    >>> row.tokens.tolist(), row.action_idxs.tolist(), row.rewards.tolist(), row.last_state
-    ([1, 5, 3], [0, 1], [0.0, -0.5], 2)
+    >>> row.tokens.tolist(), row.of_tokens.action_idxs.tolist(), row.of_tokens.last_state
+    ([1, 5, 3], [0, 1], 2)
     """
 
     tokens: Ints  # [T]
-    action_idxs: Ints  # [A]
-    rewards: NDArray[np.float32]  # [A]
-    last_state: int
-    utterance_action_idxs: Ints  # [U]
-    utterance_state_idxs: Ints  # [U], without the last
-    utterance_rewards: NDArray[np.float32]  # [U]
-    last_utterance_state: int
+    of_tokens: Decisions
+    of_utterances: Decisions
     terminal: bool
     was_cut: bool
 
 
-class RowSummary(NamedTuple):
-    """What can be asked of all N rows at once.
-
-    >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
-    >>> store.summary.length, store.summary.episode_return
-    (array([3], dtype=int32), array([-0.5]))
-    """
-
-    start: NDArray[np.int64]  # [N] word
-    length: Ints  # [N] tokens
-    num_actions: Ints  # [N]
-    num_utterances: Ints  # [N] of the agent
-    episode_return: NDArray[np.float64]  # [N]
-    terminal: NDArray[np.bool_]  # [N]
-    was_cut: NDArray[np.bool_]  # [N]
-
-    def of(self, rows: NDArray[np.int64]) -> RowSummary:
-        """The same of some rows.
-
-        >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
-        >>> store.summary.of(np.array([0, 0])).length
-        array([3, 3], dtype=int32)
-        """
-        return RowSummary(
-            self.start[rows],
-            self.length[rows],
-            self.num_actions[rows],
-            self.num_utterances[rows],
-            self.episode_return[rows],
-            self.terminal[rows],
-            self.was_cut[rows],
-        )
-
-
-class StoreReport(NamedTuple):
+@dataclass
+class StoreReport:
     """What was left out when the rows were read: how many rows, and of the first ones why.
 
-    >>> StoreReport().num_skipped
-    0
+    >>> report = StoreReport()
+    >>> report.skip("line 3: it is blank")
+    >>> report.num_skipped
+    1
     """
 
     num_skipped: int = 0
-    reasons: Sequence[str] = ()
+    reasons: list[str] = field(default_factory=list)
+
+    def skip(self, why: str) -> None:
+        """Count a row that is left out."""
+        self.num_skipped += 1
+        if len(self.reasons) < NUM_REASONS:
+            self.reasons.append(why)
 
 
 class TokenStore:
@@ -117,14 +105,20 @@ class TokenStore:
     """
 
     def __init__(
-        self, words: Ints, summary: RowSummary, report: StoreReport, checksum: str = ""
+        self,
+        words: Ints,
+        summary: Summary,  # [N] rows
+        report: StoreReport,
+        *,
+        origin: str = "memory",
+        checksum: str = "",
     ) -> None:
-        self.words, self.summary, self.report = words, summary, report
+        self.words, self.summary, self.report, self.origin = words, summary, report, origin
         self._checksum = checksum
 
     @property
     def checksum(self) -> str:
-        """The sha256 of all tokens, places and rewards; of a folder, as its manifest has it.
+        """The sha256 of all tokens, indices and rewards; of a folder, as its manifest has it.
 
         >>> one, other = (DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6))
         >>> TokenStore.of([one]).checksum == TokenStore.of([other]).checksum
@@ -138,23 +132,18 @@ class TokenStore:
         return len(self.summary.start)
 
     @classmethod
-    def of(
-        cls, points: Iterable[DataPoint], report: Callable[[], StoreReport] = StoreReport
-    ) -> TokenStore:
+    def of(cls, points: Iterable[DataPoint], report: StoreReport | None = None) -> TokenStore:
         """A store in memory.
 
-        report: called when all points were given.
+        report: to which whoever gives the points adds what is left out.
 
         >>> len(TokenStore.of([]))
         0
         """
-        words: list[Ints] = []
-        summary = _Summaries()
-        for point in points:
-            words.append(words_of(point))
-            summary.add(point, len(words[-1]))
-        joined = np.concatenate(words) if words else np.empty(0, np.int32)
-        return cls(joined, summary.arrays(), report())
+        index = bytearray()
+        words = [np.empty(0, np.int32), *_rows(points, index)]
+        report = StoreReport() if report is None else report
+        return cls(np.concatenate(words), _summary(bytes(index)), report)
 
     @classmethod
     def write(
@@ -163,13 +152,13 @@ class TokenStore:
         points: Iterable[DataPoint],
         *,
         key: dict[str, Any],
-        report: Callable[[], StoreReport] = StoreReport,
+        report: StoreReport | None = None,
     ) -> None:
-        """Make a folder of rows, in the place of an older store; all at once, or not at all.
+        """Make a folder of rows, replacing an older store; all of it, or nothing.
 
         points: gone through once; one of them at a time is in memory.
         key: what the rows were made from, as JSON; `open` gives it back.
-        report: called when all rows are written.
+        report: written when all rows are.
 
         >>> import tempfile
         >>> points = [DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 1.0])]
@@ -178,22 +167,20 @@ class TokenStore:
         ...     TokenStore.open(folder, lambda key: key == {"source": "games"}).row(0).tokens
         array([1, 5, 3], dtype=int32)
         """
-        summary = _Summaries()
+        index = bytearray()
 
         def write_words(path: str) -> None:
             with open(path, "xb") as file:
-                for point in points:
-                    words = words_of(point)
-                    summary.add(point, len(words))
+                for words in _rows(points, index):
                     file.write(words.astype("<i4", copy=False).tobytes())
 
         def write_index(path: str) -> None:
             with open(path, "xb") as file:
-                file.write(summary.record().tobytes())
+                file.write(index)
 
         def write_report(path: str) -> None:
             with open(path, "xb") as file:
-                file.write(dump(report()._asdict()))
+                file.write(dump(asdict(StoreReport() if report is None else report)))
 
         files: dict[str, Content] = {WORDS: write_words, INDEX: write_index, REPORT: write_report}
         write_folder(folder, KIND, VERSION, files, extras={"key": key})
@@ -216,21 +203,23 @@ class TokenStore:
         def read(found: Folder) -> TokenStore | None:
             if not accept(found.extras.get("key", {})):
                 return None
-            record = np.frombuffer(found.read(INDEX), SUMMARY)
+            summary = _summary(found.read(INDEX))
             path = found.path(WORDS)
             empty = not os.path.getsize(path)
             words = np.empty(0, np.int32) if empty else np.asarray(np.memmap(path, "<i4", "r"))
-            report = parse(found.path(REPORT), found.read(REPORT))
-            if len(record) and int(record["start"][-1]) >= len(words):
+            report = StoreReport(**parse(found.path(REPORT), found.read(REPORT)))
+            if len(summary) and int(summary.start[-1]) >= len(words):
                 raise DamagedFileError(path, "it ends before its last row")
-            return cls(words, _columns(record), StoreReport(**report), found.checksums[WORDS])
+            checksum = found.checksums[WORDS]
+            return cls(words, summary, report, origin="folder", checksum=checksum)
 
         return load_folder(folder, KIND, VERSION, read)
 
     def row(self, index: int) -> Row:
         """The row of this number.
 
-        >>> TokenStore.of([DataPoint.from_tokens([1, 5], [0], [2.0])]).row(0).rewards
+        >>> store = TokenStore.of([DataPoint.from_tokens([1, 5], [0], [2.0])])
+        >>> store.row(0).of_tokens.rewards
         array([2.], dtype=float32)
         """
         at = int(self.summary.start[index])
@@ -242,15 +231,11 @@ class TokenStore:
         for size in (tokens, actions, actions, utterances, utterances, utterances):
             parts.append(words[at : at + size])
             at += size
+        rewards, totals = parts[2].view(np.float32), parts[5].view(np.float32)
         return Row(
             parts[0],
-            parts[1],
-            parts[2].view(np.float32),
-            last,
-            parts[3],
-            parts[4],
-            parts[5].view(np.float32),
-            last_of_utterances,
+            Decisions(parts[1], parts[1], rewards, last),
+            Decisions(parts[3], parts[4], totals, last_of_utterances),
             bool(terminal),
             bool(was_cut),
         )
@@ -263,48 +248,36 @@ class TokenStore:
         True
         """
         row = self.row(index)
-        actions = row.action_idxs.tolist()
+        own, utterances = row.of_tokens, row.of_utterances
+        actions = own.action_idxs.tolist()
         return DataPoint(
             tokens=row.tokens.tolist(),
             action_idxs=actions,
-            state_idxs=[*actions, row.last_state],
-            rewards=row.rewards.tolist(),
+            state_idxs=[*actions, own.last_state],
+            rewards=own.rewards.tolist(),
             terminals=[0] * len(actions) + [int(row.terminal)],
-            utterance_action_idxs=row.utterance_action_idxs.tolist(),
-            utterance_state_idxs=[*row.utterance_state_idxs.tolist(), row.last_utterance_state],
-            utterance_rewards=row.utterance_rewards.tolist(),
+            utterance_action_idxs=utterances.action_idxs.tolist(),
+            utterance_state_idxs=[*utterances.state_idxs.tolist(), utterances.last_state],
+            utterance_rewards=utterances.rewards.tolist(),
             episode_return=float(self.summary.episode_return[index]),
             was_cut=row.was_cut,
         )
 
 
-class _Summaries:
-    """The summaries of rows that are written one after the other."""
-
-    def __init__(self) -> None:
-        self._rows: list[NDArray[Any]] = []
-        self._block: list[tuple[int | float, ...]] = []
-        self._end = 0
-
-    def add(self, point: DataPoint, num_words: int) -> None:
+def _rows(points: Iterable[DataPoint], index: bytearray) -> Iterator[Ints]:
+    """The words of each row; its summary is appended to the index."""
+    start = 0
+    for point in points:
+        words = words_of(point)
         lengths = len(point.tokens), len(point.action_idxs), len(point.utterance_action_idxs)
         last = point.episode_return, point.terminals[-1], point.was_cut
-        self._block.append((self._end, *lengths, *last))
-        self._end += num_words
-        if len(self._block) == 4096:  # tuples take ten times the space of the array
-            self._rows.append(np.array(self._block, SUMMARY))
-            self._block = []
-
-    def record(self) -> NDArray[Any]:
-        return np.concatenate([*self._rows, np.array(self._block, SUMMARY)])
-
-    def arrays(self) -> RowSummary:
-        return _columns(self.record())
+        index += np.array((start, *lengths, *last), SUMMARY).tobytes()
+        start += len(words)
+        yield words
 
 
-def _columns(record: NDArray[Any]) -> RowSummary:
-    names: Sequence[str] = SUMMARY.names or ()
-    return RowSummary(*(np.ascontiguousarray(record[name]) for name in names))
+def _summary(index: bytes) -> Summary:
+    return np.frombuffer(index, SUMMARY).view(np.recarray)
 
 
 def words_of(point: DataPoint) -> Ints:

@@ -30,12 +30,12 @@ def beam_search(
 ) -> Generations:
     """`config.num_beams` texts for each prompt, from the likeliest on.
 
-    Beams compete on the sum of the perturbed log-probabilities. Complete texts keep their place
+    Beams compete on the sum of the perturbed log-probabilities. Complete texts keep their slot
     among the beams as long as they are among the best, and cost nothing more; sums only fall, so
     that a prompt whose beams are all complete is done.
 
     >>> from raffia.lm.decoding.scorer import NextToken
-    >>> class Constant:  # whatever was said, token 2 is likelier than 1
+    >>> class Constant:  # whatever the text, token 2 is likelier than 1
     ...     vocab_size, block_size, device = 3, 3, torch.device("cpu")
     ...     def start(self, prompts, needs, max_new_tokens):
     ...         return self, self.advance(torch.zeros(len(prompts)))
@@ -52,32 +52,32 @@ def beam_search(
     width, device = config.num_beams or 1, scorer.device
     limits = limits_of(scorer, prompts, config).repeat_interleave(width).to(device)
     most = int(limits.max())
-    rows, said = scorer.start(prompts, Needs.of(config), most)
+    rows, outputs = scorer.start(prompts, Needs.of(config), most)
     live = torch.zeros(len(limits), dtype=torch.bool, device=device)
     live[::width] = True  # at first the other beams would be the same one again
     beams: Beams | None = None
-    for place in range(most):
-        choice = Choice.of(said, config, forbidden)
+    for step in range(most):
+        choice = Choice.of(outputs, config, forbidden)
         if beams is None:
             beams = Beams.begin(len(limits), most, choice, live)
         slots = live.nonzero().squeeze(-1)
         scores, parent, token = most_likely(beams, choice, slots, width)
-        beams, row = extended(beams, choice, slots, scores, parent, token, place)
-        stopped = stop.ended(token, lambda: beams.tokens[:, : place + 1].tolist())  # noqa: B023
+        beams, row = extended(beams, choice, slots, scores, parent, token, step)
+        stopped = stop.ended(token, lambda: beams.tokens[:, : step + 1].tolist())  # noqa: B023
         grew = row >= 0
         beams.stopped |= grew & stopped
-        live = grew & ~beams.stopped & (limits > place + 1)
+        live = grew & ~beams.stopped & (limits > step + 1)
         if not bool(live.any()):
             break
         rows.reorder(row[live])
-        said = rows.advance(token[live])
+        outputs = rows.advance(token[live])
     assert beams is not None
     return beams.generations(width)
 
 
 @dataclass
 class Beams:
-    """P * W texts; those of a prompt lie together, from the likeliest on.
+    """P * W texts; those of a prompt are adjacent, from the likeliest on.
 
     >>> choice = Choice(torch.zeros(1, 3), None, None, None)
     >>> Beams.begin(2, 4, choice, torch.tensor([True, False])).log_prob
@@ -165,7 +165,7 @@ def extended(
     scores: Tensor,  # [P W]
     parent: Tensor,  # int64 [P W]
     token: Tensor,  # int64 [P W]
-    place: int,  # of the new token
+    step: int,  # of the new token
 ) -> tuple[Beams, Tensor]:  # ..., int64 [P W]: the model's row that a beam grew from; -1: none
     """The chosen texts, those of live beams with their new token.
 
@@ -184,8 +184,8 @@ def extended(
     beams.log_prob = scores
     grown = (row >= 0).nonzero().squeeze(-1)
     row_of, new = row[grown], token[grown]
-    beams.tokens[grown, place] = new
-    beams.length[grown] = place + 1
+    beams.tokens[grown, step] = new
+    beams.length[grown] = step + 1
     _, kl, value, advantage = choice.at(row_of).of_token(new)
     if beams.kl is not None and kl is not None:
         beams.kl[grown] += kl

@@ -1,4 +1,4 @@
-"""What can be set of decoding, with the paper's formulas. Imports no torch: help comes at once."""
+"""The settings of decoding, with the paper's formulas. Imports no torch: help comes quickly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raffia.envs.checked import (
 __all__ = ["DecodeConfig", "TokenPlanConfig"]
 
 
-SUPPORT = 0.95  # share of the policy that values choose within
+SUPPORT = 0.95  # probability of the policy that values choose within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class TokenPlanConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How the agent speaks: the policy's logits, moved by the advantage of each next token.
+    """How the agent decodes: the policy's logits, moved by the advantage of each next token.
 
     >>> DecodeConfig(num_beams=8, adv_weight=4.0).needs_values
     True
@@ -57,7 +57,7 @@ class DecodeConfig:
 
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
     top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
-    # Of the logits: only the likeliest tokens that reach this share; 1: all. None: 0.95 where
+    # Of the logits: only the likeliest tokens that reach this probability; 1: all. None: 0.95 where
     # values choose beside the logits, else all. Values of tokens that the data lack are noise.
     top_p: float | None = None
     include_logits: bool = True
@@ -67,10 +67,10 @@ class DecodeConfig:
     adv_clip: float | None = None  # the advantage's part is never above
     num_beams: int | None = None  # None: sampling; else beam search, 1 of which is greedy
     num_generations: int = 1  # texts for each prompt; of beam search the best of the beams
-    # What puts the texts of a prompt in order, the best first; None: as they come.
+    # The order of a prompt's texts, the best first; None: as they come.
     rerank: Literal["log_prob", "advantage", "value"] | None = None
     max_new_tokens: int | None = None  # None: as many as the context holds
-    # KL, advantages and values are told also where nothing above runs the networks for them.
+    # KL, advantages and values are reported even where nothing above needs their networks.
     report_all: bool = False
     # A tree search before each token, whose prior is all of the above.
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
@@ -84,7 +84,7 @@ class DecodeConfig:
         if self.temperature == 0:
             raise ValueError(
                 "temperature=0 would divide by 0: for the best token each time pass num_beams=1, "
-                "or top_k=1 for the policy's likeliest one whatever the advantage says"
+                "or top_k=1 for the policy's likeliest one whatever the advantage"
             )
         check_above_zero(self, "temperature")
         check_least(self, 0, "adv_weight")
@@ -127,10 +127,10 @@ class DecodeConfig:
         return self.plan.num_simulations > 0
 
     @property
-    def share(self) -> float:
-        """`top_p`, settled.
+    def effective_top_p(self) -> float:
+        """`top_p`, or its default where it is None.
 
-        >>> DecodeConfig().share, DecodeConfig(include_adv=False).share
+        >>> DecodeConfig().effective_top_p, DecodeConfig(include_adv=False).effective_top_p
         (0.95, 1.0)
         """
         if self.top_p is not None:

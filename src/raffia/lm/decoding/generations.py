@@ -1,4 +1,4 @@
-"""Generations: what was said after each prompt, and what the model thinks of it."""
+"""Generations: the texts that continue each prompt, and the model's scores of them."""
 
 from __future__ import annotations
 

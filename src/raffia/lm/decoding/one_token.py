@@ -24,50 +24,50 @@ FEW_ROWS = 4
 __all__ = ["read_token", "steps_by_one"]
 
 
-def steps_by_one(trunk: object) -> TypeGuard[CausalLM]:
+def steps_by_one(model: object) -> TypeGuard[CausalLM]:
     """Whether `read_token` knows this language model; others are called as they are.
 
     >>> steps_by_one(CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6))
     True
     """
-    return type(trunk) is CausalLM and trunk.positions == "learned" and trunk.activation == "GELU"
+    return type(model) is CausalLM and model.positions == "learned" and model.activation == "GELU"
 
 
 def read_token(
-    trunk: CausalLM,
+    model: CausalLM,
     token: Tensor,  # int64 [R]
-    cache: KeyValueCache,  # of the tokens before; takes these in
+    cache: KeyValueCache,  # of the tokens before; these are added
     padding: Tensor | None = None,  # int64 [R]: columns at the left that are none; None: no row's
 ) -> Tensor:  # [R, d]
-    """What `trunk(token[:, None], cache=cache)[:, 0]` gives: hidden states after the last norm.
+    """What `model(token[:, None], cache=cache)[:, 0]` gives: hidden states after the last norm.
 
     With one token there is nothing to transpose, no causal mask and no position to count, which
     halves the time of small models: there it goes into the number of operations.
 
-    >>> trunk = CausalLM(10, n_layer=2, n_head=2, n_embd=8, block_size=6, dropout=0.0)
-    >>> one, other = trunk.new_cache(1), trunk.new_cache(1)
+    >>> model = CausalLM(10, n_layer=2, n_head=2, n_embd=8, block_size=6, dropout=0.0)
+    >>> one, other = model.new_cache(1), model.new_cache(1)
     >>> with torch.no_grad():
-    ...     same = [torch.allclose(read_token(trunk, torch.tensor([token]), one),
-    ...                            trunk(torch.tensor([[token]]), cache=other)[:, 0], atol=1e-6)
+    ...     same = [torch.allclose(read_token(model, torch.tensor([token]), one),
+    ...                            model(torch.tensor([[token]]), cache=other)[:, 0], atol=1e-6)
     ...             for token in (3, 1, 4)]
     >>> same
     [True, True, True]
     """
-    place, mask = cache.length, None
+    position, mask = cache.length, None
     if padding is None:
-        x = trunk.wte(token) + trunk.wpe.weight[place]
+        x = model.wte(token) + model.wpe.weight[position]
     else:
-        x = trunk.wte(token) + trunk.wpe(place - padding)
-        column = torch.arange(place + 1, device=token.device)
+        x = model.wte(token) + model.wpe(position - padding)
+        column = torch.arange(position + 1, device=token.device)
         mask = (column >= padding.unsqueeze(-1))[:, None, None]  # [R, 1, 1, S]
-    shape = len(token), 3, trunk.n_head, 1, trunk.n_embd // trunk.n_head
-    for layer, block in enumerate(cast(Iterable[Block], trunk.h)):
+    shape = len(token), 3, model.n_head, 1, model.n_embd // model.n_head
+    for layer, block in enumerate(cast(Iterable[Block], model.h)):
         query, key, value = block.qkv(block.ln1(x)).view(shape).unbind(1)  # each [R, H, 1, F]
         keys, values = cache.put(layer, key, value)
         x = x + block.proj(_attended(query, keys, values, mask).reshape(x.shape))
         x = x + block.out(gelu(block.fc(block.ln2(x)), approximate="tanh"))
     cache.advance(1, None)
-    return trunk.ln_f(x)
+    return model.ln_f(x)
 
 
 def _attended(

@@ -38,12 +38,12 @@ def perturb(
     if config.include_logits:
         assert logits is not None
         if forbidden is not None:
-            logits = logits + forbidden  # before the filters: these tokens take no place in them
+            logits = logits + forbidden  # before the filters: these tokens count for none of them
         if config.temperature != 1:
             logits = logits / config.temperature
         if config.top_k is not None:
             logits = keep_top_k(logits, config.top_k)
-        logits = keep_top_p(logits, config.share)
+        logits = keep_top_p(logits, config.effective_top_p)
         parts = [logits]
     if config.shifts:
         assert advantage is not None
@@ -71,22 +71,22 @@ def keep_top_k(
     logits: Tensor,  # [..., V]
     k: int,  # at least 1; above the vocabulary: all are kept
 ) -> Tensor:
-    """-inf for all but the k largest; of equal ones as many as there is place for.
+    """-inf for all but the k largest; of equal ones as many as fit.
 
     >>> keep_top_k(torch.tensor([1.0, 3.0, 2.0]), 2)
     tensor([-inf, 3., 2.])
     """
     if k >= logits.shape[-1]:
         return logits
-    largest, place = logits.topk(k, dim=-1)
-    return torch.full_like(logits, -torch.inf).scatter_(-1, place, largest)
+    largest, index = logits.topk(k, dim=-1)
+    return torch.full_like(logits, -torch.inf).scatter_(-1, index, largest)
 
 
 def keep_top_p(
     logits: Tensor,  # [..., V]
     p: float,  # 0..1
 ) -> Tensor:
-    """-inf for all but the likeliest tokens that reach the share p together, the last one included.
+    """-inf for all but the likeliest tokens that reach probability p together, the last included.
 
     The likeliest token always stays; of equal ones all or none.
     Source: Holtzman et al. (2020), "The curious case of neural text degeneration".
@@ -97,11 +97,11 @@ def keep_top_p(
     if p >= 1:
         return logits
     num, total = logits.shape[-1], logits.logsumexp(-1, keepdim=True)
-    # A few tokens reach most shares, and to sort a large vocabulary takes long.
+    # A few tokens mostly reach p, and to sort a large vocabulary takes long.
     largest = logits.topk(min(num, _FEW), dim=-1).values
     if num > _FEW and bool(((largest - total).exp().sum(-1) <= p).any()):
         largest = logits.sort(dim=-1, descending=True).values
-    likelier = (largest - total).exp().cumsum(-1).roll(1, -1)  # the share of those before each
+    likelier = (largest - total).exp().cumsum(-1).roll(1, -1)  # of those before each
     likelier[..., 0] = 0.0
     last = (likelier <= p).sum(-1, keepdim=True) - 1
     return logits.masked_fill(logits < largest.gather(-1, last), -torch.inf)

@@ -1,4 +1,4 @@
-"""Re-ranking: several texts for a prompt, put in order by what the model thinks of them."""
+"""Re-ranking: several texts for a prompt, put in order by the model's scores of them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rerank(
     return replace(
         generations,
         tokens=[
-            [texts[place] for place in places]
-            for texts, places in zip(generations.tokens, order.tolist(), strict=True)
+            [texts[index] for index in indices]
+            for texts, indices in zip(generations.tokens, order.tolist(), strict=True)
         ],
         log_prob=generations.log_prob.gather(-1, order),
         stopped=generations.stopped.gather(-1, order),

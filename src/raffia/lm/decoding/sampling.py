@@ -38,7 +38,7 @@ def drawing(
     tensor([1])
     """
     uniform = _uniform(seeds, most)
-    return lambda now: draw_tokens(now.choice.log_probs, uniform[now.place, now.text])
+    return lambda now: draw_tokens(now.choice.log_probs, uniform[now.step, now.text])
 
 
 def new_seeds(num: int, generator: torch.Generator | None = None) -> Tensor:

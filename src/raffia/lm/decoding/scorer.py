@@ -1,4 +1,4 @@
-"""What decoding asks of a model: the scores of the next token, for rows of text that grow.
+"""The protocol of models for decoding: scores of the next token, for rows of text that grow.
 
 Shapes: R rows, V tokens of the vocabulary.
 """
@@ -56,17 +56,17 @@ class SomeQ(Protocol):
 
 
 class NextToken(NamedTuple):
-    """What a model says of the next token of each row.
+    """A model's outputs for the next token of each row.
 
-    >>> said = NextToken(torch.zeros(2, 5), torch.ones(2, 5), torch.zeros(2))
-    >>> said.advantage().shape
+    >>> outputs = NextToken(torch.zeros(2, 5), torch.ones(2, 5), torch.zeros(2))
+    >>> outputs.advantage().shape
     torch.Size([2, 5])
     """
 
     logits: Tensor | None  # [R, V] of the policy
     target_q: Tensor | None  # [R, V], the smaller one of both target heads
     v: Tensor | None  # [R]
-    some_q: SomeQ | None = None  # in place of target_q
+    some_q: SomeQ | None = None  # instead of target_q
 
     def advantage(self) -> Tensor | None:
         """Target Q - V [R, V], where the values are there."""
@@ -75,7 +75,7 @@ class NextToken(NamedTuple):
         return self.target_q - self.v.unsqueeze(-1)
 
     def at(self, rows: Tensor) -> NextToken:
-        """What was said of these rows: int64 [R']."""
+        """The outputs for these rows: int64 [R']."""
         logits, target_q, v = (None if part is None else part[rows] for part in self[:3])
         some_q = None if self.some_q is None else self.some_q.at(rows)
         return NextToken(logits, target_q, v, some_q)
@@ -97,7 +97,7 @@ class Rows(Protocol):
         """Append a token to each row: int64 [R]."""
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i is from now on the text that row rows[i] was: int64 [R']; drops and repeats."""
+        """Row i becomes the text that row rows[i] was: int64 [R']; drops and repeats."""
 
 
 class Scorer(Protocol):
@@ -130,8 +130,8 @@ class Scorer(Protocol):
 class Choice(NamedTuple):
     """The next token of R rows: how likely each is, before and after the advantage.
 
-    >>> said = NextToken(torch.zeros(1, 4), torch.tensor([[0., 0., 0., 9.]]), torch.zeros(1))
-    >>> choice = Choice.of(said, DecodeConfig(), None)
+    >>> outputs = NextToken(torch.zeros(1, 4), torch.tensor([[0., 0., 0., 9.]]), torch.zeros(1))
+    >>> choice = Choice.of(outputs, DecodeConfig(), None)
     >>> log_prob, kl, value, advantage = choice.of_token(torch.tensor([3]))
     >>> bool(kl > 1), advantage
     (True, tensor([9.]))
@@ -143,19 +143,21 @@ class Choice(NamedTuple):
     v: Tensor | None  # [R]
 
     @classmethod
-    def of(cls, said: NextToken, config: DecodeConfig, forbidden: Tensor | None) -> Choice:
+    def of(cls, outputs: NextToken, config: DecodeConfig, forbidden: Tensor | None) -> Choice:
         """forbidden [V]: 0, and -inf for tokens that never come."""
-        logits = said.logits
+        logits = outputs.logits
         if logits is not None and forbidden is not None:
             logits = logits + forbidden
-        if said.some_q is not None:
+        if outputs.some_q is not None:
             assert logits is not None and config.top_k is not None
             candidates = logits.topk(config.top_k, dim=-1).indices
-            q = said.some_q.of(candidates).to(logits.dtype)
-            said = said._replace(target_q=torch.zeros_like(logits).scatter_(-1, candidates, q))
-        advantage = said.advantage() if config.shifts else None
+            q = outputs.some_q.of(candidates).to(logits.dtype)
+            outputs = outputs._replace(
+                target_q=torch.zeros_like(logits).scatter_(-1, candidates, q)
+            )
+        advantage = outputs.advantage() if config.shifts else None
         log_probs = perturb(logits, advantage, config, forbidden)
-        return cls(log_probs, logits, said.target_q, said.v)
+        return cls(log_probs, logits, outputs.target_q, outputs.v)
 
     def at(self, rows: Tensor) -> Choice:
         """The choices of these rows: int64 [R']."""

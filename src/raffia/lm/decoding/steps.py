@@ -30,7 +30,7 @@ class Moment(NamedTuple):
     choice: Choice
     rows: Rows
     text: Tensor  # int64 [R]: which of the N texts
-    place: int  # tokens that each has so far
+    step: int  # tokens that each has so far
 
 
 Choose = Callable[[Moment], Tensor]  # -> int64 [R]
@@ -63,7 +63,7 @@ def token_steps(
     *,
     needs: Needs,
     stop: Stop,
-    num_generations: int = 1,  # G; the texts of a prompt lie together
+    num_generations: int = 1,  # G; the texts of a prompt are adjacent
     forbidden: Tensor | None = None,  # [V]: 0, and -inf for tokens that never come
 ) -> Iterator[Step]:
     """The steps of all texts until they are complete. Each prompt is read once.
@@ -89,22 +89,22 @@ def token_steps(
     limits = limits_of(scorer, prompts, config).repeat_interleave(num_generations).to(device)
     most = int(limits.max())
     ends = set(limits.tolist())  # where texts come to their limits
-    rows, said = scorer.start(prompts, needs, most)
+    rows, outputs = scorer.start(prompts, needs, most)
     text = torch.arange(len(limits), device=device)
     if num_generations > 1:
         prompt_of = text // num_generations
         rows.reorder(prompt_of)
-        said = said.at(prompt_of)
+        outputs = outputs.at(prompt_of)
     texts = torch.empty((len(limits), most), dtype=torch.int64, device=device)
-    for place in range(most):
-        choice = Choice.of(said, config, forbidden)
-        token = choose(Moment(choice, rows, text, place))
+    for step in range(most):
+        choice = Choice.of(outputs, config, forbidden)
+        token = choose(Moment(choice, rows, text, step))
         stopped = torch.zeros_like(token, dtype=torch.bool)
         if stop.condition is not None:
-            texts[text, place] = token
+            texts[text, step] = token
         if stop.tokens or stop.condition is not None:
-            stopped = stop.ended(token, lambda: texts[text, : place + 1].tolist())  # noqa: B023
-        done = stopped | (limits == place + 1) if place + 1 in ends else stopped
+            stopped = stop.ended(token, lambda: texts[text, : step + 1].tolist())  # noqa: B023
+        done = stopped | (limits == step + 1) if step + 1 in ends else stopped
         yield Step(text, token, *choice.of_token(token), choice.v, stopped, done)
         if bool(done.any()):
             left = (~done).nonzero().squeeze(-1)
@@ -112,7 +112,7 @@ def token_steps(
                 return
             rows.reorder(left)
             text, token, limits = text[left], token[left], limits[left]
-        said = rows.advance(token)
+        outputs = rows.advance(token)
 
 
 def gathered(steps: Sequence[Step], num_prompts: int, num_generations: int = 1) -> Generations:
@@ -130,7 +130,7 @@ def gathered(steps: Sequence[Step], num_prompts: int, num_generations: int = 1) 
     text = torch.cat([step.text for step in steps])
     done = torch.cat([step.done for step in steps])
     last = torch.empty(num, dtype=torch.int64, device=text.device)
-    last[text[done]] = done.nonzero().squeeze(-1)  # where each text's last token lies
+    last[text[done]] = done.nonzero().squeeze(-1)  # where each text's last token is
 
     def parts(name: str) -> Tensor | None:
         found = [getattr(step, name) for step in steps]

@@ -1,4 +1,4 @@
-"""Environments that are talked to, among them Wordle (`raffia.lm.envs.wordle`)."""
+"""Environments of dialogues, among them Wordle (`raffia.lm.envs.wordle`)."""
 
 from raffia.lm.envs.check import check_language_environment
 from raffia.lm.envs.contract import (

@@ -1,4 +1,4 @@
-"""Whether an environment of language keeps the contract of contract.py: a suite for anyone's.
+"""Whether an environment of language keeps the contract of contract.py: a check suite.
 
 In a test of your own:
 
@@ -23,7 +23,7 @@ from raffia.lm.tokenizers.tokenizer import Tokenizer
 __all__ = ["check_language_environment"]
 
 MakeEnv = Callable[[], Language_Environment]
-Said = tuple[tuple[Utterance, ...], bool, str]  # the utterances, terminal, as a person reads it
+Snapshot = tuple[tuple[Utterance, ...], bool, str]  # the utterances, terminal, as a person reads it
 
 
 def check_language_environment(
@@ -35,11 +35,11 @@ def check_language_environment(
     num_dialogues: int = 8,
     max_steps: int = 200,
 ) -> Report:
-    """Talk to an environment in words drawn from `actions`, and look whether it keeps the contract.
+    """Step an environment with texts drawn from `actions`, and check that it keeps the contract.
 
-    make_env: makes an environment, each time one of its own
-    actions: what to say; good ones and bad ones, so that dialogues end in different ways
-    tokenizer: also look whether it can read all that is said
+    make_env: makes a new environment each time
+    actions: texts of the agent; good ones and bad ones, so that dialogues end in different ways
+    tokenizer: also check that it can encode all utterances
 
     >>> from raffia.lm.envs.wordle.env import WordleEnv
     >>> from raffia.lm.envs.wordle.game import Wordle
@@ -52,7 +52,7 @@ def check_language_environment(
     ok     utterances: pairs of a text and a reward or None
     """
     if not actions:
-        raise ValueError("actions is empty; give what may be said: ['yes', 'no']")
+        raise ValueError("actions is empty; give texts of the agent: ['yes', 'no']")
     subject = Subject(make_env, tuple(actions), tokenizer, seed, num_dialogues, max_steps)
     findings: list[Finding] = []
     for check in CHECKS:
@@ -81,10 +81,10 @@ class Subject:
         self.dialogues: list[Dialogue] = []
 
     def play(self, env: Language_Environment, seed: int) -> Dialogue:
-        """A dialogue in which chance says what the agent says."""
+        """A dialogue in which the agent's texts are drawn."""
         draws = Draws.for_rows(seed, [0], "check of a language environment")
-        seen = [env.reset(seed)]
-        dialogue = Dialogue(seed, seen, [_said(seen[0])])
+        observations = [env.reset(seed)]
+        dialogue = Dialogue(seed, observations, [_snapshot(observations[0])])
         while not env.is_terminal() and len(dialogue.actions) < self.max_steps:
             drawn = float(draws.uniform(len(dialogue.actions))[0])
             action = self.actions[int(drawn * len(self.actions))]
@@ -95,11 +95,11 @@ class Subject:
 
 @dataclass
 class Dialogue:
-    """What was said by the environment: at the time it was seen, and (in `seen`) still."""
+    """Its observations, and a snapshot of each at the time that it was made."""
 
     seed: int
-    seen: list[Language_Observation]
-    said: list[Said]
+    observations: list[Language_Observation]
+    snapshots: list[Snapshot]
 
     def __post_init__(self) -> None:
         self.actions: list[str] = []
@@ -111,17 +111,17 @@ class Dialogue:
     ) -> None:
         """A step."""
         self.actions.append(action)
-        self.seen.append(observation)
-        self.said.append(_said(observation))
+        self.observations.append(observation)
+        self.snapshots.append(_snapshot(observation))
         self.rewards.append(reward)
         self.ends.append((done, over))
 
     def where(self, step: int) -> str:
-        """A place in it, in words."""
+        """A step of it, in words."""
         return f"after step {step} with seed {self.seed}" if step else f"with seed {self.seed}"
 
 
-def _said(observation: Language_Observation) -> Said:
+def _snapshot(observation: Language_Observation) -> Snapshot:
     utterances, terminal = observation.to_sequence()
     return tuple(utterances), terminal, str(observation)
 
@@ -137,7 +137,7 @@ def _check_steps(subject: Subject) -> str:
 def _check_utterances(subject: Subject) -> str:
     """utterances"""
     for dialogue in subject.dialogues:
-        for step, (utterances, terminal, _) in enumerate(dialogue.said):
+        for step, (utterances, terminal, _) in enumerate(dialogue.snapshots):
             if type(terminal) is not bool:
                 raise Seen(
                     f"terminal is {terminal!r} {dialogue.where(step)}",
@@ -149,13 +149,13 @@ def _check_utterances(subject: Subject) -> str:
 
 
 def _require_utterance(utterance: Any, where: str) -> None:
-    mend = 'make each utterance ("text", reward), or ("text", None) if the environment said it'
+    fix = 'make each utterance ("text", reward), or ("text", None) for one of the environment'
     if not isinstance(utterance, tuple | list) or len(utterance) != 2:
-        raise Seen(f"an utterance is {utterance!r} {where}", mend)
+        raise Seen(f"an utterance is {utterance!r} {where}", fix)
     text, reward = utterance
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
     if not isinstance(text, str) or not (reward is None or is_number):
-        raise Seen(f"an utterance is {utterance!r} {where}", mend)
+        raise Seen(f"an utterance is {utterance!r} {where}", fix)
     if reward is not None and not math.isfinite(reward):
         raise Seen(f"the reward of {text!r} is {reward} {where}", "give finite rewards")
 
@@ -164,29 +164,29 @@ def _check_growth(subject: Subject) -> str:
     """growth"""
     for dialogue in subject.dialogues:
         for step, action in enumerate(dialogue.actions, 1):
-            before, after = dialogue.said[step - 1][0], dialogue.said[step][0]
+            before, after = dialogue.snapshots[step - 1][0], dialogue.snapshots[step][0]
             where = dialogue.where(step)
             if after[: len(before)] != before:
                 raise Seen(
-                    f"what was said before is no longer there, or another, {where}",
+                    f"earlier utterances are gone or have changed {where}",
                     "let an observation hold the whole dialogue so far",
                 )
             new = after[len(before) :]
             if not new or new[0][0] != action or new[0][1] is None:
                 raise Seen(
-                    f"the agent said {action!r}, and {list(new)} was added {where}",
+                    f"the action was {action!r}, and {list(new)} was added {where}",
                     "add (action, reward) first, then what the environment answers with None",
                 )
             if any(reward is not None for _, reward in new[1:]):
                 raise Seen(f"one step added two utterances of the agent {where}", "add one")
-    return "each step adds what the agent said, then the answer"
+    return "each step adds the action, then the answer"
 
 
 def _check_rewards(subject: Subject) -> str:
     """rewards"""
     for dialogue in subject.dialogues:
         for step, reward in enumerate(dialogue.rewards, 1):
-            own = [r for _, r in dialogue.said[step][0] if r is not None][-1]
+            own = [r for _, r in dialogue.snapshots[step][0] if r is not None][-1]
             if own != reward:
                 raise Seen(
                     f"step gave the reward {reward!r} and to_sequence() has {own!r} "
@@ -201,12 +201,12 @@ def _check_ends(subject: Subject) -> str:
     num_ended = 0
     for dialogue in subject.dialogues:
         for step, (done, over) in enumerate(dialogue.ends, 1):
-            terminal = dialogue.said[step][1]
+            terminal = dialogue.snapshots[step][1]
             if not bool(done) == over == terminal:
                 raise Seen(
                     f"done={done!r}, is_terminal()={over!r}, terminal={terminal!r} "
                     f"{dialogue.where(step)}",
-                    "let all three say whether the dialogue has ended",
+                    "let all three be True where the dialogue has ended",
                 )
         num_ended += bool(dialogue.ends) and dialogue.ends[-1][1]
     if not num_ended:
@@ -221,19 +221,19 @@ def _check_after_end(subject: Subject) -> str:
     """after the end"""
     dialogue = subject.play(subject.env, subject.seeds[0])
     if not subject.env.is_terminal():
-        raise Noted("no dialogue ended, so nothing was seen", "raise max_steps")
+        raise Noted("no dialogue ended, so nothing was checked", "raise max_steps")
     try:
         subject.env.step(subject.actions[0])
     except Exception:
         subject.env.reset(dialogue.seed)
-        if subject.env.is_terminal() != dialogue.said[0][1]:
+        if subject.env.is_terminal() != dialogue.snapshots[0][1]:
             raise Seen(
-                "after a reset it says that the dialogue has ended",
+                "after a reset is_terminal() is True",
                 "forget the old dialogue in reset",
             ) from None
         return "a step is refused, and a reset starts over"
     raise Seen(
-        "a step after the end gave no error", "raise one that says reset(seed): a caller missed it"
+        "a step after the end gave no error", "raise one that names reset(seed): a caller missed it"
     )
 
 
@@ -241,7 +241,7 @@ def _check_repeats(subject: Subject) -> str:
     """seeds repeat"""
     for env, how in ((subject.env, "again"), (subject.make_env(), "in another environment")):
         for dialogue in subject.dialogues:
-            if subject.play(env, dialogue.seed).said != dialogue.said:
+            if subject.play(env, dialogue.seed).snapshots != dialogue.snapshots:
                 raise Seen(
                     f"the dialogue with seed {dialogue.seed} was another one when played {how}",
                     "let all that chance decides follow from the seed of reset",
@@ -252,7 +252,7 @@ def _check_repeats(subject: Subject) -> str:
 def _check_memory(subject: Subject) -> str:
     """memory"""
     for dialogue in subject.dialogues:
-        if [_said(observation) for observation in dialogue.seen] != dialogue.said:
+        if [_snapshot(observation) for observation in dialogue.observations] != dialogue.snapshots:
             raise Seen(
                 "an observation that was given changed in a later step or reset",
                 "make a new one in each step; tuples cannot be changed",
@@ -263,7 +263,7 @@ def _check_memory(subject: Subject) -> str:
 def _check_metadata(subject: Subject) -> str:
     """metadata"""
     for dialogue in subject.dialogues:
-        for observation in dialogue.seen:
+        for observation in dialogue.observations:
             try:
                 json.dumps(observation.metadata(), allow_nan=False)
             except (TypeError, ValueError) as error:
@@ -279,14 +279,14 @@ def _check_tokens(subject: Subject) -> str:
     if subject.tokenizer is None:
         return "no tokenizer was given"
     for dialogue in subject.dialogues:
-        for text, _ in dialogue.said[-1][0]:
+        for text, _ in dialogue.snapshots[-1][0]:
             try:
                 back = subject.tokenizer.decode(subject.tokenizer.encode(text))
             except ValueError as error:
-                raise Seen(str(error), "give the tokenizer tokens for all that is said") from None
+                raise Seen(str(error), "give the tokenizer tokens for all utterances") from None
             if back != text:
                 raise Noted(f"{text!r} came back as {back!r}", "fine where nothing hangs on it")
-    return "all that is said comes back"
+    return "all utterances are decoded to the same text"
 
 
 def _finding(check: Callable[[Subject], str], subject: Subject) -> Finding:

@@ -1,14 +1,16 @@
 """What a task in language is: observations that are dialogues so far, and environments that answer.
 
 A dialogue is a sequence of utterances, each an agent's, with the reward that followed it, or the
-environment's, with None in its place.
+environment's, with None instead.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
+
+from raffia.lm.data.utterances import Utterance
 
 __all__ = [
     "BatchLanguagePolicy",
@@ -18,11 +20,9 @@ __all__ = [
     "Utterance",
 ]
 
-Utterance: TypeAlias = tuple[str, float | None]  # None: the environment said it
-
 
 class Language_Observation(ABC):
-    """A dialogue so far, as whoever acts next sees it.
+    """A dialogue so far, as the next policy to act observes it.
 
     It is a value: a step of the environment gives a new one and leaves the old as it was.
 
@@ -49,9 +49,9 @@ class Language_Observation(ABC):
 
 
 class Language_Environment(ABC):
-    """An environment that is talked to: the agent says a text, the environment answers.
+    """An environment of dialogues: the agent gives a text, the environment answers.
 
-    >>> class Said(Language_Observation):
+    >>> class Talk(Language_Observation):
     ...     def __init__(self, *utterances, terminal=False):
     ...         self.utterances, self.terminal = utterances, terminal
     ...     def to_sequence(self):
@@ -60,14 +60,14 @@ class Language_Environment(ABC):
     ...         return " / ".join(text for text, _ in self.utterances)
     >>> class Sum(Language_Environment):
     ...     def reset(self, seed):
-    ...         self.seen = Said(("2 + 2?", None))
-    ...         return self.seen
+    ...         self.talk = Talk(("2 + 2?", None))
+    ...         return self.talk
     ...     def step(self, action):
     ...         reward = float(action == "4")
-    ...         self.seen = Said(*self.seen.utterances, (action, reward), terminal=True)
-    ...         return self.seen, reward, True
+    ...         self.talk = Talk(*self.talk.utterances, (action, reward), terminal=True)
+    ...         return self.talk, reward, True
     ...     def is_terminal(self):
-    ...         return self.seen.terminal
+    ...         return self.talk.terminal
     >>> env = Sum()
     >>> question = env.reset(seed=0)
     >>> observation, reward, done = env.step("4")
@@ -77,13 +77,13 @@ class Language_Environment(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> Language_Observation:
-        """Begin a dialogue: everything that chance decides in it follows from the seed."""
+        """Begin a dialogue: everything random in it follows from the seed."""
 
     @abstractmethod
     def step(self, action: str) -> tuple[Language_Observation, float, bool]:
-        """The agent says this: the dialogue after the answer, the reward, whether it has ended.
+        """The agent gives this text: the dialogue after the answer, the reward, whether it ended.
 
-        After the end it raises an error that says `reset`.
+        After the end it raises an error that names `reset`.
         """
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Language_Environment(ABC):
 
 
 class LanguagePolicy(Protocol):
-    """Whoever says the agent's part.
+    """A policy that gives the agent's utterances.
 
     >>> class Polite:
     ...     def act(self, observation):
@@ -101,7 +101,7 @@ class LanguagePolicy(Protocol):
     """
 
     def act(self, observation: Any) -> str:
-        """What to say next in a dialogue that has not ended."""
+        """The agent's next utterance in a dialogue that has not ended."""
 
 
 class BatchLanguagePolicy(LanguagePolicy, Protocol):
@@ -116,4 +116,4 @@ class BatchLanguagePolicy(LanguagePolicy, Protocol):
     """
 
     def act_batch(self, observations: Sequence[Any]) -> list[str]:
-        """What to say next in each of the dialogues."""
+        """The agent's next utterance in each of the dialogues."""

@@ -1,4 +1,4 @@
-"""Random numbers of many rows at once, each row's own: its place in a stream is a counter.
+"""Random numbers of many rows at once, each row's own: its index in a stream is a counter.
 
 What row i draws depends on its own seed and on what the draw is for, not on the rows beside it.
 """

@@ -1,7 +1,7 @@
 """Values of a small data set of dialogues, exactly: what a learner's values should come to.
 
 A state is the utterances so far, an action is an utterance of the agent; or, with a tokenizer, a
-token of it, and then a state has the tokens of what the agent said in place of the utterance.
+token of it, and then a state has the tokens of the agent's utterance instead of the utterance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TabularValues:
 
     v: dict[State, float]
     q: dict[State, dict[str, float]]
-    share: dict[State, dict[str, float]]  # how often the data take each action
+    fraction: dict[State, dict[str, float]]  # how often the data take each action
     tokenizer: Tokenizer | None = None  # whose tokens are the actions; None: utterances are
 
     def best(self, state: State) -> str:
@@ -80,7 +80,7 @@ def tabular_values(
     for state in sorted(tree, key=len, reverse=True):  # what follows a state is longer
         actions = tree[state]
         total = sum(action.num_taken for action in actions.values())
-        share = {text: action.num_taken / total for text, action in actions.items()}
+        fraction = {text: action.num_taken / total for text, action in actions.items()}
         q = {
             text: action.sum_of_rewards / action.num_taken
             + gamma
@@ -91,12 +91,12 @@ def tabular_values(
             )
             for text, action in actions.items()
         }
-        values.q[state], values.share[state] = q, share
-        values.v[state] = expectile(list(q.values()), list(share.values()), tau)
+        values.q[state], values.fraction[state] = q, fraction
+        values.v[state] = expectile(list(q.values()), list(fraction.values()), tau)
     return values
 
 
-def expectile(values: Sequence[float], shares: Sequence[float], tau: float) -> float:
+def expectile(values: Sequence[float], fractions: Sequence[float], tau: float) -> float:
     """The m with tau E[max(x - m, 0)] = (1 - tau) E[max(m - x, 0)]; for tau = 1 the maximum.
 
     >>> expectile([0.0, 4.0], [0.75, 0.25], 0.5), expectile([0.0, 4.0], [0.75, 0.25], 0.75)
@@ -104,11 +104,10 @@ def expectile(values: Sequence[float], shares: Sequence[float], tau: float) -> f
     """
     if tau == 1:
         return max(values)
-    ordered = sorted(zip(values, shares, strict=True))
+    ordered = sorted(zip(values, fractions, strict=True))
     for below in range(1, len(ordered) + 1):  # guess that so many lie at or below m
         weights = [
-            ((1 - tau) if place < below else tau) * share
-            for place, (_, share) in enumerate(ordered)
+            ((1 - tau) if i < below else tau) * fraction for i, (_, fraction) in enumerate(ordered)
         ]
         m = sum(w * x for w, (x, _) in zip(weights, ordered, strict=True)) / sum(weights)
         if below == len(ordered) or m <= ordered[below][0]:
@@ -117,9 +116,9 @@ def expectile(values: Sequence[float], shares: Sequence[float], tau: float) -> f
 
 
 class TabularPolicy:
-    """Says what has the largest value in the data.
+    """Acts by the largest value in the data.
 
-    otherwise: who speaks where the data have not been; None: that is an error
+    otherwise: the policy for states that the data lack; None: they are an error
 
     >>> from raffia.lm.envs.wordle.game import WordleObservation
     >>> values = tabular_values([WordleObservation((("crane", "ggggg"),))], tau=0.5)
@@ -134,19 +133,19 @@ class TabularPolicy:
         """The best utterance of the data."""
         tokenizer = self.values.tokenizer
         utterances, _ = observation.to_sequence()
-        state = tuple(piece for said in utterances for piece in _pieces(said, tokenizer))
+        state = tuple(piece for utterance in utterances for piece in _pieces(utterance, tokenizer))
         if state not in self.values.q:
             if self.otherwise is None:
-                raise KeyError(f"the data have not been where these were said: {state}")
+                raise KeyError(f"the data lack the state after these utterances: {state}")
             return str(self.otherwise.act(observation))
         if tokenizer is None:
             return self.values.best(state)
-        said: list[int] = []
-        while not said or said[-1] != tokenizer.eoa_token_id:
+        ids: list[int] = []
+        while not ids or ids[-1] != tokenizer.eoa_token_id:
             token = self.values.best(state)
-            said.append(tokenizer.token_to_id(token))
+            ids.append(tokenizer.token_to_id(token))
             state = (*state, token)
-        return tokenizer.decode(said)
+        return tokenizer.decode(ids)
 
 
 def _pieces(utterance: Utterance, tokenizer: Tokenizer | None) -> State:
@@ -165,7 +164,7 @@ def _tree(
     for dialogue in dialogues:
         utterances, terminal = dialogue.to_sequence()
         texts: list[str] = []
-        actions: list[tuple[int, float]] = []  # each one's place among the texts, and its reward
+        actions: list[tuple[int, float]] = []  # its index among the texts, and its reward
         for utterance in utterances:
             pieces = _pieces(utterance, tokenizer)
             if utterance[1] is not None:
@@ -174,10 +173,10 @@ def _tree(
             texts += pieces
         if actions and not terminal:
             raise ValueError("a dialogue is not over; its values need what follows")
-        ends: list[int | None] = [place for place, _ in actions[1:]]
-        for (place, reward), after in zip(actions, [*ends, None], strict=bool(actions)):
-            here = tree.setdefault(tuple(texts[:place]), {})
-            action = here.setdefault(texts[place], _Action())
+        ends: list[int | None] = [index for index, _ in actions[1:]]
+        for (index, reward), after in zip(actions, [*ends, None], strict=bool(actions)):
+            here = tree.setdefault(tuple(texts[:index]), {})
+            action = here.setdefault(texts[index], _Action())
             next_state = None if after is None else tuple(texts[:after])
             action.num_taken += 1
             action.sum_of_rewards += reward

@@ -33,7 +33,7 @@ def gelu_backward(num: int, x: int, grad: int, out: int) -> None:
     for k in range(0, 4 * num, VECTOR_BYTES):
         value = load_floats(x + k)
         square = value * value
-        share = gated(value * multiply_add(square, cubic, linear), one)
+        gate = gated(value * multiply_add(square, cubic, linear), one)
         slope = value * multiply_add(square, three, linear)  # x u'(x)
-        rest = multiply_add(share * (one - share), slope, share)
+        rest = multiply_add(gate * (one - gate), slope, gate)
         store_floats(out + k, load_floats(grad + k) * rest)

@@ -37,16 +37,16 @@ def token_step(
     rows: int,
     tokens: int,  # int64 [rows]
     padding: int,  # int64 [rows]: columns at the left that are no tokens; 0: no row has any
-    place: int,  # the column of these tokens
+    slot: int,  # the column of these tokens
     keys: int,  # rows [heads, columns, d / num_heads] of each layer
     values: int,  # likewise
     layer_step: int,
     row_step: int,
     head_step: int,
-    scratch: int,  # room for rows * (5 * d + inner) + place + 1 + WIDTH numbers
+    scratch: int,  # room for rows * (5 * d + inner) + slot + 1 + WIDTH numbers
     out: int,  # [rows, d]
 ) -> int:
-    """Hidden states after the last norm; the tokens' keys and values are put at `place`.
+    """Hidden states after the last norm; the tokens' keys and values are put at `slot`.
 
     Returns the first row whose token is none of the vocabulary, and does nothing then; or -1.
     """
@@ -63,7 +63,7 @@ def token_step(
     for row in range(rows):
         first = load_i64(padding + 8 * row) if padding else 0
         token = load_i64(table) + step * load_i64(tokens + 8 * row)
-        position = load_i64(table + 8) + step * (place - first)
+        position = load_i64(table + 8) + step * (slot - first)
         for k in range(0, step, VECTOR_BYTES):
             store_floats(x + row * step + k, load_floats(token + k) + load_floats(position + k))
     for layer in range(num_layers):
@@ -76,11 +76,11 @@ def token_step(
             for head in range(num_heads):
                 query = qkv + row * 3 * step + head * part
                 start = row * row_step + head * head_step
-                copied(query + step, part, layer_keys + start + place * part)
-                copied(query + 2 * step, part, layer_values + start + place * part)
+                copied(query + step, part, layer_keys + start + slot * part)
+                copied(query + 2 * step, part, layer_values + start + slot * part)
                 start += first * part
                 gathered(
-                    query, layer_keys + start, layer_values + start, place + 1 - first, part,
+                    query, layer_keys + start, layer_values + start, slot + 1 - first, part,
                     scores, y + row * step + head * part,
                 )  # fmt: skip
         linear(rows, y, size, size, load_i64(of + 32), load_i64(of + 40), x, x)
@@ -165,7 +165,7 @@ def gathered(
         weight = exp((load_floats(scores + k) - shift) * scale)  # e**-87 for what is no column
         sums = sums + weight
         store_floats(scores + k, weight)
-    share = spread(1.0 / total(sums))
+    scale = spread(1.0 / total(sums))
     for k in range(0, part, VECTOR_BYTES):
         even, odd = spread(0.0), spread(0.0)
         for column in range(0, columns - 1, 2):
@@ -175,7 +175,7 @@ def gathered(
         if columns % 2:
             weight, at = scores + 4 * (columns - 1), values + (columns - 1) * part + k
             even = multiply_add(spread(load_f32(weight)), load_floats(at), even)
-        store_floats(out + k, (even + odd) * share)
+        store_floats(out + k, (even + odd) * scale)
 
 
 @kernel

@@ -73,7 +73,7 @@ class HFTokenizer(SpecialTokens):
         return self.token_to_id(self._names[role])
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of an utterance: never special ones, whatever it says."""
+        """The tokens of an utterance: never special ones, whatever the text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -98,7 +98,7 @@ class HFTokenizer(SpecialTokens):
         """Write it into a folder, for `load_tokenizer`; the JSON file there is a complete one."""
         make_folder(folder)
         write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
-        # Last: where it stands, the other is whole.
+        # Last: where it exists, the other is whole.
         write_description(folder, {"kind": "huggingface", "special_tokens": self._names})
 
     def _role(self, token: str) -> str:

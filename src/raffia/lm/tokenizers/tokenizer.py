@@ -1,4 +1,4 @@
-"""Texts as numbers: what a tokenizer is, and two of our own, by pieces and by words."""
+"""Texts as numbers: the protocol of tokenizers, and two of them, by pieces and by words."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "Tokenizer",
     "WordTokenizer",
     "character_tokenizer",
+    "special_ids",
 ]
 
 TOKENIZER_FILE = "raffia_tokenizer.json"
@@ -35,7 +36,10 @@ SPECIAL_TOKENS = {  # role -> token; in this order our own tokenizers have them
 
 
 class Tokenizer(Protocol):
-    """What learning and decoding need of a tokenizer.
+    """Texts as numbers of tokens and back, with six special tokens around utterances.
+
+    Rows of data are made with the special tokens and `encode`; a store of rows in a folder also
+    asks for `save`, and whoever talks to the agent for the rest.
 
     >>> tokenizer: Tokenizer = character_tokenizer(["abc"])
     >>> tokenizer.encode("cab"), tokenizer.decode([0, 1]), tokenizer.pad_token_id
@@ -71,7 +75,7 @@ class Tokenizer(Protocol):
         """Ends a dialogue that is over."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of an utterance: never special ones, whatever it says."""
+        """The tokens of an utterance: never special ones, whatever the text."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; special ones are left out."""
@@ -84,6 +88,15 @@ class Tokenizer(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write it into a folder, for `load_tokenizer`."""
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The numbers of the special tokens, by their roles.
+
+    >>> special_ids(character_tokenizer(["abc"]))
+    {'pad': 3, 'eoa': 4, 'eos': 5, 'bos': 6, 'boa': 7, 'eod': 8}
+    """
+    return {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_TOKENS}
 
 
 class SpecialTokens(ABC):
@@ -126,10 +139,10 @@ class SpecialTokens(ABC):
 
 @dataclass(frozen=True)
 class ListTokenizer(SpecialTokens):
-    """A list of tokens, whose numbers are their places.
+    """A list of tokens, numbered from 0.
 
     tokens: all of them, with the special ones
-    unknown: one of them, that stands for what has no token; None: that is an error
+    unknown: one of them, for text that has no token; None: such text is an error
     """
 
     kind: ClassVar[str]
@@ -141,12 +154,12 @@ class ListTokenizer(SpecialTokens):
         missing = [token for token in SPECIAL_TOKENS.values() if token not in self._ids]
         if missing:
             raise ValueError(
-                f"the tokens lack {', '.join(missing)}, which say where utterances begin and end; "
+                f"the tokens lack {', '.join(missing)}, which mark where utterances begin and end; "
                 "add what is missing: tokens=(*words, *SPECIAL_TOKENS.values())"
             )
         if len(self._ids) < len(self.tokens):
-            twice = next(t for place, t in enumerate(self.tokens) if self._ids[t] != place)
-            raise ValueError(f"the token {twice!r} stands there twice; leave one of them out")
+            twice = next(t for i, t in enumerate(self.tokens) if self._ids[t] != i)
+            raise ValueError(f"the token {twice!r} is there twice; leave one of them out")
         if "" in self._ids:
             raise ValueError(f"token {self._ids['']} is empty; leave it out")
         if self.unknown is not None and self.unknown not in self._ids:
@@ -154,8 +167,8 @@ class ListTokenizer(SpecialTokens):
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        # Of a token that stands there twice the first place.
-        return {token: place for place, token in reversed(list(enumerate(self.tokens)))}
+        # Of a token that is there twice, the first index.
+        return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
 
     @cached_property
     def _content(self) -> dict[str, int]:
@@ -203,14 +216,14 @@ class ListTokenizer(SpecialTokens):
         if self.unknown is None:
             raise ValueError(
                 f"there is no token for {piece!r} in {text!r}; make the tokenizer with it, or with "
-                "a token that stands for all such: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
+                "a token for all such text: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
             )
         return self._ids[self.unknown]
 
 
 @dataclass(frozen=True)
 class PieceTokenizer(ListTokenizer):
-    """Tokens of any lengths; at each place of a text the longest that stands there.
+    """Tokens of any lengths; at each position of a text the longest one that matches.
 
     >>> tokenizer = PieceTokenizer(("a", "b", "<b>", *SPECIAL_TOKENS.values()))
     >>> tokenizer.encode("ab<b>"), tokenizer.decode([0, 2, 4])
@@ -246,7 +259,7 @@ class PieceTokenizer(ListTokenizer):
 
 @dataclass(frozen=True)
 class WordTokenizer(ListTokenizer):
-    """Tokens are what stands between spaces.
+    """Tokens are the words between spaces.
 
     >>> tokenizer = WordTokenizer.from_texts(["the cat", "the dog"])
     >>> tokenizer.encode("the  dog"), tokenizer.decode([0, 1])
@@ -259,7 +272,7 @@ class WordTokenizer(ListTokenizer):
     def from_texts(cls, texts: Iterable[str], unknown: str | None = None) -> WordTokenizer:
         """The words of some texts, in the order of the alphabet.
 
-        unknown: a token of its own for other words
+        unknown: a token for all other words
 
         >>> WordTokenizer.from_texts(["a b"], unknown="<|unk|>").encode("a c")
         [0, 2]
@@ -280,7 +293,7 @@ class WordTokenizer(ListTokenizer):
 def character_tokenizer(texts: Iterable[str], unknown: str | None = None) -> PieceTokenizer:
     """One token for each character of some texts, in the order of their codes.
 
-    unknown: a token of its own for what other characters stand together
+    unknown: a token for each run of other characters
 
     >>> tokenizer = character_tokenizer(["hello"])
     >>> tokenizer.tokens[:4], tokenizer.num_tokens

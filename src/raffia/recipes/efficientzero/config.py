@@ -15,6 +15,7 @@ from raffia.envs.checked import (
 )
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.scale_config import ActorsConfig, EngineConfig
 
 __all__ = [
     "MAY_CHANGE",
@@ -37,6 +38,9 @@ MAY_CHANGE = (
     "compile",
     "env.num_workers",
     "env.step_timeout_seconds",
+    "engine.",
+    "actors.num",
+    "actors.cpus",
 )
 
 
@@ -123,6 +127,8 @@ class EfficientZeroRun(EfficientZeroConfig):
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
     compile: bool = False  # torch.compile the gradients; pays on a GPU
 
     def __post_init__(self) -> None:
@@ -136,6 +142,17 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
         self._check_population()
+        if self.actors.num and self.env.num_envs % self.actors.num:
+            raise ValueError(
+                f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
+                "environments, which are not as many for each: take env.num_envs="
+                f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
+            )
+        if self.engine.name != "inline" and not self.actors.num:
+            raise ValueError(
+                f"engine.name={self.engine.name} and no workers: set actors.num, such as "
+                "actors.num=2"
+            )
 
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs

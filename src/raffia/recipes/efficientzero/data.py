@@ -87,6 +87,8 @@ def make_replay(
         beta=replay.beta if replay.alpha else None,
         importance="batch",
         replacement=None,  # as the paper draws, but for the first batches of a short run
+        reuse_memory=True,
+        pin_memory=config.device.startswith("cuda"),
         generator=generator_for(config.seed, "replay", *([member] if member else [])),
     )
 

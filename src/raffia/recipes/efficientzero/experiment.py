@@ -13,18 +13,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.distributed.engine import Needs
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
+from raffia.recipes.efficientzero.actors import (
+    ActorRole,
+    acting_weights,
+    actor_config,
+    fraction_done,
+    make_engine,
+    make_networks,
+    make_planner,
+    row_seeds,
+)
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
@@ -37,8 +47,10 @@ from raffia.train.evaluate import Episodes
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan
 from raffia.train.stream import OnlineStream
 from raffia.train.tasks import Evaluated, Outcome
+from raffia.train.turns import ActorStream, Schedule, Turns
 from raffia.train.view import View
 
+MAKE_ENV = make_env
 PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
@@ -62,13 +74,19 @@ class EfficientZeroExperiment(Experiment):
         self._update = 0
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
-            self.env = make_env(config.env)
+            self._is_default_env = make_env is MAKE_ENV
+            # Where actors play, one is made for what it says of all, and never stepped.
+            elsewhere = config.actors.play_elsewhere
+            one = replace(config.env, num_envs=1, num_workers=0)
+            self.env = make_env(one if elsewhere else config.env)
             require_batch(self.env)
             opened.callback(self.env.close)
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
             self.evaluator.prepare(self.env.spec)
             self._make_parts(networks)
+            if isinstance(self.collector, Turns):
+                opened.callback(self.collector.close)
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
@@ -79,16 +97,12 @@ class EfficientZeroExperiment(Experiment):
 
     def _make_parts(self, networks: ModelFactory | None) -> None:
         config = self.config
-        self.networks = EfficientZeroLearner(
-            self.env.spec,
-            config,
-            num_updates=config.num_updates,
-            model_factory=networks,
-            frame_stack=config.env.frame_stack,
-        )
+        self.networks = make_networks(config, self.env.spec, networks)
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         # Act and are evaluated, with the newest weights; and make targets, with the target network.
-        self.actor, self.reanalyze_planner = self._make_planner(), self._make_planner()
+        self.actor, self.reanalyze_planner = (
+            make_planner(self.networks, config, self.env.spec) for _ in range(2)
+        )
         self._reanalyze_is_current = False
         self.members: Members | None = None
         if config.population.size > 1:
@@ -103,28 +117,55 @@ class EfficientZeroExperiment(Experiment):
                 batch_size=config.replay.batch_size,
             )
             self.learner = self.members.learner
-        self.collector = Collector(
-            self.env,
+        self.collector: Collector | Turns
+        if config.actors.play_elsewhere:
+            self.collector = self._make_turns(networks)
+        else:
+            self.collector = Collector(
+                self.env,
+                seed=config.seed,
+                frame_stack=config.env.frame_stack,
+                check=self._check_step,
+            )
+
+    def _make_turns(self, networks: ModelFactory | None) -> Turns:
+        config, collect = self.config, self.config.collect
+        if networks is not None or not self._is_default_env:
+            raise ValueError(
+                "actors.* with a make_env or networks of your own: actors are made from the config "
+                "alone. Register the environment with Gymnasium and name it in env.id, or leave "
+                "actors.* as they are"
+            )
+        return Turns(
+            make_engine(config.engine),
+            f"{ActorRole.__module__}:{ActorRole.__name__}",
+            actor_config(config),
+            max(1, config.actors.num),
+            Schedule(
+                turn_size=config.env.num_envs * collect.rollout_length,
+                random_env_steps=collect.random_env_steps,
+                num_env_steps=collect.num_env_steps,
+                updates_per_env_step=collect.updates_per_env_step,
+                ahead=config.actors.ahead,
+                weights_every=config.actors.weights_every,
+            ),
+            self.env.spec,
+            config.env.num_envs,
             seed=config.seed,
-            frame_stack=config.env.frame_stack,
-            check=lambda step: self.guard.check(step, update=self._update),
+            acting=acting_weights,
+            check=self._check_step,
+            needs=Needs(cpus=config.actors.cpus),
+            max_restarts=config.engine.max_restarts,
+            patience=config.engine.patience_seconds,
         )
 
-    def _make_planner(self) -> Planner:
-        """A planner of one agent; or of all members, in one search."""
-        config, size = self.config, self.config.population.size
-        model = self.networks.make_model(0).to(config.device)
-        settings: dict[str, Any] = {
-            "frame_stack": config.env.frame_stack,
-            "num_threads": config.num_threads,
-        }
-        if size == 1:
-            return Planner(model, self.env.spec, config, **settings)
-        return StackedPlanner(model, self.env.spec, config, size=size, **settings)
+    def _check_step(self, step: TensorDict) -> None:
+        self.guard.check(step, update=self._update)
 
     def _make_stream(self) -> OnlineStream:
         collect, replay = self.config.collect, self.config.replay
-        return OnlineStream(
+        stream = ActorStream if self.config.actors.play_elsewhere else OnlineStream
+        return stream(
             self.collector,
             self.replay,
             begin_rollout=self._begin_rollout,
@@ -193,9 +234,9 @@ class EfficientZeroExperiment(Experiment):
         temperature = self.config.search.temperature(self._fraction_done)
 
         def choose(states: TensorDict) -> TensorDict:
-            draws = self._draws("act")
+            seed = self._row_seeds("act")
             with self._guarded(state, states):
-                return act(self.actor, states, temperature=temperature, noise=True, generator=draws)
+                return act(self.actor, states, temperature=temperature, noise=True, seed=seed)
 
         return choose
 
@@ -204,7 +245,7 @@ class EfficientZeroExperiment(Experiment):
             self.env.spec,
             states,
             num_sampled_actions=self.config.search.num_sampled_actions,
-            generator=self._draws("act"),
+            seed=self._row_seeds("act first"),
         )
 
     def _make_batch(self, state: TensorDict, segments: TensorDict) -> TensorDict:
@@ -245,13 +286,14 @@ class EfficientZeroExperiment(Experiment):
         except UnfitOutputError as error:
             self.guard.searched(state, inputs, str(error))
 
-    def _draws(self, purpose: str) -> torch.Generator:
-        return generator_for(self.config.seed, purpose, self.stream.num_env_steps)
+    def _row_seeds(self, purpose: str) -> Tensor:  # int64 [E]
+        num = self.env.num_envs
+        return row_seeds(self.seed, purpose, range(num), self.stream.num_env_steps // num)
 
     @property
     def _fraction_done(self) -> float:
         """The fraction of training that is done, in steps of the environments."""
-        return min(1.0, self.stream.num_env_steps / max(1, self.config.collect.num_env_steps))
+        return fraction_done(self.config, self.stream.num_env_steps)
 
     def _beta(self, update: int) -> float:
         first = self.config.replay.beta

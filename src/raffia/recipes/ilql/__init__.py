@@ -9,11 +9,11 @@ if TYPE_CHECKING:
         ILQL_Policy,
         ILQLEvaluation,
         evaluate,
-        fitted,
         load_agent,
         member_config,
         resume,
         train,
+        with_sizes,
     )
     from raffia.recipes.ilql.config import ILQLRun
     from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -24,7 +24,7 @@ __all__ = [
     "ILQLRun",
     "ILQL_Policy",
     "evaluate",
-    "fitted",
+    "with_sizes",
     "load_agent",
     "member_config",
     "resume",

@@ -1,4 +1,4 @@
-"""ILQL from data to an agent that speaks: train, resume, evaluate, load."""
+"""ILQL from data to an agent that generates: train, resume, evaluate, load."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, make_corpus
-from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, spoken
+from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, with_member_decode
 from raffia.recipes.ilql.experiment import evaluate_networks
 from raffia.recipes.ilql.language_model import making_of
 from raffia.recipes.ilql.networks import Networks
-from raffia.recipes.ilql.sizes import fitted, with_threads
+from raffia.recipes.ilql.sizes import with_sizes, with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import find_checkpoint, read_run_of
 from raffia.recipes.running import resume_run, threads, train_run
@@ -29,7 +29,7 @@ __all__ = [
     "ILQL_Policy",
     "RunResult",
     "evaluate",
-    "fitted",
+    "with_sizes",
     "load_agent",
     "member_config",
     "resume",
@@ -63,7 +63,7 @@ def resume(
 ) -> RunResult:
     """Go on at the newest checkpoint, as if the run had never been stopped.
 
-    config: in place of the run's, which `read_run(folder)` gives: a longer run, other evaluations.
+    config: instead of the run's, which `read_run(folder)` gives: a longer run, other evaluations.
         A learning rate that falls over the run follows its length.
     Raises RunError if the config differs in what has shaped what was learnt.
 
@@ -94,14 +94,14 @@ def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
     True
     """
     state = best_of(find_checkpoint(Path(folder), checkpoint))
-    return spoken(read_run_of(ILQLRun, Path(folder)), state["hyper"])
+    return with_member_decode(read_run_of(ILQLRun, Path(folder)), state["hyper"])
 
 
 def load_agent(
     folder: str | Path,
     checkpoint: str = "best",
     *,
-    decode: DecodeConfig | None = None,  # how it speaks; None: as the run says
+    decode: DecodeConfig | None = None,  # how it decodes; None: as in the run
     seed: int = 0,  # of what is drawn
 ) -> ILQL_Policy:
     """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
@@ -122,7 +122,7 @@ def load_agent(
     networks = Networks(config, making=making_of(config, folder))
     state = best_of(find_checkpoint(folder, checkpoint))
     networks.refresh(state)
-    decode = decode or spoken(config, state["hyper"]).decode
+    decode = decode or with_member_decode(config, state["hyper"]).decode
     return ILQL_Policy(
         networks,
         find_tokenizer(config, folder),
@@ -143,7 +143,7 @@ def evaluate(
     """Play games with the agent of a run, by each decoding; or its losses on held-out rows.
 
     episodes: games, or rows at most.
-    decode, adv_weights: in place of the run's.
+    decode, adv_weights: instead of the run's.
 
     >>> import io, tempfile
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -162,7 +162,7 @@ def evaluate(
         own = replace(own, adv_weights=adv_weights)
     saved = find_checkpoint(folder, checkpoint)
     state = best_of(saved, torch.device("cpu"))
-    decode = decode or spoken(config, state["hyper"]).decode
+    decode = decode or with_member_decode(config, state["hyper"]).decode
     config = with_threads(replace(config, evaluate=own, decode=decode))
     networks = Networks(config, making=making_of(config, folder))
     networks.refresh(state)

@@ -36,9 +36,9 @@ A causal language model, trained with raffia {version}.
 
 {scores}
 
-## How to speak with it
+## How to use it
 
-A prompt is the dialogue so far: `{bos}` where the environment spoke first and `{boa}` where the
+A prompt is the dialogue so far: `{bos}` where the environment comes first and `{boa}` where the
 agent does, then each utterance with its end, `{eos}` behind the environment's and `{eoa}` behind
 the agent's. An answer ends with `{eoa}`, which is therefore what `transformers` calls
 `eos_token`; `{eod}` ends a dialogue that is over, and `{pad}` fills up.
@@ -66,8 +66,8 @@ VALUES = """
 ## The values
 
 `transformers` runs the policy alone. What this agent has learnt beyond it are values: how much the
-dialogue promises (V), and each next token (Q). It speaks by logits that the advantage Q - V moves,
-which needs the value heads: they lie beside the model, in `value_heads.safetensors`, described by
+dialogue promises (V), and each next token (Q). It decodes by logits that the advantage Q - V moves,
+which needs the value heads: they are beside the model, in `value_heads.safetensors`, described by
 `raffia_ilql.json`. With raffia all of it comes back:
 
 ```python
@@ -82,7 +82,7 @@ It has learnt no values: the policy is all there is, and `transformers` runs it 
 """
 NO_POLICY = """
 By this method the policy's own logits learn nothing: `generate` of `transformers` gives noise, and
-the values below are what the agent speaks by.
+the values below are those that the agent decodes by.
 """
 
 
@@ -180,14 +180,14 @@ def _source(config: ILQLRun) -> str:
     if own.games == "branching":
         return f"games of Wordle with {words}, where one step of improvement misleads"
     players = ", ".join(
-        f"{100 * share:.0f} % {name}" for name, share in own.scripts.shares().items()
+        f"{100 * fraction:.0f} % {name}" for name, fraction in own.scripts.fractions().items()
     )
     return f"{own.num_games} games of Wordle with {words} by scripted players ({players})"
 
 
 def _told(scores: Mapping[str, Any]) -> str:
     if "mean_return" in scores:
-        lines = [f"- as it speaks in the run: {_figures(scores)}"]
+        lines = [f"- as it decodes in the run: {_figures(scores)}"]
         alone = (scores.get("decodings") or {}).get(ALONE)
         if alone:
             lines.append(f"- the policy alone, as `transformers` runs it: {_figures(alone)}")

@@ -15,23 +15,23 @@ from raffia.lm.envs.contract import Utterance
 from raffia.lm.envs.wordle.colors import ALL_BLACK, code_of, colors, colors_of
 from raffia.lm.envs.wordle.game import Turn, Wordle, WordleObservation
 
-__all__ = ["CannotSay", "Chat", "Guessing", "Piece", "Spoken"]
+__all__ = ["UnreadableText", "Chat", "Guessing", "Piece", "Reply"]
 
 HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 
 
-class CannotSay(ValueError):
-    """What a person typed that the agent can't be told; the message is for that person.
+class UnreadableText(ValueError):
+    """A text of the person that the agent can't read; the message is for that person.
 
-    >>> raise CannotSay("there is no token for 'é'")
+    >>> raise UnreadableText("there is no token for 'é'")
     Traceback (most recent call last):
     ...
-    raffia.recipes.ilql.chat.CannotSay: there is no token for 'é'
+    raffia.recipes.ilql.chat.UnreadableText: there is no token for 'é'
     """
 
 
 class Piece(NamedTuple):
-    """A token of an answer as it comes, and what the agent thought; None where it did not.
+    """A token of an answer as it comes, with the agent's values; None where it has none.
 
     >>> Piece("cr", "cr", 0.5, advantage=0.25, v=-1.0).text
     'cr'
@@ -39,12 +39,12 @@ class Piece(NamedTuple):
 
     text: str  # what it adds to the answer; nothing if it ends it, or is half a character
     name: str  # the token itself
-    share: float  # its probability, the advantage counted in
+    probability: float  # its probability, the advantage counted in
     advantage: float | None  # target Q - V
     v: float | None  # before the token
 
 
-class Spoken:
+class Reply:
     """An answer while it is given: its pieces, and then whether it was cut.
 
     >>> from raffia.recipes.ilql.data import make_tokenizer
@@ -52,8 +52,8 @@ class Spoken:
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["ilql-smoke"]
     >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
-    >>> spoken = Spoken(policy, [policy.tokenizer.boa_token_id])
-    >>> "".join(piece.text for piece in spoken) == spoken.text
+    >>> reply = Reply(policy, [policy.tokenizer.boa_token_id])
+    >>> "".join(piece.text for piece in reply) == reply.text
     True
     """
 
@@ -84,7 +84,7 @@ class Spoken:
 
     @property
     def text(self) -> str:
-        """What was said so far."""
+        """The text so far."""
         return self._policy.tokenizer.decode(self.tokens)
 
     @property
@@ -95,13 +95,13 @@ class Spoken:
         block_size = self._policy.agent.model.config.trunk.block_size
         if len(self._prompt) + len(self.tokens) >= block_size:
             return f"its context of {block_size} tokens is full"
-        return f"it may say {len(self.tokens)} tokens at once"
+        return f"it may generate {len(self.tokens)} tokens at a time"
 
 
 class Chat:
     """A dialogue with an agent, of any length: what the context has no room for is forgotten.
 
-    A prompt is made as the rows of the data are, so the agent sees what it was trained on.
+    A prompt is made as the rows of the data are, so the agent reads what it was trained on.
 
     >>> from raffia.recipes.ilql.data import make_tokenizer
     >>> from raffia.recipes.ilql.networks import Networks
@@ -109,14 +109,14 @@ class Chat:
     >>> config = ILQL_PRESETS["ilql-smoke"]
     >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
     >>> chat = Chat(policy)
-    >>> chat.say("<b><b><g><b><y>")
-    >>> len(list(chat.answer())) > 0, len(chat.said)
+    >>> chat.send("<b><b><g><b><y>")
+    >>> len(list(chat.answer())) > 0, len(chat.utterances)
     (True, 2)
     """
 
     def __init__(self, policy: ILQL_Policy) -> None:
         self.policy = policy
-        self.said: list[Utterance] = []  # with a number where it is the agent's
+        self.utterances: list[Utterance] = []  # with a number where it is the agent's
         self.num_forgotten = 0  # of the utterances, at the last answer
         self.cut = ""  # why the last answer has no end
 
@@ -131,44 +131,44 @@ class Chat:
         least = max(1, self.block_size // 4)
         return min(least, self.policy.config.max_new_tokens or least)
 
-    def say(self, text: str) -> None:
-        """The person says something; `CannotSay` if the agent could not read it."""
+    def send(self, text: str) -> None:
+        """Add an utterance of the person; `UnreadableText` if the agent could not read it."""
         alone = self._tokens([(text, None)])
         if len(alone) + self.room > self.block_size:
-            raise CannotSay(
+            raise UnreadableText(
                 f"that is {len(alone)} tokens; with an answer, the agent's context of "
-                f"{self.block_size} has room for {self.block_size - self.room}: say less at once"
+                f"{self.block_size} has room for {self.block_size - self.room}: send less at a time"
             )
-        self.said.append((text, None))
+        self.utterances.append((text, None))
 
     def answer(self) -> Iterator[Piece]:
-        """The agent's next utterance, piece by piece; it is said once the last piece has come."""
-        spoken = Spoken(self.policy, self._prompt())
-        yield from spoken
-        self.cut = spoken.cut
-        self.said.append((spoken.text, 0.0))
+        """The agent's next utterance, piece by piece; it is added once the last piece has come."""
+        reply = Reply(self.policy, self._prompt())
+        yield from reply
+        self.cut = reply.cut
+        self.utterances.append((reply.text, 0.0))
 
     def take_back(self) -> bool:
-        """Forget the agent's last answer; False if it was not the agent who spoke last."""
-        if not self.said or self.said[-1][1] is None:
+        """Forget the agent's last answer; False if the last utterance is not the agent's."""
+        if not self.utterances or self.utterances[-1][1] is None:
             return False
-        self.said.pop()
+        self.utterances.pop()
         return True
 
     def _prompt(self) -> list[int]:
-        """What the agent still sees: whole utterances, the last ones."""
-        for first in range(max(1, len(self.said))):
-            prompt = self._tokens(self.said[first:])
+        """The utterances that fit the context: whole ones, the last."""
+        for first in range(max(1, len(self.utterances))):
+            prompt = self._tokens(self.utterances[first:])
             if len(prompt) + self.room <= self.block_size:
                 break
         self.num_forgotten = first
         return prompt[-(self.block_size - 1) :]
 
-    def _tokens(self, said: list[Utterance]) -> list[int]:
+    def _tokens(self, utterances: list[Utterance]) -> list[int]:
         try:
-            return self.policy.prompt(Dialogue(said, terminal=False))
+            return self.policy.prompt(Dialogue(utterances, terminal=False))
         except (ValueError, KeyError) as error:  # what a tokenizer raises for what it lacks
-            raise CannotSay(str(error.args[0]).partition(";")[0]) from error
+            raise UnreadableText(str(error.args[0]).partition(";")[0]) from error
 
 
 class Guessing:
@@ -194,7 +194,7 @@ class Guessing:
         self.turns: tuple[Turn, ...] = ()
         self.guess: str | None = None  # that waits for its colours
 
-    def anew(self, secret: str | None = None) -> Guessing:
+    def new_game(self, secret: str | None = None) -> Guessing:
         """Another game with the same agent."""
         return type(self)(self.policy, self.wordle, secret)
 
@@ -219,11 +219,11 @@ class Guessing:
         return self.guess is not None and self.wordle.is_valid(self.guess)
 
     def think(self) -> Iterator[Piece]:
-        """The next guess, piece by piece, or another in place of the one that waits."""
+        """The next guess, piece by piece, or another instead of the one that waits."""
         observation: Observation = self.observation
-        spoken = Spoken(self.policy, self.policy.prompt(observation))
-        yield from spoken
-        self.guess = spoken.text
+        reply = Reply(self.policy, self.policy.prompt(observation))
+        yield from reply
+        self.guess = reply.text
 
     def row_of(self, guess: str) -> str | None:
         """The colours of a guess where they are known: by the secret, or as it is no word."""
@@ -233,7 +233,7 @@ class Guessing:
 
     def answer(self, row: str) -> None:
         """The guess gets its colours, such as "gybbb"."""
-        code_of(row)  # says what is wrong with it
+        code_of(row)  # raises an error for what is wrong with it
         if self.guess is None:
             raise ValueError("no guess waits for colours: it is the agent's turn, `think()`")
         self.turns = (*self.turns, (self.guess, row))
@@ -241,15 +241,15 @@ class Guessing:
 
     def take_back(self) -> bool:
         """The last colours that a word got were wrong; False if there are none."""
-        places = [at for at, (guess, _) in enumerate(self.turns) if self.wordle.is_valid(guess)]
-        if not places:
+        words = [at for at, (guess, _) in enumerate(self.turns) if self.wordle.is_valid(guess)]
+        if not words:
             return False
-        self.guess = self.turns[places[-1]][0]
-        self.turns = self.turns[: places[-1]]
+        self.guess = self.turns[words[-1]][0]
+        self.turns = self.turns[: words[-1]]
         return True
 
-    def tell(self, secret: str) -> None:
-        """The person gives the word away; ValueError if earlier colours say otherwise."""
+    def reveal(self, secret: str) -> None:
+        """The person gives the word away; ValueError if earlier colours contradict it."""
         for guess, row in self.turns:
             right = colors(secret, guess, self.wordle.rule) if self.wordle.is_valid(guess) else row
             if right != row:

@@ -43,8 +43,10 @@ class DialogueDataConfig:
     # Names in the files for what is called otherwise here: chat=messages score=reward; a name
     # without a meaning, as in tokens=, leaves that entry out.
     columns: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()  # who speaks, for other roles: bot=agent caller=environment
-    # "characters", "words" (between spaces), or where a tokenizer lies: a folder, or a JSON file
+    roles: tuple[
+        str, ...
+    ] = ()  # whether it is the agent, for other roles: bot=agent caller=environment
+    # "characters", "words" (between spaces), or the path of a tokenizer: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
     add_special_tokens: bool = False  # those that a tokenizer from elsewhere lacks
@@ -52,11 +54,11 @@ class DialogueDataConfig:
     too_long: Literal["refuse", "cut", "skip"] = "refuse"
     malformed: Literal["refuse", "skip"] = "refuse"
     token_reward: float = 0.0  # of each of the agent's tokens; below 0 it makes the agent brief
-    held_out: float = 0.05  # share of the rows that is evaluated on, and not learnt from
+    held_out: float = 0.05  # fraction of the rows that is evaluated on, and not learnt from
     split_seed: int = 0  # which rows these are
     buckets: tuple[int, ...] = ()  # lengths that batches are padded to; none: their longest row
     # Batches whose rows are sorted by length together: less padding, for trunks that compute it.
-    # But where length tells of the return, V comes out too high: see `DialogueDataset`.
+    # But where length goes with the return, V comes out too high: see `DialogueDataset`.
     sort_window: int = 1
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class LoRAConfig:
     # that make queries, keys and values.
     layers: tuple[str, ...] = ()
     # Whether the tables of tokens, in and out, learn as a whole. None: if tokens are added to the
-    # model's, which would be noise else; `fitted` settles it.
+    # model's, which would be noise else; `with_sizes` sets it.
     learn_embeddings: bool | None = None
 
     def __post_init__(self) -> None:
@@ -109,15 +111,15 @@ class LoRAConfig:
 class ScriptsConfig:
     """Who played the games: how often each, in any unit.
 
-    >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).shares()
+    >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).fractions()
     {'expert': 0.15, 'fair': 0.85}
     """
 
-    expert: float = 0.15  # the most telling guess
+    expert: float = 0.15  # the most informative guess
     fair: float = 0.25  # any word that can be the secret
     random: float = 0.25  # any word
     wrong: float = 0.1  # a word that cannot be the secret
-    stuck: float = 0.2  # a fair guess, said again and again
+    stuck: float = 0.2  # a fair guess, repeated
     non_word: float = 0.05  # letters without sense
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class ScriptsConfig:
         if not sum(asdict(self).values()) > 0:
             raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
 
-    def shares(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, float]:
         """Of all games, by name; those that play none are left out."""
         weights: dict[str, float] = asdict(self)
         total = sum(weights.values())
@@ -215,7 +217,7 @@ class ILQLRun(ILQLConfig):
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
     # A folder with a causal language model as Hugging Face keeps it, to begin with: a GPT-2, or
     # with the extra `hf` any that transformers knows; none: fresh weights. Sizes are model.trunk's
-    # in any case: `raffia.recipes.ilql.fitted` copies them from there.
+    # in any case: `raffia.recipes.ilql.with_sizes` copies them from there.
     language_model: str = ""
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     num_updates: int = 2_000  # of the whole run

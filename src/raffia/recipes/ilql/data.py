@@ -1,4 +1,4 @@
-"""What a run of ILQL learns from, and by which tokens: played games, or files of dialogues."""
+"""The data of a run of ILQL, and its tokenizer: played games, or files of dialogues."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from raffia.files import (
 )
 from raffia.functional.seeds import derive_seed
 from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
-from raffia.lm.data.dialogue_building import RowTooLongError, tokenizer_checksum
+from raffia.lm.data.dialogue_building import RowTooLongError
 from raffia.lm.data.dialogue_rows import TokenRow
-from raffia.lm.data.dialogue_sources import DialogueSource
-from raffia.lm.data.joined_dialogues import JoinedDialogues
+from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
 from raffia.lm.data.token_reward import ConstantTokenReward
 from raffia.lm.envs.wordle.branching import BranchingConfig, branching_games
 from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
@@ -40,6 +39,7 @@ from raffia.lm.envs.wordle.policies import (
 )
 from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.check import tokenizer_checksum
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
 from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
-NON_WORD = "<?>"  # stands for whatever guess is no word, where words are tokens
+NON_WORD = "<?>"  # for whatever guess is no word, where words are tokens
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Corpus:
     held_out: DialogueDataset | None
 
     def digest(self) -> str:
-        """The same only where the same rows are learnt from: their tokens, places and rewards."""
+        """The same only where the same rows are learnt from: their tokens, indices and rewards."""
         code = hashlib.sha256(tokenizer_checksum(self.tokenizer).encode())
         code.update(self.learnt.store.checksum.encode())
         code.update(self.learnt.rows.astype("<i8").tobytes())
@@ -95,7 +95,7 @@ def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
     folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
     """
     source = None if config.task == "wordle" else source_of(config.data)
-    tokenizer = find_tokenizer(config, folder, source, may_mend=True)
+    tokenizer = find_tokenizer(config, folder, source, may_rebuild=True)
     block_size = config.model.trunk.block_size
     if source is None:
         games = play_games(config.wordle)
@@ -141,10 +141,10 @@ def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
     needs = config.loss.needs_values or config.keep_best < 1
     if needs and not any(point.rewards and any(point.rewards) for point in _rewarded(data)):
         raise RunError(
-            f"none of the {len(data)} dialogues has a reward other than 0, so that nothing tells "
-            'good answers from bad ones: give rewards, "reward" beside a message or of the row '
-            "(--data.columns score=reward where it has another name). To imitate all of them: "
-            "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
+            f"none of the {len(data)} dialogues has a reward other than 0, so that nothing "
+            'distinguishes good answers from bad ones: give rewards, "reward" beside a message or '
+            "of the row (--data.columns score=reward where it has another name). To imitate all of "
+            "them: --loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
         )
 
 
@@ -163,16 +163,16 @@ def describe_corpus(corpus: Corpus) -> str:
     """
     found = corpus.learnt.statistics()
     returns = corpus.learnt.store.summary.episode_return[corpus.learnt.rows]
-    said = (
+    text = (
         f"{found.num_rows:,} dialogues, {found.num_utterances:,} answers, {found.num_tokens:,} "
         f"tokens (the longest {found.longest:,}); return {found.mean_return:.4g} "
         f"({returns.min():.4g} to {returns.max():.4g}), deviation {returns.std():.3g}"
     )
     if found.num_skipped:
-        said += f"; {found.num_skipped:,} rows left out"
+        text += f"; {found.num_skipped:,} rows left out"
     if corpus.held_out is not None:
-        said += f"; {len(corpus.held_out):,} more held out"
-    return said
+        text += f"; {len(corpus.held_out):,} more held out"
+    return text
 
 
 def describe_template(config: ILQLRun) -> str:
@@ -189,14 +189,14 @@ def describe_template(config: ILQLRun) -> str:
     if not config.language_model or not there:
         return ""
     return (
-        f"{config.language_model} has a chat template, which is not used: utterances stand between "
-        "marks of our own, and of roles only whose turn it is stays. See docs/ilql.md, a language "
-        "model of others"
+        f"{config.language_model} has a chat template, which is not used: utterances are put "
+        "between marks of our own, and of roles only whose turn it is stays. See docs/ilql.md, a "
+        "language model of others"
     )
 
 
 def split(
-    data: DialogueDataset, share: float, seed: int
+    data: DialogueDataset, fraction: float, seed: int
 ) -> tuple[DialogueDataset, DialogueDataset]:
     """The rows that are learnt from, and those that are held out, which the seed draws.
 
@@ -212,21 +212,8 @@ def split(
             f"{num} row can't be split into some to learn from and some held out: give 2 or more"
         )
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
-    num_held = min(num - 1, max(1, round(share * num)))
-    parts = np.sort(order[num_held:]), np.sort(order[:num_held])
-    learnt, held_out = (
-        DialogueDataset(
-            data.store,
-            data.vocabulary,
-            rows=data.rows[part],
-            max_len=data.max_len,
-            buckets=data.buckets,
-            sort_window=data.sort_window,
-            origin=data.origin,
-        )
-        for part in parts
-    )
-    return learnt, held_out
+    num_held_out = min(num - 1, max(1, round(fraction * num)))
+    return data.select(np.sort(order[num_held_out:])), data.select(np.sort(order[:num_held_out]))
 
 
 # -- games
@@ -280,11 +267,11 @@ def play_games(config: WordleConfig) -> list[LabelledGame]:
         "stuck": Repeat(Fitting()),
         "non_word": NonWord(),
     }
-    parts, begun = [], 0.0
-    for name, share in config.scripts.shares().items():
-        ended = begun + share * config.num_games  # of whole numbers that sum to num_games
-        parts.append(Part(name, scripts[name], round(ended) - round(begun)))
-        begun = ended
+    parts, start = [], 0.0
+    for name, fraction in config.scripts.fractions().items():
+        end = start + fraction * config.num_games  # of whole numbers that sum to num_games
+        parts.append(Part(name, scripts[name], round(end) - round(start)))
+        start = end
     return sample_games(wordle, parts, config.data_seed)
 
 
@@ -317,12 +304,12 @@ def find_tokenizer(
     folder: Path | None,
     source: DialogueSource | None = None,
     *,
-    may_mend: bool = False,
+    may_rebuild: bool = False,
 ) -> Tokenizer:
     """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
 
     source: the rows of files, where they are open already.
-    may_mend: make one that is damaged again of the data, as whoever goes on with a run may, since
+    may_rebuild: make one that is damaged again of the data, as a run that is resumed may, since
         what its checkpoints have learnt from is compared. That of games follows from the config.
 
     >>> find_tokenizer(ILQLRun(), None).num_tokens  # words, rows of colours, and seven more
@@ -330,20 +317,20 @@ def find_tokenizer(
     """
     if folder is None:
         return make_tokenizer(config, source)
-    place = folder / TOKENIZER
-    if (place / TOKENIZER_FILE).exists():
+    home = folder / TOKENIZER
+    if (home / TOKENIZER_FILE).exists():
         try:
-            check_manifest(place)
-            return load_tokenizer(place)
+            check_manifest(home)
+            return load_tokenizer(home)
         except (DamagedFileError, FileNotFoundError) as error:
-            if config.task != "wordle" and not may_mend:
+            if config.task != "wordle" and not may_rebuild:
                 raise RunError(
                     f"{error}. `raffia resume {folder}` makes the tokenizer again from the data; "
                     "or bring the file back"
                 ) from error
     made = make_tokenizer(config, source)
-    made.save(place)
-    write_manifest(place, [entry.name for entry in place.iterdir() if _is_of_tokenizer(entry)])
+    made.save(home)
+    write_manifest(home, [entry.name for entry in home.iterdir() if _is_of_tokenizer(entry)])
     return made
 
 
@@ -367,7 +354,7 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
         return load_tokenizer(path)
     if not path.exists():
         raise RunError(
-            f"data.tokenizer={data.tokenizer!r}: nothing lies there; give a tokenizer's folder, "
+            f"data.tokenizer={data.tokenizer!r}: nothing is there; give a tokenizer's folder, "
             "or characters, or words, by which it is made of the data"
         )
     if path.is_dir() and not (path / TOKENIZER_JSON).exists():
@@ -391,30 +378,30 @@ def _of_hugging_face(path: Path, add_special_tokens: bool) -> HFTokenizer:
 
 @contextmanager
 def _named_as_settings() -> Iterator[None]:
-    """What is wrong with a row, with the settings of a run that mend it."""
+    """What is wrong with a row, with the settings of a run that correct it."""
     try:
         yield
     except RowTooLongError as error:
-        mend = "Of a run these are --data.max_len, --data.too_long and --model.trunk.block_size"
-        raise RowTooLongError(error.path, error.where, f"{error.why}. {mend}") from error
+        fix = "Of a run these are --data.max_len, --data.too_long and --model.trunk.block_size"
+        raise RowTooLongError(error.path, error.where, f"{error.why}. {fix}") from error
     except MalformedDataError as error:
-        mend = "--data.malformed skip leaves such rows out"
+        fix = "--data.malformed skip leaves such rows out"
         if "columns={" in error.why:
-            mend = f"Of a run: --data.columns chat=messages score=reward tokens=. {mend}"
+            fix = f"Of a run: --data.columns chat=messages score=reward tokens=. {fix}"
         if "roles={" in error.why:
-            mend = f"Of a run: --data.roles bot=agent caller=environment. {mend}"
-        raise MalformedDataError(error.path, error.where, f"{error.why}. {mend}") from error
+            fix = f"Of a run: --data.roles bot=agent caller=environment. {fix}"
+        raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error
 
 
 def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:
-    """What is said in all rows."""
-    for place, raw in source.rows():
+    """The texts of all rows."""
+    for location, raw in source.rows():
         try:
-            found: Any = source.read(raw, place)
+            found: Any = source.read(raw, location)
         except MalformedDataError:
             if not skip:
                 raise
             continue
         if isinstance(found, TokenRow):
-            place.fail("it is of tokens, whose tokenizer must be given: --data.tokenizer FOLDER")
+            location.fail("it is of tokens, whose tokenizer must be given: --data.tokenizer FOLDER")
         yield from (text for text, _ in found.to_sequence()[0])

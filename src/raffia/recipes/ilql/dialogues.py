@@ -1,4 +1,4 @@
-"""What a run's agent thinks of a few dialogues, token by token, for a page that shows it.
+"""Scores of a few dialogues by a run's agent, token by token, for a page that shows them.
 
 They are the same at every evaluation: games of the same secrets, rows from the worst to the best.
 So one sees how values grow, and a file depends on the checkpoint and the config alone.
@@ -31,16 +31,16 @@ from raffia.recipes.ilql.data import Corpus, make_wordle
 from raffia.recipes.ilql.evaluation import for_games
 from raffia.recipes.ilql.networks import Networks, Stoppable
 
-__all__ = ["seen_dialogues", "told_data", "write_dialogues"]
+__all__ = ["scored_dialogues", "data_summary", "write_dialogues"]
 
 NUM_OF_EACH = 4  # games of its own, and rows
 MOST_TOKENS = 300  # of a dialogue; what comes behind is not looked at
-NUM_OTHERS = 3  # tokens that were not said, of each decision
+NUM_OTHERS = 3  # tokens that were not chosen, of each decision
 _Z95 = 1.959964  # of the normal distribution, both sides
 Record = dict[str, Any]  # for JSON
 
 
-def seen_dialogues(
+def scored_dialogues(
     networks: Networks,
     corpus: Corpus,
     config: ILQLRun,
@@ -49,12 +49,12 @@ def seen_dialogues(
 ) -> Record:
     """Games of the agent's own, where there are games, and logged rows, with Q and V; for JSON.
 
-    Raises `Interrupted` if `stop` says so.
+    Raises `Interrupted` if `stop` is true.
 
     >>> from raffia.recipes.ilql.data import make_corpus
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["ilql-smoke"]
-    >>> found = seen_dialogues(Networks(config), make_corpus(config, None), config)
+    >>> found = scored_dialogues(Networks(config), make_corpus(config, None), config)
     >>> [one["source"] for one in found["dialogues"]][3:5], found["data"]["num_rows"]
     (['own', 'logged'], 200)
     """
@@ -70,21 +70,21 @@ def seen_dialogues(
     return {
         "values": config.loss.needs_values,
         "policy": config.loss.awac_weight > 0,
-        "data": told_data(corpus, config),
+        "data": data_summary(corpus, config),
         "dialogues": [
-            {"source": source, **_told(networks, tokenizer, config, point.cut(most))}
+            {"source": source, **_scored(networks, tokenizer, config, point.cut(most))}
             for source, point in shown
         ],
     }
 
 
-def told_data(corpus: Corpus, config: ILQLRun) -> Record:
+def data_summary(corpus: Corpus, config: ILQLRun) -> Record:
     """What the logged dialogues brought, all of them, and those that are learnt from.
 
     >>> from raffia.recipes.ilql.data import make_corpus
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["wordle-branching"]
-    >>> found = told_data(make_corpus(config, None), config)
+    >>> found = data_summary(make_corpus(config, None), config)
     >>> found["num_rows"], found["learnt"]["num_rows"]
     (168, 168)
     """
@@ -108,7 +108,7 @@ def told_data(corpus: Corpus, config: ILQLRun) -> Record:
 
 
 def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) -> Path:
-    """Write `dialogues/<update>.json` of a run, all at once; gives where it stands.
+    """Write `dialogues/<update>.json` of a run, all at once; returns its path.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:
@@ -141,17 +141,17 @@ def _own_games(
 
 
 def _worst_to_best(data: DialogueDataset) -> list[int]:
-    """Numbers of rows that lie evenly in the order of their returns."""
+    """Numbers of rows that are spread evenly in the order of their returns."""
     order = np.argsort(data.store.summary.episode_return[data.rows], kind="stable")
-    places = np.linspace(0, len(order) - 1, min(NUM_OF_EACH, len(order))).round().astype(np.int64)
-    found: list[int] = order[places].tolist()
+    indices = np.linspace(0, len(order) - 1, min(NUM_OF_EACH, len(order))).round().astype(np.int64)
+    found: list[int] = order[indices].tolist()
     return found
 
 
-# -- what is told of one
+# -- the record of one
 
 
-def _told(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: DataPoint) -> Record:
+def _scored(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: DataPoint) -> Record:
     per_token = config.model.per_token
     firsts = point.action_idxs if per_token else point.utterance_state_idxs[:-1]
     lasts = [at + 1 for at in point.action_idxs] if per_token else point.utterance_action_idxs
@@ -161,7 +161,7 @@ def _told(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: Data
         {"first": first + 1, "last": last, "reward": _short(reward)}
         for first, last, reward in zip(firsts, lasts, rewards, strict=True)
     ]
-    told: Record = {
+    record: Record = {
         "return": _short(point.episode_return),
         "ended": bool(point.terminals[-1]),
         "cut": point.was_cut,
@@ -171,23 +171,23 @@ def _told(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: Data
         "states": list(states),
     }
     if actions:
-        told |= _thoughts(networks, tokenizer, config, point, actions)
-    return told
+        record |= _scores(networks, tokenizer, config, point, actions)
+    return record
 
 
 @torch.no_grad()
-def _thoughts(
+def _scores(
     networks: Networks,
     tokenizer: Tokenizer,
     config: ILQLRun,
     point: DataPoint,
-    actions: list[Record],  # to which is added what is thought of them
+    actions: list[Record],  # to which their scores are added
 ) -> Record:
     """V at the states; None behind the end."""
     model, loss, per_token = networks.model, config.loss, config.model.per_token
     device = next(model.parameters()).device
     states = point.state_idxs if per_token else point.utterance_state_idxs
-    places = point.action_idxs if per_token else point.utterance_action_idxs
+    indices = point.action_idxs if per_token else point.utterance_action_idxs
 
     def row(numbers: Sequence[int]) -> Tensor:  # [1, n]
         return torch.tensor([list(numbers)], device=device)
@@ -195,19 +195,19 @@ def _thoughts(
     out = model(
         row(point.tokens),
         row(states),
-        row(places),
+        row(indices),
         target=networks.target if loss.needs_values else None,
         with_logits=loss.awac_weight > 0,
     )
     log_probs = None
     if out.logits is not None:
         log_probs = out.logits[0, point.action_idxs].float().log_softmax(-1)  # [own tokens, V]
-        said = [at + 1 for at in point.action_idxs]
-        of_token = log_probs.gather(1, row([point.tokens[at] for at in said]).T).squeeze(1)
-        by_place = dict(zip(said, of_token.tolist(), strict=True))
+        positions = [at + 1 for at in point.action_idxs]
+        of_token = log_probs.gather(1, row([point.tokens[at] for at in positions]).T).squeeze(1)
+        by_position = dict(zip(positions, of_token.tolist(), strict=True))
         for action in actions:
             within = range(action["first"], action["last"] + 1)
-            action["log_prob"] = _short(math.fsum(by_place[at] for at in within))
+            action["log_prob"] = _short(math.fsum(by_position[at] for at in within))
     target_q = None
     v: list[float | None] = []
     if loss.needs_values:
@@ -232,18 +232,18 @@ def _add_others(
     log_probs: Tensor | None,  # [A, V]
     target_q: Tensor | None,  # [A, V]
 ) -> None:
-    """What else might have been said: the policy's likeliest; without one, the highest Q."""
+    """Alternatives to each action: the policy's likeliest; without one, the highest Q."""
     order = target_q if log_probs is None else log_probs
     if order is None:
         return
     likeliest = order.topk(min(NUM_OTHERS + 1, order.shape[-1]), dim=-1).indices.tolist()
-    for place, (action, tokens) in enumerate(zip(actions, likeliest, strict=True)):
+    for row, (action, tokens) in enumerate(zip(actions, likeliest, strict=True)):
         others = [token for token in tokens if token != point.tokens[action["last"]]]
         action["others"] = [
             {
                 "token": pieces(tokenizer, [token])[0],
-                **({} if log_probs is None else {"log_prob": _short(log_probs[place, token])}),
-                **({} if target_q is None else {"q": _short(target_q[place, token])}),
+                **({} if log_probs is None else {"log_prob": _short(log_probs[row, token])}),
+                **({} if target_q is None else {"q": _short(target_q[row, token])}),
             }
             for token in others[:NUM_OTHERS]
         ]
@@ -258,16 +258,16 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     ['<s>', 'the', ' cat', '</s>']
     """
     found: list[str] = []
-    begun: list[int] = []  # the utterance so far
+    current: list[int] = []  # the utterance so far
     text = ""
     for token in tokens:
         alone = tokenizer.decode([token])
         if not alone:  # a mark between utterances
             found.append(tokenizer.id_to_token(token))
-            begun, text = [], ""
+            current, text = [], ""
             continue
-        begun.append(token)
-        whole = tokenizer.decode(begun)
+        current.append(token)
+        whole = tokenizer.decode(current)
         # A letter of several tokens is not there before the last of them.
         found.append(whole[len(text) :] if whole.startswith(text) else alone)
         text = whole

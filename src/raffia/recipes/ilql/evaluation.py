@@ -48,14 +48,14 @@ Stop = Callable[[], bool]
 
 
 class Replies(NamedTuple):
-    """What an agent would say of the logged answers: N held-out dialogues of A actions at most.
+    """Log-probabilities of the logged answers: N held-out dialogues of A actions at most.
 
     >>> Replies(*[torch.zeros(2, 3)] * 3, torch.ones(2, 3, dtype=torch.bool), -1.0).fit
     0.0
     """
 
-    said: Tensor  # [N, A] log-probability when decoding
-    alone: Tensor  # [N, A] ... of the policy alone
+    decoded: Tensor  # [N, A] log-probability when decoding
+    policy: Tensor  # [N, A] ... of the policy alone
     rewards: Tensor  # [N, A]
     mask: Tensor  # bool [N, A]
     worst: float  # the least return of all logged dialogues
@@ -63,7 +63,7 @@ class Replies(NamedTuple):
     @property
     def fit(self) -> float:
         """How well the policy knows the data: its mean log-probability of their actions."""
-        return float(self.alone[self.mask].mean()) if self.mask.any() else 0.0
+        return float(self.policy[self.mask].mean()) if self.mask.any() else 0.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ILQLEvaluation:
 
 
 def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
-    """The ways of speaking that are compared, the config's first.
+    """The decodings that are compared, the config's first.
 
     >>> from raffia.recipes.ilql.config import ILQLEvaluateConfig
     >>> list(decodings(ILQLRun(evaluate=ILQLEvaluateConfig(adv_weights=(0.0, 4.0)))))
@@ -98,11 +98,11 @@ def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
     return found
 
 
-def spoken(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
+def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
     """The config with the decoding of a member of a population, who may have its own numbers.
 
     >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
-    >>> decode = spoken(ILQLRun(), hyper).decode
+    >>> decode = with_member_decode(ILQLRun(), hyper).decode
     >>> decode.temperature, decode.adv_weight == ILQLRun().decode.adv_weight
     (0.5, True)
     """
@@ -199,13 +199,13 @@ def held_out_means(
         for name, total in (("actions_per_row", actions), ("next_tokens_per_row", tokens)):
             batch[name] = torch.full((len(batch),), max(total, 1) / num)
         with torch.no_grad():
-            _, told = networks.loss(batch.to(device), numbers)
-        for name, value in told.items():
+            _, metrics = networks.loss(batch.to(device), numbers)
+        for name, value in metrics.items():
             if name == "num_tokens":
                 continue
             of_actions = name.endswith("_mean")
-            share = own_actions / max(actions, 1) if of_actions else len(batch) / num
-            means[name] = means.get(name, 0.0) + share * float(value)
+            weight = own_actions / max(actions, 1) if of_actions else len(batch) / num
+            means[name] = means.get(name, 0.0) + weight * float(value)
     return means
 
 
@@ -217,7 +217,7 @@ def logged_replies(
     *,
     stop: Stop = lambda: False,
 ) -> Replies | None:
-    """What the agent would say of these rows; None where that can't be known.
+    """Log-probabilities of these rows' answers; None where they can't be known.
 
     The policy stands for whoever made the data, so it has to be a cloning of them, of tokens.
     """
@@ -236,12 +236,12 @@ def logged_replies(
         both = action_log_probs(networks.model, networks.target, batch, decode, pad_token=pad_token)
         parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
     most = max(part[0].shape[1] for part in parts)
-    said, alone, rewards, mask = (
+    decoded, policy, rewards, mask = (
         torch.cat([F.pad(entry, (0, most - entry.shape[1])) for entry in entries])
         for entries in zip(*parts, strict=True)
     )
     worst = float(data.store.summary.episode_return.min())
-    return Replies(said, alone, rewards.double(), mask, worst)
+    return Replies(decoded, policy, rewards.double(), mask, worst)
 
 
 def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -> ILQLEvaluation:
@@ -251,18 +251,18 @@ def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -
 
     The score is the estimated gain over the logged dialogues where the 95 % interval leaves no
     room for none, and else 0: then the newest checkpoint is as good as any. Not the least gain: an
-    agent that learns says less and less of what the data say, its interval grows, and the best
-    checkpoint would be an early one. Without an estimate it is minus the loss.
+    agent that learns generates less and less of what the data have, its interval grows, and the
+    best checkpoint would be an early one. Without an estimate it is minus the loss.
 
     >>> with_estimate(ILQLEvaluation(held_out={"loss": 0.5})).held_out["score"]
     -0.5
     """
-    replies, told = found.replies, dict(found.held_out)
+    replies, metrics = found.replies, dict(found.held_out)
     if replies is None:
-        return replace(found, held_out=told | {"score": -told["loss"]})
-    reference = (made_the_data or replies).alone
-    one = off_policy_return(replies.said - reference, replies.rewards, replies.worst)
-    told |= {
+        return replace(found, held_out=metrics | {"score": -metrics["loss"]})
+    reference = (made_the_data or replies).policy
+    one = off_policy_return(replies.decoded - reference, replies.rewards, replies.worst)
+    metrics |= {
         "score": one.gain if one.gain_low > 0 else 0.0,
         "estimated_return": one.mean_return,
         "estimated_low": one.low,
@@ -272,7 +272,7 @@ def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -
         "effective_rows": one.effective_rows,
         "support": one.support,
     }
-    return replace(found, held_out=told)
+    return replace(found, held_out=metrics)
 
 
 def _rows_of(data: DialogueDataset, config: ILQLRun) -> npt.NDArray[np.int64]:
@@ -281,7 +281,7 @@ def _rows_of(data: DialogueDataset, config: ILQLRun) -> npt.NDArray[np.int64]:
 
 
 def fitness_of(found: ILQLEvaluation) -> float:
-    """What the members of a population are chosen by.
+    """The fitness by which members of a population are chosen.
 
     >>> fitness_of(ILQLEvaluation(held_out={"score": 0.0, "gain_low": -0.5}))
     -0.5
@@ -292,7 +292,7 @@ def fitness_of(found: ILQLEvaluation) -> float:
 
 
 def evaluated(found: ILQLEvaluation) -> Evaluated:
-    """The row that tells of an evaluation.
+    """The metrics row of an evaluation.
 
     >>> evaluated(ILQLEvaluation(held_out={"loss": 0.5, "score": 0.25})).score
     0.25

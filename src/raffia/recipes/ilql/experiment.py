@@ -22,7 +22,7 @@ from raffia.recipes.ilql.data import (
     make_corpus,
     make_wordle,
 )
-from raffia.recipes.ilql.dialogues import Record, seen_dialogues, write_dialogues
+from raffia.recipes.ilql.dialogues import Record, scored_dialogues, write_dialogues
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
     evaluated,
@@ -30,8 +30,8 @@ from raffia.recipes.ilql.evaluation import (
     held_out_means,
     logged_replies,
     play_wordle,
-    spoken,
     with_estimate,
+    with_member_decode,
 )
 from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
@@ -85,7 +85,7 @@ class ILQLExperiment(Experiment):
             view.message(template)
 
     def init(self) -> TensorDict:
-        """Fresh networks of the run's seed, or what lies in the language model's folder."""
+        """New networks by the run's seed, or those of the language model's folder."""
         first = self.networks.state_of(self.making.first(), self.making.seed)
         return first if self.members is None else self.members.begin(self._states(first))
 
@@ -95,7 +95,7 @@ class ILQLExperiment(Experiment):
         return state if self.members is None else self.members.begin(state)
 
     def _states(self, first: TensorDict) -> TensorDict:  # [P]
-        """Of the members before the first update; those of a language model begin alike."""
+        """Of the members before the first update; those of a language model begin equal."""
         size = self.config.population.size
         if self.config.language_model:
             return stack([first] * size)
@@ -120,7 +120,7 @@ class ILQLExperiment(Experiment):
         return state
 
     def payload(self) -> CheckpointPayload:
-        """What was learnt from; the number of the update says where the stream stands."""
+        """What was learnt from; the number of the update is the stream's position."""
         extras = {"data": self._data(), "language_model": self.making.checksum}
         return CheckpointPayload({}, extras | (self.members.payload() if self.members else {}))
 
@@ -139,7 +139,7 @@ class ILQLExperiment(Experiment):
         return None if self.members is None else self.members.evolve(state)
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
-        """Games, or held-out rows; None if `stop` said so meanwhile."""
+        """Games, or held-out rows; None if `stop` became true meanwhile."""
         self.guard.check_state(state)
         update = step_of(state)
         with self.clock.phase("evaluate"):
@@ -165,7 +165,7 @@ class ILQLExperiment(Experiment):
         return evaluate_networks(
             self.eval_networks,
             self.corpus,
-            spoken(self.config, state["hyper"]),
+            with_member_decode(self.config, state["hyper"]),
             seed=derive_seed(self.config.seed, "evaluate", update),
             stop=stop,
         )
@@ -238,7 +238,7 @@ def evaluate_networks(
     seed: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> ILQLEvaluation:
-    """Games where the task has some, else held-out rows; `Interrupted` if `stop` says so."""
+    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true."""
     if corpus.held_out is not None:
         held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
         means = held_out_means(networks, held_out, config, stop=stop)
@@ -251,4 +251,4 @@ def evaluate_networks(
             *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
         )
         found = ILQLEvaluation(games=played)
-    return replace(found, dialogues=seen_dialogues(networks, corpus, config, stop=stop))
+    return replace(found, dialogues=scored_dialogues(networks, corpus, config, stop=stop))

@@ -129,7 +129,7 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
 def load_exported(
     folder: str | Path,
     *,
-    decode: DecodeConfig | None = None,  # how it speaks; None: as in the run
+    decode: DecodeConfig | None = None,  # how it decodes; None: as in the run
     seed: int = 0,  # of what is drawn
 ) -> ILQL_Policy:
     """The agent of a folder that `export` wrote, with its values.
@@ -143,26 +143,26 @@ def load_exported(
     path = folder / DESCRIPTION
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: `raffia export` writes it")
-    said: Any = parse_json(path, path.read_bytes())
+    described: Any = parse_json(path, path.read_bytes())
     with foreign_reader(path, f"it is damaged, or of another release of raffia than {__version__}"):
-        if said["kind"] != KIND or said["version"] not in (1, VERSION):
+        if described["kind"] != KIND or described["version"] not in (1, VERSION):
             raise KeyError("kind")
-        arrangement, with_values = dict(said["model"]), bool(said["with_values"])
-        places = {name: _inside(place) for name, place in said["trunks"].items()}
-        decode = from_json(DecodeConfig, said["decode"]) if decode is None else decode
+        arrangement, with_values = dict(described["model"]), bool(described["with_values"])
+        folders = {trunk: _inside(name) for trunk, name in described["trunks"].items()}
+        decode = from_json(DecodeConfig, described["decode"]) if decode is None else decode
         is_separate = arrangement["policy"] == "separate"
-        value_place, target_place = folder / places["trunk"], folder / places["target"]
-    if said["version"] == VERSION and not (folder / MANIFEST).is_file():
+        value_folder, target_folder = folder / folders["trunk"], folder / folders["target"]
+    if described["version"] == VERSION and not (folder / MANIFEST).is_file():
         raise DamagedFileError(folder / MANIFEST, "it is missing, and `raffia export` wrote it")
     check_manifest(folder)
-    values = networks_of(value_place)
+    values = networks_of(value_folder)
     policy = networks_of(folder).trunk if is_separate else None
-    with foreign_reader(path, "it tells of no networks of ILQL"):
+    with foreign_reader(path, "it describes no networks of ILQL"):
         config = ILQLModelConfig(trunk=values.trunk_config, **arrangement)
         model = ILQLModel(config, values.trunk, policy)
         target = make_target(model)
     if config.target == "trunk":
-        target.trunk = networks_of(target_place).trunk
+        target.trunk = networks_of(target_folder).trunk
         target.requires_grad_(False).eval()
     if with_values:
         _read_heads(folder / HEADS, model, target)
@@ -186,7 +186,7 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
     _write_trunk(folder, trunk, marks)
     generation = _generation(decode, block_size, tokenizer.pad_token_id)
     write_json(folder / "generation_config.json", marks | generation)
-    with_values, places = config.loss.needs_values, {"trunk": ".", "target": "."}
+    with_values, folders = config.loss.needs_values, {"trunk": ".", "target": "."}
     arrangement: dict[str, Any] = {
         "policy": config.model.policy if with_values else "shared",
         "target": config.model.target if with_values else "heads",
@@ -198,10 +198,10 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
             arrangement[name] = getattr(config.model, name)
     if with_values:
         if config.model.policy == "separate":
-            places = dict.fromkeys(places, VALUE_TRUNK)
+            folders = dict.fromkeys(folders, VALUE_TRUNK)
             _write_trunk(folder / VALUE_TRUNK, cast(nn.Module, model.trunk), marks)
         if target.trunk is not None:
-            places["target"] = TARGET_TRUNK
+            folders["target"] = TARGET_TRUNK
             _write_trunk(folder / TARGET_TRUNK, cast(nn.Module, target.trunk), marks)
         heads = {name: tensor.contiguous() for name, tensor in _heads(model, target).items()}
         with replaced(folder / HEADS) as unfinished:
@@ -214,7 +214,7 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
             "raffia": __version__,
             "with_values": with_values,
             "model": arrangement,
-            "trunks": places,
+            "trunks": folders,
             "decode": to_json(decode),
         },
     )
@@ -240,7 +240,7 @@ def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, An
     if decode.num_beams is None:
         found["temperature"] = decode.temperature
         found["top_k"] = decode.top_k or 0
-        found["top_p"] = decode.share
+        found["top_p"] = decode.effective_top_p
     else:
         found["num_beams"] = decode.num_beams
     if decode.max_new_tokens is None:
@@ -315,8 +315,8 @@ def _listed(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in files]
 
 
-def _inside(place: str) -> str:
+def _inside(name: str) -> str:
     """A folder's name that leads nowhere else."""
-    if place not in (".", VALUE_TRUNK, TARGET_TRUNK):
-        raise ValueError(f"{place!r} is no folder of an agent")
-    return place
+    if name not in (".", VALUE_TRUNK, TARGET_TRUNK):
+        raise ValueError(f"{name!r} is no folder of an agent")
+    return name

@@ -1,7 +1,7 @@
 """A run's networks around the language model that it goes on from, and what of it the run keeps.
 
 The model's own folder is needed once, at the start. From then on the run has, in `language_model/`,
-what checkpoints do not hold: of a model of `transformers` its config.json, which says what it is;
+what checkpoints do not hold: of a model of `transformers` its config.json, which defines it;
 with LoRA the weights that do not learn, once for all checkpoints.
 """
 
@@ -19,7 +19,6 @@ from torch import nn
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_trunk
-from raffia.algorithms.ilql.trunk import Trunk
 from raffia.data.folder import load_folder, write_folder
 from raffia.files import DamagedFileError
 from raffia.functional.seeds import derive_seed
@@ -27,6 +26,7 @@ from raffia.lm.folder import gpt2_settings, load_gpt2, read_config
 from raffia.lm.hf_models import hf_sizes
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import add_lora, attention_layers
+from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.run_folder import LANGUAGE_MODEL
@@ -41,7 +41,7 @@ ARCHITECTURE, FIXED = "config.json", "fixed.safetensors"
 
 @dataclass(frozen=True)
 class Making:
-    """How a run's networks are made; of a run that has begun, `making_of` gives it.
+    """How a run's networks are made; of a run that has started, `making_of` gives it.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> Making(ILQL_PRESETS["ilql-smoke"]).fresh().trunk.n_embd
@@ -78,7 +78,9 @@ class Making:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self._around(begun(self.config)) if self.config.language_model else self.fresh()
+            if not self.config.language_model:
+                return self.fresh()
+            return self._around(starting_model(self.config))
 
     @property
     def seed(self) -> int:
@@ -92,7 +94,7 @@ class Making:
     def _around(self, trunk: nn.Module) -> ILQLModel:
         config, lora = self.config.model, self.config.lora
         if not lora.rank:
-            return ILQLModel(config, cast(Trunk, trunk))
+            return ILQLModel(config, cast(LanguageModel, trunk))
         add_lora(
             trunk,
             rank=lora.rank,
@@ -106,8 +108,8 @@ class Making:
         policy = None
         if config.policy == "separate":  # its changes are its own; what does not learn is one
             shared = {id(p): p for p in trunk.parameters() if not p.requires_grad}
-            policy = cast(Trunk, copy.deepcopy(trunk, shared))
-        return ILQLModel(config, cast(Trunk, trunk), policy)
+            policy = cast(LanguageModel, copy.deepcopy(trunk, shared))
+        return ILQLModel(config, cast(LanguageModel, trunk), policy)
 
 
 def begin_making(config: ILQLRun, folder: Path) -> Making:
@@ -161,12 +163,12 @@ def write_kept(config: ILQLRun, folder: Path) -> None:
     write_folder(folder / LANGUAGE_MODEL, KIND, VERSION, files)
 
 
-def begun(config: ILQLRun) -> nn.Module:
+def starting_model(config: ILQLRun) -> nn.Module:
     """The language model with the weights of its folder.
 
     Tokens that its vocabulary lacks have fresh ones, which torch's generator draws.
 
-    >>> begun(ILQLRun(language_model="no/such/folder"))
+    >>> starting_model(ILQLRun(language_model="no/such/folder"))
     Traceback (most recent call last):
     ...
     FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
@@ -190,7 +192,7 @@ def begun(config: ILQLRun) -> nn.Module:
 
 
 def shape_of(config: ILQLRun) -> dict[str, Any]:
-    """What the language model's folder says of the trunk's sizes; its weights are not read.
+    """The trunk's sizes by the language model's folder; its weights are not read.
 
     >>> shape_of(ILQLRun(language_model="no/such/folder"))
     Traceback (most recent call last):
@@ -220,12 +222,12 @@ def refuse_other_sizes(config: ILQLRun) -> None:
     ours = {field.name: getattr(trunk, field.name) for field in fields(TrunkConfig)}
     ours["dim_feedfwd"] = trunk.dim_feedfwd or 4 * trunk.n_embd
     free = ("dropout", "vocab_size")
-    unlike = [name for name in shape if name not in free and shape[name] != ours[name]]
-    if unlike or trunk.vocab_size < shape["vocab_size"]:
-        name = (unlike or ["vocab_size"])[0]
+    different = [name for name in shape if name not in free and shape[name] != ours[name]]
+    if different or trunk.vocab_size < shape["vocab_size"]:
+        name = (different or ["vocab_size"])[0]
         raise RunError(
             f"model.trunk.{name}={ours[name]}, and {config.language_model} holds a model with "
-            f"{shape[name]}: `raffia.recipes.ilql.fitted(config)` takes all sizes from there"
+            f"{shape[name]}: `raffia.recipes.ilql.with_sizes(config)` takes all sizes from there"
         )
 
 

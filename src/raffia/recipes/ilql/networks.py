@@ -1,4 +1,4 @@
-"""The networks of a learner's state, to look at and to speak with."""
+"""The networks of a learner's state, for inspection and decoding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 
 class Networks:
-    """The networks of a learner's state, to look at and to speak with.
+    """The networks of a learner's state, for inspection and decoding.
 
     making: of a run's, which may go on from a language model; None for those of the config alone.
 
@@ -88,7 +88,7 @@ def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
 
 
 class Stoppable:
-    """A policy that raises `Interrupted` in place of an answer, once it is to stop.
+    """A policy that raises `Interrupted` instead of an answer, once it is to stop.
 
     >>> from raffia.recipes.ilql.data import make_tokenizer
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -104,11 +104,11 @@ class Stoppable:
         self.policy, self._stop = policy, stop
 
     def act(self, observation: Observation) -> str:
-        """What to say next in a dialogue."""
+        """The next utterance in a dialogue."""
         return self.act_batch([observation])[0]
 
     def act_batch(self, observations: Sequence[Observation]) -> list[str]:
-        """What to say next in each of the dialogues."""
+        """The next utterance in each of the dialogues."""
         if self._stop():
             raise Interrupted
         return self.policy.act_batch(observations)

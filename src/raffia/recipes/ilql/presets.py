@@ -78,7 +78,7 @@ BRANCHING = replace(
     checkpoint=CheckpointConfig(every_updates=500),
 )
 
-# No expert: one who always says the same is copied by saying what is most frequent, and even where
+# No expert: one who always plays the same is copied by what is most frequent, and even where
 # few games are an expert's nothing is left for values to bring. Mean return: -4.1.
 FALLIBLE = ScriptsConfig(expert=0.0, fair=0.5, random=0.15, wrong=0.05, stuck=0.25, non_word=0.05)
 LETTERS = replace(  # the paper's setting: letters, more words, greedy, advantages that only forbid
@@ -113,8 +113,8 @@ DIALOGUE = ILQLRun(
     evaluate=ILQLEvaluateConfig(every_updates=500, num_episodes=1_000, batch_size=32),
 )
 
-# `fitted` sets the sizes. As in the paper the policy is a model of its own, which learns to speak
-# as the data do and nothing else; the heads are new, and their gradients go into the other trunk.
+# `with_sizes` sets the sizes. As in the paper the policy is a model of its own, which imitates
+# the data and nothing else; the heads are new, and their gradients go into the other trunk.
 LANGUAGE_MODEL = replace(
     DIALOGUE,
     model=replace(DIALOGUE.model, policy="separate"),

@@ -16,15 +16,15 @@ from raffia.recipes.ilql.evaluation import longest_game
 from raffia.recipes.ilql.language_model import shape_of
 from raffia.train.experiment import RunError
 
-__all__ = ["fitted", "refuse_unfit", "with_threads"]
+__all__ = ["with_sizes", "refuse_unfit", "with_threads"]
 
 LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
 
 
-def fitted(config: ILQLRun) -> ILQLRun:
-    """The config with the sizes of the trunk as the language model's folder and the tokens ask.
+def with_sizes(config: ILQLRun) -> ILQLRun:
+    """The config with the sizes of the trunk as the language model's folder and the tokens require.
 
-    >>> fitted(ILQLRun()).model.trunk.vocab_size
+    >>> with_sizes(ILQLRun()).model.trunk.vocab_size
     274
     """
     trunk, lora, least = config.model.trunk, config.lora, 0
@@ -56,7 +56,7 @@ def with_threads(config: ILQLRun) -> ILQLRun:
 
 
 def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
-    """RunError unless the trunk has a place for each token, and room for a game.
+    """RunError unless the trunk has an embedding for each token, and room for a game.
 
     >>> from raffia.recipes.ilql.data import make_tokenizer
     >>> refuse_unfit(ILQLRun(), make_tokenizer(ILQLRun()))
@@ -69,7 +69,7 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
     if not fits:
         raise RunError(
             f"model.trunk.vocab_size={trunk.vocab_size}, and there are {num} tokens: set it to "
-            f"{num}, as `raffia.recipes.ilql.fitted(config)` does"
+            f"{num}, as `raffia.recipes.ilql.with_sizes(config)` does"
         )
     if config.task == "wordle" and trunk.block_size < longest_game(config.wordle):
         raise RunError(
@@ -78,6 +78,6 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
         )
     if config.lora.rank and config.lora.learn_embeddings is None:
         raise RunError(
-            "lora.learn_embeddings is not settled: set it to True or False, or take "
-            "`raffia.recipes.ilql.fitted(config)`, which looks whether tokens were added"
+            "lora.learn_embeddings is not set: set it to True or False, or take "
+            "`raffia.recipes.ilql.with_sizes(config)`, which checks whether tokens were added"
         )

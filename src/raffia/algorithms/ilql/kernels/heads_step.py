@@ -1,4 +1,4 @@
-"""What the heads say of a few hidden states, in one compiled call: float32, addresses in bytes."""
+"""Outputs of the heads for a few rows in one compiled call: float32, addresses in bytes."""
 
 import math
 

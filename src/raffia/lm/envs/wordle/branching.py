@@ -1,17 +1,17 @@
-"""Games on which one step of improvement is not enough: they begin alike and part later.
+"""Games on which one step of improvement is not enough: they begin equally and diverge later.
 
 Snell et al. (2022), section 6, show with such a set that reinforcement learning over many steps is
 needed. It has three kinds of games:
 
-    expert        the good first word, then the most telling guesses         wins after few guesses
+    expert        the good first word, then the most informative guesses     wins after few guesses
     adversarial   the good first word, then the same word until the end      loses: the return is -6
-    slow          another first word, which it says three times, then the    wins late
-                  most telling guesses
+    slow          another first word three times, then the most informative  wins late
+                  guesses
 
 After the good first word more games are lost than won, so by the values of whoever played (SARSA)
-the other word is the better one: a policy that improves on them once says it, and after it there is
-nothing but slow games to imitate. Values of the best in the data see that the expert goes on from
-the good first word, too, and that one is free to go on like the expert.
+the other word is the better one: a policy that improves on them once chooses it, and after it there
+are only slow games to imitate. Values of the best in the data show that the expert, too, begins
+with the good first word, and that one can continue like the expert.
 
 Every secret is there equally often in each kind, so the frequencies are exact: the set is the whole
 of what it is drawn from, and `tabular_values` of it are what a learner should come to. The returns
@@ -65,7 +65,7 @@ class BranchingConfig:
 
 
 def first_words(wordle: Wordle) -> tuple[str, str]:
-    """The most telling first word, and the one in the middle of the order.
+    """The most informative first word, and the one in the middle of the order.
 
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> first_words(Wordle(vocabulary=Vocabulary.built_in()))

@@ -1,6 +1,6 @@
 """What colours a guess gets, by either of two rules, one by one and as a table of all pairs.
 
-A row of colours is a text of g (right letter, right place), y (the letter is elsewhere), b (not),
+A row of colours is a text of g (right letter and position), y (the letter is elsewhere), b (not),
 or a number: its code, in base 3 with b = 0, y = 1, g = 2 and the first letter's digit last.
 
 Legend: G guesses, S secrets.
@@ -94,7 +94,7 @@ def colors_of(code: int) -> str:
     >>> colors_of(ALL_BLACK), colors_of(1), colors_of(ALL_GREEN)
     ('bbbbb', 'ybbbb', 'ggggg')
     """
-    return "".join(_DIGITS[code // 3**place % 3] for place in range(NUM_LETTERS))
+    return "".join(_DIGITS[code // 3**i % 3] for i in range(NUM_LETTERS))
 
 
 def code_of(row: str) -> int:
@@ -105,7 +105,7 @@ def code_of(row: str) -> int:
     """
     if len(row) != NUM_LETTERS or not set(row) <= set(_DIGITS):
         raise ValueError(f"{row!r} is no row of colours; it has {NUM_LETTERS} letters of g, y, b")
-    return sum(_DIGITS.index(color) * 3**place for place, color in enumerate(row))
+    return sum(_DIGITS.index(color) * 3**i for i, color in enumerate(row))
 
 
 def require_rule(rule: str) -> None:

@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LabelledGame(Language_Observation):
-    """A game, and who played it, which the metadata tell.
+    """A game, and who played it, which is in its metadata.
 
     >>> LabelledGame("expert", WordleObservation((("crane", "ggggg"),))).metadata()
     {'policy': 'expert', 'won': True, 'num_guesses': 1}
@@ -80,4 +80,4 @@ def sample_games(wordle: Wordle, parts: Sequence[Part], seed: int) -> list[Label
         )
     ]
     order = Draws.for_rows(seed, range(len(games)), "order of games").uniform().argsort()
-    return [games[place] for place in order.tolist()]
+    return [games[index] for index in order.tolist()]

@@ -1,4 +1,4 @@
-"""Wordle as an environment that is talked to."""
+"""Wordle as an environment of dialogues."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class WordleEnv(Language_Environment):
 
     def step(self, action: str) -> tuple[WordleObservation, float, bool]:
         """Guess this word."""
-        seen = self._running()
+        game = self._running()
         among = (self._fits & self.wordle.can_be_secret)[None]
-        (secret,) = self._draws.choose(among, "secret", len(seen.turns)).tolist()
+        (secret,) = self._draws.choose(among, "secret", len(game.turns)).tolist()
         row = self.wordle.answer(action, self.wordle.vocabulary[secret])
         self._fits = self.wordle.fitting([(action, row)], self._fits)
-        self._observation = seen.after(action, row)
+        self._observation = game.after(action, row)
         return self._observation, self._observation.rewards()[-1], self._observation.terminal
 
     def is_terminal(self) -> bool:

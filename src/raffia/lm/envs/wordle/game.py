@@ -43,8 +43,8 @@ class Wordle:
     known_words_only: a guess outside the vocabulary is invalid; else any five letters are a guess
     answer_invalid: an invalid guess gets five times black; else it gets no answer at all, as in the
         code of Snell et al. (2022), where any five letters count as a guess, too. Either way it
-        takes a try and tells nothing.
-    secrets: the words of the vocabulary that can be the secret; None: all. Players are not told.
+        takes a try and gives no information.
+    secrets: the words of the vocabulary that can be the secret; None: all. No player knows them.
 
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown", "slate")))
     >>> wordle.answer("crown", secret="crane"), wordle.answer("toolong", secret="crane")
@@ -168,10 +168,10 @@ class WordleObservation(Language_Observation):
 
     The reward is 0 for the guess that wins, and -1 for every other.
 
-    >>> seen = WordleObservation((("slate", "bbgbg"), ("crane", "ggggg")))
-    >>> seen.to_sequence()[0][:3]
+    >>> game = WordleObservation((("slate", "bbgbg"), ("crane", "ggggg")))
+    >>> game.to_sequence()[0][:3]
     [('slate', -1.0), ('<b><b><g><b><g>', None), ('crane', 0.0)]
-    >>> print(seen)
+    >>> print(game)
     slate  bbgbg
     crane  ggggg
     """
@@ -196,7 +196,7 @@ class WordleObservation(Language_Observation):
                 raise ValueError(f"{text!r} is not the answer to a guess; a guess stands before it")
             else:
                 row = text.replace("<", "").replace(">", "")
-                code_of(row)  # says what is wrong with it
+                code_of(row)  # raises an error for what is wrong with it
                 turns[-1] = turns[-1][0], row
         return cls(tuple(turns), num_tries)
 

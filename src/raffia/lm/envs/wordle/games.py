@@ -52,7 +52,7 @@ class Games:
     draws: Draws
     guesses: Numbers  # [N, num_tries]: numbers of words, or NON_WORD
     codes: npt.NDArray[np.uint8]  # [N, num_tries]: their colours
-    lengths: Numbers  # [N]: how many guesses there were; what stands behind them means nothing
+    lengths: Numbers  # [N]: how many guesses there were; what follows has no meaning
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -88,7 +88,7 @@ class Games:
         lengths = (4, 6, NUM_LETTERS) if self.wordle.known_words_only else (4, 6)
         length = lengths[int(draws.uniform("length")[0] * len(lengths))]
         for attempt in range(1000):
-            drawn = [draws.uniform(attempt, place)[0] for place in range(length)]
+            drawn = [draws.uniform(attempt, i)[0] for i in range(length)]
             text = "".join(_LETTERS[int(number * len(_LETTERS))] for number in drawn)
             if text not in self.wordle.vocabulary:
                 return text

@@ -38,7 +38,7 @@ class WordleEvaluation:
 
     returns: tuple[float, ...]
     won: tuple[bool, ...]
-    guess_entropy: tuple[float, ...]  # nats, over the games: how unlike the first guesses are, ...
+    guess_entropy: tuple[float, ...]  # nats, over the games: how diverse the first guesses are, ...
 
     @property
     def mean_return(self) -> float:
@@ -133,7 +133,7 @@ class Player:
         self._num_games = 0
 
     def act(self, observation: WordleObservation) -> str:
-        """The script's guess; "none" where it says what is no word."""
+        """The script's guess; "none" where it is no word."""
         turns = observation.turns
         if not turns:
             self._num_games += 1

@@ -34,7 +34,7 @@ __all__ = [
 
 Numbers = npt.NDArray[np.int64]
 
-NON_WORD = -1  # in place of a word's number: a guess that is no word
+NON_WORD = -1  # instead of a word's number: a guess that is no word
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Say:
         number = positions.wordle.vocabulary.number(word)
         if number is None:
             raise ValueError(
-                f"{word!r} is not in the vocabulary; say one of its words, or NonWord()"
+                f"{word!r} is not in the vocabulary; give one of its words, or NonWord()"
             )
         return np.full(len(positions), number)
 
@@ -240,7 +240,7 @@ class Mixture:
     weights: how often each of them, in any unit
 
     >>> half_random = Mixture((RandomWord(), Fitting()), (1, 1), each="guess")
-    >>> Mixture((half_random, InformationGain()), (1, 3)).shares()
+    >>> Mixture((half_random, InformationGain()), (1, 3)).fractions()
     [0.25, 0.75]
     """
 
@@ -258,7 +258,7 @@ class Mixture:
         if self.each not in ("game", "guess"):
             raise ValueError(f"each={self.each!r}; a script is drawn for each 'game' or 'guess'")
 
-    def shares(self) -> list[float]:
+    def fractions(self) -> list[float]:
         """The weights, so that their sum is 1."""
         return [weight / sum(self.weights) for weight in self.weights]
 
@@ -270,7 +270,7 @@ class Mixture:
         array([1, 1])
         """
         drawn = draws.uniform("which", turn if self.each == "guess" else 0)
-        bounds = np.cumsum(self.shares()[:-1])
+        bounds = np.cumsum(self.fractions()[:-1])
         return np.searchsorted(bounds, drawn, side="right")
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
@@ -286,7 +286,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class InformationGain:
-    """The word whose colours are expected to tell the most about the secret: a strong player.
+    """The word whose colours give the most information about the secret: a strong player.
 
     The entropy of the colours over the words that fit; of equal words one that fits, and of those
     the first. It looks one guess ahead, so it is near the best player and not it. What it has
@@ -322,11 +322,11 @@ class InformationGain:
 
     def _best(self, codes: npt.NDArray[np.uint8], fits: npt.NDArray[np.bool_]) -> int:
         numbers = np.flatnonzero(fits)
-        if len(numbers) <= 2:  # to name one of two wins half the time, and tells as much as any
+        if len(numbers) <= 2:  # one of two wins half the time, and gives as much as any
             return int(numbers[0])
         among = numbers if self.only_fitting else np.arange(len(fits))
         gain = information(codes[np.ix_(among, numbers)])
-        # Equal sums may come out unlike in the last digits, so entropies are compared rounded.
+        # Equal sums may differ in the last digits, so entropies are compared rounded.
         return int(among[np.lexsort((among, ~fits[among], -gain.round(9)))[0]])
 
 
@@ -339,8 +339,8 @@ def information(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     array([0.   , 0.693])
     """
     num_guesses, num_secrets = codes.shape
-    places = codes + np.arange(num_guesses)[:, None] * NUM_CODES
-    counts = np.bincount(places.ravel(), minlength=num_guesses * NUM_CODES)
+    flat = codes + np.arange(num_guesses)[:, None] * NUM_CODES
+    counts = np.bincount(flat.ravel(), minlength=num_guesses * NUM_CODES)
     sizes = np.arange(num_secrets + 1)
     weights = sizes * np.log(np.maximum(sizes, 1))
     sums = weights[counts].reshape(num_guesses, NUM_CODES).sum(-1)

@@ -16,7 +16,7 @@ def wordle_letter_tokenizer() -> PieceTokenizer:
     >>> tokenizer.encode("cab"), tokenizer.encode("<g><b><y>"), tokenizer.pad_token_id
     ([2, 0, 1], [26, 27, 28], 29)
     """
-    letters = (chr(ord("a") + place) for place in range(26))
+    letters = (chr(ord("a") + i) for i in range(26))
     return PieceTokenizer((*letters, "<g>", "<b>", "<y>", *SPECIAL_TOKENS.values()))
 
 

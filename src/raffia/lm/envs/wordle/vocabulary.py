@@ -18,13 +18,13 @@ _WORD = re.compile(f"[a-z]{{{NUM_LETTERS}}}")
 
 
 class VocabularyError(ValueError):
-    """A list of words that cannot be played with; says which word, and in a file at which line.
+    """A list of words that cannot be played with; names the word, and in a file the line.
 
     >>> try:
     ...     Vocabulary(("crane", "crown", "crane"))
     ... except VocabularyError as error:
     ...     print(error)
-    word 3: 'crane' stands there twice, first as word 1; leave one of them out
+    word 3: 'crane' is there twice, first as word 1; leave one of them out
     """
 
 
@@ -40,7 +40,7 @@ class Vocabulary:
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check((f"word {place}", word) for place, word in enumerate(self.words, 1))
+        _check((f"word {number}", word) for number, word in enumerate(self.words, 1))
         if not self.words:
             raise VocabularyError("there is no word; give one at least: Vocabulary(('crane',))")
 
@@ -94,10 +94,10 @@ class Vocabulary:
                 f"num_words={num_words} must lie in 1..{len(self)}, the words there are"
             )
         order = Draws.for_rows(seed, range(len(self)), "words of a subset").uniform().argsort()
-        return Vocabulary(tuple(self.words[place] for place in sorted(order[:num_words].tolist())))
+        return Vocabulary(tuple(self.words[index] for index in sorted(order[:num_words].tolist())))
 
     def number(self, word: str) -> int | None:
-        """Its place in the list; None for a word that is not there.
+        """Its index in the list; None for a word that is not there.
 
         >>> Vocabulary(("crane",)).number("robot") is None
         True
@@ -122,17 +122,16 @@ class Vocabulary:
 
 
 def _check(words: Iterable[tuple[str, str]]) -> None:
-    """words: each with where it stands."""
-    seen: dict[str, str] = {}
-    for place, word in words:
+    """words: each with where it is."""
+    first: dict[str, str] = {}
+    for where, word in words:
         if not _WORD.fullmatch(word):
             raise VocabularyError(
-                f"{place}: {word!r} is no word of the game: that has {NUM_LETTERS} letters a-z, "
-                "like 'crane'; mend it or leave it out"
+                f"{where}: {word!r} is no word of the game: that has {NUM_LETTERS} letters a-z, "
+                "like 'crane'; correct it or leave it out"
             )
-        if word in seen:
+        if word in first:
             raise VocabularyError(
-                f"{place}: {word!r} stands there twice, first as {seen[word]}; "
-                "leave one of them out"
+                f"{where}: {word!r} is there twice, first as {first[word]}; leave one of them out"
             )
-        seen[word] = place
+        first[word] = where

@@ -48,7 +48,7 @@ def test_values_by_tokens_are_those_of_the_exact_task(case):
     for state, value in values.v.items():
         assert value == pytest.approx(case["v"][" ".join(state)], abs=1e-12)
         assert values.q[state] == pytest.approx(case["q"][" ".join(state)], abs=1e-12)
-        assert sum(values.share[state].values()) == pytest.approx(1)
+        assert sum(values.fraction[state].values()) == pytest.approx(1)
 
 
 def test_values_by_utterances_agree_where_they_should():
@@ -77,7 +77,7 @@ def test_mistakes_of_a_caller():
         tabular_values(DIALOGUES, tau=0)
     with pytest.raises(ValueError, match="not over"):
         tabular_values([Said([("a", 1.0)], terminal=False)], tau=0.5)
-    with pytest.raises(KeyError, match="have not been where"):
+    with pytest.raises(KeyError, match="data lack the state"):
         TabularPolicy(tabular_values(DIALOGUES, tau=0.5)).act(Said([("x", None)], terminal=False))
     with pytest.raises(ValueError, match="num_repeats=6 leaves no try of 6"):
         branching_scripts(WORDLE, BranchingConfig(num_repeats=6))

@@ -64,7 +64,7 @@ def test_values_choose_within_the_policys_likeliest_tokens_unless_told_otherwise
     ],
 )
 def test_the_share_where_nothing_is_said_of_it(options, share):
-    assert DecodeConfig(**options).share == share
+    assert DecodeConfig(**options).effective_top_p == share
 
 
 def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
@@ -174,10 +174,10 @@ def plain(logits, advantage, config, forbidden):
         if config.top_k is not None:
             kept = set(order[: config.top_k])
             scores = [x if i in kept else -INF for i, x in enumerate(scores)]
-        if config.share < 1:
+        if config.effective_top_p < 1:
             total, before, kept = sum(map(math.exp, scores)), 0.0, set()
             for i in order:
-                if before / total <= config.share:
+                if before / total <= config.effective_top_p:
                     kept.add(i)
                 before += math.exp(scores[i])
             scores = [x if i in kept else -INF for i, x in enumerate(scores)]

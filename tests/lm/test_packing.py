@@ -71,22 +71,22 @@ def test_angles_of_far_positions_in_bfloat16():
     assert_close(cosine[0].double(), torch.tensor(501.0).double().cos(), atol=0.01, rtol=0)
 
 
-def filled(length=3, rows=4, seen=None):
+def filled(length=3, rows=4, attended=None):
     cache = KeyValueCache(num_layers=2, batch_size=rows, num_heads=1, capacity=5, head_dim=2)
     for layer in range(2):
         columns = torch.randn(rows, 1, length, 2)
         cache.put(layer, columns, -columns)
-    cache.advance(length, seen)
+    cache.advance(length, attended)
     return cache
 
 
 def test_rows_trade_places():
-    cache, index = filled(seen=torch.rand(4, 3) > 0.5), torch.tensor([2, 1, 0, 0])
-    keys, values, seen = cache.keys(1).clone(), cache.values(0).clone(), cache.seen.clone()
+    cache, index = filled(attended=torch.rand(4, 3) > 0.5), torch.tensor([2, 1, 0, 0])
+    keys, values, attended = cache.keys(1).clone(), cache.values(0).clone(), cache.attended.clone()
     assert cache.reorder(index) is cache
     assert_close(cache.keys(1), keys[index])
     assert_close(cache.values(0), values[index])
-    assert_close(cache.seen, seen[index])
+    assert_close(cache.attended, attended[index])
 
 
 def test_beams_of_many_steps_are_as_if_all_were_copied():
@@ -127,11 +127,11 @@ def test_beams_move_only_what_they_do_not_have_in_common():
 
 
 def test_chosen_rows_are_a_cache_of_their_own():
-    cache = filled(seen=torch.rand(4, 3) > 0.5)
+    cache = filled(attended=torch.rand(4, 3) > 0.5)
     chosen, index = cache.select(torch.tensor([3, 3, 1])), [3, 3, 1]
     assert (chosen.batch_size, chosen.length, chosen.capacity) == (3, 3, 5)
     assert_close(chosen.values(1), cache.values(1)[index])
-    assert_close(chosen.seen, cache.seen[index])
+    assert_close(chosen.attended, cache.attended[index])
     before = cache.keys(0).clone()
     chosen.keys(0).zero_()
     assert_close(cache.keys(0), before)
@@ -139,14 +139,14 @@ def test_chosen_rows_are_a_cache_of_their_own():
 
 
 def test_padding_that_no_row_has_is_left_out():
-    seen = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
-    cache = filled(seen=seen)
+    attended = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
+    cache = filled(attended=attended)
     chosen = cache.select(torch.tensor([2, 0]), start=1)
     assert chosen.length == 2
     assert_close(chosen.keys(0), cache.keys(0)[[2, 0], :, 1:])
-    assert chosen.seen.tolist() == [[True, False], [False, True]]
+    assert chosen.attended.tolist() == [[True, False], [False, True]]
     chosen.advance(1, None)
-    assert chosen.seen[:, -1].all()
+    assert chosen.attended[:, -1].all()
 
 
 def test_what_is_forgotten_is_written_over():

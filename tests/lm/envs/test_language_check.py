@@ -147,8 +147,8 @@ def test_wordle_keeps_the_contract():
 @pytest.mark.parametrize(
     ("env", "complaint"),
     [
-        (Forgets, "growth: what was said before is no longer there"),
-        (SaysNothingOfTheAgent, "growth: the agent said '[01]', and .*'so'"),
+        (Forgets, "growth: earlier utterances are gone"),
+        (SaysNothingOfTheAgent, "growth: the action was '[01]', and .*'so'"),
         (OtherReward, "rewards: step gave the reward"),
         (OtherEnd, "ends: done=True, is_terminal.*terminal=False"),
         (GoesOn, "after the end: a step after the end gave no error"),

@@ -199,7 +199,7 @@ def test_the_loop_goes_on_at_the_number_of_its_update():
     assert draw(stream(), range(12))[7:] == draw(stream(), range(7, 12))
 
 
-def test_best_takes_the_share_with_the_highest_returns(cases):
+def test_best_takes_the_fraction_with_the_highest_returns(cases):
     points = []
     for row in cases["exact_rows"]:
         point = DataPoint.from_tokens(row["tokens"], row["action_idxs"], row["rewards"])
@@ -213,7 +213,7 @@ def test_best_takes_the_share_with_the_highest_returns(cases):
         batch = next(best.batches(0, 0, num))
         assert sorted(batch["index"].tolist()) == best.rows.tolist()
     assert len(data.best(0.001)) == 1 and len(data.best(0.5).best(0.5)) == 20
-    with pytest.raises(ValueError, match=r"share=10 lies above 0 and is at most 1: best\(0.1\)"):
+    with pytest.raises(ValueError, match=r"fraction=10 lies above 0 and is at most 1: best\(0.1\)"):
         data.best(10)
 
 
@@ -264,7 +264,7 @@ def test_a_list_of_ones_own():
 def test_rows_of_ones_own_are_checked():
     with pytest.raises(ValueError, match="token 1 of the row is 9, and the vocabulary has 9"):
         Rows([]).collate([DataPoint.from_tokens([1, 9], [], [])])
-    with pytest.raises(ValueError, match=r"row 0 of the batch has 5 tokens, .* point.cut\(4\)"):
+    with pytest.raises(ValueError, match=r"row 0 has 5 tokens, .* point.cut\(4\)"):
         Rows([], max_len=4).collate([row_of(5)])
     with pytest.raises(ValueError, match="row 1: token 0 of the row is -1"):
         DialogueDataset.of_points([row_of(2), DataPoint.from_tokens([-1], [], [])], Vocabulary(9))

@@ -188,7 +188,7 @@ def test_what_else_a_row_refuses():
     for name, value, message in [
         ("tokens", [], "a row has no tokens"),
         ("state_idxs", [0], "both have one more than the actions, which is 2"),
-        ("state_idxs", [1, 2], "must be the action_idxs and then the place of the last state"),
+        ("state_idxs", [1, 2], "must be the action_idxs and then the index of the last state"),
         ("state_idxs", [0, 3], "behind them and at most 2"),
         ("terminals", [1, 1], "only the last may be 1"),
         ("rewards", [math.nan], "reward 0 is nan; rewards are finite numbers"),

@@ -92,9 +92,9 @@ def test_no_text_is_taken_for_a_special_token():
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: PieceTokenizer(("a", *SPECIALS[:-1])), "lack </eod>, which say"),
+        (lambda: PieceTokenizer(("a", *SPECIALS[:-1])), "lack </eod>, which mark"),
         (lambda: WordTokenizer(("a",)), r"lack <\|pad\|>, </a>, </s>, <s>, <a>, </eod>"),
-        (lambda: PieceTokenizer(("a", "b", "a", *SPECIALS)), "'a' stands there twice"),
+        (lambda: PieceTokenizer(("a", "b", "a", *SPECIALS)), "'a' is there twice"),
         (lambda: PieceTokenizer(("", *SPECIALS)), "token 0 is empty"),
         (lambda: PieceTokenizer(SPECIALS, unknown="?"), r"unknown='\?' is none of the tokens"),
         (lambda: character_tokenizer(["ab"]).encode("axyb"), "no token for 'xy' in 'axyb'"),

@@ -142,7 +142,7 @@ def test_folders_that_lack_files(folder):
     with pytest.raises(FileNotFoundError, match=r"no model.safetensors, only \['config.json'.*cop"):
         load_gpt2(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="has no config.json, which tells"):
+    with pytest.raises(FileNotFoundError, match="has no config.json, which gives"):
         load_gpt2(folder)
     with pytest.raises(FileNotFoundError, match="no folder .*missing: a model's folder holds"):
         load_gpt2(folder / "missing")

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 
-from raffia.lm.transformer import CausalLM, PackedHidden, hidden_at
+from raffia.lm.packing import Packing
+from raffia.lm.transformer import CausalLM
 
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "trunk_logits.json").read_text())
@@ -39,6 +40,13 @@ def padded(rows, left=False, width=None):
         place = slice(width - len(row), None) if left else slice(0, len(row))
         tokens[i, place], mask[i, place] = row, 1
     return tokens, mask.bool()
+
+
+def packed_pass(model, tokens, lengths, wanted=None):
+    """Hidden states of the real tokens, and where they lie."""
+    packing = Packing.of(lengths, tokens.shape[1])
+    wanted = None if wanted is None else packing.pack(wanted)
+    return model(packing.pack(tokens), packing=packing, wanted=wanted), packing
 
 
 ROWS = [some_tokens(1, n, seed=n)[0] for n in (5, 2, 7)]
@@ -141,7 +149,7 @@ def test_a_batch_is_its_rows_one_by_one(positions, left):
 
 
 @BOTH
-def test_masked_tokens_are_not_seen(positions):
+def test_masked_tokens_are_not_attended_to(positions):
     """Peers' defect: the mask changed nothing."""
     model, tokens = make(positions), some_tokens()
     mask = torch.ones_like(tokens)
@@ -184,15 +192,15 @@ def test_a_row_without_any_token_harms_nobody(left):
 @BOTH
 def test_packed_is_padded_with_its_gradients(positions):
     model, (tokens, mask) = make(positions), padded(ROWS, width=9)
-    packed = model.packed_hidden(tokens, mask.sum(1))
-    # Padding at the right cannot be seen: with no mask at all, real tokens are computed plainly.
+    packed, packing = packed_pass(model, tokens, mask.sum(1))
+    # Nothing attends to padding at the right: with no mask at all, real tokens come out the same.
     plain = model(tokens)[mask]
-    assert packed.hidden.shape == (14, 12)
-    assert packed.starts.tolist() == [0, 5, 7]
-    assert_close(packed.hidden, plain, **EXACT)
+    assert packed.shape == (14, 12)
+    assert packing.starts.tolist() == [0, 5, 7]
+    assert_close(packed, plain, **EXACT)
     parameters = list(model.parameters())
     weight = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1)).double()
-    ours = torch.autograd.grad((packed.hidden * weight).sum(), parameters)
+    ours = torch.autograd.grad((packed * weight).sum(), parameters)
     theirs = torch.autograd.grad((plain * weight).sum(), parameters)
     for mine, other in zip(ours, theirs, strict=True):
         assert_close(mine, other, **EXACT)
@@ -203,16 +211,18 @@ def test_what_is_not_wanted_is_left_out_of_the_last_layer(positions):
     model, (tokens, mask) = make(positions), padded(ROWS, width=9)
     wanted = torch.zeros_like(mask)
     wanted[0, [0, 3]] = wanted[2, 5] = wanted[1, 8] = True  # the last is padding
-    whole = model.packed_hidden(tokens, mask.sum(1))
-    some = model.packed_hidden(tokens, mask.sum(1), wanted)
+    whole, _ = packed_pass(model, tokens, mask.sum(1))
+    some, _ = packed_pass(model, tokens, mask.sum(1), wanted)
     chosen = wanted[mask]
-    assert chosen.sum() == 3 and torch.equal(whole.starts, some.starts)
-    assert_close(some.hidden[chosen], whole.hidden[chosen], **EXACT)
-    assert (some.hidden[~chosen] == 0).all()
+    assert chosen.sum() == 3
+    assert_close(some[chosen], whole[chosen], **EXACT)
+    assert (some[~chosen] == 0).all()
+    padded_rows = model(tokens, mask, wanted=wanted)
+    assert_close(padded_rows[wanted & mask], whole[chosen], **EXACT)
+    assert (padded_rows[~wanted] == 0).all()
     parameters = list(model.parameters())
     gradients = [
-        torch.autograd.grad(packed.hidden[chosen].square().sum(), parameters)
-        for packed in (some, whole)
+        torch.autograd.grad(packed[chosen].square().sum(), parameters) for packed in (some, whole)
     ]
     for mine, other in zip(*gradients, strict=True):
         assert_close(mine, other, **EXACT)
@@ -221,17 +231,25 @@ def test_what_is_not_wanted_is_left_out_of_the_last_layer(positions):
 def test_hidden_states_at_chosen_positions():
     model, (tokens, mask) = make(), padded(ROWS)
     index = torch.tensor([[4, 0], [1, 0], [6, 3]])
-    found = hidden_at(model.packed_hidden(tokens, mask.sum(1)), index)
-    assert_close(found, model(tokens)[torch.arange(3)[:, None], index], **EXACT)
-    one = PackedHidden(torch.ones(1, 2), torch.tensor([0, 1]))  # the second row is empty
-    assert hidden_at(one, torch.tensor([[0], [0]])).shape == (2, 1, 2)
+    hidden, packing = packed_pass(model, tokens, mask.sum(1))
+    expected = model(tokens)[torch.arange(3)[:, None], index]
+    assert_close(hidden[packing.flat(index)], expected, **EXACT)
 
 
-def test_rows_that_are_full_need_no_lengths():
+def test_full_rows_are_packed():
     model, tokens = make(), some_tokens()
-    for lengths in (None, torch.full((3,), 7)):
-        packed = model.packed_hidden(tokens, lengths)
-        assert_close(packed.hidden.view(3, 7, 12), model(tokens), **EXACT)
+    hidden, _ = packed_pass(model, tokens, torch.full((3,), 7))
+    assert_close(hidden.view(3, 7, 12), model(tokens), **EXACT)
+
+
+def test_a_packed_pass_takes_the_tokens_of_its_packing_alone():
+    model, (tokens, mask) = make(), padded(ROWS)
+    packing = Packing.of(mask.sum(1), 7)
+    with pytest.raises(ValueError, match=r"tokens \[3, 7\] with a packing of 14: give model\(pack"):
+        model(tokens, packing=packing)
+    for name, more in {"cache": model.new_cache(3), "attn_mask": mask}.items():
+        with pytest.raises(ValueError, match="packed tokens go without attn_mask, prefix_embs and"):
+            model(packing.pack(tokens), packing=packing, **{name: more})
 
 
 # The cache
@@ -354,8 +372,8 @@ def test_gradients_of_stacked_models_and_batches_of_their_own():
     index = torch.tensor([[0, 0], [1, 0], [2, 1]])
 
     def loss(model, tokens, lengths):
-        hidden = hidden_at(model.packed_hidden(tokens, lengths), index)
-        return model.logits(hidden).logsumexp(-1).sum()
+        hidden, packing = packed_pass(model, tokens, lengths)
+        return model.logits(hidden[packing.flat(index)]).logsumexp(-1).sum()
 
     class Module(torch.nn.Module):
         def __init__(self, model):
@@ -382,12 +400,12 @@ def test_compiled_in_one_piece():
 
     @torch.compile(backend="eager", fullgraph=True)
     def read(tokens, mask):
-        packed = model.packed_hidden(tokens, mask.sum(1))
-        return model(tokens, mask), hidden_at(packed, torch.zeros(3, 1, dtype=torch.int64))
+        hidden, packing = packed_pass(model, tokens, mask.sum(1))
+        return model(tokens, mask), hidden[packing.starts]
 
     hidden, first = read(tokens, mask)
     assert_close(hidden[mask], model(tokens)[mask], **EXACT)
-    assert_close(first[:, 0], model(tokens)[:, 0], **EXACT)
+    assert_close(first, model(tokens)[:, 0], **EXACT)
 
 
 def test_bfloat16_by_autocast():
@@ -396,7 +414,7 @@ def test_bfloat16_by_autocast():
     cache = model.new_cache(3)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(model(tokens, mask)[mask].float(), exact, rtol=0.1, atol=0.1)
-        model.packed_hidden(tokens, torch.tensor([5, 2, 7])).hidden.sum().backward()
+        packed_pass(model, tokens, torch.tensor([5, 2, 7]))[0].sum().backward()
         with torch.no_grad():
             cached = model(tokens, mask, cache=cache)[mask]
             model(tokens[:, :1], cache=cache)
@@ -495,7 +513,7 @@ def test_tokens_beyond_the_vocabulary(bad):
     with pytest.raises(ValueError, match=message):
         model(tokens)
     with pytest.raises(ValueError, match=message):
-        model.packed_hidden(tokens, torch.tensor([5, 5, 5]))
+        packed_pass(model, tokens, torch.tensor([5, 5, 5]))
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model(tokens, cache=model.new_cache(3))
 
@@ -505,7 +523,7 @@ def test_rows_longer_than_the_context():
     with pytest.raises(ValueError, match="17 tokens are longer than block_size=16: cut them"):
         model(some_tokens(1, 17))
     with pytest.raises(ValueError, match="longer than block_size=16"):
-        model.packed_hidden(some_tokens(1, 17), torch.tensor([17]))
+        packed_pass(model, some_tokens(1, 17), torch.tensor([17]))
     with pytest.raises(ValueError, match=r"18 tokens \(8 of the prefix\) are longer"):
         model(some_tokens(1, 10), prefix_embs=torch.zeros(1, 8, 12))
     cache = model.new_cache(1, capacity=40)
@@ -534,5 +552,5 @@ def test_sizes_that_make_no_model():
         CausalLM(5, n_head=4, n_embd=10)
     with pytest.raises(ValueError, match="positions='absolute' is unknown: choose 'learned'"):
         CausalLM(5, positions="absolute")
-    with pytest.raises(ValueError, match="rotary positions turn pairs"):
+    with pytest.raises(ValueError, match="rotary positions rotate pairs"):
         CausalLM(5, n_head=2, n_embd=6, positions="rotary")

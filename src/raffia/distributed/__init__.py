@@ -1,0 +1,26 @@
+"""Where the parts of a run are computed: engines, pools of workers, versions of weights.
+
+Knows no algorithm and no loop.
+"""
+
+from raffia.distributed.board import Board
+from raffia.distributed.chaos import ChaosEngine
+from raffia.distributed.check_engine import check_engine
+from raffia.distributed.engine import Engine, InlineEngine, Lost, Needs, Role, RoleError, Worker
+from raffia.distributed.pool import Pool
+from raffia.distributed.process import ProcessEngine
+
+__all__ = [
+    "Board",
+    "ChaosEngine",
+    "Engine",
+    "InlineEngine",
+    "Lost",
+    "Needs",
+    "Pool",
+    "ProcessEngine",
+    "Role",
+    "RoleError",
+    "Worker",
+    "check_engine",
+]

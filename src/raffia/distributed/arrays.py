@@ -1,0 +1,97 @@
+"""A tree of tensors as a record and flat memory, and back: what travels between processes.
+
+Nothing is pickled: the record is JSON, the memory is the tensors' own bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.memmap import DTYPE_NAMES
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+
+__all__ = ["pack", "unpack"]
+
+ALIGNMENT = 64  # bytes: a cache line
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
+    """The tree as bytes: a record of names, dtypes and shapes, then the memory of its tensors.
+
+    room: bytes that are left free at the front.
+    Raises TypeError for entries that are no plain tensors.
+
+    >>> unpack(pack(TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2, dtype=torch.bool)))))["a"]
+    tensor([0, 1, 2])
+    """
+    leaves: list[tuple[tuple[str, ...], Tensor]] = []
+    nodes: list[Any] = []
+    _walk(tree, (), leaves, nodes)
+    record: list[Any] = []
+    size = 0
+    for path, leaf in leaves:
+        record.append([list(path), DTYPE_NAMES[leaf.dtype], list(leaf.shape), size])
+        size += -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT
+    head = json.dumps({"nodes": nodes, "leaves": record}).encode()
+    start = -(-(8 + len(head)) // ALIGNMENT) * ALIGNMENT
+    data = bytearray(room + start + size)
+    data[room : room + 8] = len(head).to_bytes(8, "little")
+    data[room + 8 : room + 8 + len(head)] = head
+    if size:
+        memory = torch.frombuffer(data, dtype=torch.uint8, offset=room + start)
+        for (_, leaf), (_, _, shape, at) in zip(leaves, record, strict=True):
+            if leaf.numel():
+                target = memory[at : at + leaf.nbytes].view(leaf.dtype).view(shape)
+                target.copy_(leaf.detach())
+    return data
+
+
+def unpack(data: bytearray | memoryview, room: int = 0) -> TensorDict:
+    """The tree that was packed, over this memory: it is not copied.
+
+    >>> tree = TensorDict(x=torch.zeros(2, 3), empty=TensorDict(batch_size=[2]), batch_size=[2])
+    >>> unpack(pack(tree))["empty"].batch_size
+    torch.Size([2])
+    """
+    length = int.from_bytes(data[room : room + 8], "little")
+    record = json.loads(bytes(data[room + 8 : room + 8 + length]))
+    start = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
+    made: dict[tuple[str, ...], TensorDict] = {}
+    for path, size in record["nodes"]:
+        node = TensorDict({}, batch_size=size)
+        made[tuple(path)] = node
+        if path:
+            made[tuple(path[:-1])][path[-1]] = node
+            made[tuple(path)] = made[tuple(path[:-1])][path[-1]]
+    for path, name, shape, at in record["leaves"]:
+        dtype = DTYPES[name]
+        count = math.prod(shape)
+        if count:
+            leaf = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at).view(shape)
+        else:
+            leaf = torch.empty(shape, dtype=dtype)
+        made[tuple(path[:-1])][path[-1]] = leaf
+    return made[()]
+
+
+def _walk(
+    node: Any, path: tuple[str, ...], leaves: list[tuple[tuple[str, ...], Tensor]], nodes: list[Any]
+) -> None:
+    nodes.append([list(path), list(node.batch_size)])
+    for name, value in node.items():
+        if isinstance(value, TensorDictBase):
+            _walk(value, (*path, name), leaves, nodes)
+        elif type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
+            leaves.append(((*path, name), value))
+        else:
+            raise TypeError(
+                f"entry {'.'.join((*path, name))} is a {type(value).__name__}: between processes "
+                "go trees of plain tensors; encode it as a tensor, such as "
+                "torch.frombuffer(text.encode(), dtype=torch.uint8)"
+            )

@@ -1,0 +1,188 @@
+"""The contract of engines as checks that anyone's engine can be put through."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+from raffia.distributed.engine import Engine, Lost, RoleError, Worker
+from raffia.distributed.pool import Pool
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Counter", "check_engine"]
+
+COUNTER = f"{__name__}:Counter"
+
+
+class Counter:
+    """A role that adds up: tasks {"add"}, answers {"total", "index", "weight"}; for checks.
+
+    A task with "fail" raises, one with "sleep" takes so many seconds.
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        self.index = index
+        self.total = int(json.loads(config).get("start", 0))
+
+    def load(self, state: TensorDict) -> None:
+        """The sum so far."""
+        self.total = int(state["total"])
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Add, and tell the sum."""
+        if "fail" in task.keys():
+            raise ValueError("this task fails")
+        if "sleep" in task.keys():
+            time.sleep(float(task["sleep"]))
+        self.total += int(task["add"])
+        weight = torch.tensor(0.0) if weights is None else weights["w"].sum()
+        return TensorDict(
+            total=torch.tensor(self.total), index=torch.tensor(self.index), weight=weight
+        )
+
+
+def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | None = None) -> None:
+    """Put an engine through the contract; AssertionError says what does not hold.
+
+    make: a new engine.
+    kill: ends a worker from outside as an accident would; None: that is not tried.
+
+    >>> from raffia.distributed.engine import InlineEngine
+    >>> check_engine(InlineEngine)
+    """
+    engine = make()
+    try:
+        _answers_come_in_order(engine)
+        _weights_are_those_of_the_version(engine)
+        _what_is_given_is_copied(engine)
+        _errors_are_told_apart(engine)
+        _empty_trees_travel(engine)
+        if kill is not None:
+            _a_killed_worker_is_lost(engine, kill)
+            _a_pool_goes_on(engine, kill)
+    finally:
+        engine.close()
+
+
+def _add(number: int) -> TensorDict:
+    return TensorDict(add=torch.tensor(number))
+
+
+def _answers_come_in_order(engine: Engine) -> None:
+    workers = [engine.start(COUNTER, '{"start": 10}', index) for index in range(2)]
+    for number in (1, 2, 3):
+        for worker in workers:
+            worker.ask(_add(number))
+    for total in (11, 13, 16):
+        for index, worker in enumerate(workers):
+            found = worker.take(60.0)
+            assert int(found["total"]) == total, "tasks are done in the order they were asked"
+            assert int(found["index"]) == index, "a worker's index is its own"
+    workers[0].load(TensorDict(total=torch.tensor(100)))
+    workers[0].ask(_add(1))
+    assert int(workers[0].take(60.0)["total"]) == 101, "load comes before the tasks behind it"
+    for worker in workers:
+        worker.close()
+
+
+def _weights_are_those_of_the_version(engine: Engine) -> None:
+    worker = engine.start(COUNTER, "{}", 0)
+    weights = TensorDict(w=torch.tensor([1.0, 2.0]))
+    old = engine.put(weights)
+    weights["w"].fill_(50.0)  # what was put stays as it was
+    new = engine.put(weights)
+    for ref in (old, new, old):
+        worker.ask(_add(0), ref)
+    found = [float(worker.take(60.0)["weight"]) for _ in range(3)]
+    assert found == [3.0, 100.0, 3.0], f"a task reads the weights that it names, got {found}"
+    engine.drop(old)
+    worker.ask(_add(0), new)
+    assert float(worker.take(60.0)["weight"]) == 100.0, "dropping one version leaves the others"
+    worker.close()
+
+
+def _what_is_given_is_copied(engine: Engine) -> None:
+    worker, task = engine.start(COUNTER, "{}", 0), _add(1)
+    worker.ask(task)
+    task["add"].fill_(1000)
+    assert int(worker.take(60.0)["total"]) == 1, "a task is as it was when it was asked"
+    worker.close()
+
+
+def _errors_are_told_apart(engine: Engine) -> None:
+    worker = engine.start(COUNTER, "{}", 0)
+    worker.ask(_add(1).set("fail", torch.tensor(True)))
+    worker.ask(_add(2))
+    try:
+        worker.take(60.0)
+    except RoleError as error:
+        assert "ValueError: this task fails" in str(error), "the role's error is told"
+    else:
+        raise AssertionError("a role's error comes as a RoleError")
+    assert int(worker.take(60.0)["total"]) == 2, "a worker goes on after a role's error"
+    worker.close()
+
+
+def _empty_trees_travel(engine: Engine) -> None:
+    worker = engine.start(f"{__name__}:Echo", "{}", 0)
+    tree = TensorDict(a=TensorDict(batch_size=[2]), b=torch.empty(0, 3), c=torch.tensor(True))
+    worker.ask(tree)
+    found = worker.take(60.0)
+    assert found["a"].batch_size == torch.Size([2]) and found["b"].shape == (0, 3)
+    assert bool(found["c"]), "trees arrive as they were"
+    worker.close()
+
+
+class Echo:
+    """A role that answers with its task; for checks."""
+
+    def __init__(self, config: str, index: int) -> None:
+        pass
+
+    def load(self, state: TensorDict) -> None:
+        """It has no state."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """The task."""
+        return task
+
+
+def _a_killed_worker_is_lost(engine: Engine, kill: Callable[[Worker], None]) -> None:
+    worker = engine.start(COUNTER, "{}", 0)
+    worker.ask(_add(1))
+    worker.take(60.0)
+    worker.ask(_add(1).set("sleep", torch.tensor(30.0)))
+    kill(worker)
+    began = time.monotonic()
+    try:
+        worker.take(60.0)
+    except Lost:
+        assert time.monotonic() - began < 20, "a death is noticed before patience ends"
+    else:
+        raise AssertionError("a worker that was killed is Lost")
+    worker.close()
+
+
+def _a_pool_goes_on(engine: Engine, kill: Callable[[Worker], None]) -> None:
+    totals = {0: 0, 1: 0}
+    pool = Pool(
+        engine, COUNTER, "{}", 2,
+        state_of=lambda index: TensorDict(total=torch.tensor(totals[index])),
+    )  # fmt: skip
+    for first in (0, 3):
+        for key in range(first, first + 3):
+            for worker in (0, 1):
+                pool.ask(worker, key, _add(key))
+        for key in range(first, first + 3):
+            for worker in (0, 1):
+                totals[worker] = int(pool.take(worker, key)["total"])
+                assert totals[worker] == sum(range(key + 1)), "a lost worker changes no answer"
+        if first == 0:
+            found = pool.worker(1)
+            assert found is not None
+            kill(found)
+    assert pool.num_restarts == 1
+    pool.close()

@@ -1,0 +1,195 @@
+"""Engines: where the parts of a run are computed. The contract, and the engine of this process.
+
+A run's result does not depend on its engine. Three rules make that so. A task is a key and a pure
+function of it: what it draws comes from the run's seed and the key, what weights it reads is named
+by version. A worker's state follows from the tasks that it has done. Answers are taken in the order
+of their keys, whenever they arrive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from raffia.distributed.arrays import pack, unpack
+from raffia.lazy import imported
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Engine", "InlineEngine", "Lost", "Needs", "Role", "RoleError", "Worker", "make_role"]
+
+
+class Lost(RuntimeError):
+    """A worker is gone, or does not answer: its open tasks are to be asked again of another.
+
+    >>> raise Lost("worker 3 was killed by signal 9")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.engine.Lost: worker 3 was killed by signal 9
+    """
+
+
+class RoleError(RuntimeError):
+    """A role raised an error: asked again, the task would raise it again.
+
+    >>> raise RoleError("ValueError: no such environment")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.engine.RoleError: ValueError: no such environment
+    """
+
+
+class Role(Protocol):
+    """What runs in a worker: made by `factory(config, index)` from JSON and its number.
+
+    A role draws from generators that it makes of the run's seed and the task's key, and keeps
+    nothing that `load` and the tasks since do not give again.
+    """
+
+    def load(self, state: TensorDict) -> None:
+        """Stand where this state was taken."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """The answer to a task. The arguments are not to be written to."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a worker takes of its machine.
+
+    >>> Needs(gpus=0.5).cpus
+    1.0
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+ONE_CPU = Needs()
+
+
+class Worker(Protocol):
+    """A role at work, in this process or another. Tasks are done in the order they are asked."""
+
+    def load(self, state: TensorDict) -> None:
+        """Have the role stand at a state, before the tasks that are asked from now on."""
+
+    def ask(self, task: TensorDict, weights: Any = None) -> None:
+        """Ask for a task; weights: what `Engine.put` gave."""
+
+    def take(self, seconds: float) -> TensorDict:
+        """The answer to the oldest open task, waited for.
+
+        Raises Lost if the worker is gone or gives none within this time, after which it is ended,
+        and RoleError if the role raised an error.
+        """
+
+    def close(self) -> None:
+        """End the worker; what is open is dropped."""
+
+
+class Engine(Protocol):
+    """Starts workers, and gives them weights."""
+
+    def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> Worker:
+        """A worker of this role.
+
+        role: an importable factory, "package.module:name", of (config, index).
+        config: JSON that the factory reads.
+        """
+
+    def put(self, weights: TensorDict) -> Any:
+        """The weights as they are now, for any worker's `ask`; put once for all of them."""
+
+    def drop(self, ref: Any) -> None:
+        """Free weights that no task will name any more."""
+
+    def close(self) -> None:
+        """End all workers, and free all weights."""
+
+
+def make_role(role: str, config: str, index: int) -> Role:
+    """The role that is named; ValueError or ImportError says what is wrong with the name.
+
+    >>> make_role("raffia.distributed.check_engine:Counter", "{}", 0).total
+    0
+    >>> make_role("raffia.distributed", "{}", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: a role is named as "package.module:name", not 'raffia.distributed'
+    """
+    module, _, name = role.partition(":")
+    if not module or not name:
+        raise ValueError(f'a role is named as "package.module:name", not {role!r}')
+    found: Role = imported(role)(config, index)
+    return found
+
+
+class InlineEngine:
+    """Workers in this process: each task is done when its answer is taken.
+
+    The engine that all others are compared with. Weights and answers are copied as between
+    processes, so that nothing is shared that could not be elsewhere.
+
+    >>> engine = InlineEngine()
+    >>> worker = engine.start("raffia.distributed.check_engine:Counter", "{}", 0)
+    >>> import torch
+    >>> worker.ask(TensorDict(add=torch.tensor(5)))
+    >>> worker.take(1.0)["total"]
+    tensor(5)
+    """
+
+    def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> InlineWorker:
+        """A role in this process."""
+        return InlineWorker(make_role(role, config, index))
+
+    def put(self, weights: TensorDict) -> TensorDict:
+        """A copy of the weights."""
+        return unpack(pack(weights))
+
+    def drop(self, ref: TensorDict) -> None:
+        """Nothing to free besides memory, of which Python takes care."""
+
+    def close(self) -> None:
+        """Nothing is running."""
+
+
+class InlineWorker:
+    """See `InlineEngine`."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._open: deque[tuple[str, TensorDict, TensorDict | None]] = deque()
+        self._is_closed = False
+
+    def load(self, state: TensorDict) -> None:
+        """Stand there before the next task."""
+        self._open.append(("load", unpack(pack(state)), None))
+
+    def ask(self, task: TensorDict, weights: TensorDict | None = None) -> None:
+        """Put the task behind those that are open."""
+        if self._is_closed:
+            raise Lost("the worker was closed")
+        self._open.append(("do", unpack(pack(task)), weights))
+
+    def take(self, seconds: float) -> TensorDict:
+        """Do the oldest task now."""
+        if self._is_closed:
+            raise Lost("the worker was closed")
+        while self._open:
+            kind, given, weights = self._open.popleft()
+            try:
+                if kind == "do":
+                    return unpack(pack(self._role.do(given, weights)))
+                self._role.load(given)
+            except Exception as error:
+                raise RoleError(f"{type(error).__name__}: {error}") from error
+        raise RuntimeError("no task is open: ask for one before its answer is taken")
+
+    def close(self) -> None:
+        """Drop what is open."""
+        self._open.clear()
+        self._is_closed = True
+        close = getattr(self._role, "close", None)
+        if close is not None:
+            close()

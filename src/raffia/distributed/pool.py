@@ -1,0 +1,154 @@
+"""Workers of one role: tasks by key, answers in the order of the keys, whatever becomes of workers.
+
+A worker that is lost is started again, given the state before its oldest open task, and asked for
+its open tasks again; so who dies, and when, changes no answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Pool"]
+
+
+@dataclass
+class _Task:
+    key: int
+    task: TensorDict
+    weights: Any
+    is_asked: bool = False
+
+
+class Pool:
+    """Workers of one role, each with its open tasks.
+
+    state_of: the state before a worker's oldest open task, by the worker's index; what a new worker
+        is given. None: the role has no state.
+    max_restarts: of one worker without a task done in between; after one more the error says which
+        task it was, and the worker's last words.
+    patience: seconds without an answer after which a worker is taken for dead.
+
+    >>> import torch
+    >>> from raffia.distributed.engine import InlineEngine
+    >>> pool = Pool(InlineEngine(), "raffia.distributed.check_engine:Counter", "{}", 2)
+    >>> for key in range(3):
+    ...     pool.ask(0, key, TensorDict(add=torch.tensor(1)))
+    >>> [pool.take(0, key)["total"].item() for key in range(3)]
+    [1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        role: str,
+        config: str,
+        num_workers: int,
+        *,
+        needs: Needs = ONE_CPU,
+        state_of: Callable[[int], TensorDict] | None = None,
+        max_restarts: int = 3,
+        patience: float = 60.0,
+    ) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers={num_workers} must be at least 1")
+        self.engine, self.role, self.config = engine, role, config
+        self.num_workers, self.needs = num_workers, needs
+        self.max_restarts, self.patience = max_restarts, patience
+        self.num_restarts = 0
+        self.seconds_waited = 0.0
+        self._state_of = state_of
+        self._workers: list[Worker | None] = [None] * num_workers
+        self._was_lost = [False] * num_workers
+        self._open: list[deque[_Task]] = [deque() for _ in range(num_workers)]
+
+    def num_open(self, worker: int) -> int:
+        """How many tasks of a worker are open."""
+        return len(self._open[worker])
+
+    def worker(self, index: int) -> Worker | None:
+        """A worker, if it is running."""
+        return self._workers[index]
+
+    def ask(self, worker: int, key: int, task: TensorDict, weights: Any = None) -> None:
+        """Ask for a task; each worker's keys rise."""
+        tasks = self._open[worker]
+        if tasks and tasks[-1].key >= key:
+            raise ValueError(f"task {key} is asked after task {tasks[-1].key}: keys must rise")
+        tasks.append(_Task(key, task, weights))
+        try:
+            self._ask_open(worker)
+        except Lost:
+            self._lose(worker)  # it is started again when the answer is taken
+
+    def take(self, worker: int, key: int) -> TensorDict:
+        """The answer to a worker's oldest open task, which must be this one.
+
+        Raises RoleError if the role raised an error, or if the worker was lost too often.
+        """
+        tasks = self._open[worker]
+        if not tasks or tasks[0].key != key:
+            raise ValueError(f"worker {worker}: task {key} is not its oldest open one")
+        began, failures = time.monotonic(), 0
+        while True:
+            try:
+                self._ask_open(worker)
+                found = self._workers[worker]
+                assert found is not None
+                answer = found.take(self.patience)
+                break
+            except Lost as error:
+                self._lose(worker)
+                failures += 1
+                if failures > self.max_restarts:
+                    raise RoleError(
+                        f"worker {worker} of {self.role} was lost {failures} times at task {key}, "
+                        f"the last time thus: {error}"
+                    ) from error
+            except RoleError as error:
+                raise RoleError(f"task {key} of worker {worker}: {error}") from error
+        self.seconds_waited += time.monotonic() - began
+        tasks.popleft()
+        return answer
+
+    def _ask_open(self, worker: int) -> None:
+        """Start the worker if there is none, and ask for what it was not asked for."""
+        found = self._workers[worker]
+        if found is None:
+            found = self.engine.start(self.role, self.config, worker, self.needs)
+            self._workers[worker] = found
+            self.num_restarts += self._was_lost[worker]
+            self._was_lost[worker] = False
+            for task in self._open[worker]:
+                task.is_asked = False
+            if self._state_of is not None:
+                found.load(self._state_of(worker))
+        for task in self._open[worker]:
+            if not task.is_asked:
+                found.ask(task.task, task.weights)
+                task.is_asked = True
+
+    def _lose(self, worker: int) -> None:
+        self._was_lost[worker] = True
+        self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
+        found, self._workers[worker] = self._workers[worker], None
+        if found is not None:
+            found.close()
+
+    def reset(self) -> None:
+        """Drop all open tasks and end all workers; those that are needed are started again."""
+        for worker in range(self.num_workers):
+            self._open[worker].clear()
+            self._forget(worker)
+
+    def close(self) -> None:
+        """End all workers."""
+        self.reset()

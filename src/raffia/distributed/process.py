@@ -1,0 +1,242 @@
+"""Workers in processes of this machine: forked from a server that has torch loaded already.
+
+Words and arrays go through a pipe, weights through shared memory, once for all workers. A worker
+whose leader is gone leaves by itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.util import Finalize
+from typing import Any
+
+from raffia.distributed.arrays import pack, unpack
+from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, make_role
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["ProcessEngine"]
+
+# The first byte of a message; before a task stand the length and the name of its weights.
+LOAD, TASK, END, ANSWER, ERROR = b"L", b"T", b"Q", b"A", b"E"
+
+
+class ProcessEngine:
+    """Workers in processes of this machine.
+
+    A program that starts one is imported by its workers: what it runs stands under
+    `if __name__ == "__main__":`.
+
+    >>> import torch
+    >>> engine = ProcessEngine()
+    >>> worker = engine.start("raffia.distributed.check_engine:Counter", "{}", 0)
+    >>> worker.ask(TensorDict(add=torch.tensor(5)))
+    >>> worker.take(60.0)["total"]
+    tensor(5)
+    >>> engine.close()
+    """
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["raffia.distributed.process"])
+        self._workers: list[ProcessWorker] = []
+        self._weights: dict[str, SharedMemory] = {}
+        self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
+
+    def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ProcessWorker:
+        """A process with this role; what is wrong with the role comes with its first answer."""
+        worker = ProcessWorker(self._context, role, config, index, needs)
+        self._workers = [one for one in self._workers if one.is_alive]
+        self._workers.append(worker)
+        return worker
+
+    def put(self, weights: TensorDict) -> str:
+        """The weights in shared memory; its name."""
+        data = pack(weights)
+        memory = SharedMemory(create=True, size=len(data))
+        assert memory.buf is not None
+        memory.buf[: len(data)] = data
+        self._weights[memory.name] = memory
+        return memory.name
+
+    def drop(self, ref: str) -> None:
+        """Free these weights."""
+        memory = self._weights.pop(ref)
+        memory.close()
+        memory.unlink()
+
+    def close(self) -> None:
+        """End all workers and free all weights."""
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        _free(self._weights)
+
+
+def _free(weights: dict[str, SharedMemory]) -> None:
+    while weights:
+        _, memory = weights.popitem()
+        memory.close()
+        memory.unlink()
+
+
+class ProcessWorker:
+    """See `ProcessEngine`."""
+
+    def __init__(self, context: Any, role: str, config: str, index: int, needs: Needs) -> None:
+        self.index = index
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve,
+            args=(theirs, role, config, index, needs.cpus),
+            name=f"raffia {role} {index}",
+        )
+        self._process.start()
+        theirs.close()
+        self._finalize = Finalize(
+            self, _end, args=(self._connection, self._process), exitpriority=10
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return bool(self._process.is_alive())
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        found: int = self._process.pid
+        return found
+
+    def load(self, state: TensorDict) -> None:
+        """Stand there before the next task."""
+        self._send(LOAD, pack(state, room=1))
+
+    def ask(self, task: TensorDict, weights: str | None = None) -> None:
+        """Put the task behind those that are open."""
+        name = (weights or "").encode()
+        data = pack(task, room=2 + len(name))
+        data[1] = len(name)
+        data[2 : 2 + len(name)] = name
+        self._send(TASK, data)
+
+    def _send(self, kind: bytes, data: bytearray) -> None:
+        data[:1] = kind
+        try:
+            self._connection.send_bytes(data)
+        except OSError:
+            raise Lost(self._last_words()) from None
+
+    def take(self, seconds: float) -> TensorDict:
+        """The oldest answer; Lost if the process ends or is silent for this long."""
+        try:
+            if not wait([self._connection], seconds):
+                self._process.kill()
+                raise Lost(f"worker {self.index} gave no answer in {seconds:g} s, and was ended")
+            data = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise Lost(self._last_words()) from None
+        if data[:1] == ERROR:
+            raise RoleError(data[1:].decode())
+        return unpack(bytearray(data), room=1)
+
+    def _last_words(self) -> str:
+        self._process.join(5)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"worker {self.index} was ended by {signal.Signals(-code).name}"
+        return f"worker {self.index} has left with the exit status {code}"
+
+    def close(self) -> None:
+        """End the process."""
+        self._finalize()
+
+
+def _end(connection: Connection, process: Any) -> None:
+    """Ask the process to leave; end it if it does not."""
+    try:
+        connection.send_bytes(END)
+    except OSError:
+        pass  # it has left already
+    connection.close()
+    process.join(2)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+# -- in the worker
+
+
+def _serve(connection: Connection, role: str, config: str, index: int, cpus: float) -> None:
+    """Do tasks until told to leave, or until the leader is gone."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(max(1, int(cpus)))
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    # Read at any time, so that a leader that asks never waits for a worker that answers.
+    threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
+    made = None
+    weights: tuple[str, TensorDict | None] = "", None
+    while (data := messages.get())[:1] != END:
+        try:
+            if made is None:
+                made = make_role(role, config, index)
+            if data[:1] == LOAD:
+                made.load(unpack(bytearray(data), room=1))
+                continue
+            length = data[1]
+            name = data[2 : 2 + length].decode()
+            if name != weights[0]:
+                weights = name, _attached(name) if name else None
+            answer = made.do(unpack(bytearray(data), room=2 + length), weights[1])
+            packed = pack(answer, room=1)
+            packed[:1] = ANSWER
+        except Exception as error:
+            packed = bytearray(ERROR + f"{type(error).__name__}: {error}".encode())
+            if data[:1] == LOAD:
+                made = _Failed(packed[1:].decode())
+                continue
+        connection.send_bytes(packed)
+    close: Callable[[], None] | None = getattr(made, "close", None)
+    if close is not None:
+        close()
+
+
+class _Failed:
+    """In the place of a role that could not be loaded: says so at each task."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def load(self, state: TensorDict) -> None:
+        pass
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        raise RuntimeError(f"its state could not be loaded: {self._text}")
+
+
+def _read(connection: Connection, messages: queue.SimpleQueue[bytes]) -> None:
+    while True:
+        try:
+            messages.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)  # the leader is gone, or has closed its end
+
+
+def _attached(name: str) -> TensorDict:
+    """A copy of the weights of this name."""
+    memory = SharedMemory(name=name)
+    assert memory.buf is not None
+    try:
+        return unpack(bytearray(memory.buf))
+    finally:
+        memory.close()

@@ -1,0 +1,197 @@
+"""How a run's rows are played: in the loop, or by actors in other processes.
+
+Legend: E environments, of which an actor plays some: rows first_row .. first_row + E - 1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.efficientzero.actor import act, act_at_random
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.distributed.engine import Engine, InlineEngine
+from raffia.envs.env import EnvSpec
+from raffia.envs.make import make_env, require_batch
+from raffia.functional.seeds import derive_seed
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.running import threads
+from raffia.recipes.scale_config import EngineConfig
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.collect import Act, Collector
+from raffia.train.config import from_json, to_json
+
+__all__ = ["ActorRole", "actor_config", "make_engine", "make_planner", "row_seeds"]
+
+
+def make_planner(
+    networks: EfficientZeroLearner, config: EfficientZeroRun, spec: EnvSpec
+) -> Planner:
+    """A planner of one agent; or of all members, in one search."""
+    size = config.population.size
+    model = networks.make_model(0).to(config.device)
+    settings: dict[str, Any] = {
+        "frame_stack": config.env.frame_stack,
+        "num_threads": config.num_threads,
+    }
+    if size == 1:
+        return Planner(model, spec, config, **settings)
+    return StackedPlanner(model, spec, config, size=size, **settings)
+
+
+def make_networks(
+    config: EfficientZeroRun, spec: EnvSpec, factory: ModelFactory | None = None
+) -> EfficientZeroLearner:
+    """The learner of a run, which makes its networks.
+
+    factory: of the networks; None: the config's.
+    """
+    return EfficientZeroLearner(
+        spec,
+        config,
+        num_updates=config.num_updates,
+        model_factory=factory,
+        frame_stack=config.env.frame_stack,
+    )
+
+
+def row_seeds(seed: int, purpose: str, rows: range, step: int) -> Tensor:  # int64 [E]
+    """Seeds of what each row draws in its step of this number, whoever plays it.
+
+    >>> row_seeds(0, "act", range(4), 7)[2:].equal(row_seeds(0, "act", range(2, 4), 7))
+    True
+    """
+    return torch.tensor([derive_seed(seed, purpose, row, step) for row in rows])
+
+
+def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:
+    """The fraction of the run that is done, in environment steps.
+
+    >>> fraction_done(EfficientZeroRun(), 25_000)
+    0.25
+    """
+    return min(1.0, num_env_steps / max(1, config.collect.num_env_steps))
+
+
+def acting_weights(state: TensorDict) -> TensorDict:
+    """What actors need of a learner's state."""
+    return state.select("params", "buffers", "hyper")
+
+
+class ActorRole:
+    """Plays some of a run's environments, a turn for each task; see `raffia.train.turns.Turns`.
+
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> role = ActorRole(actor_config(PRESETS["smoke"]), 0)
+    >>> task = TensorDict(num_env_steps=torch.tensor(0), version=torch.tensor(0))
+    >>> role.do(task, None)["steps"].batch_size
+    torch.Size([1, 4])
+    >>> role.close()
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        given = json.loads(config)
+        self.config = run = from_json(EfficientZeroRun, given["run"])
+        num_actors = max(1, run.actors.num)
+        num_envs = run.env.num_envs // num_actors
+        self._rows = range(index * num_envs, (index + 1) * num_envs)
+        self._is_first = index == 0
+        workers = -(-run.env.num_workers // num_actors)
+        self.env = make_env(replace(run.env, num_envs=num_envs, num_workers=workers))
+        require_batch(self.env)
+        self.collector = Collector(
+            self.env,
+            seed=run.seed,
+            first_row=self._rows.start,
+            frame_stack=run.env.frame_stack,
+        )
+        self.planner = make_planner(
+            make_networks(run, self.env.spec), replace(run, device="cpu"), self.env.spec
+        )
+        self._version = -1
+
+    def load(self, state: TensorDict) -> None:
+        """Play the rows' episodes again up to a ledger's state."""
+        self.collector.load_state(state)
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Play a turn."""
+        run, num_env_steps = self.config, int(task["num_env_steps"])
+        choose: Act = self._act_first
+        if num_env_steps >= run.collect.random_env_steps:
+            version = int(task["version"])
+            if version != self._version:
+                assert weights is not None
+                self.planner.refresh(weights)
+                self._version = version
+            temperature = run.search.temperature(fraction_done(run, num_env_steps))
+
+            choose = partial(self._act, temperature=temperature)
+
+        with threads(run.num_threads):
+            steps = self.collector.collect(choose, run.collect.rollout_length)
+        answer = TensorDict(steps=steps)
+        return answer.set("now", self.collector.now[:1]) if self._is_first else answer
+
+    def _act(self, states: TensorDict, temperature: float) -> TensorDict:
+        return act(
+            self.planner,
+            self._with_member(states),
+            temperature=temperature,
+            noise=True,
+            seed=self._seeds("act"),
+        )
+
+    def _with_member(self, states: TensorDict) -> TensorDict:
+        """The states with the numbers of the members that these rows belong to."""
+        size = self.config.population.size
+        if size == 1:
+            return states
+        of_each = self.config.env.num_envs // size
+        member = torch.tensor([row // of_each for row in self._rows])
+        return states.copy().set("member", member)
+
+    def _act_first(self, states: TensorDict) -> TensorDict:
+        return act_at_random(
+            self.env.spec,
+            states,
+            num_sampled_actions=self.config.search.num_sampled_actions,
+            seed=self._seeds("act first"),
+        )
+
+    def _seeds(self, purpose: str) -> Tensor:
+        step = self.collector.num_env_steps // self.env.num_envs
+        return row_seeds(self.config.seed, purpose, self._rows, step)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+
+def actor_config(run: EfficientZeroRun) -> str:
+    """The config of `ActorRole`, as JSON."""
+    return json.dumps({"run": to_json(run)})
+
+
+def make_engine(config: EngineConfig) -> Engine:
+    """The engine that a config names.
+
+    >>> type(make_engine(EngineConfig())).__name__
+    'InlineEngine'
+    """
+    if config.name == "process":
+        from raffia.distributed.process import ProcessEngine
+
+        return ProcessEngine()
+    if config.name == "ray":
+        from raffia.distributed.ray import RayEngine
+
+        return RayEngine(config.address)
+    return InlineEngine()

@@ -1,0 +1,60 @@
+"""What can be set of where a run is computed. Imports no torch: help comes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
+
+__all__ = ["ActorsConfig", "EngineConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where workers run; it changes no bit of a run.
+
+    >>> EngineConfig(name="process").max_restarts
+    3
+    """
+
+    name: Literal["inline", "process", "ray"] = "inline"  # this process, others, a Ray cluster
+    address: str = ""  # of a Ray cluster, such as auto; none: one of this machine for this run
+    max_restarts: int = 3  # of one worker without a task done in between; more is an error
+    patience_seconds: float = 60.0  # without an answer: the worker is taken for dead
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_least(self, 0, "max_restarts")
+        check_above_zero(self, "patience_seconds")
+        if self.address and self.name != "ray":
+            raise ValueError(
+                f"engine.address={self.address} is of a Ray cluster, and engine.name is "
+                f"{self.name}: set engine.name=ray, or leave the address out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorsConfig:
+    """Workers that play the environments.
+
+    >>> ActorsConfig(num=2, ahead=8).weights_every
+    1
+    """
+
+    num: int = 0  # workers, among which the environments are divided; 0: the loop plays
+    ahead: int = 0  # updates between asking for a turn and learning from it; makes another run
+    weights_every: int = 1  # updates from one version of actors' weights to the next; makes another
+    cpus: float = 1.0  # of each, for Ray
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "num", "ahead")
+        check_least(self, 1, "weights_every")
+        check_above_zero(self, "cpus")
+
+    @property
+    def play_elsewhere(self) -> bool:
+        """Whether turns are asked for, and not played in the loop when they are due."""
+        return self.num > 0 or self.ahead > 0 or self.weights_every > 1

@@ -1,0 +1,170 @@
+"""`Ledger`: the state of environments, kept from the steps that were played in them.
+
+An environment's state is the seed of its episode and the actions since its reset. Whoever plays,
+here or in another process, a ledger that is given the steps knows where to go on after them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.envs.env import EnvSpec
+from raffia.functional.seeds import derive_seed
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["EndedEpisode", "Ledger", "over"]
+
+
+class EndedEpisode(NamedTuple):
+    """An episode that has ended.
+
+    >>> EndedEpisode(episode_return=10.0, length=10, row=0).length
+    10
+    """
+
+    episode_return: float
+    length: int
+    row: int
+
+
+class Ledger:
+    """Of E environments: episodes begun, actions since each reset, returns and lengths so far.
+
+    seed: of the run; an episode's seed is made of it, of its row and of its number there.
+    first_row: the first environment's row among all of the run's.
+
+    >>> from raffia.envs.env import Discrete, EnvSpec
+    >>> ledger = Ledger(1, EnvSpec(observation_shape=(1,), action=Discrete(2)), seed=0)
+    >>> ledger.begin(torch.tensor([0]))
+    >>> no, yes = torch.tensor([False]), torch.tensor([True])
+    >>> for done in (no, yes):
+    ...     after = TensorDict(reward=torch.ones(1), terminated=done, truncated=no, batch_size=[1])
+    ...     ended = ledger.count(torch.tensor([0]), torch.tensor([1]), after)
+    >>> ledger.take_ended(), ledger.num_env_steps, ledger.state()["num_actions"]
+    ([EndedEpisode(episode_return=2.0, length=2, row=0)], 2, tensor([2]))
+    """
+
+    def __init__(self, num_envs: int, spec: EnvSpec, *, seed: int, first_row: int = 0) -> None:
+        self.num_envs, self.spec, self.seed, self.first_row = num_envs, spec, seed, first_row
+        self.num_env_steps = 0
+        self.has_begun = False
+        self._episode = torch.zeros(num_envs, dtype=torch.int64)  # how many were begun in each row
+        self._return = torch.zeros(num_envs, dtype=torch.float64)
+        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self._actions: list[list[Tensor]] = [[] for _ in range(num_envs)]  # since each row's reset
+        self._ended: list[EndedEpisode] = []
+
+    def seeds(self, rows: Tensor) -> Tensor:
+        """Seeds of the episodes that come next in these rows."""
+        pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
+        return torch.tensor(
+            [derive_seed(self.seed, "episode", self.first_row + row, num) for row, num in pairs]
+        )
+
+    def begin(self, rows: Tensor) -> None:
+        """The next episodes of these rows begin: nothing was played in them yet."""
+        self.has_begun = True
+        self._episode[rows] += 1
+        self._return[rows] = 0
+        self._length[rows] = 0
+        for row in rows.tolist():
+            self._actions[row] = []
+
+    def count(self, rows: Tensor, action: Tensor, after: TensorDict) -> Tensor:
+        """Take in one step of these rows; returns the rows whose episodes it has ended, int64 [n].
+
+        after: "reward", "terminated", "truncated" and, where an environment may play on behind an
+            end, "continues".
+        """
+        self.num_env_steps += len(rows)
+        self.repeat(rows, action, after)
+        ended = rows[over(after)]
+        for row in ended.tolist():
+            episode_return = float(self._return[row])
+            self._ended.append(EndedEpisode(episode_return, int(self._length[row]), row))
+        return ended
+
+    def repeat(self, rows: Tensor, action: Tensor, after: TensorDict) -> None:
+        """Take in a step that was counted before, as a resume plays it again."""
+        self._return[rows] += after["reward"]
+        self._length[rows] += 1
+        for row, taken in zip(rows.tolist(), action.unbind(), strict=True):
+            self._actions[row].append(taken)
+
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def state(self) -> TensorDict:
+        """The state as tensors: seeds by their counts, and the actions since."""
+        actions = [taken for row in self._actions for taken in row]
+        spec = self.spec
+        empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype)
+        return TensorDict(
+            episode=self._episode.clone(),
+            episode_return=self._return.clone(),
+            episode_length=self._length.clone(),
+            num_actions=torch.tensor([len(row) for row in self._actions]),
+            actions=torch.stack(actions) if actions else empty,
+            num_env_steps=torch.tensor(self.num_env_steps),
+            begun=torch.tensor(self.has_begun),
+        )
+
+    def load_state(self, state: TensorDict) -> None:
+        """Load a state of `state`."""
+        if len(state["episode"]) != self.num_envs:
+            raise ValueError(
+                f"the state is of {len(state['episode'])} environments, and there are "
+                f"{self.num_envs}: take env.num_envs as it was"
+            )
+        self.num_env_steps, self._ended = int(state["num_env_steps"]), []
+        self.has_begun = bool(state["begun"])
+        self._episode = state["episode"].clone()
+        by_row = state["actions"].split(state["num_actions"].tolist())
+        self._actions = [list(actions.unbind()) for actions in by_row]
+        if "episode_return" in state.keys():  # else a collector, which plays again, counts again
+            self._return = state["episode_return"].clone()
+            self._length = state["episode_length"].clone()
+
+    def rewind(self) -> list[list[Tensor]]:
+        """Go back to before each row's reset; returns the actions since, to be played again."""
+        actions, self._actions = self._actions, [[] for _ in range(self.num_envs)]
+        self._episode -= 1
+        return actions
+
+
+def rows_of(state: TensorDict, first: int, num: int) -> TensorDict:
+    """The part of a ledger's state that is of rows first .. first + num - 1.
+
+    >>> from raffia.envs.env import Discrete, EnvSpec
+    >>> ledger = Ledger(4, EnvSpec(observation_shape=(1,), action=Discrete(2)), seed=0)
+    >>> ledger.begin(torch.arange(4))
+    >>> rows_of(ledger.state(), 2, 2)["episode"]
+    tensor([1, 1])
+    """
+    rows = slice(first, first + num)
+    actions = state["actions"].split(state["num_actions"].tolist())[rows]
+    return TensorDict(
+        episode=state["episode"][rows].clone(),
+        episode_return=state["episode_return"][rows].clone(),
+        episode_length=state["episode_length"][rows].clone(),
+        num_actions=state["num_actions"][rows].clone(),
+        actions=torch.cat(actions),
+        num_env_steps=state["num_env_steps"] * num // len(state["episode"]),
+        begun=state["begun"].clone(),
+    )
+
+
+def over(after: TensorDict) -> Tensor:
+    """Where a reset is due after a step: bool [n].
+
+    >>> no, yes = torch.tensor([False]), torch.tensor([True])
+    >>> over(TensorDict(terminated=yes, truncated=no, continues=yes, batch_size=[1]))
+    tensor([False])
+    """
+    ended = after["terminated"] | after["truncated"]
+    return ended & ~after["continues"] if "continues" in after.keys() else ended
