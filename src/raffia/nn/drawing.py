@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raffia.draw.layered import layered
-from raffia.draw.layers import Box, Look
+from raffia.draw.layers import LayerBox, Look
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import EntryShape
 from raffia.tensordict.keys import NestedKey
@@ -140,9 +140,9 @@ def svg(graph: Graph) -> str:
     return layered(graph.kind, _boxes(graph), groups).svg()
 
 
-def _boxes(graph: Graph) -> list[Box]:
+def _boxes(graph: Graph) -> list[LayerBox]:
     """Modules and values, joined, each in the layer behind all that it depends on."""
-    values: dict[tuple[str | None, NestedKey], Box] = {}
+    values: dict[tuple[str | None, NestedKey], LayerBox] = {}
     looks = {(node.name, key): style for key, node, style in reversed([*_outward(graph)])}
     for edge in graph.edges:
         if edge.source is None and (None, edge.key) not in values:
@@ -152,7 +152,7 @@ def _boxes(graph: Graph) -> list[Box]:
     for position, node in enumerate(graph.nodes):
         groups = tuple([i for i, g in enumerate(graph.groups) if g.start <= position < g.stop])
         look = _LOOKS["random" if node.random else "module"]
-        module = Box(look, _module_lines(node), f"{node.name}: {node.kind}", groups)
+        module = LayerBox(look, _module_lines(node), f"{node.name}: {node.kind}", groups)
         for edge in graph.edges:
             if edge.target == node.name:
                 _join(values[edge.source, edge.key], module)
@@ -169,8 +169,10 @@ def _boxes(graph: Graph) -> list[Box]:
     return boxes
 
 
-def _value_box(style: str, key: NestedKey, shape: EntryShape | None) -> Box:
-    return Box(_LOOKS[style], [(key_text(key), True), *([(str(shape), False)] if shape else [])])
+def _value_box(style: str, key: NestedKey, shape: EntryShape | None) -> LayerBox:
+    return LayerBox(
+        _LOOKS[style], [(key_text(key), True), *([(str(shape), False)] if shape else [])]
+    )
 
 
 def _module_lines(node: GraphNode) -> list[tuple[str, bool]]:
@@ -192,6 +194,6 @@ def _around_all(
     return tuple([i for i in groups if holds(i)])
 
 
-def _join(upper: Box, lower: Box) -> None:
+def _join(upper: LayerBox, lower: LayerBox) -> None:
     upper.below.append(lower)
     lower.above.append(upper)

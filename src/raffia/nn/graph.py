@@ -230,8 +230,8 @@ def graph_of(
 ) -> Graph:
     """The graph of keyed modules that run one after another.
 
-    kept: keys that are written back if outputs were selected; None: all.
-    seen: shapes by the names of the modules, such as "1.0".
+    selected: keys that are written back if outputs were selected; None: all.
+    shapes_seen: shapes by the names of the modules, such as "1.0".
     """
     nodes: list[GraphNode] = []
     edges: list[GraphEdge] = []
