@@ -236,14 +236,12 @@ def _held_out(means: dict[str, float]) -> str:
     lines += ["", columns(rows, right=[1])]
     lines.append(
         "The estimate weighs the held-out dialogues by the probability of their answers in "
-        "decoding;"
-        "\nwhat it would say beside the data counts as the worst dialogue. It is no game that was "
+        "decoding;\nwhat it would say beside the data counts as the worst dialogue. It is no game that was "
         "played."
     )
     if means["effective_rows"] < FEW:
         lines.append(
             f"It rests on {means['effective_rows']:.1f} dialogues, which is too few to rely on: "
-            "hold"
-            " out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
+            "hold out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
         )
     return "\n".join(lines)

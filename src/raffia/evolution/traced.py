@@ -27,7 +27,8 @@ class Traced:
         attributes, must stay as it is; it draws nothing and writes to none of its inputs.
     after: so many calls of a form are made as they are; recording takes seconds, which few calls
         would not bring in again.
-    kept: forms (shapes, types, devices, names) that are remembered; the least recently used goes.
+    max_forms: forms (shapes, types, devices, names) that are remembered; the least recently used
+        goes.
 
     >>> double = Traced(lambda x, y: {"z": 2 * x + y}, after=1)
     >>> one = torch.ones(3)
