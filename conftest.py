@@ -13,6 +13,16 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests marked `gpu` are skipped where there is none."""
+    if torch.cuda.is_available():
+        return
+    absent = pytest.mark.skip(reason="needs a GPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(absent)
+
+
 @pytest.fixture(autouse=True)
 def examples_see_the_public_names(request):
     """An example in a docstring starts after `import torch` and `from raffia import *`.

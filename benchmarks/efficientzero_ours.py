@@ -77,7 +77,7 @@ PONG = EfficientZeroConfig(
 )
 
 
-def random_batch(spec: EnvSpec, batch: int, steps: int) -> TensorDict:
+def random_batch(spec: EnvSpec, batch: int, steps: int, frame_stack: int = 1) -> TensorDict:
     """Windows of noise, all of whose steps count."""
     num_actions = spec.action.n
 
@@ -89,7 +89,7 @@ def random_batch(spec: EnvSpec, batch: int, steps: int) -> TensorDict:
 
     ones = torch.ones(batch, steps + 1)
     return TensorDict(
-        frames=observations(batch, 1 + steps),
+        frames=observations(batch, frame_stack + steps),
         action=torch.randint(num_actions, (batch, steps)),
         target_policy=torch.rand(batch, steps + 1, num_actions).softmax(-1),
         target_value=20 * torch.rand(batch, steps + 1),

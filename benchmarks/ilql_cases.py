@@ -27,6 +27,7 @@ class Size:
 SIZES = {
     "small": Size(4, 4, 128, 35, 128, rows=32, longest=74, tokens=1840, new=100),
     "gpt2": Size(12, 12, 768, 50257, 1024, rows=1, longest=128, tokens=128, new=16),
+    "gpt2 many": Size(12, 12, 768, 50257, 1024, rows=16, longest=256, tokens=3072, new=64),
 }
 PROMPT = 6  # tokens
 NUM_SPECIAL = 6  # tokens 0..5: padding, <s>, </s>, <a>, </a>, </eod>

@@ -2,15 +2,14 @@
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.device_cost import Kernels
 from benchmarks.efficientzero_ours import random_batch
 from benchmarks.ilql_cases import training
 from benchmarks.ilql_ours import Update
@@ -218,20 +217,6 @@ def steps_of(kind: str, members: int) -> dict[str, Steps]:
         "ours": population(None),
         "vmap": population("vmap"),
     }
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that reach a device: not views, nor what only asks for memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        if not func.is_view and not name.startswith(("empty", "_unsafe_view", "detach", "lift")):
-            self.found[name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def count_kernels(steps: Steps) -> int:

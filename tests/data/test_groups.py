@@ -7,7 +7,7 @@ import torch
 
 from raffia.data.groups import groups, tensor_groups
 
-DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def expected(values):

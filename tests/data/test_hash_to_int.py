@@ -222,7 +222,7 @@ def test_moving_a_module_keeps_its_indices():
     assert to_int(tensor([-1, 7])).tolist() == [1, 0]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_keys_and_module_may_lie_on_different_devices():
     to_int = filled()
     assert to_int(tensor([-1], device="cuda")).device.type == "cuda"

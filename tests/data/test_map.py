@@ -1759,7 +1759,7 @@ class TestThreads:
         assert td["v"].flatten().tolist() == [0, 1, 1] and td["has"].tolist() == [2, 2, 2]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("query_device", ["cpu", "cuda"])
 def test_on_a_gpu_ours(device, query_device):

@@ -897,7 +897,7 @@ def test_threads_agree_ours():
     assert sorted(answers[0].values()) == list(range(100))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_on_a_gpu_ours(shape):
     td = make().reshape(shape)

@@ -216,7 +216,7 @@ def test_pinning_needs_a_gpu():
         uniform(pin_memory=True)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_batches_are_pinned_and_moved():
     assert_same = torch.testing.assert_close
     plain, pinned = uniform(batch_size=4), uniform(batch_size=4, pin_memory=True)

@@ -1012,7 +1012,7 @@ def test_windows_are_whole_while_another_thread_adds_steps():
     assert not any(failed)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("stored_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):

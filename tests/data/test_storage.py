@@ -34,7 +34,7 @@ def make(request, tmp_path):
 LIMITED = ("rings", "hides_empty_rows", "remembers")  # what is said of a storage with a max_size
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract_on_a_gpu(check):
     check(lambda max_size: TensorStorage(max_size, device="cuda"))

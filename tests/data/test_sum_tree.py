@@ -218,7 +218,7 @@ def test_any_writes_give_the_leaves_of_a_list(batches):
     assert torch.equal(trees[0]._sums, trees[1]._sums)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu_it_holds_the_same_bits():
     here, there = SumTree(1000), SumTree(1000, device="cuda")
     for index, values in random_writes(1000, seed=3):

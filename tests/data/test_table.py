@@ -14,7 +14,7 @@ from raffia.data.tensor_table import TensorTable
 
 LEAST, MOST = -(2**63), 2**63 - 1
 GOLDEN = 0x9E3779B97F4A7C15  # the multiplier that gives a hash its home in the compiled table
-KINDS = ["compiled", "tensor"] + ["cuda"] * torch.cuda.is_available()
+KINDS = ["compiled", "tensor", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=KINDS)
@@ -344,7 +344,7 @@ def test_to_a_device_and_back(table_of):
     assert there.insert(tensor([8, 7])).tolist() == [1, 2]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_table_on_a_gpu_answers_there():
     table = HashTable(device="cuda")
     assert table.insert(tensor([5, 6])).device.type == "cuda"

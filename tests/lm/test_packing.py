@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from raffia.lm.checks import check_room
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.packing import Packing
 from raffia.lm.rotary import rotate, rotation
@@ -166,10 +167,10 @@ def test_what_is_forgotten_is_written_over():
 def test_a_cache_that_is_full_or_of_other_rows():
     cache = filled()
     with pytest.raises(ValueError, match=r"5 columns that holds 3 has no room for 3 more.*=6\)"):
-        cache.check_room(4, 3)
+        check_room(cache, 4, 3)
     with pytest.raises(ValueError, match=r"2 rows of tokens for a cache of 4: .*select\(index\)"):
-        cache.check_room(2, 1)
-    cache.check_room(4, 2)
+        check_room(cache, 2, 1)
+    check_room(cache, 4, 2)
 
 
 def test_a_cache_keeps_no_gradients():

@@ -17,7 +17,6 @@ from raffia.nn import (
 )
 
 B, A = 2, 3
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Twin:
@@ -202,7 +201,7 @@ def test_state_and_repr():
     assert text in repr(graph)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_graph_on_a_gpu_computes_what_the_function_does():
     net = nn.Sequential(nn.Linear(A, 4), nn.Tanh(), nn.Linear(4, 1)).cuda()
     optimizer = torch.optim.Adam(net.parameters(), 0.01, capturable=True)

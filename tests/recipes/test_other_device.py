@@ -27,7 +27,6 @@ ACTIONS = {"discrete": Discrete(3), "continuous": Box((-2.0, -1.0), (2.0, 1.0))}
 CASES = [
     (kind, policy, size) for kind in ACTIONS for policy in ("muzero", "gumbel") for size in (1, 2)
 ]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def plans_alike(kind, policy, size, device):
@@ -60,7 +59,7 @@ def plans_alike(kind, policy, size, device):
     torch.testing.assert_close(one.root_value, other.root_value, rtol=1e-3, atol=1e-3)
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "policy", "size"), CASES)
 def test_networks_on_a_gpu_plan_as_those_on_the_cpu(kind, policy, size):
     plans_alike(kind, policy, size, "cuda")
@@ -84,7 +83,7 @@ def test_networks_on_a_device_of_python_plan_as_those_on_the_cpu():
     assert done.stdout.split() == ["alike"] * 4
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("base", ["vector", "box", "gumbel", "members"])
 def test_a_run_on_a_gpu_ends(base, tmp_path):
     config = changed(with_all(BASES[base]), "device", "cuda")

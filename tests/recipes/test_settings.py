@@ -282,6 +282,16 @@ SETTINGS = {
     "population.spread": ("members", 5.0, "step"),
     "checkpoint.every_updates": ("vector", 2, "save"),
     "checkpoint.keep": ("vector", 1, "save"),
+    "engine.name": "tests/recipes/test_actors.py::test_processes_play_the_same",
+    "engine.address": "tests/recipes/test_actors.py::test_the_address_of_a_cluster_gets_there",
+    "engine.max_restarts": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
+    "engine.patience_seconds": (
+        "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
+    ),
+    "actors.num": "tests/recipes/test_actors.py::test_how_many_actors_play_changes_nothing",
+    "actors.ahead": ("vector", 2, "act"),
+    "actors.weights_every": ("vector", 2, "act"),
+    "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
 }
 

@@ -206,7 +206,7 @@ class TestTo:
         with pytest.raises(RuntimeError):
             make().pin_memory()
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.gpu
     def test_cuda(self):
         td = make().cuda()
         assert td.device.type == "cuda" and td["n", "b"].is_cuda and td.is_cuda

@@ -21,7 +21,7 @@ class Board:
     >>> board.publish(4, TensorDict(w=torch.tensor(1.5)))
     >>> board.publish(6, TensorDict(w=torch.tensor(2.5)))
     >>> board.ref(4)["w"], board.versions
-    (tensor(1.5), [4, 6])
+    (tensor(1.5000), [4, 6])
     >>> board.drop_below(6)
     >>> board.versions
     [6]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections import deque
 from typing import Any
@@ -63,11 +64,6 @@ class RayEngine:
 
     Raises ModuleNotFoundError without the extra `scale`, ConnectionError if no cluster answers, and
     VersionError from `start` if a worker's machine has other versions.
-
-    >>> RayEngine("127.0.0.1:1")  # doctest: +SKIP
-    Traceback (most recent call last):
-    ...
-    ConnectionError: no Ray cluster answers at 127.0.0.1:1 ...
     """
 
     def __init__(self, address: str = "", *, num_cpus: float | None = None) -> None:
@@ -78,6 +74,7 @@ class RayEngine:
             self._is_ours = True
             options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             if address:
+                _refuse_if_silent(address)
                 options["address"] = address
             else:
                 options |= {"include_dashboard": False, "num_cpus": num_cpus}
@@ -87,10 +84,7 @@ class RayEngine:
             except Exception as error:
                 if not address:
                     raise
-                raise ConnectionError(
-                    f"no Ray cluster answers at {address}: start one with `ray start --head`, or "
-                    f"leave engine.address out for one of this machine ({error})"
-                ) from error
+                raise _silent(address, error) from error
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
         self._workers: list[RayWorker] = []
 
@@ -117,6 +111,23 @@ class RayEngine:
         self._workers = []
         if self._is_ours:
             self._ray.shutdown()
+
+
+def _refuse_if_silent(address: str) -> None:
+    """Ray itself tries for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise _silent(address, error) from None
+
+
+def _silent(address: str, error: Exception) -> ConnectionError:
+    return ConnectionError(
+        f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
+        f"engine.address out for one of this machine ({error})"
+    )
 
 
 class RayWorker:

@@ -14,7 +14,16 @@ __all__ = ["check_call", "check_cut", "check_room", "unknown_token"]
 
 
 def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
-    """ValueError unless so many columns of so many rows can be added."""
+    """ValueError unless so many columns of so many rows can be added to a cache.
+
+    >>> from raffia.lm.kv_cache import KeyValueCache
+    >>> made = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
+    >>> check_room(made, 2, 5)
+    Traceback (most recent call last):
+    ...
+    ValueError: a cache of 4 columns that holds 0 has no room for 5 more: make it larger with
+    model.new_cache(batch_size, capacity=5), or give fewer tokens
+    """
     if batch_size != cache.batch_size:
         raise ValueError(
             f"{batch_size} rows of tokens for a cache of {cache.batch_size}: choose its rows with "

@@ -1,4 +1,4 @@
-"""A language model's step by one token, and layers behind it, as compiled calls on the CPU.
+"""A language model's step by one token as a compiled call on the CPU.
 
 For a few rows of a small model most of the time of torch's operations goes into calling them. Here
 a call is the whole step, and weights are read in place, so that nothing is copied first and
@@ -9,7 +9,6 @@ Legend: R rows, d numbers of a hidden state.
 
 from __future__ import annotations
 
-import math
 from array import array
 from typing import TypeGuard, cast
 
@@ -17,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import raffia.jit
-from raffia.lm.checks import unknown_token
+from raffia.lm.checks import check_room, unknown_token
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
 
-__all__ = ["CompiledLM", "compiled_linear", "compiles"]
+__all__ = ["CompiledLM", "compiles", "plain"]
 
 MOST_ROWS = 64  # above, torch's matrix products are as quick
 MOST_WORK = 2**24  # products of a step, above which several threads are worth more
@@ -83,7 +82,7 @@ class CompiledLM:
         num_rows, position = len(token), cache.length
         num_layers, num_heads, size, inner = self._sizes
         token = token.to(torch.int64).contiguous()
-        cache.check_room(num_rows, 1)
+        check_room(cache, num_rows, 1)
         keys, values = cache.memory()
         needed = num_rows * (5 * size + inner) + position + 64
         if len(self._room) < needed:
@@ -114,41 +113,6 @@ class CompiledLM:
             raise ValueError(unknown_token(token, self._model.vocab_size))
         cache.advance(1, None)
         return out
-
-
-def compiled_linear(
-    x: Tensor,  # [R, d], contiguous float32 on the CPU, as the weights are
-    weight: Tensor,  # [n, d], d such that `compiles`
-    bias: Tensor | None = None,
-    *,
-    relu: bool = False,
-) -> Tensor:  # [R, n]
-    """x @ weight.T + bias, of a few rows; no gradients.
-
-    >>> x, weight = torch.randn(2, 64), torch.randn(5, 64)
-    >>> torch.allclose(compiled_linear(x, weight), x @ weight.t(), atol=1e-4)
-    True
-    """
-    from raffia.jit.dots import dots
-
-    num_rows, depth = x.shape
-    num_outputs = len(weight)
-    out = torch.empty(num_rows, num_outputs)
-    dots(
-        num_rows,
-        x.data_ptr(),
-        4 * depth,
-        depth,
-        num_outputs,
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0.0 if relu else -math.inf,
-        0,
-        0,
-        out.data_ptr(),
-        4 * num_outputs,
-    )
-    return out
 
 
 def compiles(model: object) -> TypeGuard[CausalLM]:

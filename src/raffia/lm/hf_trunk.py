@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.functional.trees import is_traced
-from raffia.lm.checks import check_call, check_cut, check_room, unknown_token
+from raffia.lm.checks import check_call, check_cut, unknown_token
 from raffia.lm.columns import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.lm.packing import Packing
@@ -224,13 +224,6 @@ class HFCache:
             self.past.crop(length - self._length)
         self.attended = None if self.attended is None else self.attended[:, :length]
         self._length = length
-
-    def check_room(self, batch_size: int, num_columns: int) -> None:
-        """ValueError unless so many columns of so many rows can be added.
-
-        >>> HFCache(None, batch_size=2, capacity=8).check_room(2, 8)
-        """
-        check_room(self, batch_size, num_columns)
 
     def advance(self, num_columns: int, attended: Tensor | None) -> None:
         """Count columns that the model has put; attended: [B, num_columns], None for all.

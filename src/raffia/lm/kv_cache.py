@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raffia.lm.checks import check_cut, check_room
+from raffia.lm.checks import check_cut
 
 __all__ = ["KeyValueCache"]
 
@@ -75,18 +75,6 @@ class KeyValueCache:
     def attended(self) -> Tensor | None:
         """Which columns [B, length] are tokens; None where all are."""
         return None if self._attended is None else self._attended[:, : self.length]
-
-    def check_room(self, batch_size: int, num_columns: int) -> None:
-        """ValueError unless so many columns of so many rows can be added.
-
-        >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
-        >>> cache.check_room(2, 5)
-        Traceback (most recent call last):
-        ...
-        ValueError: a cache of 4 columns that holds 0 has no room for 5 more: make it larger with
-        model.new_cache(batch_size, capacity=5), or give fewer tokens
-        """
-        check_room(self, batch_size, num_columns)
 
     def put(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's new columns [B, H, T, F] behind the old; all [B, H, length + T, F]."""

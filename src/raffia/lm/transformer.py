@@ -175,13 +175,8 @@ class CausalLM(nn.Module):
         logits = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
         return logits.contiguous().view(*hidden.shape[:-1], self.vocab_size)
 
-    def new_cache(
-        self,
-        batch_size: int,
-        capacity: int | None = None,  # columns; None for block_size, which is the most
-        dtype: torch.dtype | None = None,  # None for the weights' own
-    ) -> KeyValueCache:
-        """An empty cache for `forward`.
+    def new_cache(self, batch_size: int, capacity: int | None = None) -> KeyValueCache:
+        """An empty cache for `forward`, of `capacity` columns; None for block_size, the most.
 
         >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16, block_size=32).new_cache(4).capacity
         32
@@ -193,7 +188,7 @@ class CausalLM(nn.Module):
             num_heads=self.n_head,
             capacity=self.block_size if capacity is None else capacity,
             head_dim=self.n_embd // self.n_head,
-            dtype=weight.dtype if dtype is None else dtype,
+            dtype=weight.dtype,
             device=weight.device,
         )
 

@@ -90,6 +90,7 @@ class OnlineStream:
     >>> from raffia.data.storage import TensorStorage
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
+    >>> from raffia.train.collect import Collector
     >>> from raffia.train.metrics import PhaseClock
     >>> def first(state):
     ...     return TensorDict(action=torch.zeros(2, dtype=torch.int64), batch_size=[2])

@@ -171,10 +171,13 @@ class Turns:
         return self.ledger.take_ended()
 
     def state(self) -> TensorDict:
-        """What was taken in, and the weights that open turns were asked for with."""
-        state = self.ledger.state()
-        versions = self.board.state()
-        return state if versions.is_empty() else state.set("board", versions)
+        """The state of the environments, and the weights that open turns were asked for with."""
+        state, versions = self.ledger.state(), self.board.state()
+        if not versions.is_empty():
+            state["board"] = versions
+        if len(self.now):
+            state["now"] = self.now
+        return state
 
     def load_state(self, state: TensorDict) -> None:
         """Go on after what was taken in; turns that were open are asked for again."""
@@ -186,6 +189,7 @@ class Turns:
         self.pool.reset()
         self.ledger.load_state(state)
         self._next_taken = self._next_asked = self.num_env_steps // self.schedule.turn_size
+        self.now = state["now"] if "now" in state.keys() else TensorDict(batch_size=[0])
         self.board.load_state(state["board"] if "board" in state.keys() else TensorDict())
 
     def close(self) -> None:

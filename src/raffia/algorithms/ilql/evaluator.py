@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import Agent, ILQL_Policy
+from raffia.algorithms.ilql.policy import AgentNetworks, ILQL_Policy
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.token_reward import TokenReward
@@ -106,7 +106,7 @@ class ILQL_Evaluator:
         self.num_games, self.seed = num_games, seed
         self.batch_size, self.max_steps = batch_size, max_steps
 
-    def evaluate(self, agent: Agent) -> AgentEvaluation:
+    def evaluate(self, agent: AgentNetworks) -> AgentEvaluation:
         """Play; the same agent gets the same games and generates the same."""
         draws = generator_for(self.seed, "evaluation")
         listener = _Listener(ILQL_Policy(agent, self.tokenizer, self.decode, generator=draws))

@@ -15,10 +15,10 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ILQL_Policy", "Agent"]
+__all__ = ["AgentNetworks", "ILQL_Policy"]
 
 
-class Agent(Protocol):
+class AgentNetworks(Protocol):
     """The networks that generate: `ILQL`, or anything with these two."""
 
     @property
@@ -49,7 +49,7 @@ class ILQL_Policy:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: AgentNetworks,
         tokenizer: Tokenizer,
         config: DecodeConfig | None = None,
         *,

@@ -8,29 +8,18 @@ Legend: R rows of text, K candidates, D tokens looked ahead at most, M rows of a
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 import torch
 from torch import Tensor
 
 from raffia.functional.draws import child_seed, seeded_gumbel
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Stop
-from raffia.lm.decoding.scorer import Choice, NextToken
+from raffia.lm.decoding.scorer import Choice, Rows
 from raffia.lm.decoding.steps import Choose, Moment
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 
 __all__ = ["TextModel", "planned"]
-
-
-class RowsAhead(Protocol):
-    """Rows of text whose outputs can be had for further tokens, too."""
-
-    @property
-    def room(self) -> int: ...
-
-    def ahead(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> NextToken: ...
 
 
 def planned(
@@ -48,7 +37,7 @@ def planned(
     """
 
     def choose(now: Moment) -> Tensor:
-        text_model = TextModel(cast(RowsAhead, now.rows), config, stop, forbidden)
+        text_model = TextModel(now.rows, config, stop, forbidden)
         root = text_model.root(now.choice)
         step = torch.full_like(now.text, now.step)
         gumbel = seeded_gumbel(child_seed(seeds[now.text], step), root.prior_logits.shape[1])
@@ -90,7 +79,7 @@ class TextModel:
 
     def __init__(
         self,
-        rows: RowsAhead,
+        rows: Rows,
         config: DecodeConfig,
         stop: Stop,
         forbidden: Tensor | None,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Location as Place
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Utterance
+from raffia.lm.data.utterances import Utterance, shown
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
 
@@ -107,7 +107,7 @@ def dialogue_of(row: Mapping[str, Any], location: Place, roles: Mapping[str, boo
     terminal = row.get("terminal", True)
     if type(terminal) is not bool:
         location.fail(
-            f"{_shown(terminal)} where true or false is expected (was it over?)", "terminal"
+            f"{_found(terminal)} where true or false is expected (was it over?)", "terminal"
         )
     form = forms[0]
     if form in ("messages", "conversations"):
@@ -147,7 +147,7 @@ def messages_of(
     [('hi', None), ('hello', 0.5)]
     """
     if not isinstance(messages, list):
-        location.fail(f"{_shown(messages)} where a list of messages is expected", "messages")
+        location.fail(f"{_found(messages)} where a list of messages is expected", "messages")
     if not messages:
         location.fail("there is no message in it", "messages")
     found: list[Utterance] = []
@@ -155,7 +155,7 @@ def messages_of(
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             location.fail(
-                f'message {number} is {_shown(message)}, not {{"role": ..., "content": ...}}',
+                f'message {number} is {_found(message)}, not {{"role": ..., "content": ...}}',
                 "messages",
             )
         for theirs, ours in OF_SHARED.items():
@@ -164,13 +164,13 @@ def messages_of(
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in roles:
             location.fail(
-                f"the role of message {number} is {_shown(role)}, known are {sorted(roles)}; "
+                f"the role of message {number} is {_found(role)}, known are {sorted(roles)}; "
                 'for others: roles={"bot": True, "caller": False}, True being the agent',
                 "messages",
             )
         if not isinstance(content, str):
             location.fail(
-                f"the content of message {number} is {_shown(content)}, no text", "messages"
+                f"the content of message {number} is {_found(content)}, no text", "messages"
             )
         for name in message:
             near = nearest(name, OF_MESSAGES, cutoff=NEAR)
@@ -202,7 +202,7 @@ def messages_of(
 def _answered(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     for name in ("prompt", "response"):
         if not isinstance(row.get(name), str):
-            location.fail(f"{_shown(row.get(name))} where a text is expected", name)
+            location.fail(f"{_found(row.get(name))} where a text is expected", name)
     reward = row.get("reward")
     earned = 0.0 if reward is None else _number(reward, "of the row", location, "reward")
     return [(row["prompt"], None), (row["response"], earned)]
@@ -211,7 +211,7 @@ def _answered(row: Mapping[str, Any], location: Place) -> list[Utterance]:
 def _pairs(sequence: Any, location: Place) -> list[Utterance]:
     if not isinstance(sequence, list):
         location.fail(
-            f"{_shown(sequence)} where a list of pairs [text, reward] is expected", "sequence"
+            f"{_found(sequence)} where a list of pairs [text, reward] is expected", "sequence"
         )
     if not sequence:
         location.fail("there is no utterance in it", "sequence")
@@ -219,7 +219,7 @@ def _pairs(sequence: Any, location: Place) -> list[Utterance]:
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
             location.fail(
-                f'utterance {number} is {_shown(pair)}, not a pair: ["hi", null] for the '
+                f'utterance {number} is {_found(pair)}, not a pair: ["hi", null] for the '
                 "environment's, [\"hello\", 1.0] for the agent's",
                 "sequence",
             )
@@ -230,7 +230,7 @@ def _pairs(sequence: Any, location: Place) -> list[Utterance]:
 def _parallel(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     texts, rewards = row["utterances"], row.get("rewards")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        location.fail(f"{_shown(texts)} where a list of texts is expected", "utterances")
+        location.fail(f"{_found(texts)} where a list of texts is expected", "utterances")
     if not texts:
         location.fail("there is no utterance in it", "utterances")
     _check_length(rewards, len(texts), "utterances (null for the environment)", location)
@@ -245,7 +245,7 @@ def _token_row(row: Mapping[str, Any], location: Place, terminal: bool) -> Token
     rewards = row.get("rewards", [])
     for name, values in (("tokens", tokens), ("action_idxs", actions)):
         if not isinstance(values, list) or not all(type(value) is int for value in values):
-            location.fail(f"{_shown(values)} where a list of whole numbers is expected", name)
+            location.fail(f"{_found(values)} where a list of whole numbers is expected", name)
     _check_length(rewards, len(actions), "action_idxs", location)
     return TokenRow(
         tokens,
@@ -257,7 +257,7 @@ def _token_row(row: Mapping[str, Any], location: Place, terminal: bool) -> Token
 
 def _check_length(rewards: Any, num: int, of: str, location: Place) -> None:
     if not isinstance(rewards, list):
-        location.fail(f"{_shown(rewards)} where a list of numbers is expected", "rewards")
+        location.fail(f"{_found(rewards)} where a list of numbers is expected", "rewards")
     if len(rewards) != num:
         location.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
 
@@ -268,18 +268,15 @@ def _reward_or_none(value: Any, number: int, location: Place, column: str) -> fl
 
 def _number(value: Any, which: str, location: Place, column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        location.fail(f"the reward {which} is {_shown(value)}, not a number", column)
+        location.fail(f"the reward {which} is {_found(value)}, not a number", column)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        location.fail(f"the reward {which} is {_shown(value)}, which is not finite", column)
+        location.fail(f"the reward {which} is {_found(value)}, which is not finite", column)
     return number
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _found(value: Any) -> str:
+    return "nothing" if value is None else shown(value)

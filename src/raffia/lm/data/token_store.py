@@ -114,6 +114,7 @@ class TokenStore:
         checksum: str = "",
     ) -> None:
         self.words, self.summary, self.report, self.origin = words, summary, report, origin
+        self._starts = np.ascontiguousarray(summary.start)  # a record's attributes take long
         self._checksum = checksum
 
     @property
@@ -222,7 +223,7 @@ class TokenStore:
         >>> store.row(0).of_tokens.rewards
         array([2.], dtype=float32)
         """
-        at = int(self.summary.start[index])
+        at = int(self._starts[index])
         words = self.words
         header = words[at : at + HEADER].tolist()
         tokens, actions, utterances, last, last_of_utterances, terminal, was_cut = header

@@ -15,6 +15,7 @@ __all__ = [
     "check_sequence",
     "check_tokens",
     "encode_utterance",
+    "shown",
 ]
 
 Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None: the environment's
@@ -69,7 +70,7 @@ def encode_utterance(text: str, tokenizer: Tokenizer) -> list[int]:
     if not marks.keys().isdisjoint(content):
         found = next(token for token in content if token in marks)
         raise ValueError(
-            f"the utterance {_short(text)} holds the {marks[found]} token ({found}), which marks "
+            f"the utterance {shown(text)} holds the {marks[found]} token ({found}), which marks "
             "where utterances begin and end: leave it out of the text (and let `encode` add none)"
         )
     return content
@@ -87,12 +88,12 @@ def check_sequence(sequence: Any, terminal: Any) -> None:
         _refuse(f"its second value is {terminal!r}, which must be True or False")
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
-            _refuse(f"utterance {number} is {_short(pair)}")
+            _refuse(f"utterance {number} is {shown(pair)}")
         reward = pair[1]
         if reward is None:
             continue
         if isinstance(reward, bool) or not isinstance(reward, Real):
-            _refuse(f"the reward of utterance {number} is {_short(reward)}, not a number or None")
+            _refuse(f"the reward of utterance {number} is {shown(reward)}, not a number or None")
         if not math.isfinite(reward):
             _refuse(f"the reward of utterance {number} is {reward!r}, which is not finite")
 
@@ -104,6 +105,11 @@ def _refuse(why: str) -> NoReturn:
     )
 
 
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in an error, on one line.
+
+    >>> shown("hi")
+    "'hi'"
+    """
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -99,6 +99,16 @@ class Rows(Protocol):
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes the text that row rows[i] was: int64 [R']; drops and repeats."""
 
+    @property
+    def room(self) -> int:
+        """How many further tokens each row has room for; asked for by planning only."""
+
+    def ahead(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> NextToken:
+        """The outputs behind further tokens [M, T] of these rows [M], of which `lengths` [M] count.
+
+        The rows stay unchanged. Asked for by planning only.
+        """
+
 
 class Scorer(Protocol):
     """A model that rows of text can be started with.

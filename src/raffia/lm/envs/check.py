@@ -78,13 +78,13 @@ class Subject:
         self.max_steps = max_steps
         self.seeds = [seed + number for number in range(num_dialogues)]
         self.env = make_env()
-        self.dialogues: list[Dialogue] = []
+        self.dialogues: list[Transcript] = []
 
-    def play(self, env: Language_Environment, seed: int) -> Dialogue:
+    def play(self, env: Language_Environment, seed: int) -> Transcript:
         """A dialogue in which the agent's texts are drawn."""
         draws = Draws.for_rows(seed, [0], "check of a language environment")
         observations = [env.reset(seed)]
-        dialogue = Dialogue(seed, observations, [_snapshot(observations[0])])
+        dialogue = Transcript(seed, observations, [_snapshot(observations[0])])
         while not env.is_terminal() and len(dialogue.actions) < self.max_steps:
             drawn = float(draws.uniform(len(dialogue.actions))[0])
             action = self.actions[int(drawn * len(self.actions))]
@@ -94,7 +94,7 @@ class Subject:
 
 
 @dataclass
-class Dialogue:
+class Transcript:
     """Its observations, and a snapshot of each at the time that it was made."""
 
     seed: int

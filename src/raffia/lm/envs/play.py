@@ -62,7 +62,7 @@ def play_dialogues(
     act = many or (lambda observations: [policy.act(observation) for observation in observations])
     played: list[Played] = []
     for start in range(0, len(seeds), at_once):
-        dialogues = [_Dialogue(make_env(), seed) for seed in seeds[start : start + at_once]]
+        dialogues = [_Running(make_env(), seed) for seed in seeds[start : start + at_once]]
         for _ in range(max_steps):
             running = [dialogue for dialogue in dialogues if not dialogue.done]
             if not running:
@@ -76,7 +76,7 @@ def play_dialogues(
     return played
 
 
-class _Dialogue:
+class _Running:
     def __init__(self, env: Language_Environment, seed: int) -> None:
         self.env = env
         self.observation = env.reset(seed)

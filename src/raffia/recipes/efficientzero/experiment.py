@@ -357,6 +357,8 @@ class EfficientZeroExperiment(Experiment):
 
     def _keep_tree(self, env_step: int) -> None:
         state = self.collector.now[:1]
+        if not len(state):  # resumed among actors from what one process saved, and none has played
+            return
         if self.members is not None:
             state = state.copy().set("member", torch.tensor([self.members.best]))
         try:

@@ -1,0 +1,56 @@
+"""Trees as bytes and back."""
+
+import pytest
+import torch
+
+from raffia.distributed.arrays import pack, unpack
+from raffia.tensordict.tensordict import TensorDict
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+]
+
+
+def test_a_tree_comes_back_as_it_was():
+    torch.manual_seed(0)
+    tree = TensorDict(
+        {
+            "leaves": TensorDict(
+                {str(dtype): (torch.randn(3, 2, 5) * 9).to(dtype) for dtype in DTYPES},
+                batch_size=[3, 2],
+            ),
+            "empty": TensorDict(batch_size=[3]),
+            "none": torch.empty(3, 0, 4),
+            "turned": torch.arange(12.0).view(4, 3).t(),
+        },
+        batch_size=[3],
+    )
+    for room in (0, 5):
+        found = unpack(pack(tree, room=room), room=room)
+        assert set(found.keys(True)) == set(tree.keys(True))
+        assert found.batch_size == tree.batch_size
+        assert found["leaves"].batch_size == (3, 2) and found["empty"].batch_size == (3,)
+        for key, value in tree.items(True, True):
+            assert found[key].dtype is value.dtype and torch.equal(found[key], value), key
+
+
+def test_a_scalar_tree_and_an_empty_one():
+    assert unpack(pack(TensorDict())).is_empty()
+    assert unpack(pack(TensorDict(x=torch.tensor(7))))["x"] == 7
+
+
+def test_what_is_packed_is_copied():
+    tree = TensorDict(x=torch.zeros(3))
+    data = pack(tree)
+    tree["x"].fill_(1)
+    assert not unpack(data)["x"].any()
+
+
+@pytest.mark.parametrize(
+    "value", ["text", torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)]
+)
+def test_what_is_no_plain_tensor_is_refused(value):
+    tree = TensorDict(a=TensorDict({"b": value}))
+    with pytest.raises(TypeError, match=r"entry a\.b is a .*: between processes go trees of plain"):
+        pack(tree)

@@ -1,0 +1,270 @@
+"""Engines keep the contract, and a pool goes on whatever becomes of its workers."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from raffia.distributed import (
+    Board,
+    ChaosEngine,
+    InlineEngine,
+    Lost,
+    Pool,
+    ProcessEngine,
+    RoleError,
+    check_engine,
+)
+from raffia.distributed.check_engine import COUNTER
+from raffia.distributed.ray import RayEngine, versions
+from raffia.tensordict.tensordict import TensorDict
+
+
+def kill(worker):
+    os.kill(worker.pid, signal.SIGKILL)
+
+
+def add(number):
+    return TensorDict(add=torch.tensor(number))
+
+
+def test_the_contract_is_kept_in_this_process():
+    check_engine(InlineEngine)
+    check_engine(partial(ChaosEngine, 3, lost=0.0, wasted=0.0))
+
+
+def test_the_contract_is_kept_by_processes():
+    check_engine(ProcessEngine, kill)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_contract_is_kept_by_ray():
+    check_engine(partial(RayEngine, num_cpus=4), kill)
+
+
+class Broken(InlineEngine):
+    """Twins of engines that do not keep it."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def start(self, *arguments):
+        worker = super().start(*arguments)
+        ask = worker.ask
+        if self.how == "last in, first out":
+            worker.ask = lambda *task: (ask(*task), worker._open.rotate(1))
+        if self.how == "newest weights":
+            worker.ask = lambda task, ref=None: ask(task, None if ref is None else self.newest)
+        return worker
+
+    def put(self, weights):
+        self.newest = weights if self.how == "no copy" else super().put(weights)
+        return self.newest
+
+
+@pytest.mark.parametrize("how", ["last in, first out", "newest weights", "no copy"])
+def test_engines_that_break_the_contract_are_told(how):
+    with pytest.raises(AssertionError):
+        check_engine(partial(Broken, how))
+
+
+# ------------------------------------------------------------------------------------- pools
+
+
+def sums(engine, num_tasks=12, num_open=4):
+    """The answers of two workers that add up, where each is given its sum again when it is lost."""
+    totals, found = [0, 0], []
+    pool = Pool(
+        engine,
+        COUNTER,
+        "{}",
+        2,
+        state_of=lambda worker: TensorDict(total=torch.tensor(totals[worker])),
+        max_restarts=100,
+    )
+    asked = 0
+    for key in range(num_tasks):
+        while asked < min(num_tasks, key + num_open):
+            for worker in (0, 1):
+                pool.ask(worker, asked, add(asked * (worker + 1)))
+            asked += 1
+        for worker in (0, 1):
+            totals[worker] = int(pool.take(worker, key)["total"])
+        found.append(tuple(totals))
+    pool.close()
+    return found, pool.num_restarts
+
+
+def test_late_lost_and_dead_workers_change_no_answer():
+    expected, _ = sums(InlineEngine())
+    assert expected[-1] == (66, 132)
+    num_lost = 0
+    for seed in range(300):
+        engine = ChaosEngine(seed, lost=0.15, wasted=0.15)
+        found, num_restarts = sums(engine)
+        assert found == expected
+        assert num_restarts == engine.num_lost
+        num_lost += engine.num_lost
+    assert num_lost > 1_000
+
+
+def test_a_pool_that_forgets_the_state_would_be_noticed():
+    engine = ChaosEngine(1, lost=0.3)
+    pool = Pool(engine, COUNTER, "{}", 1, max_restarts=100)
+    found = []
+    for key in range(9):
+        pool.ask(0, key, add(1))
+        found.append(int(pool.take(0, key)["total"]))
+    assert engine.num_lost and found != list(range(1, 10))
+
+
+def test_a_worker_that_is_lost_too_often_ends_it():
+    pool = Pool(ChaosEngine(0, lost=1.0), COUNTER, "{}", 1, max_restarts=2)
+    pool.ask(0, 7, add(1))
+    with pytest.raises(RoleError, match=r"Counter was lost 3 times at task 7.*: worker 0 is gone"):
+        pool.take(0, 7)
+
+
+def test_tasks_are_taken_in_the_order_of_their_keys():
+    pool = Pool(InlineEngine(), COUNTER, "{}", 1)
+    pool.ask(0, 4, add(1))
+    with pytest.raises(ValueError, match="task 4 is asked after task 4: keys must rise"):
+        pool.ask(0, 4, add(1))
+    pool.ask(0, 5, add(1))
+    with pytest.raises(ValueError, match="task 5 is not its oldest open one"):
+        pool.take(0, 5)
+    with pytest.raises(ValueError, match="num_workers=0 must be at least 1"):
+        Pool(InlineEngine(), COUNTER, "{}", 0)
+
+
+def test_a_role_s_error_names_the_task():
+    pool = Pool(InlineEngine(), COUNTER, "{}", 1)
+    pool.ask(0, 3, add(1).set("fail", torch.tensor(True)))
+    with pytest.raises(RoleError, match="task 3 of worker 0: ValueError: this task fails"):
+        pool.take(0, 3)
+
+
+def test_a_version_that_is_not_kept_is_refused():
+    board = Board(InlineEngine())
+    board.publish(2, TensorDict(w=torch.tensor(1.0)))
+    with pytest.raises(KeyError, match=r"no version 3 of the weights is kept, only \[2\]"):
+        board.ref(3)
+    other = Board(InlineEngine())
+    other.load_state(board.state())
+    assert other.ref(2)["w"] == 1 and other.versions == [2]
+
+
+# --------------------------------------------------------------------------------- processes
+
+
+def test_a_worker_that_hangs_is_ended():
+    engine = ProcessEngine()
+    worker = engine.start(COUNTER, "{}", 0)
+    worker.ask(add(1))
+    assert worker.take(60.0)["total"] == 1
+    worker.ask(add(1).set("sleep", torch.tensor(60.0)))
+    with pytest.raises(Lost, match="worker 0 gave no answer in 0.2 s, and was ended"):
+        worker.take(0.2)
+    with pytest.raises(Lost, match="worker 0 was ended by SIGKILL"):
+        worker.take(60.0)
+    engine.close()
+
+
+def test_a_role_that_is_not_there_is_told():
+    engine = ProcessEngine()
+    worker = engine.start("raffia.distributed.nowhere:Role", "{}", 0)
+    worker.ask(add(1))
+    with pytest.raises(RoleError, match="ModuleNotFoundError: .*raffia.distributed.nowhere"):
+        worker.take(60.0)
+    worker = engine.start(COUNTER, "{}", 0)
+    worker.load(TensorDict())
+    worker.ask(add(1))
+    with pytest.raises(RoleError, match="its state could not be loaded: .*total"):
+        worker.take(60.0)
+    engine.close()
+
+
+def test_large_messages_both_ways_block_nobody():
+    """A pipe holds 64 kB: a leader that sends while its worker sends must not wait for ever."""
+    engine = ProcessEngine()
+    worker = engine.start("raffia.distributed.check_engine:Echo", "{}", 0)
+    for number in range(6):
+        worker.ask(TensorDict(x=torch.full((1_000_000,), float(number))))
+    for number in range(6):
+        assert worker.take(60.0)["x"][-1] == number
+    engine.close()
+
+
+LEADER = """
+import os, time, torch
+from raffia.distributed import ProcessEngine
+from raffia.distributed.check_engine import COUNTER
+from raffia.tensordict.tensordict import TensorDict
+
+if __name__ == "__main__":
+    engine = ProcessEngine()
+    ref = engine.put(TensorDict(w=torch.ones(10)))
+    workers = [engine.start(COUNTER, "{}", index) for index in range(2)]
+    for worker in workers:
+        worker.ask(TensorDict(add=torch.tensor(1)), ref)
+        worker.take(60.0)
+    workers[0].ask(TensorDict(add=torch.tensor(1), sleep=torch.tensor(60.0)))
+    print(ref, *[worker.pid for worker in workers], flush=True)
+    time.sleep(60)
+"""
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_workers_leave_when_their_leader_is_killed(tmp_path):
+    program = tmp_path / "leader.py"
+    program.write_text(LEADER)
+    leader = subprocess.Popen(
+        [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert leader.stdout is not None
+    memory, *pids = leader.stdout.readline().split()
+    leader.kill()
+    leader.wait()
+    leader.stdout.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not all(gone(pid) for pid in pids):
+        time.sleep(0.05)
+    assert all(gone(pid) for pid in pids)  # the idle one, and the one in the midst of a task
+    while time.monotonic() < deadline and os.path.exists(f"/dev/shm/{memory}"):
+        time.sleep(0.05)
+    assert not os.path.exists(f"/dev/shm/{memory}")
+
+
+# --------------------------------------------------------------------------------------- ray
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'raffia\[scale\]'"):
+        RayEngine()
+
+
+def test_an_address_that_does_not_answer_is_told_soon():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}: start one"):
+        RayEngine(address)
+
+
+def test_versions_of_a_cluster_are_compared():
+    assert versions()["torch"] == torch.__version__

@@ -1,0 +1,122 @@
+"""Turns of actors: when they are asked for, and that a ledger knows where environments stand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raffia.envs.config import EnvConfig
+from raffia.envs.env import Discrete
+from raffia.envs.make import make_env
+from raffia.functional.seeds import generator_for
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.collect import Collector
+from raffia.train.ledger import Ledger, rows_of
+from raffia.train.turns import Schedule
+
+
+@given(
+    turn_size=st.integers(1, 40),
+    random_env_steps=st.integers(0, 60),
+    more=st.integers(1, 200),
+    ratio=st.sampled_from([0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0, 2.0, 3.7]),
+    ahead=st.integers(0, 9),
+    every=st.integers(1, 4),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_schedule_is_that_of_a_loop_that_counts_steps(
+    turn_size, random_env_steps, more, ratio, ahead, every
+):
+    total = random_env_steps + more
+    schedule = Schedule(
+        turn_size=turn_size,
+        random_env_steps=random_env_steps,
+        num_env_steps=total,
+        updates_per_env_step=ratio,
+        ahead=ahead,
+        weights_every=every,
+    )
+    played, turn = 0, 0
+    for update in range(math.ceil(more * ratio) + 2):
+        while played < min(total, random_env_steps + math.ceil((update + 1) / ratio)):
+            assert schedule.due(turn) == update
+            version = schedule.version(turn)
+            assert version % every == 0 and max(0, update - ahead) - version in range(every)
+            played, turn = played + turn_size, turn + 1
+    assert schedule.due(turn) is None and schedule.version(turn) is None
+
+
+# ------------------------------------------------------------------------------------ ledgers
+
+
+def played(env_id, num_steps, cut, **config):
+    """Steps of a collector, and its state after `cut` of them."""
+    env = make_env(EnvConfig(id=env_id, num_envs=3, **config))
+    collector = Collector(env, seed=5)
+    steps, state = [], None
+
+    def choose(states):
+        draws = generator_for(7, "act", collector.num_env_steps)
+        if isinstance(env.spec.action, Discrete):
+            mask = states["action_mask"] if env.spec.masked else torch.ones(3, env.spec.action.n)
+            action = torch.multinomial(mask.float(), 1, generator=draws)[:, 0]
+        else:
+            action = torch.rand(3, *env.spec.action.shape, generator=draws)
+        return TensorDict(action=action, batch_size=[3])
+
+    for number in range(num_steps):
+        if number == cut:
+            state = collector.state()
+        steps.append(collector.collect(choose, 1)[0])
+    ended, last = collector.take_ended(), collector.state()
+    env.close()
+    return env.spec, steps, state, ended, last
+
+
+ENVS = [
+    ("CartPole-v1", {}),
+    ("Pendulum-v1", {"max_episode_steps": 11}),
+    ("tictactoe", {}),
+    ("minatar/breakout", {}),
+    ("atari/breakout", {}),
+]
+
+
+@pytest.mark.parametrize(("env_id", "config"), ENVS, ids=[name for name, _ in ENVS])
+def test_a_ledger_stands_where_the_collector_does(env_id, config):
+    if env_id.startswith("atari"):
+        pytest.importorskip("ale_py")
+    num_steps = 120 if env_id.startswith("atari") else 60
+    spec, steps, middle, ended, last = played(env_id, num_steps, 23, **config)
+    ledger = Ledger(3, spec, seed=5)
+    rows = torch.arange(3)
+    ledger.begin(rows)
+    for number, step in enumerate(steps):
+        if number == 23:
+            found, early = ledger.state(), ledger.take_ended()
+            assert all(found[key].equal(middle[key]) for key in middle.keys())
+            ledger = Ledger(3, spec, seed=5)  # another goes on
+            ledger.load_state(found)
+        ledger.begin(ledger.count(rows, step["action"], step))
+    found = ledger.state()
+    assert set(found.keys()) == set(last.keys())
+    assert all(found[key].equal(last[key]) for key in last.keys())
+    assert early + ledger.take_ended() == ended and ended
+    seeds = [rows_of(found, row, 1)["episode"].item() for row in range(3)]
+    assert seeds == found["episode"].tolist()
+
+
+def test_rows_of_a_ledger_are_its_parts():
+    spec, _, state, _, _ = played("CartPole-v1", 40, 30)
+    one, two = rows_of(state, 0, 1), rows_of(state, 1, 2)
+    assert torch.cat([one["actions"], two["actions"]]).equal(state["actions"])
+    assert int(one["num_env_steps"]) == 30 and int(two["num_env_steps"]) == 60
+    ledger = Ledger(2, spec, seed=5, first_row=1)
+    ledger.load_state(two)
+    whole = Ledger(3, spec, seed=5)
+    whole.load_state(state)
+    assert ledger.seeds(torch.arange(2)).equal(whole.seeds(torch.tensor([1, 2])))
+    with pytest.raises(ValueError, match="state is of 2 environments, and there are 3"):
+        whole.load_state(two)
