@@ -11,7 +11,7 @@ import pytest
 from raffia.algorithms.ilql.config import DecodeConfig, method
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.cli import main
-from raffia.cli.chat_command import _parser, spoken_by
+from raffia.cli.chat_command import _parser, decoding_settings
 from raffia.cli.chat_wordle import Game
 from raffia.cli.conversation import Conversation, Session, shade, values_table
 from raffia.cli.errors import UsageError
@@ -181,19 +181,19 @@ def test_a_talk(policy):
     pair = "<b><b><g><b><y>"
     typed = typed.replace("hi", pair).replace("one", pair).replace("more", pair)
     said = talked(policy, typed, answers)
-    assert said.startswith("Say something; /help names what else there is, /quit ends.\nyou: ")
+    assert said.startswith("Type something; /help lists the commands, /quit ends.\nyou: ")
     assert f"you: {pair}\nagent: oh\nyou: \nyou: /again\nagent: ah\nyou: /add" in said
     assert "agent: cut\n(cut here: it may say 3 tokens at once)\n" in said
     assert said.count("it no longer sees the first") == 2
     assert "/new\n(all is forgotten)\nyou: /again\n(there is no answer to give again)\n" in said
-    assert "/add TEXT   say this" in said
+    assert "/add TEXT   add this text" in said
     assert said.endswith("you: /quit\nGood bye.\n") and "never" not in said
 
 
 def test_what_the_agent_can_not_be_told(policy):
     said = talked(policy, "hello\n" + "<b><b><g><b><y>" * 40 + "\n", ["oh"])
     assert "agent: oh" in said  # words are one unknown token here
-    assert "(the agent can't be told this: that is 42 tokens; with an answer" in said
+    assert "(the agent can't read this: that is 42 tokens; with an answer" in said
 
 
 def test_the_best_token_each_time_is_told(policy):
@@ -211,7 +211,7 @@ def test_lines_end_at_the_end_of_the_file_also_without_a_newline(policy):
 
 
 def decoding(words, config=SMOKE):
-    return spoken_by(config, _parser().read(words.split()), Path("runs/a"))
+    return decoding_settings(config, _parser().read(words.split()), Path("runs/a"))
 
 
 def test_how_it_speaks():
@@ -234,7 +234,7 @@ def test_how_it_speaks():
     config, notices = decoding("", plans)
     assert config.decode.plans and notices == []
     config, notices = decoding("--temperature 0", plans)
-    assert not config.decode.plans and "says the best token" in notices[0]
+    assert not config.decode.plans and "takes the best token" in notices[0]
     for words in ("--temperature -1", "--top_k 0", "--top_p 2", "--adv_weight -1"):
         with pytest.raises(UsageError):
             decoding(words)
@@ -296,7 +296,7 @@ def test_a_talk_about_data(here, monkeypatch, capsys):
     assert main(["chat", "runs/chats-0", "--seed", "1"]) == 0
     said = capsys.readouterr().out
     assert "you: say 5\nagent: " in said and said.count("agent: ") == 7
-    assert "can't be told this: there is no token for 'wh' in 'what?'" in said
+    assert "can't read this: there is no token for 'wh' in 'what?'" in said
     assert "(its context of 32 tokens is full: it no longer sees the first" in said
 
 

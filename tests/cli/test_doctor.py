@@ -66,28 +66,28 @@ def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
     projects, use = EXTRAS[extra]
     lacking(monkeypatch, *projects.values())
     check = by_name()[extra]
-    assert check.verdict == "note" and use in check.seen
-    assert all(project in check.seen for project in projects)
-    assert check.mend == f"pip install 'raffia[{extra}]'"
+    assert check.verdict == "note" and use in check.found
+    assert all(project in check.found for project in projects)
+    assert check.fix == f"pip install 'raffia[{extra}]'"
     assert print_doctor(io.StringIO()) == 0
 
 
 def test_missing_games(monkeypatch):
     lacking(monkeypatch, "ale_py")
-    assert by_name()["ROMs"].mend == "pip install 'raffia[atari]'"
+    assert by_name()["ROMs"].fix == "pip install 'raffia[atari]'"
 
 
 def test_a_missing_core_package_fails(monkeypatch):
     lacking(monkeypatch, "safetensors", "yaml")
     check = by_name()["packages"]
-    assert check.verdict == "fails" and check.mend == "pip install pyyaml safetensors"
+    assert check.verdict == "fails" and check.fix == "pip install pyyaml safetensors"
     assert print_doctor(io.StringIO()) == 1
 
 
 def test_a_broken_torch_fails(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     check = by_name()["torch"]
-    assert check.verdict == "fails" and "cannot be imported" in check.seen
+    assert check.verdict == "fails" and "cannot be imported" in check.found
 
 
 def test_more_threads_than_cores(monkeypatch):
@@ -97,8 +97,8 @@ def test_more_threads_than_cores(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
     check = by_name()["torch"]
-    assert check.verdict == "note" and "export OMP_NUM_THREADS=3" in check.mend
-    assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in check.seen
+    assert check.verdict == "note" and "export OMP_NUM_THREADS=3" in check.fix
+    assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in check.found
 
 
 @pytest.mark.parametrize(("busy", "verdict"), [(1.9, "ok"), (9.0, "note")])
@@ -119,20 +119,20 @@ def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
     usage = module.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=10**8))
     check = module.disk(tmp_path / "not" / "yet")
-    assert check.verdict == "note" and "0.1 GiB free" in check.seen
+    assert check.verdict == "note" and "0.1 GiB free" in check.found
     assert not list(tmp_path.iterdir())
 
 
 def test_places_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    assert "cannot be written" in module.disk(tmp_path).seen
+    assert "cannot be written" in module.disk(tmp_path).found
     check = module.kernel_cache(tmp_path)
-    assert check.verdict == "note" and "NUMBA_CACHE_DIR" in check.mend
+    assert check.verdict == "note" and "NUMBA_CACHE_DIR" in check.fix
 
 
 def test_the_user_names_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    assert str(tmp_path / "kernels") in module.kernel_cache(tmp_path / "package").seen
+    assert str(tmp_path / "kernels") in module.kernel_cache(tmp_path / "package").found
 
 
 def test_lines_in_colour():
@@ -145,7 +145,7 @@ def test_lines_in_colour():
     assert print_doctor(stream, lambda: look) == 0
     plain = re.sub(r"\033\[[0-9;]*m", "", stream.getvalue())
     assert plain == "ok     a: fine\nnote   b: less\n       do this\n"
-    assert "live view" in module.terminal(stream).seen
+    assert "live view" in module.terminal(stream).found
 
 
 def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
@@ -158,9 +158,9 @@ def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
     for mode in (0o777, 0o1777):
         place.chmod(mode)
         check = module.kernel_cache(tmp_path)
-        assert check.verdict == "note" and "everybody may write" in check.seen
-        assert "can run code in your processes" in check.mend
+        assert check.verdict == "note" and "everybody may write" in check.found
+        assert "can run code in your processes" in check.fix
     if module.os.getuid() == 0:
         place.chmod(0o700)
         module.os.chown(place, 12345, -1)
-        assert "another user may write" in module.kernel_cache(tmp_path).seen
+        assert "another user may write" in module.kernel_cache(tmp_path).found

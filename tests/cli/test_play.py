@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from raffia.cli.play import Table, move_named, play, shares_text
+from raffia.cli.play import Table, move_named, play, policy_text
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero import match as matches
@@ -108,7 +108,7 @@ def test_nothing_is_wider_than_a_terminal():
 
 def test_wrong_words_are_answered_kindly():
     said = talk(Scripted(), "d4\n\n10\n?\n")
-    assert "'d4' is no move that I know; help says more.\nYou can play a1 b1 c1 a2" in said
+    assert "'d4' is no move that I know; help lists them.\nYou can play a1 b1 c1 a2" in said
     assert "'10' is no move that I know;" in said
     assert said.count("Set a stone by its square, a1 to c3, or 1 to 9.") == 2
     assert said.endswith("your move: \nGood bye.\n")  # the input has ended
@@ -130,8 +130,8 @@ def test_moves_by_name():
 
 
 def test_shares_are_laid_out_as_the_board():
-    assert shares_text([1.0, 0.0], ["1", "2"], columns=2) == "     1    2\n  100%    ."
-    assert shares_text([0.001], ["1"], columns=1).endswith("<1%")
+    assert policy_text([1.0, 0.0], ["1", "2"], columns=2) == "     1    2\n  100%    ."
+    assert policy_text([0.001], ["1"], columns=1).endswith("<1%")
 
 
 def test_a_match_says_who_won_and_is_not_shared():

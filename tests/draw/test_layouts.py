@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from raffia.draw import layered, tidy
-from raffia.draw.layers import Box, Look
+from raffia.draw.layers import LayerBox, Look
 
 PLAIN = Look("#ffffff", "#000000", "#000000")
 
@@ -41,7 +41,7 @@ def test_a_deep_tree_is_placed():
 @pytest.mark.parametrize("seed", range(6))
 def test_boxes_in_layers_keep_apart_and_within_the_drawing(seed):
     draw = random.Random(seed)
-    boxes = [Box(PLAIN, [(f"box {i}", True)], layer=draw.randrange(4)) for i in range(14)]
+    boxes = [LayerBox(PLAIN, [(f"box {i}", True)], layer=draw.randrange(4)) for i in range(14)]
     for upper in boxes:
         for lower in [b for b in boxes if b.layer > upper.layer and draw.random() < 0.3]:
             upper.below.append(lower)
@@ -62,8 +62,8 @@ def test_boxes_in_layers_keep_apart_and_within_the_drawing(seed):
 
 
 def test_a_group_that_stands_apart_has_a_frame_with_its_title():
-    inside = Box(PLAIN, [("inside", True)], groups=(0,))
-    outside = Box(PLAIN, [("outside", True)])
+    inside = LayerBox(PLAIN, [("inside", True)], groups=(0,))
+    outside = LayerBox(PLAIN, [("outside", True)])
     scene = layered("groups", [inside, outside], [("a title that is far too long", "short")])
     assert [text.text for text in scene.texts] == ["short", "inside", "outside"]
     assert len([outline for outline in scene.outlines if outline.dashes == "5 4"]) == 1

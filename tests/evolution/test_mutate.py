@@ -277,7 +277,7 @@ def test_noise_changes_a_share_of_the_weights_of_some_tensors():
     )
     picked = []
     for seed in range(20):
-        config = only("parameters", mutated_share=0.1, strong_share=0.0, reset_share=0.0)
+        config = only("parameters", mutated_fraction=0.1, strong_fraction=0.0, reset_fraction=0.0)
         after, changes = mutate(state, config, draws(seed), spared=(2,))
         where = changed(state, after)
         assert {key[0] for key in where} == {"params"} and ("params", "bias") not in where
@@ -296,28 +296,28 @@ def test_noise_changes_a_share_of_the_weights_of_some_tensors():
 def noise_of(**options):
     weight = torch.randn(1, 200, 200, generator=draws(3)) * 2
     state = TensorDict(params=TensorDict(w=weight, batch_size=[1]), batch_size=[1])
-    after, _ = mutate(state, only("parameters", mutated_share=1.0, **options), draws())
+    after, _ = mutate(state, only("parameters", mutated_fraction=1.0, **options), draws())
     return weight.flatten(), after["params", "w"].flatten()
 
 
 def test_the_noise_is_relative_to_the_weight():
-    before, after = noise_of(mutation_sd=0.3, strong_share=0.0, reset_share=0.0)
+    before, after = noise_of(mutation_sd=0.3, strong_fraction=0.0, reset_fraction=0.0)
     relative = (after - before) / before
     assert relative.std() == pytest.approx(0.3, rel=0.05) and relative.mean().abs() < 0.01
     assert torch.corrcoef(torch.stack([relative.abs(), before.abs()]))[0, 1].abs() < 0.03
 
 
 def test_a_few_get_much_more_noise_and_a_few_are_drawn_anew():
-    before, after = noise_of(mutation_sd=0.01, strong_share=0.2, reset_share=0.0)
+    before, after = noise_of(mutation_sd=0.01, strong_fraction=0.2, reset_fraction=0.0)
     relative = ((after - before) / before).abs()
     # beyond 5 of the weaker noise: those of ten times it, that lie beyond a half of theirs
     assert (relative > 0.05).float().mean() == pytest.approx(0.2 * 0.617, abs=0.01)
-    before, after = noise_of(mutation_sd=0.0, strong_share=0.3, reset_share=0.25)
+    before, after = noise_of(mutation_sd=0.0, strong_fraction=0.3, reset_fraction=0.25)
     again = after != before
     assert again.float().mean() == pytest.approx(0.25, abs=0.01)
     assert after[again].std() == pytest.approx(2.0, rel=0.05)
     assert torch.corrcoef(torch.stack([before[again], after[again]]))[0, 1].abs() < 0.05
-    before, after = noise_of(mutation_sd=0.0, strong_share=1.0, reset_share=0.0)
+    before, after = noise_of(mutation_sd=0.0, strong_fraction=1.0, reset_fraction=0.0)
     assert after.equal(before)
 
 
@@ -340,7 +340,7 @@ def test_weights_that_lie_otherwise_in_memory_are_changed_too():
     kept = state.clone()
     seen = set()
     for seed in range(5):
-        after, _ = mutate(state, only("parameters", mutated_share=0.5), draws(seed))
+        after, _ = mutate(state, only("parameters", mutated_fraction=0.5), draws(seed))
         seen |= {key for key in changed(state, after)}
     assert seen == {("params", "w"), ("params", "k")}
     assert_same(state, kept)
@@ -577,8 +577,11 @@ def test_a_config_refuses_what_can_not_be():
         ({"no_mutation": math.nan}, "no_mutation=nan"),
         ({"no_mutation": 0.0}, "all probabilities are 0"),
         ({"hyper": 1.0}, 'none has a range: pass hyper_ranges={"learning_rate"'),
-        ({"mutated_share": 1.5}, r"mutated_share=1.5 lies in 0\.\.1"),
-        ({"strong_share": 0.7, "reset_share": 0.7}, "strong_share and reset_share are parts"),
+        ({"mutated_fraction": 1.5}, r"mutated_fraction=1.5 lies in 0\.\.1"),
+        (
+            {"strong_fraction": 0.7, "reset_fraction": 0.7},
+            "strong_fraction and reset_fraction are parts",
+        ),
         ({"mutation_sd": -0.1}, "mutation_sd=-0.1: it is not negative"),
         ({"mutation_sd": math.nan}, "mutation_sd=nan"),
         ({"architecture": 1.0, "nodes": ()}, r"nodes=\(\): numbers of nodes"),

@@ -21,7 +21,7 @@ def test_noise_leaves_alone_what_is_not_there(flat):
     state, _ = mutate(state, only("architecture", nodes=(1, 2)), draws(1))
     seen = set()
     for seed in range(12):
-        config = only("parameters", mutated_share=0.5, reset_share=0.5)
+        config = only("parameters", mutated_fraction=0.5, reset_fraction=0.5)
         after, changes = mutate(state, config, draws(seed))
         for i, change in enumerate(changes):
             total = 0
@@ -43,7 +43,7 @@ def test_what_is_not_there_does_not_count_for_what_is_drawn_anew():
     state = population(paths=((),), num_layers=1, num_nodes=N)
     for name in ("inner_weight", "inner_bias", "outer_weight", "outer_bias"):
         state["params", name][:, 1:] = 1e6
-    config = only("parameters", mutated_share=1.0, strong_share=0.0, reset_share=1.0)
+    config = only("parameters", mutated_fraction=1.0, strong_fraction=0.0, reset_fraction=1.0)
     after, _ = mutate(state, config, draws())
     for name in ("inner_weight", "inner_bias", "outer_weight"):
         assert after["params", name][:, 0].abs().max() < 100

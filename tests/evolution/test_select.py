@@ -78,7 +78,7 @@ def test_other_numbers_of_places():
     fitness = torch.tensor([1.0, 3.0, 2.0])
     assert len(tournament(fitness, population_size=8, generator=draws())) == 8
     assert tournament(fitness, population_size=1, generator=draws()).tolist() == [1]
-    with pytest.raises(ValueError, match="population_size=0: there is at least one place"):
+    with pytest.raises(ValueError, match="population_size=0: there is at least one slot"):
         tournament(fitness, population_size=0, generator=draws())
 
 
@@ -87,7 +87,7 @@ def test_other_numbers_of_places():
 
 def test_the_worst_give_way_to_the_best():
     fitness = torch.tensor([5.0, 1.0, 7.0, 2.0, 3.0, 9.0, 4.0, 6.0])
-    found = many(truncation, fitness, share=0.25)
+    found = many(truncation, fitness, fraction=0.25)
     kept = [0, 2, 4, 5, 6, 7]
     assert (found[:, kept] == torch.tensor(kept)).all()
     for place in (1, 3):
@@ -98,13 +98,13 @@ def test_the_worst_give_way_to_the_best():
 
 @pytest.mark.parametrize("share, size, gone", [(0.5, 4, 2), (0.5, 5, 2), (0.1, 5, 1), (0.3, 10, 3)])
 def test_how_many_give_way(share, size, gone):
-    found = truncation(torch.arange(float(size)), share=share, generator=draws())
+    found = truncation(torch.arange(float(size)), fraction=share, generator=draws())
     assert (found != torch.arange(size)).sum() == gone
     assert (found[:gone] >= size - gone).all()
 
 
 def test_of_truncation_what_is_no_number_goes_first():
-    found = many(truncation, torch.tensor([2.0, NAN, 3.0, -INF]), times=50, share=0.25)
+    found = many(truncation, torch.tensor([2.0, NAN, 3.0, -INF]), times=50, fraction=0.25)
     assert (found == torch.tensor([0, 1, 2, 2])).all() or (found[:, 1] == 2).all()
     assert (truncation(torch.tensor([NAN, 2.0]), generator=draws()) == 1).all()
 
@@ -141,8 +141,10 @@ def test_what_can_not_be_is_refused():
     with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):
         tournament(fitness[:1], tournament_size=1, generator=draws())
     for share in (0.0, 0.6, -0.1, NAN):
-        with pytest.raises(ValueError, match=f"share={share}: the worst are replaced"):
-            truncation(fitness, share=share, generator=draws())
+        with pytest.raises(
+            ValueError, match=f"truncation_fraction={share}: the worst are replaced"
+        ):
+            truncation(fitness, fraction=share, generator=draws())
 
 
 def test_a_config_refuses_what_can_not_be():
@@ -150,8 +152,8 @@ def test_a_config_refuses_what_can_not_be():
         SelectionConfig(method="roulette")
     with pytest.raises(ValueError, match="eval_loop=0"):
         SelectionConfig(eval_loop=0)
-    with pytest.raises(ValueError, match=r"share=0\.7"):
-        SelectionConfig(share=0.7)
+    with pytest.raises(ValueError, match=r"truncation_fraction=0\.7"):
+        SelectionConfig(truncation_fraction=0.7)
     SelectionConfig(elitism=False, tournament_size=1).check(1)
     for method in ("tournament", "truncation"):
         with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):

@@ -75,7 +75,7 @@ def test_each_form_is_recorded_for_itself(other):
 
 
 def test_the_least_recently_used_form_is_forgotten():
-    traced = Traced(lambda x: x + 1, after=0, kept=2)
+    traced = Traced(lambda x: x + 1, after=0, max_forms=2)
     for length in (1, 2, 1, 3, 1, 2):
         assert torch.equal(traced(torch.zeros(length)), torch.ones(length))
     assert traced.num_recorded == 4  # 1, 2, 3, and 2 again

@@ -137,7 +137,7 @@ def test_a_mean_without_formula_has_an_error_of_its_own_ours():
     from raffia.nn.distributions.deterministic import NoMeanError, deterministic_sample
 
     squashed = d.TransformedDistribution(d.Normal(HALF, HALF), d.TanhTransform())
-    with pytest.raises(NoMeanError, match="no mean to take its place"):
+    with pytest.raises(NoMeanError, match="no mean to replace it"):
         deterministic_sample(squashed)
 
     class Positive(d.Distribution):

@@ -27,7 +27,7 @@ from raffia.nn import (
 from raffia.nn.expected import check_in_keys
 from raffia.nn.graph import Graph, graph_of
 from raffia.nn.labels import key_text, label
-from raffia.nn.shapes import Seen, shapes
+from raffia.nn.shapes import EntryShape, shapes
 
 B, D, H, A = 5, 4, 8, 3
 
@@ -165,7 +165,7 @@ def test_what_a_nested_selection_hides_comes_from_outside():
     graph = TensorDictSequential(inner, keyed(["h", "y"], ["z"])).graph()
     assert graph.in_keys == ("x", "h")
     assert graph.groups[0].hidden == ("h",)
-    assert "# not seen from here on: h" in graph.program()
+    assert "# hidden from here on: h" in graph.program()
 
 
 def test_foreign_modules_and_functions_of_containers():
@@ -198,7 +198,7 @@ def test_the_graph_is_plain_data(actor, example):
 
 def test_shapes_of_an_example(actor, example):
     assert actor.graph().shapes == {}
-    obs, hidden, action = [Seen((B, n), "float32") for n in (D, H, A)]
+    obs, hidden, action = [EntryShape((B, n), "float32") for n in (D, H, A)]
     assert actor.graph(example).shapes == {
         "0": {"in": {"obs": obs}, "out": {"hidden": hidden}},
         "1": {"in": {"hidden": hidden}, "out": {"action": action}},
@@ -208,15 +208,15 @@ def test_shapes_of_an_example(actor, example):
 
 def test_shapes_of_the_first_call(actor, example):
     actor(example)
-    assert actor.graph().nodes[1].writes == {"action": Seen((B, A), "float32")}
+    assert actor.graph().nodes[1].writes == {"action": EntryShape((B, A), "float32")}
     assert copy.deepcopy(actor).graph().shapes == actor.graph().shapes
 
 
 def test_shapes_in_a_nested_sequence(actor, example):
     outer = TensorDictSequential(actor, linear(A, 1, "action", "value"))
-    assert outer.graph(example).nodes[0].writes == {"hidden": Seen((B, H), "float32")}
+    assert outer.graph(example).nodes[0].writes == {"hidden": EntryShape((B, H), "float32")}
     outer(example)
-    assert outer.graph().nodes[0].writes == {"hidden": Seen((B, H), "float32")}
+    assert outer.graph().nodes[0].writes == {"hidden": EntryShape((B, H), "float32")}
 
 
 def test_an_example_and_the_sequence_stay_as_they_were():
@@ -234,7 +234,7 @@ def test_an_example_and_the_sequence_stay_as_they_were():
     example = TensorDict(x=torch.zeros(B, D), batch_size=[B])
     before = torch.random.get_rng_state()
     graph = seq.graph(example)
-    assert graph.nodes[1].writes == {"y": Seen((B, D), "float32")}
+    assert graph.nodes[1].writes == {"y": EntryShape((B, D), "float32")}
     assert torch.equal(torch.random.get_rng_state(), before)
     assert counter.num_calls == 0
     assert norm.num_batches_tracked == 0
@@ -254,7 +254,7 @@ def test_a_module_that_stands_twice_is_seen_at_each_place():
 def test_an_example_for_some_modules_only():
     seq = TensorDictSequential(keyed(["x"], ["y"]), keyed(["z"], ["w"]), partial_tolerant=True)
     graph = seq.graph(TensorDict(x=torch.zeros(B), batch_size=[B]))
-    assert graph.nodes[0].writes == {"y": Seen((B,), "float32")}
+    assert graph.nodes[0].writes == {"y": EntryShape((B,), "float32")}
     assert graph.nodes[1].writes == {}
 
 
@@ -688,7 +688,9 @@ def test_a_function_that_does_not_say_what_it_writes():
     def rename(td):
         return td.rename_key_("a", "b")
 
-    with pytest.raises(ValueError, match=r"say so: WrapModule\(rename, out_keys=\['reward'\]\)"):
+    with pytest.raises(
+        ValueError, match=r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)"
+    ):
         TensorDictSequential(rename, keyed(["reward"], ["y"]), expect_in_keys=[])
     TensorDictSequential(
         WrapModule(rename, in_keys=["a"], out_keys=["b"]), keyed(["b"], ["y"]), expect_in_keys=["a"]

@@ -373,7 +373,7 @@ def test_one_key_for_several_values_needs_the_sum():
 
 
 def test_ours_keys_that_contradict_each_other():
-    with pytest.raises(ValueError, match="name different places"):
+    with pytest.raises(ValueError, match="name different keys"):
         normal(log_prob_key="p", log_prob_keys=["q"])
     with pytest.raises(ValueError, match="must be one for each sampled key"):
         normal(log_prob_keys=["p", "q"], return_log_prob=True)

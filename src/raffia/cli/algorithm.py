@@ -23,7 +23,7 @@ from raffia.cli.figures import (
     table,
     write_record,
 )
-from raffia.cli.sessions import end_line, exit_status, tell_next
+from raffia.cli.sessions import end_line, exit_status, print_next
 from raffia.cli.style import call, columns, help_width, paint, waiting
 from raffia.hints import nearest
 from raffia.lazy import imported
@@ -42,7 +42,7 @@ Train {title} in a new folder, and show how it goes. Ctrl-C saves and leaves.
 begin with:
   --preset NAME   one of the settings that have a name, if there are any, below
   --config FILE   settings from .json or .yaml, such as a run's config.json
-  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
                   first of runs/NAME-SEED-2, -3 ... that is free
 
 presets:
@@ -52,14 +52,14 @@ Then every setting can be given; shown are the values of {shown}."""
 
 
 class AlgorithmCommands:
-    """How `raffia train`, `resume` and `evaluate` treat one algorithm; subclasses have more to say.
+    """The part of `raffia train`, `resume` and `evaluate` of one algorithm; subclasses add more.
 
     >>> from raffia.recipes.algorithm import ALGORITHMS
     >>> commands_of(ALGORITHMS["ilql"]).uses(Path("runs/chats-0"))[-1]
     ['raffia chat runs/chats-0', 'talk to it']
     """
 
-    train_flags: Sequence[str] = ()  # of `raffia train`, besides --preset, --config and --run
+    train_flags: Sequence[str] = ()  # flags of `raffia train`, besides --preset, --config and --run
     about = ABOUT  # help of `raffia train`, with {title}, {presets} and {shown}
     no_preset = "no preset"  # whose values help shows then
 
@@ -95,7 +95,7 @@ class AlgorithmCommands:
         raise UsageError(f"there is no preset {name!r}{hint}", *calls)
 
     def population(self, config: PopulationConfig, text: str) -> PopulationConfig:
-        """The population with as many members as `--population` says."""
+        """The population with as many members as `--population` sets."""
         try:
             return replace(config, size=int(text))
         except ValueError as error:
@@ -112,7 +112,7 @@ class AlgorithmCommands:
         settings: the words that are no flags of the command's own, and so name settings.
         """
 
-    def fitted(self, config: Any, settings: Sequence[str]) -> Any:
+    def with_data_settings(self, config: Any, settings: Sequence[str]) -> Any:
         """The config with what follows from data; called once torch may be loaded."""
         return config
 
@@ -122,7 +122,7 @@ class AlgorithmCommands:
         return preset or stem
 
     def help(self, preset: str) -> str:
-        """What `raffia train NAME --help` says above the settings."""
+        """The text of `raffia train NAME --help` above the settings."""
         shown = f"--preset {preset}" if preset else self.no_preset
         presets = columns(self.preset_rows(), width=help_width()) or "  none"
         return self.about.format(title=self.algorithm.title, presets=presets, shown=shown)
@@ -133,7 +133,8 @@ class AlgorithmCommands:
         return [[name, summaries.get(name, "")] for name in self.algorithm.presets]
 
     def listed(self, config: Any) -> list[str]:
-        """Environment or task, and environment steps, of a preset in `raffia list presets`."""
+        """The environment or task, and the environment steps, of a preset in `raffia list
+        presets`."""
         return [self.algorithm.name, ""]
 
     def uses(self, run: Path) -> list[list[str]]:
@@ -144,18 +145,18 @@ class AlgorithmCommands:
             [call("raffia", "report", run), "learning curves on one page"],
         ]
 
-    def tell_end(self, result: RunResult) -> int:
-        """Say how a session ended and what can be done next; gives the exit status."""
+    def print_end(self, result: RunResult) -> int:
+        """Print how a session ended and the next calls; returns the exit status."""
         print(end_line(result))
         calls = self.uses(result.folder)
         if result.reason == "stopped":
             resume = call("raffia", "resume", result.folder, *self.named_for_calls())
             calls.insert(0, [resume, "go on where it was stopped"])
-        tell_next(calls)
+        print_next(calls)
         return exit_status(result)
 
     def named_for_calls(self) -> list[str]:
-        """The flag that says where the algorithm is imported from; see `recorded_algorithm`."""
+        """The flag that names where the algorithm is imported from; see `recorded_algorithm`."""
         return ["--algorithm", self.name] if self.algorithm.reference else []
 
     def longer(self, config: Any) -> list[str]:
@@ -208,7 +209,7 @@ def show_evaluation(
     more: Mapping[str, Any] | None = None,
     against: str = "",
 ) -> int:
-    """Write what episodes gave as JSON, and show it.
+    """Write an evaluation's figures as JSON, and show them.
 
     more: further entries of the JSON.
     """

@@ -24,7 +24,7 @@ def talk(
     checkpoint: str = "best",
     seed: int = 0,
     values: bool = False,
-    notices: Sequence[str] = (),  # to be said first
+    notices: Sequence[str] = (),  # texts to print first
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
 ) -> int:
@@ -39,6 +39,6 @@ def talk(
     else:
         session = Conversation(Chat(policy), stdin, stdout, values=values, weight=weight)
     for notice in notices:
-        session.say(notice)
+        session.print_line(notice)
     session.sit()
     return 0

@@ -14,10 +14,10 @@ from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
 ABOUT = """\
-Talk with the agent of a run of ILQL, in the terminal. You say what its environment would; it
+Talk with the agent of a run of ILQL, in the terminal. You take the part of its environment; it
 answers token by token. Of Wordle: you hold a word, and it guesses. It writes nothing.
 
-In the talk, /help names what else can be said. It ends with /quit, Ctrl-D or Ctrl-C; lines can be
+In the talk, /help lists the commands. It ends with /quit, Ctrl-D or Ctrl-C; lines can be
 piped in, too."""
 EXAMPLES = [
     "raffia train ilql --preset wordle  # first, an agent",
@@ -45,7 +45,7 @@ def chat(words: Sequence[str]) -> int:
         from raffia.recipes.ilql import member_config
 
         config = member_config(run, args.checkpoint)
-    config, notices = spoken_by(config, args, run)
+    config, notices = decoding_settings(config, args, run)
 
     waiting(f"loading the agent of {run} ...")
     from raffia.cli.chat import talk
@@ -55,11 +55,13 @@ def chat(words: Sequence[str]) -> int:
     )
 
 
-def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQLRun, list[str]]:
-    """The run's settings with the decoding that the words ask for, and what to say of it.
+def decoding_settings(
+    config: ILQLRun, args: argparse.Namespace, run: Path
+) -> tuple[ILQLRun, list[str]]:
+    """The run's settings with the decoding that the words ask for, and notices about it.
 
     >>> args = _parser().read(["--adv_weight", "0", "--temperature", "0.5"])
-    >>> config, notices = spoken_by(ILQLRun(), args, Path("runs/a"))
+    >>> config, notices = decoding_settings(ILQLRun(), args, Path("runs/a"))
     >>> config.decode.temperature, config.decode.include_adv, notices
     (0.5, False, [])
     """
@@ -70,7 +72,7 @@ def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQ
     if asked and not learns:
         what = "no values" if not config.loss.needs_values else "values of whole utterances only"
         raise UsageError(
-            f"{' and '.join(asked)}: {run} has learnt {what}, so nothing can be said of a token",
+            f"{' and '.join(asked)}: {run} has learnt {what}, so there are no values of tokens",
             call("raffia", "chat", run),
         )
     one = decode
@@ -82,7 +84,7 @@ def spoken_by(config: ILQLRun, args: argparse.Namespace, run: Path) -> tuple[ILQ
     cold = args.temperature == 0  # as others call it
     if cold and one.plans:
         one = replace(one, plan=replace(one.plan, num_simulations=0))
-        notices.append("The run plans its answers; at temperature 0 it says the best token.")
+        notices.append("The run plans its answers; at temperature 0 it takes the best token.")
     temperature = one.temperature if args.temperature is None or cold else args.temperature
     weight = one.adv_weight if args.adv_weight is None else args.adv_weight
     shifts = one.include_adv if args.adv_weight is None else weight > 0
@@ -125,7 +127,7 @@ def _parser() -> Parser:
         "--top-p",
         type=float,
         metavar="P",
-        help="only the likeliest tokens that reach this share; 0.95 where values speak",
+        help="only the likeliest tokens up to this probability; 0.95 with values",
     )
     parser.add_argument(
         "--values",

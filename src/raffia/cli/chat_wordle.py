@@ -14,7 +14,7 @@ OF_COLOURS = {"g": "green", "y": "yellow", "b": "dim"}
 
 
 class Game(Session):
-    """A game after the other, until the person has enough.
+    """A session of games, one after the other.
 
     >>> Game.question
     'your word, or Enter: '
@@ -23,9 +23,9 @@ class Game(Session):
     question = "your word, or Enter: "
     help = """\
 Type your word, and the agent plays by itself. Or press Enter, keep it to yourself, and answer
-each guess with five letters: g right place, y elsewhere in the word, b not in it. The word itself
-can be typed later, too.
-  /again   another guess in place of the one that waits; behind a game, the same word again
+each guess with five letters: g right position, y elsewhere in the word, b not in it. The word
+itself can be typed later, too.
+  /again   another guess instead of the open one; behind a game, the same word again
   /undo    take your last colours back
   /words   those that the agent knows, and which fit so far
   /new     another game
@@ -50,15 +50,15 @@ can be typed later, too.
         }
 
     def begin(self) -> None:
-        """What there is to know."""
-        self.say(
+        """Print what the person needs to know."""
+        self.print_line(
             f"Think of one of the {len(self.game.words)} words that the agent knows: /words shows "
             "them, /help tells\nmore. Type it, and the agent plays by itself; or press Enter, and "
             "give each guess its colours."
         )
 
     def heard(self, line: str) -> None:
-        """A word, or colours, or neither."""
+        """Handle a line: a word, or colours, or neither."""
         word = line.lower()
         waits = self.game.guess is not None
         if waits and len(word) == 5 and set(word) <= set("gyb"):
@@ -70,15 +70,15 @@ can be typed later, too.
             self._word(word)
         elif waits:
             guess = self.game.guess
-            self.say(
+            self.print_line(
                 f"{line!r} is no answer to {guess}: five letters of g, y and b, such as gybbb; or "
                 "your word."
             )
         else:
-            self.say(f"{line!r} is no word of five letters a to z.")
+            self.print_line(f"{line!r} is no word of five letters a to z.")
 
     def _word(self, word: str) -> None:
-        """The word is told: at the beginning, or amid a game."""
+        """Take the person's word: at the beginning, or amid a game."""
         guess = self.game.guess
         if guess is None:
             self._anew(word)
@@ -86,7 +86,7 @@ can be typed later, too.
             try:
                 self.game.reveal(word)
             except ValueError as error:
-                self.say(f"That can't be your word: {error}. /undo takes colours back.")
+                self.print_line(f"That can't be your word: {error}. /undo takes colours back.")
                 return
         if word not in self.game.words:
             self.remark(
@@ -112,19 +112,19 @@ can be typed later, too.
     def _guess(self) -> str:
         """Show the next guess."""
         game = self.game
-        said = self.stream(f"{len(game.turns) + 1}. ", game.think())
-        guess = "".join(piece.text for piece in said)
+        pieces = self.stream(f"{len(game.turns) + 1}. ", game.think())
+        guess = "".join(piece.text for piece in pieces)
         self._show_colours("", guess)
         if not game.is_word:
             self.remark("no word; it counts as a try, all black")
-        self.show_values(said)
+        self.show_values(pieces)
         return guess
 
     def _show_colours(self, before: str, guess: str) -> None:
         """End the line of a guess with its colours, where they are known."""
         row = self.game.row_of(guess)
-        said = f"{before}{printable(guess)}" if before else ""
-        self.say(said + (f"  {self._painted(row)}" if row else ""))
+        text = f"{before}{printable(guess)}" if before else ""
+        self.print_line(text + (f"  {self._painted(row)}" if row else ""))
 
     def _colours(self, row: str) -> None:
         """The person's answer to the guess that waits."""
@@ -138,10 +138,10 @@ can be typed later, too.
     def _ended(self) -> None:
         game, number = self.game, len(self.game.turns)
         if game.observation.won:
-            self.say(f"Found in {number} guess{'es' if number > 1 else ''}.")
+            self.print_line(f"Found in {number} guess{'es' if number > 1 else ''}.")
         else:
             was = f"; it was {game.secret}" if game.secret else ""
-            self.say(f"Not found in {number} guesses{was}.")
+            self.print_line(f"Not found in {number} guesses{was}.")
         self.question = Game.question
 
     def _painted(self, row: str) -> str:
@@ -163,10 +163,10 @@ can be typed later, too.
         self._play()
 
     def _words(self) -> None:
-        self.say(filled(" ".join(self.game.words), 76))
+        self.print_line(filled(" ".join(self.game.words), 76))
         if self.game.turns:
             left = self.game.words_left
-            self.say(filled(f"{len(left)} fit so far: {' '.join(left)}", 76))
+            self.print_line(filled(f"{len(left)} fit so far: {' '.join(left)}", 76))
 
     def _anew(self, secret: str | None) -> None:
         self.game = self.game.new_game(secret)

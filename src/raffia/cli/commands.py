@@ -1,4 +1,4 @@
-"""Which commands there are, and what becomes of their errors."""
+"""The commands of `raffia`, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def _run(words: Sequence[str], debug: bool) -> int:
         if debug or not _for_the_user(error):
             traceback.print_exc()
             return 1
-        _tell(error, words)
+        _print_error(error, words)
         return 2 if _is_usage(error) else 1
 
 
-def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
-    """Ours are meant for who calls the command, who has not asked for a line of our source."""
+def _show_warning(message: Warning | str, *position: object, **more: object) -> None:
+    """Show a warning of raffia's without the line of source."""
     from raffia.cli.style import printable
 
     print(f"note: {printable(str(message))}", file=sys.stderr)
@@ -112,7 +112,7 @@ def dispatch(words: Sequence[str]) -> int:
 
 
 def help_text() -> str:
-    """What `raffia --help` says.
+    """The text of `raffia --help`.
 
     >>> print(help_text().splitlines()[2])
     usage: raffia COMMAND ...
@@ -132,7 +132,7 @@ def help_text() -> str:
     rows = [
         ["--help", "after a command: what it does, with examples"],
         ["--version", "of raffia"],
-        ["--debug", "errors with the place in the code where they arose"],
+        ["--debug", "errors with the lines of code where they arose"],
     ]
     steps = [list(step) for step in FIRST_STEPS.items()]
     lines += ["", paint("options", "bold", sys.stdout), columns(rows, width=across)]
@@ -214,7 +214,7 @@ def _for_the_user(error: Exception) -> bool:
     return worded and Path(frames[-1].filename).is_relative_to(home)
 
 
-def _tell(error: Exception, words: Sequence[str]) -> None:
+def _print_error(error: Exception, words: Sequence[str]) -> None:
     from raffia.cli.style import paint, printable
 
     print(f"{paint('error:', 'red', sys.stderr)} {printable(str(error))}", file=sys.stderr)
@@ -229,7 +229,8 @@ def _tell(error: Exception, words: Sequence[str]) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Behind `>&-` what is printed goes nowhere; the next file opened would get it otherwise."""
+    """Open /dev/null where a stream is closed (`>&-`): the next file opened would get the output
+    otherwise."""
     if sys.stdout is not None and sys.stderr is not None:
         return
     fd = os.open(os.devnull, os.O_RDWR)
@@ -241,6 +242,6 @@ def _open_what_is_closed() -> None:
 
 
 def _without_reader() -> int:
-    """What is left to write goes nowhere, or Python would complain of it on its way out."""
+    """Drop the rest of the output, or Python would complain of it at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

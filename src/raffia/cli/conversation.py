@@ -1,4 +1,4 @@
-"""A person and an agent that answers in words: what is asked, what is understood, what is shown."""
+"""Conversations of a person and an agent in the terminal: lines, answers, values."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def shade(advantage: float | None, weight: float) -> str:
     return "yellow" if moved > -1 else "red"
 
 
-def values_table(said: Sequence[Piece], most: int = MOST_ROWS) -> str:
-    """What was thought of each token; of many, of those whose advantage was furthest from 0.
+def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
+    """A table of values by token; of many, of those whose advantage was furthest from 0.
 
     >>> print(values_table([Piece("crane", "crane", 0.62, 0.31, -1.2)]))
       token  share      V  advantage
       crane   62 %  -1.20      +0.31
     """
-    told = [piece for piece in said if piece.v is not None]
-    kept = sorted(range(len(told)), key=lambda i: -abs(told[i].advantage or 0.0))[:most]
+    valued = [piece for piece in pieces if piece.v is not None]
+    shown = sorted(range(len(valued)), key=lambda i: -abs(valued[i].advantage or 0.0))[:most]
     rows = [["token", "share", "V", "advantage"]]
-    for i in sorted(kept):
-        piece = told[i]
+    for i in sorted(shown):
+        piece = valued[i]
         text = piece.text if piece.text == piece.text.strip() else repr(piece.text)
         rows.append(
             [
@@ -54,22 +54,22 @@ def values_table(said: Sequence[Piece], most: int = MOST_ROWS) -> str:
             ]
         )
     table = columns(rows, right=[1, 2, 3])
-    left_out = len(told) - len(kept)
+    left_out = len(valued) - len(shown)
     return f"{table}\n  and {left_out} more, of less advantage or harm" if left_out else table
 
 
 class Session:
-    """Lines of a person, and an agent that answers: what every kind of talk has.
+    """The base of sessions: lines of a person, and an agent that answers.
 
     Words that begin with / are for the session; what else is typed, for the agent.
 
     >>> import io
     >>> class Echo(Session):
     ...     def heard(self, line):
-    ...         self.say(line.upper())
-    >>> said = io.StringIO()
-    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), said).sit()
-    >>> print(said.getvalue())
+    ...         self.print_line(line.upper())
+    >>> pieces = io.StringIO()
+    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).sit()
+    >>> print(pieces.getvalue())
     you: hello
     HELLO
     you: //quit
@@ -84,22 +84,22 @@ class Session:
     def __init__(
         self, stdin: TextIO, stdout: TextIO, *, values: bool = False, weight: float = 1.0
     ) -> None:
-        """values: whether they are shown; weight: of the advantage, see `shade`."""
+        """values: whether to show values; weight: factor of the advantage, see `shade`."""
         self._stdin, self._stdout = stdin, stdout
         self._values, self._weight = values, weight
         self._seated = True
         self.commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self.say(self.help),
+            "/help": lambda _: self.print_line(self.help),
             "/quit": lambda _: self._leave(),
         }
 
     def sit(self) -> None:
-        """Read and do, until the person leaves or has nothing more to say."""
+        """Read and execute lines, until the person leaves or the input ends."""
         self.begin()
         while self._seated:
             line = self._read()
             if line is None:  # the end of the file, or Ctrl-D
-                self.say("")
+                self.print_line("")
                 self._leave()
                 return
             word, _, rest = line.strip().partition(" ")
@@ -108,49 +108,51 @@ class Session:
             elif word.lower() in self.commands:
                 self.commands[word.lower()](rest.strip())
             elif word.startswith("/"):
-                self.say(f"There is no {word}; /help names what there is. To say it: /{word}")
+                self.print_line(
+                    f"There is no {word}; /help names what there is. To send it: /{word}"
+                )
             else:
                 self.heard(line.strip())
 
     def begin(self) -> None:
-        """What is said before the first line is read."""
+        """Print a text before the first line is read."""
 
     def heard(self, line: str) -> None:
-        """A line for the agent; it may be empty."""
+        """Handle a line for the agent; it may be empty."""
         raise NotImplementedError
 
-    def say(self, text: str) -> None:
-        """Show a line."""
+    def print_line(self, text: str) -> None:
+        """Print a line."""
         print(text, file=self._stdout, flush=True)
 
     def remark(self, text: str) -> None:
-        """Show a line that nobody said.
+        """Show a line that that belongs to neither side.
 
         >>> Session(sys.stdin, sys.stdout).remark("cut")
         (cut)
         """
-        self.say(paint(f"({text})", "dim", self._stdout))
+        self.print_line(paint(f"({text})", "dim", self._stdout))
 
     def stream(self, who: str, answer: Iterable[Piece]) -> list[Piece]:
-        """Show an answer as it comes, behind who gives it; what its tokens were."""
+        """Print an answer as it comes, after its speaker; returns its tokens."""
         print(paint(who, "bold", self._stdout), end="", file=self._stdout, flush=True)
-        said = []
+        pieces = []
         for piece in answer:
-            said.append(piece)
+            pieces.append(piece)
             colour = shade(piece.advantage, self._weight) if self._values else ""
             text = printable(piece.text)
             text = paint(text, colour, self._stdout) if colour else text
             print(text, end="", file=self._stdout, flush=True)
-        return said
+        return pieces
 
-    def show_values(self, said: Sequence[Piece]) -> None:
-        """The table of an answer, where it is wanted."""
+    def show_values(self, pieces: Sequence[Piece]) -> None:
+        """Print the table of an answer, where it is wanted."""
         if self._values:
-            self.say(values_table(said))
+            self.print_line(values_table(pieces))
 
     def _leave(self) -> None:
         self._seated = False
-        self.say("Good bye.")
+        self.print_line("Good bye.")
 
     def _read(self) -> str | None:
         """The next line; None at the end."""
@@ -164,25 +166,25 @@ class Session:
         print(self.question, end="", file=self._stdout, flush=True)
         line = self._stdin.readline()
         if line and not self._stdin.isatty():  # the terminal shows what is typed, a pipe does not
-            self.say(line.rstrip("\n"))
+            self.print_line(line.rstrip("\n"))
         return line.rstrip("\n") if line else None
 
 
 class Conversation(Session):
-    """A talk about anything, with an agent that has learnt from dialogues.
+    """A conversation with an agent that has learnt from dialogues.
 
     >>> Conversation.question
     'you: '
     """
 
     help = """\
-What you type is what the agent's environment says; it answers.
+You type for the agent's environment; the agent answers.
   /again      another answer to the same
-  /go         let it speak though you said nothing: first of all, or once more
-  /add TEXT   say this, and more, before it answers
+  /go         let it answer without a text of yours: first of all, or once more
+  /add TEXT   add this text, and more, before it answers
   /new        start over
   /quit       leave, as do Ctrl-D and Ctrl-C
-  //TEXT      say what begins with /"""
+  //TEXT      send a text that begins with /"""
 
     def __init__(
         self,
@@ -195,38 +197,38 @@ What you type is what the agent's environment says; it answers.
     ) -> None:
         super().__init__(stdin, stdout, values=values, weight=weight)
         self.chat = chat
-        self._forgotten = 0  # that were told of
+        self._forgotten = 0  # tokens whose loss was reported
         self.commands |= {
             "/again": lambda _: self._again(),
             "/go": lambda _: self._answer(),
             "/add": self._add,
-            "/new": lambda _: self._anew(),
+            "/new": lambda _: self._new(),
         }
 
     def begin(self) -> None:
-        """What there is to know."""
-        self.say("Say something; /help names what else there is, /quit ends.")
+        """Print what the person needs to know."""
+        self.print_line("Type something; /help lists the commands, /quit ends.")
 
     def heard(self, line: str) -> None:
-        """Say it, and let the agent answer; nothing for an empty line."""
-        if line and self._said(line):
+        """Send a line, and let the agent answer; nothing for an empty line."""
+        if line and self._sent(line):
             self._answer()
 
     def _add(self, text: str) -> None:
         if text:
-            self._said(text)
+            self._sent(text)
 
-    def _said(self, text: str) -> bool:
+    def _sent(self, text: str) -> bool:
         try:
             self.chat.send(text)
         except UnreadableText as error:
-            self.remark(f"the agent can't be told this: {error}")
+            self.remark(f"the agent can't read this: {error}")
             return False
         return True
 
     def _answer(self) -> None:
-        said = self.stream("agent: ", self.chat.answer())
-        self.say("")
+        pieces = self.stream("agent: ", self.chat.answer())
+        self.print_line("")
         if self.chat.cut:
             self.remark(f"cut here: {self.chat.cut}")
         if self.chat.num_forgotten > self._forgotten:
@@ -236,7 +238,7 @@ What you type is what the agent's environment says; it answers.
                 f"its context of {self.chat.block_size} tokens is full: it no longer sees the "
                 f"first {so_many}; /new starts over"
             )
-        self.show_values(said)
+        self.show_values(pieces)
 
     def _again(self) -> None:
         if not self.chat.take_back():
@@ -246,7 +248,7 @@ What you type is what the agent's environment says; it answers.
             self.remark("it takes the best token each time, so this is the same")
         self._answer()
 
-    def _anew(self) -> None:
+    def _new(self) -> None:
         self.chat.utterances.clear()
         self._forgotten = 0
         self.remark("all is forgotten")

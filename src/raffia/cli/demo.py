@@ -10,7 +10,7 @@ from pathlib import Path
 from raffia.cli.parser import Parser
 from raffia.cli.report import write_page
 from raffia.cli.runs import HOME, free_folder, refuse_taken
-from raffia.cli.sessions import end_line, exit_status, tell_next, tell_start
+from raffia.cli.sessions import end_line, exit_status, print_next, print_start
 from raffia.cli.style import call, paint
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
@@ -43,13 +43,13 @@ def demo(words: Sequence[str]) -> int:
     refuse_taken(folder, "demo", flag="--out")
 
     config = demo_config(args.seed)
-    tell_start(config, folder, f", until a mean return of {TARGET:.0f}")
+    print_start(config, folder, f", until a mean return of {TARGET:.0f}")
     from raffia.recipes.efficientzero import train
 
     result = train(config, folder, preset="cartpole")
     print(end_line(result))
     if result.reason == "stopped":
-        tell_next([[call("raffia", "resume", folder), "go on where it was stopped"]])
+        print_next([[call("raffia", "resume", folder), "go on where it was stopped"]])
         return exit_status(result)
     try:
         print(f"report: {paint(str(write_page([folder]).resolve()), 'cyan', sys.stdout)}")
@@ -58,7 +58,7 @@ def demo(words: Sequence[str]) -> int:
     on = ["--evaluate.target_return", "none"]
     if result.reason == "finished":  # without having reached it: there are no steps left
         on = ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
-    tell_next(
+    print_next(
         [
             [call("raffia", "resume", folder, *on), "learn on, to the limit of 500 steps"],
             [call("raffia", "evaluate", folder, "--record"), "100 episodes, three of them filmed"],

@@ -1,4 +1,4 @@
-"""What `raffia doctor` looks at: packages, threads, GPU, games, places to write, terminal."""
+"""The checks of `raffia doctor`: packages, threads, GPU, games, folders to write, terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 
 @dataclass(frozen=True)
 class Check:
-    """What came of looking at one thing.
+    """The result of one check.
 
     >>> Check("disk", "note", "0.1 GiB free", "make room").lines()
     ['note   disk: 0.1 GiB free', '       make room']
@@ -58,17 +58,17 @@ class Check:
 
     name: str
     verdict: str  # "ok"; "note": something is missing or slow; "fails": nothing works without it
-    seen: str
-    mend: str = ""
+    found: str
+    fix: str = ""
 
     def lines(self) -> list[str]:
-        """For a person to read."""
-        mend = [f"{'':7}{self.mend}"] if self.mend else []
-        return [f"{self.verdict:<7}{self.name}: {self.seen}", *mend]
+        """The text lines of the check."""
+        fix = [f"{'':7}{self.fix}"] if self.fix else []
+        return [f"{self.verdict:<7}{self.name}: {self.found}", *fix]
 
 
 def doctor(runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None) -> list[Check]:
-    """Look at this machine.
+    """Check this machine.
 
     runs: where run folders will be.
     stream: where the live view of a run would be shown; None: stdout.
@@ -90,7 +90,7 @@ def doctor(runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None) 
 
 
 def print_doctor(stream: TextIO | None = None, look: Callable[[], list[Check]] = doctor) -> int:
-    """Say what was found; the exit status: 0 unless something fails that all needs.
+    """Print what was found; the exit status: 0 unless something fails that all needs.
 
     stream: gets the lines; None: stdout.
 
@@ -116,8 +116,8 @@ def packages() -> Check:
     found = {project: _version(project, module) for project, module in CORE.items()}
     missing = [project for project, version in found.items() if version is None]
     if missing:
-        mend = f"pip install {' '.join(missing)}"
-        return Check("packages", "fails", f"not installed: {', '.join(missing)}", mend)
+        fix = f"pip install {' '.join(missing)}"
+        return Check("packages", "fails", f"not installed: {', '.join(missing)}", fix)
     return Check("packages", "ok", ", ".join(f"{name} {found[name]}" for name in found))
 
 
@@ -131,8 +131,8 @@ def extras() -> Iterator[Check]:
         found = {project: _version(project, module) for project, module in projects.items()}
         missing = [project for project, version in found.items() if version is None]
         if missing:
-            mend = f"pip install 'raffia[{extra}]'"
-            yield Check(extra, "note", f"no {' and no '.join(missing)}, for {use}", mend)
+            fix = f"pip install 'raffia[{extra}]'"
+            yield Check(extra, "note", f"no {' and no '.join(missing)}, for {use}", fix)
         else:
             have = ", ".join(f"{name} {version}" for name, version in found.items())
             yield Check(extra, "ok", f"{have} ({use})")
@@ -147,34 +147,35 @@ def torch_itself() -> Check:
     try:
         import torch
     except (ImportError, OSError) as error:
-        mend = "pip install --force-reinstall torch"
-        return Check("torch", "fails", f"cannot be imported: {error}", mend)
+        fix = "pip install --force-reinstall torch"
+        return Check("torch", "fails", f"cannot be imported: {error}", fix)
     threads, cores = torch.get_num_threads(), usable_cores()
     plural = "" if threads == 1 else "s"
-    seen = f"{torch.__version__}, {threads} thread{plural} on {cores} usable cores, "
+    found = f"{torch.__version__}, {threads} thread{plural} on {cores} usable cores, "
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        seen += f"GPU: {', '.join(names)} (--device cuda)"
+        found += f"GPU: {', '.join(names)} (--device cuda)"
     elif torch.backends.mps.is_available():
-        seen += "GPU: Apple's (--device mps)"
+        found += "GPU: Apple's (--device mps)"
     elif pathlib.Path("/proc/driver/nvidia/version").exists():
         why = (
             "this torch is made for the CPU"
             if torch.version.cuda is None
             else "torch cannot use it"
         )
-        mend = "for a torch that fits the driver see https://pytorch.org/get-started"
-        return Check("torch", "note", f"{seen}an NVIDIA GPU, but {why}", mend)
+        fix = "for a torch that fits the driver see https://pytorch.org/get-started"
+        return Check("torch", "note", f"{found}an NVIDIA GPU, but {why}", fix)
     else:
-        seen += "no GPU"
+        found += "no GPU"
     if threads > cores:
-        mend = f"more threads than cores wait for each other: export OMP_NUM_THREADS={cores}"
-        return Check("torch", "note", seen, mend)
-    return Check("torch", "ok", seen)
+        fix = f"more threads than cores wait for each other: export OMP_NUM_THREADS={cores}"
+        return Check("torch", "note", found, fix)
+    return Check("torch", "ok", found)
 
 
 def usable_cores() -> int:
-    """How many this process may use: those it is bound to, and no more than its container's share.
+    """The number of cores that this process may use: those it is bound to, and no more than its
+    container's quota.
 
     >>> 1 <= usable_cores() <= os.cpu_count()
     True
@@ -183,16 +184,16 @@ def usable_cores() -> int:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     try:
-        share, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return bound
-    if share == "max":
+    if quota == "max":
         return bound
-    return max(1, min(bound, int(share) // int(period)))
+    return max(1, min(bound, int(quota) // int(period)))
 
 
 def other_work() -> Check:
-    """Whether others use the processor too.
+    """Whether other processes use the processor.
 
     >>> other_work().name
     'load'
@@ -201,21 +202,21 @@ def other_work() -> Check:
     if not hasattr(os, "getloadavg"):
         return Check("load", "ok", "unknown on this system")
     busy = os.getloadavg()[0]
-    seen = f"{busy:.1f} processes wanted to run in the last minute, {cores} cores"
+    found = f"{busy:.1f} processes wanted to run in the last minute, {cores} cores"
     if busy > cores + 0.5:
-        return Check("load", "note", seen, "rates will be lower than this machine can do")
-    return Check("load", "ok", seen)
+        return Check("load", "note", found, "rates will be lower than this machine can do")
+    return Check("load", "ok", found)
 
 
 def games() -> Check:
-    """How many Atari cartridges there are.
+    """The number of Atari cartridges.
 
     >>> games().name
     'ROMs'
     """
     found = importlib.util.find_spec("ale_py")
-    places = found.submodule_search_locations if found else None
-    num = len(list(pathlib.Path(places[0], "roms").glob("*.bin"))) if places else 0
+    paths = found.submodule_search_locations if found else None
+    num = len(list(pathlib.Path(paths[0], "roms").glob("*.bin"))) if paths else 0
     if num:
         return Check("ROMs", "ok", f"{num} of Atari")
     return Check(
@@ -224,7 +225,7 @@ def games() -> Check:
 
 
 def kernel_cache(package: pathlib.Path) -> Check:
-    """Whether compiled kernels can be kept on disk.
+    """Whether compiled kernels can be stored on disk.
 
     package: the folder of raffia's code; kernels stay beside it, or in the user's own cache.
 
@@ -233,33 +234,33 @@ def kernel_cache(package: pathlib.Path) -> Check:
     """
     own = os.environ.get("NUMBA_CACHE_DIR")
     user = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "numba")
-    places = [pathlib.Path(own)] if own else [package, user]
-    for place in places:
-        if os.access(_existing(place) if place != package else place, os.W_OK):
-            if others := _others_may_write(place):
-                seen = f"compiled ones are kept below {place}, where {others}"
-                mend = (
+    paths = [pathlib.Path(own)] if own else [package, user]
+    for path in paths:
+        if os.access(_existing(path) if path != package else path, os.W_OK):
+            if others := _others_may_write(path):
+                found = f"compiled ones are stored below {path}, where {others}"
+                fix = (
                     "whoever writes there can run code in your processes: export "
                     "NUMBA_CACHE_DIR=/a/folder/of/yours, and chmod 700 it"
                 )
-                return Check("kernels", "note", seen, mend)
-            return Check("kernels", "ok", f"compiled ones are kept below {place}")
-    seen = f"no place to keep them: {' and '.join(map(str, places))} cannot be written"
-    mend = (
+                return Check("kernels", "note", found, fix)
+            return Check("kernels", "ok", f"compiled ones are stored below {path}")
+    found = f"no folder to store them: {' and '.join(map(str, paths))} cannot be written"
+    fix = (
         "each start compiles again, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours, which "
         "nobody else may write to: whoever does can run code in your processes"
     )
-    return Check("kernels", "note", seen, mend)
+    return Check("kernels", "note", found, fix)
 
 
-def _others_may_write(place: pathlib.Path) -> str:
-    """Who else may, of the folder or of the one that it would be made in; nothing if nobody."""
-    there = _existing(place)
+def _others_may_write(path: pathlib.Path) -> str:
+    """Others who may write the folder, or the one that it would be made in; nothing if nobody."""
+    there = _existing(path)
     try:
         found = there.stat()
     except OSError:
         return ""
-    if found.st_mode & stat.S_IWOTH and not (there != place and found.st_mode & stat.S_ISVTX):
+    if found.st_mode & stat.S_IWOTH and not (there != path and found.st_mode & stat.S_ISVTX):
         return "everybody may write"
     if hasattr(os, "getuid") and found.st_uid not in (os.getuid(), 0):
         return "another user may write"
@@ -272,31 +273,31 @@ def disk(runs: pathlib.Path) -> Check:
     >>> disk(pathlib.Path("runs")).name
     'disk'
     """
-    place = _existing(runs)
-    free = shutil.disk_usage(place).free
-    seen = f"{free / 2**30:.1f} GiB free in {runs}"
-    if not os.access(place, os.W_OK):
-        return Check("disk", "note", f"{place.resolve()} cannot be written", "train with --out")
+    path = _existing(runs)
+    free = shutil.disk_usage(path).free
+    found = f"{free / 2**30:.1f} GiB free in {runs}"
+    if not os.access(path, os.W_OK):
+        return Check("disk", "note", f"{path.resolve()} cannot be written", "train with --out")
     if free < LITTLE:
-        return Check("disk", "note", seen, "a full disk stops a run at its next checkpoint")
-    return Check("disk", "ok", seen)
+        return Check("disk", "note", found, "a full disk stops a run at its next checkpoint")
+    return Check("disk", "ok", found)
 
 
 def terminal(stream: TextIO) -> Check:
     """Whether a run shows a live view or plain lines.
 
     >>> import io
-    >>> terminal(io.StringIO()).seen
-    'no terminal: runs say plain lines'
+    >>> terminal(io.StringIO()).found
+    'no terminal: runs print plain lines'
     """
     if not stream.isatty():
-        return Check("terminal", "ok", "no terminal: runs say plain lines")
+        return Check("terminal", "ok", "no terminal: runs print plain lines")
     columns, lines = shutil.get_terminal_size()
     return Check("terminal", "ok", f"{columns} x {lines}: runs show a live view")
 
 
 def _version(project: str, module: str) -> str | None:
-    """None where it is not installed; nothing is imported."""
+    """The version of a package, None where it is not installed; nothing is imported."""
     if importlib.util.find_spec(module) is None:
         return None
     try:
@@ -308,7 +309,7 @@ def _version(project: str, module: str) -> str | None:
 def _existing(path: pathlib.Path) -> pathlib.Path:
     """The path, or the nearest folder above it that exists."""
     path = path.resolve()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(path for path in (path, *path.parents) if path.exists())
 
 
 def _system() -> str:

@@ -29,7 +29,7 @@ begin with:
   --preset NAME   one of the settings that have a name, below
   --config FILE   settings from .json or .yaml, such as a run's config.json;
                   together with --preset they change it
-  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
                   first of runs/NAME-SEED-2, -3 ... that is free
 
 examples:
@@ -66,7 +66,7 @@ class EfficientZeroCommands(AlgorithmCommands):
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """UsageError where nothing says what is played."""
+        """UsageError where no environment is named."""
         if "--preset" not in flags and "--config" not in flags:
             example = call("raffia", "train", self.name, "--preset", "cartpole", *words)
             raise UsageError("train what? Give --preset NAME or --config FILE", example)
@@ -77,11 +77,11 @@ class EfficientZeroCommands(AlgorithmCommands):
         return [[name, config.env.id, summaries[name]] for name, config in presets.items()]
 
     def listed(self, config: EfficientZeroRun) -> list[str]:
-        """Environment and steps."""
+        """The environment and steps of a preset."""
         return [config.env.id, number(config.collect.num_env_steps, 0)]
 
     def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
-        """Episodes without noise; of games of two players against an opponent."""
+        """Evaluate: episodes without noise, in games of two players against an opponent."""
         waiting(f"playing {plural(args.episodes)} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
         from raffia.recipes.environments import num_players

@@ -1,10 +1,10 @@
-"""What ends a command early."""
+"""The error that ends a command early."""
 
 from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A call that cannot be meant: what was wrong, and the calls that work.
+    """A wrong call: what was wrong, and the calls that work.
 
     >>> error = UsageError("there is no preset 'cartpol'", "raffia list presets")
     >>> print(error, error.calls)

@@ -1,4 +1,4 @@
-"""raffia evaluate: how good the agent of a run is."""
+"""raffia evaluate: evaluate the agent of a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _parser() -> Parser:
 
 
 def _with_number(words: Sequence[str]) -> list[str]:
-    """--record may stand alone, also before the run."""
+    """The words with a number for --record, which may stand alone, also before the run."""
     return [
         f"--record={FILMED}" if word == "--record" and not after.isdecimal() else word
         for word, after in zip(words, [*words[1:], ""], strict=False)

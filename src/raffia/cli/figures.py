@@ -23,7 +23,7 @@ class Spread:
     """
 
     mean: float
-    standard_error: float | None  # None: of one episode nothing can be said
+    standard_error: float | None  # None: unknown of one episode
     minimum: float
     median: float
     maximum: float
@@ -89,7 +89,7 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
 
 
 def checkpoint_named(asked: str, update: int | None) -> str:
-    """Which checkpoint was meant, and which one that was: the newest may be damaged.
+    """The checkpoint that was asked for, and the one that was used: the newest may be damaged.
 
     >>> checkpoint_named("best", 300), checkpoint_named("300", 300)
     ('checkpoint best (update 300)', 'checkpoint 300')
@@ -98,7 +98,7 @@ def checkpoint_named(asked: str, update: int | None) -> str:
 
 
 def file_name(args: argparse.Namespace, update: int | None) -> str:
-    """Of a record: what else than these words was asked for would have other episodes.
+    """The file name of a record: words that change the episodes are part of it.
 
     update: of the checkpoint that was found, whatever was asked for.
 
@@ -112,7 +112,7 @@ def file_name(args: argparse.Namespace, update: int | None) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> Path:
-    """Write JSON all at once.
+    """Write JSON atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

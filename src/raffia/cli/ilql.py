@@ -25,7 +25,7 @@ FREE = (
     "kind",
     "dropout",
     "gradient_checkpointing",
-)  # of the trunk, whatever the model's folder says
+)  # of the trunk, whatever the model's folder sets
 ABOUT = """\
 Train ILQL in a new folder, on logged dialogues with rewards, and show how it
 goes. Ctrl-C saves and leaves.
@@ -47,7 +47,7 @@ begin with:
   --population N  N members that learn side by side, of whom the better go on,
                   with other hyper-parameters: --population.ranges and so on
   --config FILE   settings from .json or .yaml, such as a run's config.json
-  --run FOLDER    where the run is kept; if not given, runs/NAME-SEED, or the
+  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
                   first of runs/NAME-SEED-2, -3 ... that is free
 
 The trunk's vocab_size, and with --model all its sizes, follow from tokens and
@@ -78,7 +78,7 @@ class ILQLCommands(AlgorithmCommands):
         config = self.preset(preset, words) if preset else ILQLRun()
         if "--data" in flags:
             data = replace(config.data, files=(flags["--data"],))
-            # What a preset of games says of games, no user has asked for.
+            # A preset's settings of games are not wanted here.
             evaluate = replace(config.evaluate, adv_weights=(), target_return=None)
             config = replace(config, task="data", data=data, evaluate=evaluate)
         if "--population" in flags:
@@ -87,7 +87,7 @@ class ILQLCommands(AlgorithmCommands):
         if "--model" in flags:
             config = replace(config, language_model=flags["--model"])
             if config.data == replace(DialogueDataConfig(), files=config.data.files):
-                # The model's own tokens, where nothing else is said.
+                # The model's own tokens, where nothing else is set.
                 data = replace(config.data, tokenizer=flags["--model"], add_special_tokens=True)
                 config = replace(config, data=data)
         return preset, config
@@ -95,7 +95,7 @@ class ILQLCommands(AlgorithmCommands):
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """UsageError where nothing says what is learnt from, or where sizes contradict a model."""
+        """UsageError where no data is named, or where sizes contradict a model."""
         if not {"--preset", "--data", "--config"} & set(flags):
             raise UsageError(
                 "train on what? Give --preset NAME, --data FILE or --config FILE",
@@ -110,15 +110,15 @@ class ILQLCommands(AlgorithmCommands):
                 "leave them out, or leave out the model"
             )
 
-    def fitted(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
-        """The vocabulary's size follows from the tokens, unless it was given."""
+    def with_data_settings(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
+        """The config with the vocabulary's size of the tokens, unless it was given."""
         from raffia.recipes.ilql import with_sizes
 
         given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
         return config if given else with_sizes(config)
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
-        """That of the data, if they were given."""
+        """Name of a new run's folder: that of the data, if they were given."""
         if "--data" in flags:
             return Path(flags["--data"]).name.partition(".")[0]
         return super().run_name(flags, preset)
@@ -128,7 +128,7 @@ class ILQLCommands(AlgorithmCommands):
         return [f"{self.algorithm.name}: {config.task}", ""]
 
     def uses(self, run: Path) -> list[list[str]]:
-        """An agent that speaks can be talked to."""
+        """Calls that use the agent: it can be talked to."""
         return [
             [call("raffia", "evaluate", run), "how good it is now"],
             [call("raffia", "report", run), "curves, and dialogues with what it thinks of them"],
@@ -136,7 +136,7 @@ class ILQLCommands(AlgorithmCommands):
         ]
 
     def evaluate(self, run: Path, config: ILQLRun, args: argparse.Namespace) -> int:
-        """Games by each decoding, or losses on held-out rows."""
+        """Evaluate: games by each decoding, or losses on held-out rows."""
         self.refuse_special(run, args)
         waiting(f"evaluating {run} ...")
         from raffia.recipes.ilql import evaluate
@@ -164,12 +164,12 @@ class ILQLCommands(AlgorithmCommands):
 
 
 def _plain(words: Sequence[str]) -> list[str]:
-    """With underscores, as hyphens may stand for them."""
+    """A name with underscores, as hyphens may replace them."""
     return [f"--{word[2:].replace('-', '_')}" for word in words if word.startswith("--")]
 
 
 def figures(found: ILQLEvaluation) -> dict[str, Any]:
-    """All that was found, for JSON."""
+    """The figures of an evaluation, for JSON."""
     if found.held_out:
         return {"held_out": found.held_out}
     by_name = {}
@@ -191,7 +191,7 @@ def table(record: dict[str, Any]) -> str:
     >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25, "score": -0.5}}))
       loss     0.500
       v_mean  -1.250
-    These are losses and means on held-out rows: they do not say how well it speaks.
+    These are losses and means on held-out rows: they do not tell how well it speaks.
     No return is estimated: for that the policy has to be a cloning of the data (loss.beta 0), and
     decoding to use it.
     >>> one = {"mean_return": -2.5, "low": -3.0, "high": -2.0, "share_won": 0.75, "returns": [-2.5]}
@@ -214,34 +214,35 @@ ESTIMATE = {
     "estimated_high": "... to",
     "logged_return": "return of the same dialogues as logged",
     "effective_rows": "dialogues that the estimate rests on",
-    "support": "share of what it would say that the data have",
+    "support": "fraction of its answers that the data have",
 }
-FEW = 10  # dialogues, below which an estimate says next to nothing
+FEW = 10  # dialogues, below which an estimate is hardly worth anything
 
 
-def _held_out(told: dict[str, float]) -> str:
+def _held_out(means: dict[str, float]) -> str:
     hidden = {*ESTIMATE, "score", "gain_low"}
-    losses = [[name, f"{value:.3f}"] for name, value in told.items() if name not in hidden]
-    says = [
+    losses = [[name, f"{value:.3f}"] for name, value in means.items() if name not in hidden]
+    lines = [
         columns(losses, right=[1]),
-        "These are losses and means on held-out rows: they do not say how well it speaks.",
+        "These are losses and means on held-out rows: they do not tell how well it speaks.",
     ]
-    if "estimated_return" not in told:
-        says.append(
+    if "estimated_return" not in means:
+        lines.append(
             "No return is estimated: for that the policy has to be a cloning of the data (loss.beta"
             " 0), and\ndecoding to use it."
         )
-        return "\n".join(says)
-    rows = [[spoken, f"{told[name]:.3f}"] for name, spoken in ESTIMATE.items()]
-    says += ["", columns(rows, right=[1])]
-    says.append(
-        "The estimate weighs the held-out dialogues by how likely decoding would say their answers;"
-        "\nwhat it would say beside the data counts as the worst dialogue. It is no game that was "
+        return "\n".join(lines)
+    rows = [[label, f"{means[name]:.3f}"] for name, label in ESTIMATE.items()]
+    lines += ["", columns(rows, right=[1])]
+    lines.append(
+        "The estimate weighs the held-out dialogues by the probability of their answers in "
+        "decoding;\nwhat it would say beside the data counts as the worst dialogue. It "
+        "is no game that was "
         "played."
     )
-    if told["effective_rows"] < FEW:
-        says.append(
-            f"It rests on {told['effective_rows']:.1f} dialogues, which is too few to rely on: hold"
-            " out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
+    if means["effective_rows"] < FEW:
+        lines.append(
+            f"It rests on {means['effective_rows']:.1f} dialogues, which is too few to rely on: "
+            "hold out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
         )
-    return "\n".join(says)
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""raffia list: what there is."""
+"""raffia list: presets, environments and runs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _row(run: RunSummary) -> list[str]:
 
 
 def _result(mean_return: float | None, loss: float | None) -> str:
-    """Of small figures one digit says little."""
+    """A result as text; small figures have more digits."""
     if loss is not None:
         return f"loss {number(loss, 3)}"
     small = mean_return is not None and abs(mean_return) < 10

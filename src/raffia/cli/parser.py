@@ -1,4 +1,4 @@
-"""argparse with our manners: nearest names, calls that work, help that keeps its lines."""
+"""argparse with nearest names, calls that work, and help that keeps its lines."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="show this and leave")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words say; UsageError where they cannot be meant."""
+        """The arguments that the words stand for; UsageError where there are none."""
         args, unknown = self.parse_known_args([_hyphened(word) for word in words])
         if unknown:
             raise self._unknown(unknown[0])
         return args
 
     def error(self, message: str) -> NoReturn:
-        """What argparse says of a mistake, in our form."""
+        """Raise argparse's error about a mistake, in our form."""
         raise UsageError(message.removeprefix("argument "), f"{self.prog} --help")
 
     def _unknown(self, word: str) -> UsageError:
@@ -63,13 +63,13 @@ def nearest(word: str, names: Sequence[str]) -> str:
 
 
 def _hyphened(word: str) -> str:
-    """--num_episodes is --num-episodes."""
+    """Flags with hyphens: --num_episodes is --num-episodes."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _aligned(examples: Sequence[str]) -> list[str]:
-    """The calls, with their remarks below each other."""
+    """The calls, with their remarks aligned."""
     pairs = [example.partition("  # ") for example in examples]
     width = max((len(call) for call, _, remark in pairs if remark), default=0)
     return [f"{call:<{width}}  # {remark}" if remark else call for call, _, remark in pairs]

@@ -1,4 +1,4 @@
-"""A person against an agent, in words: what is asked, what is understood, what is shown."""
+"""A game of a person against an agent in the terminal: questions, answers, boards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought, load_player
 
-__all__ = ["Table", "move_named", "play", "shares_text"]
+__all__ = ["Table", "move_named", "play", "policy_text"]
 
 
 def play(
@@ -45,32 +45,32 @@ def move_named(text: str, names: Sequence[str]) -> int | None:
     return None
 
 
-def shares_text(shares: Sequence[float], names: Sequence[str], columns: int) -> str:
-    """Shares of actions as per cents, laid out as on the board; a dot where there is none.
+def policy_text(policy: Sequence[float], names: Sequence[str], columns: int) -> str:
+    """Fractions of actions as per cents, laid out as on the board; a dot where there is none.
 
-    >>> print(shares_text([0.25, 0, 0.746, 0.004], ["a1", "b1", "a2", "b2"], columns=2))
+    >>> print(policy_text([0.25, 0, 0.746, 0.004], ["a1", "b1", "a2", "b2"], columns=2))
           a    b
     1   25%    .
     2   75%  <1%
-    >>> print(shares_text([0.1, 0.9], ["1", "2"], columns=2))
+    >>> print(policy_text([0.1, 0.9], ["1", "2"], columns=2))
           1    2
         10%  90%
     """
-    cells = [f"{_percent(share):>5}" for share in shares]
+    cells = [f"{_percent(fraction):>5}" for fraction in policy]
     rows = ["".join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
     head = "".join(f"{name[0]:>5}" for name in names[:columns])
     labels = [str(i + 1) for i in range(len(rows))] if len(rows) > 1 else [" "]
     return "\n".join([f" {head}", *map("".join, zip(labels, rows, strict=True))])
 
 
-def _percent(share: float) -> str:
-    if share <= 0:
+def _percent(fraction: float) -> str:
+    if fraction <= 0:
         return "."
-    return "<1%" if share < 0.005 else f"{share:.0%}"
+    return "<1%" if fraction < 0.005 else f"{fraction:.0%}"
 
 
 class Table:
-    """Where a person and an agent sit. It reads lines, and works without a terminal.
+    """A table where a person and an agent play. It reads lines, and works without a terminal.
 
     >>> import io
     >>> from raffia.envs.board import TicTacToe
@@ -80,9 +80,9 @@ class Table:
     ...         policy = torch.nn.functional.one_hot(state["action_mask"].int().argmax(-1), 9)
     ...         return TensorDict(action=policy.argmax(-1), policy=policy.float(),
     ...                           value=torch.zeros(len(policy)), batch_size=state.shape)
-    >>> said = io.StringIO()
-    >>> Table(First(), 0, io.StringIO("b2\\nc1\\na3\\n"), said).sit()
-    >>> "You have won." in said.getvalue()
+    >>> output = io.StringIO()
+    >>> Table(First(), 0, io.StringIO("b2\\nc1\\na3\\n"), output).sit()
+    >>> "You have won." in output.getvalue()
     True
     """
 
@@ -100,7 +100,7 @@ class Table:
         }
 
     def sit(self) -> None:
-        """Play until the person leaves, or has nothing more to say."""
+        """Play until the person leaves, or the input ends."""
         self._begin()
         while self._seated:
             if self.match.ended:
@@ -114,7 +114,7 @@ class Table:
         self.match = Match(self.agent)
         mine, its = self.match.game.symbols[self.person], self.match.game.symbols[1 - self.person]
         begins = "you begin" if self.person == 0 else "the agent begins"
-        self._say(f"You are {mine}, the agent is {its}; {begins}.")
+        self._print_line(f"You are {mine}, the agent is {its}; {begins}.")
         self._help()
         self._show()
 
@@ -124,35 +124,35 @@ class Table:
             moves = f"Drop a stone by its column, {names[0]} to {names[-1]}."
         else:
             moves = f"Set a stone by its square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
-        self._say(f"{moves}\nOther words: undo, new, help, quit.")
+        self._print_line(f"{moves}\nOther words: undo, new, help, quit.")
 
     def _undo(self) -> None:
-        """Back to before the person's last move."""
+        """Take back moves to before the person's last one."""
         made = len(self.match.actions)
         own = [ply for ply in range(made) if ply % 2 == self.person]
         if not own:
-            self._say("There is no move of yours to take back.")
+            self._print_line("There is no move of yours to take back.")
             return
         self.match.take_back(made - own[-1])
         self._show()
 
     def _leave(self) -> None:
         self._seated = False
-        self._say("Good bye.")
+        self._print_line("Good bye.")
 
     def _ask(self, question: str) -> None:
-        """Read a line and do what it says."""
+        """Read a line and execute it."""
         print(question, end="", file=self._stdout, flush=True)
         line = self._stdin.readline()
         if not line:  # the end of the file, or Ctrl-D
-            self._say("")
+            self._print_line("")
             self._leave()
             return
         word = line.strip().lower()
         if word in self._commands:
             self._commands[word]()
         elif word and self.match.ended:
-            self._say("This game is over. Say new for another one, undo or quit.")
+            self._print_line("This game is over. Type new for another one, undo or quit.")
         elif word:
             self._move(word)
 
@@ -161,10 +161,12 @@ class Table:
         action = move_named(word, names)
         free = " ".join(names[legal] for legal in self.match.legal)
         if action is None:
-            self._say(f"{word!r} is no move that I know; help says more.\nYou can play {free}.")
+            self._print_line(
+                f"{word!r} is no move that I know; help lists them.\nYou can play {free}."
+            )
         elif action not in self.match.legal:
             taken = "full" if len(names) == self.match.game.columns else "taken"
-            self._say(f"{names[action]} is {taken}. You can play {free}.")
+            self._print_line(f"{names[action]} is {taken}. You can play {free}.")
         else:
             self.match.play(action)
             self._show()
@@ -172,25 +174,25 @@ class Table:
     def _agent_moves(self) -> None:
         thought = self.match.think()
         self.match.play(thought.action)
-        self._say(self._told(thought))
+        self._print_line(self._thought_text(thought))
         self._show()
 
-    def _told(self, thought: Thought) -> str:
+    def _thought_text(self, thought: Thought) -> str:
         game = self.match.game
         return (
             f"The agent plays {game.action_names[thought.action]}. It values the position at "
             f"{thought.value:+.2f} for itself\n(1 wins, -1 loses); its search went to\n"
-            f"{shares_text(thought.policy, game.action_names, game.columns)}"
+            f"{policy_text(thought.policy, game.action_names, game.columns)}"
         )
 
     def _show(self) -> None:
-        self._say(f"\n{self.match.text()}\n")
+        self._print_line(f"\n{self.match.text()}\n")
         if self.match.ended:
             if self.match.winner is None:
-                self._say("A draw.")
+                self._print_line("A draw.")
             else:
                 won = self.match.winner == self.person
-                self._say("You have won." if won else "The agent has won.")
+                self._print_line("You have won." if won else "The agent has won.")
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         print(text, file=self._stdout, flush=True)

@@ -1,4 +1,4 @@
-"""raffia resume: go on with a run."""
+"""raffia resume: continue a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from raffia.cli.algorithm import AlgorithmCommands, commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.sessions import require_device, tell_next, tell_start
+from raffia.cli.sessions import print_next, print_start, require_device
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
 from raffia.report.summary import RunSummary
@@ -22,7 +22,7 @@ Go on with a run at its newest checkpoint. A run that was stopped at any moment,
 ends on the CPU as if it had never been stopped, bit for bit. A checkpoint that is damaged is named,
 and the one before it is used.
 
-What says how long, how often and where may be changed; the run remembers it:
+Settings of length, intervals and device may be changed; the run records them:
 
   --collect.num_env_steps N    its length; schedules over all of it stretch
   --collect.extra_updates N    updates after the last step
@@ -71,17 +71,17 @@ def resume(words: Sequence[str]) -> int:
         _refuse(run, commands, fixed, settings)
     state = state_of(run)
     if not changed and state.state in ("finished", "target") and _is_saved(run, state):
-        _tell_done(run, commands, before, state.state)
+        _print_finished(run, commands, before, state.state)
         return 0
-    tell_start(after, run, " again")
+    print_start(after, run, " again")
     from raffia.recipes.running import resume_run
 
     require_device(after.device)
-    return commands.tell_end(resume_run(run, algorithm, config=after))
+    return commands.print_end(resume_run(run, algorithm, config=after))
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:
-    """Whether what a run ended with is there and whole; if not, what is lacking is learnt again."""
+    """Whether the last checkpoint of a run is whole; if not, its updates are made again."""
     from raffia.recipes.run_folder import is_saved
 
     return is_saved(run, state.update or 0, print)
@@ -102,9 +102,9 @@ def _refuse(
     )
 
 
-def _tell_done(run: Path, commands: AlgorithmCommands, config: Any, state: str) -> None:
+def _print_finished(run: Path, commands: AlgorithmCommands, config: Any, state: str) -> None:
     print(f"{run} {summary_line(state_of(run))}; there is nothing left to do")
     target = ["--evaluate.target_return", "none"]
     flags = target if state == "target" else commands.longer(config)
     again = call("raffia", "resume", run, *commands.named_for_calls(), *flags)
-    tell_next([[again, "go on all the same"], *commands.uses(run)])
+    print_next([[again, "go on all the same"], *commands.uses(run)])

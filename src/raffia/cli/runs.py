@@ -1,4 +1,4 @@
-"""The run that a call names, and what can be said of it before torch is there."""
+"""The run that a call names, and its figures that need no torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from raffia.report.folder import find_runs, is_run
 from raffia.report.summary import RunSummary, summarise
 from raffia.train.config import ConfigError, read_config
 
-HOME = Path("runs")  # where runs lie if nothing else is said
+HOME = Path("runs")  # where runs lie unless another folder is named
 
 
 def add_checkpoint(parser: Parser) -> None:
-    """The flag that says which checkpoint of a run is meant.
+    """The flag that chooses a checkpoint of a run.
 
     >>> parser = Parser("raffia look", "looks", "")
     >>> add_checkpoint(parser)
@@ -90,15 +90,15 @@ def chosen_run(
     path = Path(given)
     around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
     near = [around] if around else _near(path, [*runs, *_runs_around(path)])
-    seen = "holds no run" if path.exists() else "does not exist"
+    problem = "holds no run" if path.exists() else "does not exist"
     raise UsageError(
-        f"{given} {seen}; did you mean {near[0]}?" if near else f"{given} {seen}",
+        f"{given} {problem}; did you mean {near[0]}?" if near else f"{given} {problem}",
         *[call("raffia", command, run) for run in near[:3]] or ["raffia list", start],
     )
 
 
 def summary_line(run: RunSummary) -> str:
-    """Where a run stands, in half a line.
+    """The state of a run, in half a line.
 
     >>> summary_line(RunSummary(Path("runs/a"), "stopped", env_step=3400, best_return=187.0))
     'stopped after 3,400 environment steps, best return 187.0'
@@ -116,14 +116,14 @@ def summary_line(run: RunSummary) -> str:
 
 
 def state_of(run: Path) -> RunSummary:
-    """What the files of a run say of it."""
+    """The state of a run by its files."""
     return summarise(run)
 
 
 def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
     """The algorithm and the settings of a run.
 
-    given: the algorithm as "module:name" or "file.py:name"; nothing: as the run says.
+    given: the algorithm as "module:name" or "file.py:name"; nothing: as the run records.
     Raises ConfigError, with the version that wrote it, if it was another one.
     """
     path = run / "config.json"
@@ -157,7 +157,7 @@ def config_of_algorithm(name: str, run: Path, *others: str) -> Any:
 
 
 def _made_by(path: Path) -> dict[str, Any]:
-    """What a run's config says under "run"; nothing where it does not."""
+    """The entries "run" of a run's config; empty where there are none."""
     try:
         made_by = json.loads(path.read_text(encoding="utf-8")).get("run", {})
     except (OSError, ValueError, AttributeError):
@@ -182,7 +182,7 @@ def free_folder(wanted: Path) -> Path:
 
 
 def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
-    """UsageError where something lies there; `words` are the call, `flag` would say the folder."""
+    """UsageError where something lies there; `words` are the call, `flag` would name the folder."""
     if is_free(folder):
         return
     other = call("raffia", *words, flag, free_folder(folder))
@@ -194,13 +194,13 @@ def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
 
 
 def _age(run: Path) -> float:
-    """Seconds; the run that was written last comes first."""
+    """The age of a run in seconds, to sort the one written last first."""
     newest = run / "metrics.jsonl"
     return -newest.stat().st_mtime if newest.exists() else 0.0
 
 
 def _runs_around(path: Path) -> list[Path]:
-    """Runs in the place itself, or beside it; never the whole disk."""
+    """Runs in the folder itself, or beside it; never the whole disk."""
     if path.is_dir():
         return find_runs(path, 2)
     return find_runs(path.parent, 1) if path.parent.name else []

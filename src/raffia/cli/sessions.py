@@ -1,4 +1,4 @@
-"""What a terminal says of a session: how it starts, how it ended, and what can be done next."""
+"""A session's texts in a terminal: its start, its end, and the next calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}
 
 
-def tell_start(config: Any, folder: Path, remark: str = "") -> None:
-    """Say what begins, before seconds go into loading torch.
+def print_start(config: Any, folder: Path, remark: str = "") -> None:
+    """Print what starts, before seconds go into loading torch.
 
     >>> from raffia.recipes.efficientzero.presets import PRESETS
-    >>> tell_start(PRESETS["smoke"], Path("runs/a"))
+    >>> print_start(PRESETS["smoke"], Path("runs/a"))
     EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and leaves
     """
     what = f"{config.title}, seed {config.seed}, in {folder}{remark}"
@@ -29,7 +29,7 @@ def tell_start(config: Any, folder: Path, remark: str = "") -> None:
 
 
 def require_device(name: str) -> None:
-    """UsageError where torch cannot compute there.
+    """UsageError where torch cannot compute on a device.
 
     >>> require_device("cpu")
     >>> require_device("gpu")
@@ -44,7 +44,7 @@ def require_device(name: str) -> None:
 
 
 def end_line(result: RunResult) -> str:
-    """How a session ended: why, after how much, how good."""
+    """The line at a session's end: reason, length, result."""
     played = result.env_step is not None
     steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
     plural = "" if result.update == 1 else "s"
@@ -60,7 +60,7 @@ def exit_status(result: RunResult) -> int:
     return 128 + signal.Signals[result.signal].value
 
 
-def tell_next(calls: Sequence[Sequence[str]]) -> None:
-    """Calls to copy, with what each does."""
+def print_next(calls: Sequence[Sequence[str]]) -> None:
+    """Print calls to copy, with what each does."""
     print(paint("next", "bold", sys.stdout))
     print(columns(calls, width=width_of(sys.stdout)))

@@ -1,4 +1,4 @@
-"""How the command line looks: headings, marks and columns; colour on terminals only."""
+"""The look of the command line: headings, marks and columns; colour on terminals only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def printable(text: str) -> str:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Of the terminal behind it, at most 100; None where there is none: programs want whole lines.
+    """Columns of the terminal behind a stream, at most 100; None where there is none: programs want
+    whole lines.
 
     >>> import io
     >>> width_of(io.StringIO()) is None
@@ -63,7 +64,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def help_width() -> int:
-    """Columns that help is written in: the terminal's, at most 100; 80 where there is none.
+    """Columns of help texts: the terminal's, at most 100; 80 where there is none.
 
     >>> help_width() <= 100
     True
@@ -121,7 +122,7 @@ def columns(
 
 
 def waiting(text: str) -> None:
-    """Say to who looks on what takes a while; what is piped away is not mixed with it.
+    """Print to a terminal what takes a while; piped output is not mixed with it.
 
     >>> waiting("loading ...")  # no terminal here
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from raffia.cli.algorithm import commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import HOME, free_folder, refuse_taken, state_of, summary_line
-from raffia.cli.sessions import require_device, tell_next, tell_start
+from raffia.cli.sessions import print_next, print_start, require_device
 from raffia.cli.style import call, filled, help_width
 from raffia.recipes.algorithm import ALGORITHMS, find_algorithm
 from raffia.report.folder import is_run
@@ -32,7 +32,7 @@ examples:
   raffia train ilql --preset wordle                      # into runs/wordle-0
   raffia train ilql --data chats.jsonl --model gpt2      # from a model's folder
 
-`raffia list presets` says what each preset is."""
+`raffia list presets` describes each preset."""
 
 
 def train(words: Sequence[str]) -> int:
@@ -71,16 +71,16 @@ def train(words: Sequence[str]) -> int:
         *split_own(words, ["--run"], name)[1],
     )
 
-    tell_start(config, folder)
+    print_start(config, folder)
     from raffia.recipes.running import train_run
 
     require_device(config.device)
-    config = commands.fitted(config, settings)
-    return commands.tell_end(train_run(algorithm, config, folder, preset=preset))
+    config = commands.with_data_settings(config, settings)
+    return commands.print_end(train_run(algorithm, config, folder, preset=preset))
 
 
 def new_folder(given: str | None, name: str, *words: str) -> Path:
-    """Where a new run is kept: the folder that was given, or runs/NAME, or the first that is free.
+    """The folder of a new run: the folder that was given, or runs/NAME, or the first that is free.
 
     words: of the call, behind `raffia train`. UsageError if the folder given holds something.
 
@@ -94,7 +94,7 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
     folder = free_folder(wanted)
     if folder != wanted and is_run(wanted):
         print(f"{wanted} {summary_line(state_of(wanted))}")
-        tell_next([[call("raffia", "resume", wanted), "goes on with it; this run is a new one"]])
+        print_next([[call("raffia", "resume", wanted), "goes on with it; this run is a new one"]])
     return folder
 
 

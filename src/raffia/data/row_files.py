@@ -77,7 +77,7 @@ class RowFiles:
     ) -> None:
         """Write rows, a part of them at a time, such that a kill leaves each part old or new.
 
-        place: a slice of n rows, or int64 [n]; leaves: [n, ...] each.
+        index: a slice of n rows, or int64 [n]; leaves: [n, ...] each.
         number: those of appended items, or that of the first; None for rows that are set.
         log_for: the epoch, in which rows are overwritten; None if they all hold nothing.
         """

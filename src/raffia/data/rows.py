@@ -196,8 +196,8 @@ def _count_and_device(rows: list[Tensor]) -> tuple[int, torch.device]:
         raise ValueError("there are no rows to pack; pass at least one tensor [N, ...]")
     count, device = rows[0].shape[0], rows[0].device
     if any(row.shape[0] != count or row.device != device for row in rows[1:]):
-        seen = ", ".join(f"{list(row.shape)} on {row.device}" for row in rows)
-        raise ValueError(f"the tensors must have equally many rows on one device, not {seen}")
+        found = ", ".join(f"{list(row.shape)} on {row.device}" for row in rows)
+        raise ValueError(f"the tensors must have equally many rows on one device, not {found}")
     return count, device
 
 

@@ -80,7 +80,7 @@ class SegmentReplayBuffer(Buffer):
         of all steps that can be drawn is, as in `PrioritizedSampler`.
     replacement: False draws different starts for one batch; None does so where there are as many.
     reuse_memory: True draws each sample into the memory of the one before, if it had as many
-        windows: for a loop that is done with one before it asks for the next. New memory of 100 MB
+        segments: for a loop that is done with one before it asks for the next. New memory of 100 MB
         costs twice the time of copying into it.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
@@ -190,9 +190,8 @@ class SegmentReplayBuffer(Buffer):
         if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.observation):
             raise ValueError(
                 f"observation_keys={list(observation_keys)} name observations before an action, "
-                "so none "
-                "lies under "
-                f"{NEXT!r}; what is seen after it is found there by itself: "
+                "so none lies under "
+                f"{NEXT!r}; the observation after it is found there by itself: "
                 "observation_keys=['obs']"
             )
         stacks = frame_stacks(frame_stack, self._keys.observation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from raffia.draw.layers import LINE, Box, ordered, place
+from raffia.draw.layers import LINE, LayerBox, assign_positions, ordered
 from raffia.draw.scene import Scene
 from raffia.draw.shapes import Corners, Point, Steps, bent, polyline, text_width
 
@@ -14,25 +14,27 @@ _GREY = "#cbd5e1"
 Frame = tuple[str, Corners]  # with a title
 
 
-def layered(title: str, boxes: Sequence[Box], groups: Sequence[tuple[str, str]] = ()) -> Scene:
+def layered(title: str, boxes: Sequence[LayerBox], groups: Sequence[tuple[str, str]] = ()) -> Scene:
     """A drawing of boxes that know their layer and what stands above and below; opaque.
 
     groups: title of each group that boxes stand in, and a shorter one for a narrow frame.
 
     >>> from raffia.draw.layers import Look
     >>> look = Look("#ffffff", "#000000", "#000000")
-    >>> upper, lower = Box(look, [("upper", True)]), Box(look, [("lower", True)], layer=1)
+    >>> upper, lower = LayerBox(look, [("upper", True)]), LayerBox(look, [("lower", True)], layer=1)
     >>> upper.below, lower.above = [lower], [upper]
     >>> scene = layered("two boxes", [upper, lower])
     >>> [text.text for text in scene.texts], upper.x == lower.x, upper.y < lower.y
     (['upper', 'lower'], True, True)
     """
     boxes = _long_lines(boxes)
-    layers: list[list[Box]] = [[] for _ in range(max([b.layer for b in boxes], default=-1) + 1)]
+    layers: list[list[LayerBox]] = [
+        [] for _ in range(max([b.layer for b in boxes], default=-1) + 1)
+    ]
     for box in boxes:
         layers[box.layer].append(box)
     layers = ordered(layers)
-    place(layers, len(groups))
+    assign_positions(layers, len(groups))
     heights = [max([box.height for box in layer]) for layer in layers]
     y = float(_MARGIN + 8)
     for layer, height in zip(layers, heights, strict=True):
@@ -53,14 +55,14 @@ def layered(title: str, boxes: Sequence[Box], groups: Sequence[tuple[str, str]] 
     return scene
 
 
-def _long_lines(boxes: Sequence[Box]) -> list[Box]:
-    """The boxes, with a place of passage wherever a line crosses a layer."""
-    passages: list[Box] = []
+def _long_lines(boxes: Sequence[LayerBox]) -> list[LayerBox]:
+    """The boxes, with a passage wherever a line crosses a layer."""
+    passages: list[LayerBox] = []
     for box in boxes:
         for i, target in enumerate(box.below):
             upper = box
             for layer in range(box.layer + 1, target.layer):
-                passage = Box(layer=layer, above=[upper], below=[target])
+                passage = LayerBox(layer=layer, above=[upper], below=[target])
                 passage.groups = tuple([g for g in box.groups if g in target.groups])
                 if upper is box:
                     box.below[i] = passage
@@ -72,13 +74,13 @@ def _long_lines(boxes: Sequence[Box]) -> list[Box]:
     return [*boxes, *passages]
 
 
-def _num_opened(box: Box) -> int:
+def _num_opened(box: LayerBox) -> int:
     """How many frames open right above a box."""
     outside = [len(set(box.groups) - set(upper.groups)) for upper in box.above]
     return max(outside, default=len(box.groups))
 
 
-def _frames(boxes: Sequence[Box], groups: Sequence[tuple[str, str]]) -> Iterator[Frame]:
+def _frames(boxes: Sequence[LayerBox], groups: Sequence[tuple[str, str]]) -> Iterator[Frame]:
     """A frame for each group that stands apart from the rest.
 
     One whose frame would go around other boxes has none.
@@ -99,7 +101,7 @@ def _frames(boxes: Sequence[Box], groups: Sequence[tuple[str, str]]) -> Iterator
             yield title if fits else short, (left, top, right - left, bottom - top)
 
 
-def _meets(box: Box, left: float, right: float, top: float, bottom: float) -> bool:
+def _meets(box: LayerBox, left: float, right: float, top: float, bottom: float) -> bool:
     beside = box.x + box.width / 2 < left or box.x - box.width / 2 > right
     return not (beside or box.y + box.height < top or box.y > bottom)
 
@@ -108,7 +110,7 @@ def _meets(box: Box, left: float, right: float, top: float, bottom: float) -> bo
 
 
 def _paint(
-    scene: Scene, boxes: Sequence[Box], frames: Sequence[Frame], heights: Sequence[float]
+    scene: Scene, boxes: Sequence[LayerBox], frames: Sequence[Frame], heights: Sequence[float]
 ) -> None:
     """Frames, lines, the frames' titles as tags on their upper edges, boxes."""
     for _, corners in frames:
@@ -135,11 +137,11 @@ def _paint(
             scene.text(box.x, y, text, anchor="middle", tone=look.text, **strength)
 
 
-def _lines(boxes: Sequence[Box], heights: Sequence[float]) -> Iterator[tuple[Steps, bool]]:
+def _lines(boxes: Sequence[LayerBox], heights: Sequence[float]) -> Iterator[tuple[Steps, bool]]:
     """The smooth lines down from box to box, and whether they end in an arrow head."""
     for box in boxes:
         if not box.lines:
-            continue  # a line starts at a box and goes on through places of passage
+            continue  # a line starts at a box and continues through passages
         for i, target in enumerate(_by_x(box.below)):
             points: list[Point] = [(_port(box, i, len(box.below)), box.y + box.height)]
             before = box
@@ -152,11 +154,11 @@ def _lines(boxes: Sequence[Box], heights: Sequence[float]) -> Iterator[tuple[Ste
             yield (("M", (points[0],)), *curves), target.look.framed
 
 
-def _by_x(boxes: Sequence[Box]) -> list[Box]:
+def _by_x(boxes: Sequence[LayerBox]) -> list[LayerBox]:
     return sorted(boxes, key=lambda box: box.x)
 
 
-def _port(box: Box, i: int, n: int) -> float:
+def _port(box: LayerBox, i: int, n: int) -> float:
     """Where the i-th of n lines meets a box: side by side, around its middle."""
     step = min(28.0, (box.width - 16) / max(n, 1)) if box.look.framed else 0.0
     return box.x + (i - (n - 1) / 2) * step

@@ -39,10 +39,10 @@ class Look:
 
 
 @dataclass(eq=False)
-class Box:
-    """Lines of text, or (without lines) a place where a long line passes a layer.
+class LayerBox:
+    """Lines of text, or (without lines) the passage of a long line through a layer.
 
-    >>> Box(Look(stroke="#000000"), [("abcd", True)]).width
+    >>> LayerBox(Look(stroke="#000000"), [("abcd", True)]).width
     57.0
     """
 
@@ -51,11 +51,13 @@ class Box:
     tip: str = ""
     groups: tuple[int, ...] = ()  # that it stands in, outermost first
     layer: int = 0
-    beside: tuple[list[Box], int] | None = None  # of a wall: a group, and -1 left, 1 right of it
+    beside: tuple[list[LayerBox], int] | None = (
+        None  # of a wall: a group, and -1 left, 1 right of it
+    )
     x: float = 0.0  # of the middle
     y: float = 0.0  # of the upper edge
-    above: list[Box] = field(default_factory=list)
-    below: list[Box] = field(default_factory=list)
+    above: list[LayerBox] = field(default_factory=list)
+    below: list[LayerBox] = field(default_factory=list)
 
     @property
     def width(self) -> float:
@@ -69,7 +71,7 @@ class Box:
         return len(self.lines) * LINE + 2 * self.look.padding if self.lines else 0
 
 
-def ordered(layers: list[list[Box]]) -> list[list[Box]]:
+def ordered(layers: list[list[LayerBox]]) -> list[list[LayerBox]]:
     """The layers with few crossing lines: each box near the middle of its neighbours."""
     best, fewest = layers, _num_crossings(layers)
     for sweep in range(_SWEEPS):
@@ -88,7 +90,9 @@ def ordered(layers: list[list[Box]]) -> list[list[Box]]:
     return best
 
 
-def _group_ranks(box: Box, layer: list[Box], wanted: dict[Box, float]) -> list[float]:
+def _group_ranks(
+    box: LayerBox, layer: list[LayerBox], wanted: dict[LayerBox, float]
+) -> list[float]:
     """Where the groups that a box stands in want to be: this keeps their boxes together."""
     outer = box.groups[:1]
     if not outer:
@@ -96,11 +100,11 @@ def _group_ranks(box: Box, layer: list[Box], wanted: dict[Box, float]) -> list[f
     return [_mean([wanted[b] for b in layer if b.groups[:1] == outer], 0.0)]
 
 
-def _ranks(layers: list[list[Box]]) -> dict[Box, float]:
+def _ranks(layers: list[list[LayerBox]]) -> dict[LayerBox, float]:
     return {box: float(i) for layer in layers for i, box in enumerate(layer)}
 
 
-def _num_crossings(layers: list[list[Box]]) -> int:
+def _num_crossings(layers: list[list[LayerBox]]) -> int:
     rank = _ranks(layers)
     crossings = 0
     for layer in layers:
@@ -110,7 +114,7 @@ def _num_crossings(layers: list[list[Box]]) -> int:
     return crossings
 
 
-def place(layers: list[list[Box]], num_groups: int) -> None:
+def assign_positions(layers: list[list[LayerBox]], num_groups: int) -> None:
     """Give each box an x: least squares over the lengths of all lines, with the order kept.
 
     Layer by layer with the others held, which converges, since the problem is convex. Lines that
@@ -127,7 +131,7 @@ def place(layers: list[list[Box]], num_groups: int) -> None:
     _straighten(layers)
 
 
-def _pull(box: Box, firm: float) -> tuple[float, float]:
+def _pull(box: LayerBox, firm: float) -> tuple[float, float]:
     """Where a box wants to be, and how much; walls as much as they are firm."""
     if box.beside is not None:
         members, side = box.beside
@@ -139,32 +143,32 @@ def _pull(box: Box, firm: float) -> tuple[float, float]:
     return sum([n.x * w for n, w in zip(near, weights, strict=True)]) / (total or 1), total or 1e-6
 
 
-def _is_straight(box: Box, other: Box) -> bool:
+def _is_straight(box: LayerBox, other: LayerBox) -> bool:
     """Whether the line between two boxes neither parts nor joins others."""
     upper, lower = (box, other) if other in box.below else (other, box)
     return len(upper.below) == 1 and len(lower.above) == 1
 
 
-def _walled(layers: list[list[Box]], num_groups: int) -> list[list[Box]]:
+def _walled(layers: list[list[LayerBox]], num_groups: int) -> list[list[LayerBox]]:
     """The layers with walls left and right of each group, to keep others out of it."""
     layers = [list(layer) for layer in layers]
     for group in reversed(range(num_groups)):  # the inner ones first
-        members: list[Box] = []
+        members: list[LayerBox] = []
         for layer in layers:
             inside = [i for i, box in enumerate(layer) if group in box.groups]
             if not inside or len(inside) != inside[-1] - inside[0] + 1:
                 continue  # others stand in between: no wall could keep them out
             members += [box for box in layer if group in box.groups]
             outer = tuple([g for g in layer[inside[0]].groups if g < group])
-            layer.insert(inside[-1] + 1, Box(groups=outer, beside=(members, 1)))
-            layer.insert(inside[0], Box(groups=outer, beside=(members, -1)))
+            layer.insert(inside[-1] + 1, LayerBox(groups=outer, beside=(members, 1)))
+            layer.insert(inside[0], LayerBox(groups=outer, beside=(members, -1)))
     return layers
 
 
-def _straighten(layers: list[list[Box]]) -> None:
+def _straighten(layers: list[list[LayerBox]]) -> None:
     """Put boxes that one line joins exactly below each other, where there is room."""
     beside = {box: (layer, i) for layer in layers for i, box in enumerate(layer)}
-    done: set[Box] = set()
+    done: set[LayerBox] = set()
     for layer in layers:
         for box in layer:
             chain = [box]
@@ -173,15 +177,15 @@ def _straighten(layers: list[list[Box]]) -> None:
             if len(chain) == 1 or box in done:
                 continue
             done.update(chain)
-            places = [sum([b.x for b in chain]) / len(chain), *sorted([b.x for b in chain])]
-            for x in places:
+            positions = [sum([b.x for b in chain]) / len(chain), *sorted([b.x for b in chain])]
+            for x in positions:
                 if all([_fits(*beside[b], x) for b in chain]):
                     for b in chain:
                         b.x = x
                     break
 
 
-def _fits(layer: list[Box], i: int, x: float) -> bool:
+def _fits(layer: list[LayerBox], i: int, x: float) -> bool:
     """Whether the i-th box of a layer may stand at x."""
     box = layer[i]
     left = layer[i - 1].x + _distance(layer[i - 1], box) if i else x
@@ -189,13 +193,13 @@ def _fits(layer: list[Box], i: int, x: float) -> bool:
     return left - 1e-3 <= x <= right + 1e-3
 
 
-def _distance(left: Box, right: Box) -> float:
+def _distance(left: LayerBox, right: LayerBox) -> float:
     """How far apart the middles of two neighbours must be."""
     gap = 8 if left.beside or right.beside else _GAP
     return (left.width + right.width) / 2 + gap
 
 
-def _spread(layer: list[Box], pulls: list[tuple[float, float]]) -> None:
+def _spread(layer: list[LayerBox], pulls: list[tuple[float, float]]) -> None:
     """Least squares positions near those wanted, by weight, with gaps kept.
 
     This is isotonic regression, by pooling.
@@ -211,9 +215,9 @@ def _spread(layer: list[Box], pulls: list[tuple[float, float]]) -> None:
             mean = (mean * weight + other * more) / (weight + more)
             weight, number = weight + more, number + count
         blocks.append((mean, weight, number))
-    places = [mean for mean, _, number in blocks for _ in range(number)]
-    for box, place, offset in zip(layer, places, offsets, strict=True):
-        box.x = place + offset
+    positions = [mean for mean, _, number in blocks for _ in range(number)]
+    for box, position, offset in zip(layer, positions, offsets, strict=True):
+        box.x = position + offset
 
 
 def _mean(numbers: Sequence[float], default: float) -> float:

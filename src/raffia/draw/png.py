@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import IO, TYPE_CHECKING, Any
 
-from raffia.draw.shapes import Outline, light
+from raffia.draw.shapes import StyledOutline, light
 
 if TYPE_CHECKING:
     from raffia.draw.scene import Scene
@@ -49,7 +49,7 @@ def write_png(scene: Scene, file: IO[bytes], matplotlib: Any) -> None:
     figure.savefig(file, format="png", dpi=72 * scale)
 
 
-def _patch(matplotlib: Any, outline: Outline) -> Any:
+def _patch(matplotlib: Any, outline: StyledOutline) -> Any:
     path = matplotlib.path.Path
     codes = {"M": path.MOVETO, "L": path.LINETO, "C": path.CURVE4}
     points = [point for _, some in outline.steps for point in some]

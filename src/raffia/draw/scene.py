@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.draw.png import matplotlib_for, write_png
-from raffia.draw.shapes import TONES, Corners, Outline, Step, Steps, Text, light, rectangle
+from raffia.draw.shapes import TONES, Corners, Step, Steps, StyledOutline, Text, light, rectangle
 from raffia.files import write_atomically
 
 FONT = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
@@ -27,12 +27,12 @@ class Scene:
     title: str
     width: float = 0.0
     height: float = 0.0
-    outlines: list[Outline] = field(default_factory=list)
+    outlines: list[StyledOutline] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
 
     def line(self, steps: Steps, **look: Any) -> None:
-        """Paint a line or an area on top of what is there, with the look of an `Outline`."""
-        self.outlines.append(Outline(steps, **look))
+        """Paint a line or an area on top of what is there, with the look of an `StyledOutline`."""
+        self.outlines.append(StyledOutline(steps, **look))
 
     def box(self, corners: Corners, radius: float = 0, **look: Any) -> None:
         """Paint a rectangle, as `line` does."""
@@ -94,7 +94,7 @@ def _dark() -> str:
     return f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
 
 
-def _outline(outline: Outline) -> str:
+def _outline(outline: StyledOutline) -> str:
     kind, says = "path", f'd="{path_data(outline.steps)}"'
     if outline.rectangle:
         x, y, width, height, radius = outline.rectangle

@@ -23,10 +23,10 @@ Corners = tuple[float, float, float, float]  # x, y, width and height
 
 
 @dataclass(frozen=True)
-class Outline:
+class StyledOutline:
     """A line or an area.
 
-    >>> Outline(polyline((0, 0), (4, 3)), stroke="ink").width
+    >>> StyledOutline(polyline((0, 0), (4, 3)), stroke="ink").width
     1.0
     """
 
@@ -107,8 +107,8 @@ def bent(start: Point, end: Point, down: bool = False) -> Step:
     return ("C", (((x0 + x1) / 2, y0), ((x0 + x1) / 2, y1), end))
 
 
-def rectangle(corners: Corners, radius: float, **look: Any) -> Outline:
-    """A box, with round corners where the radius is not 0; `look` as in `Outline`.
+def rectangle(corners: Corners, radius: float, **look: Any) -> StyledOutline:
+    """A box, with round corners where the radius is not 0; `look` as in `StyledOutline`.
 
     >>> rectangle((0, 0, 20, 10), 0, fill="card").rectangle
     (0, 0, 20, 10, 0)
@@ -128,4 +128,4 @@ def rectangle(corners: Corners, radius: float, **look: Any) -> Outline:
         ("C", ((x, y + bend), (x + bend, y), (x + radius, y))),
         ("Z", ()),
     )
-    return Outline(steps, rectangle=(*corners, radius), **look)
+    return StyledOutline(steps, rectangle=(*corners, radius), **look)

@@ -8,16 +8,22 @@ Names are imported when first asked for, so that `config.py` comes without torch
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raffia.evolution.agents import Agent, Member, Mutations, Reshapes, TournamentSelection
+    from raffia.evolution.agents import (
+        Member,
+        MutableAgent,
+        Mutations,
+        Reshapes,
+        TournamentSelection,
+    )
     from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
     from raffia.evolution.generation import Evolution, Generation
-    from raffia.evolution.mutate import Change
+    from raffia.evolution.mutate import MemberChange
     from raffia.evolution.population import Population, with_hyper
     from raffia.evolution.select import mean_fitness, tournament, truncation
 
 __all__ = [
-    "Agent",
-    "Change",
+    "MutableAgent",
+    "MemberChange",
     "Evolution",
     "Generation",
     "HyperRange",
@@ -43,8 +49,8 @@ def __getattr__(name: str) -> Any:
             return getattr(import_module("raffia.evolution.config"), name)
         case "Evolution" | "Generation":
             return getattr(import_module("raffia.evolution.generation"), name)
-        case "Change":
-            return import_module("raffia.evolution.mutate").Change
+        case "MemberChange":
+            return import_module("raffia.evolution.mutate").MemberChange
         case "Population" | "with_hyper":
             return getattr(import_module("raffia.evolution.population"), name)
         case "mean_fitness" | "tournament" | "truncation":

@@ -2,7 +2,7 @@
 
 The work is that of `select.py` and `mutate.py`: of fitness, and of a stack of one agent's state.
 Members that are to learn as one program are a `Population`; those of a list learn one by one, and
-may have what can't be stacked: networks of unlike shapes.
+may have what can't be stacked: networks of different shapes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import torch
 
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
-from raffia.evolution.mutate import Change, check_mutations, draw_kind, mutate
+from raffia.evolution.mutate import MemberChange, check_mutations, draw_kind, mutate
 from raffia.evolution.select import mean_fitness, tournament
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Agent", "Member", "Mutations", "Reshapes", "TournamentSelection"]
+__all__ = ["MutableAgent", "Member", "Mutations", "Reshapes", "TournamentSelection"]
 
 
 class Member(Protocol):
-    """What selection asks of an agent.
+    """The interface of an agent for selection.
 
     >>> from raffia.algorithms.ilql import ILQL
     >>> agent: Member = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
@@ -33,23 +33,23 @@ class Member(Protocol):
     (0, [], 5)
     """
 
-    index: int  # no other of its population has it
-    fitness: list[float]  # of each evaluation, the newest last
+    index: int  # index that no other of its population has
+    fitness: list[float]  # fitness of each evaluation, the newest last
 
     def clone(self, index: int | None = None) -> Self:
-        """One like it, its optimiser's state included, that shares no memory with it."""
+        """A copy, its optimiser's state included, that shares no memory with it."""
 
 
-class Agent(Member, Protocol):
-    """What mutation asks of an agent, besides.
+class MutableAgent(Member, Protocol):
+    """The further interface of an agent for mutation.
 
     >>> from raffia.algorithms.ilql import ILQL
-    >>> agent: Agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
+    >>> agent: MutableAgent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
     >>> sorted(agent.learner_state().keys())[:4], "lr" in agent.hyper_names
     (['buffers', 'dropout_seed', 'hyper', 'opt'], True)
     """
 
-    mutation: str | None  # what has last become of it; None: nothing
+    mutation: str | None  # its last change; None: nothing
 
     @property
     def hyper_names(self) -> Sequence[str]:
@@ -59,7 +59,7 @@ class Agent(Member, Protocol):
         """As `raffia.learner.Learner` has it, "params" and "buffers" at least."""
 
     def load_learner_state(self, state: TensorDict) -> None:
-        """Become what the state is, which no one else uses any more."""
+        """Load the state, which no one else uses any more."""
 
 
 @runtime_checkable
@@ -76,22 +76,22 @@ class Reshapes(Protocol):
         """Why its networks stay as they are; None: they need not."""
 
     def reshape(self, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator) -> str:
-        """Add or remove a layer, else so many nodes as one of `nodes` says; tells what it did.
+        """Add or remove a layer, else as many nodes as one of `nodes`; returns what it did.
 
         What has become larger computes what it did before.
         """
 
 
 AnyMember = TypeVar("AnyMember", bound=Member)
-AnyAgent = TypeVar("AnyAgent", bound=Agent)
+AnyAgent = TypeVar("AnyAgent", bound=MutableAgent)
 
 
 class TournamentSelection:
-    """Who goes on: the best member as it is, and the winners of tournaments.
+    """Tournament selection: the best member unchanged, and the winners of tournaments.
 
-    tournament_size: members that are drawn for a place, with replacement.
-    elitism: the first place is that of the best member, under the index that it has.
-    population_size: places to fill.
+    tournament_size: members drawn for each slot, with replacement.
+    elitism: the first slot is that of the best member, under the index that it has.
+    population_size: slots to fill.
     eval_loop: fitness is the mean of the last so many evaluations.
     rand_seed: of the draws; None for one from the system, which is then an attribute.
 
@@ -164,7 +164,7 @@ class TournamentSelection:
 
 
 class Mutations:
-    """What becomes of members after selection: one kind of change for each, or none.
+    """Mutation of members after selection: one kind of change for each, or none.
 
     no_mutation, architecture, parameters, activation, rl_hp: relative probabilities of the kinds.
     new_layer_prob: of a change of the architecture: a layer, more or less; else nodes.
@@ -176,7 +176,7 @@ class Mutations:
     nodes: how many are added or removed, of which one is drawn.
 
     What a member becomes follows from `rand_seed`, `number` (the calls so far; a resumed run sets
-    it), its place and what it is. An agent that `Reshapes` has its layers and nodes changed by
+    it), its slot and what it is. An agent that `Reshapes` has its layers and nodes changed by
     itself; other agents' networks are those that `raffia.evolution.mutate` knows.
 
     >>> from raffia.algorithms.ilql import ILQL
@@ -227,30 +227,30 @@ class Mutations:
         self.number = 0
 
     def mutation(self, population: Sequence[AnyAgent]) -> list[AnyAgent]:
-        """The same agents, changed, each of which tells by its `mutation` what was done.
+        """The same agents, changed, each with what was done in its `mutation`.
 
         Raises ValueError, and changes none, if one can't be changed in a way that is wanted.
         """
         for agent in population:
             self._check(agent)
-        for place, agent in enumerate(population):
-            if place == 0 and not self.config.mutate_elite:
+        for slot, agent in enumerate(population):
+            if slot == 0 and not self.config.mutate_elite:
                 continue
-            draw = generator_for(self.rand_seed, "mutation", self.number, place)
+            draw = generator_for(self.rand_seed, "mutation", self.number, slot)
             change = self._change(agent, draw)
             agent.mutation = None if change.kind == "none" else f"{change.kind}: {change.what}"
         self.number += 1
         return list(population)
 
-    def _change(self, agent: Agent, draw: torch.Generator) -> Change:
+    def _change(self, agent: MutableAgent, draw: torch.Generator) -> MemberChange:
         kind = draw_kind(self.config, draw)
         if kind == "none":
-            return Change("none")
+            return MemberChange("none")
         if kind == "hyper":
             return _step_hyper(agent, self.config, draw)
         if kind == "architecture" and isinstance(agent, Reshapes):
             config = self.config
-            return Change(kind, agent.reshape(config.new_layer_prob, config.nodes, draw))
+            return MemberChange(kind, agent.reshape(config.new_layer_prob, config.nodes, draw))
         state = agent.learner_state()
         concerned = ("params", "buffers", "target", "opt")[: 4 if kind == "architecture" else 2]
         parts = {name: state[name] for name in concerned if name in state.keys()}
@@ -259,7 +259,7 @@ class Mutations:
         agent.load_learner_state(TensorDict({**dict(state.items()), **dict(after[0].items())}))
         return change
 
-    def _check(self, agent: Agent) -> None:
+    def _check(self, agent: MutableAgent) -> None:
         """ValueError where this agent can't be changed as is wanted."""
         config = self.config
         if config.hyper > 0:
@@ -286,7 +286,7 @@ def _only(config: MutationConfig, kind: str) -> MutationConfig:
     return replace(config, **{**never, kind: 1.0})
 
 
-def _numbers(agent: Agent, config: MutationConfig) -> TensorDict:
+def _numbers(agent: MutableAgent, config: MutationConfig) -> TensorDict:
     """A stack of one, of the attributes that have a range."""
     hyper = {
         name: torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
@@ -296,7 +296,7 @@ def _numbers(agent: Agent, config: MutationConfig) -> TensorDict:
     return TensorDict(hyper=TensorDict(hyper)).unsqueeze(0)
 
 
-def _step_hyper(agent: Agent, config: MutationConfig, draw: torch.Generator) -> Change:
+def _step_hyper(agent: MutableAgent, config: MutationConfig, draw: torch.Generator) -> MemberChange:
     before = _numbers(agent, config)
     after, (change,) = mutate(before, _only(config, "hyper"), draw)
     for name in config.hyper_ranges:
@@ -305,7 +305,7 @@ def _step_hyper(agent: Agent, config: MutationConfig, draw: torch.Generator) -> 
     return change
 
 
-def _check_hyper(agent: Agent, name: str) -> None:
+def _check_hyper(agent: MutableAgent, name: str) -> None:
     if name not in agent.hyper_names:
         raise ValueError(
             f"agent {agent.index} has no hyper-parameter {name!r}"
@@ -315,7 +315,7 @@ def _check_hyper(agent: Agent, name: str) -> None:
     value = getattr(agent, name)
     if value is None or not math.isfinite(value):
         raise ValueError(
-            f"{name} of agent {agent.index} is {value}, which has no place in a range: give it a "
+            f"{name} of agent {agent.index} is {value}, which cannot lie in a range: give it a "
             "number first"
         )
 
@@ -323,14 +323,15 @@ def _check_hyper(agent: Agent, name: str) -> None:
 def _check_indices(population: Sequence[Member]) -> None:
     if not population:
         raise ValueError("a population has at least one member, and this one is empty")
-    seen: set[int] = set()
+    indices: set[int] = set()
     for agent in population:
-        if agent.index in seen:
+        if agent.index in indices:
             raise ValueError(
-                f"two members have the index {agent.index}, so that no lineage can be told: make "
+                f"two members have the index {agent.index}, so that no lineage can be recorded: "
+                "make "
                 "them with index=0, index=1, ..."
             )
-        seen.add(agent.index)
+        indices.add(agent.index)
 
 
 def _seed(given: int | None) -> int:

@@ -1,4 +1,4 @@
-"""How a population evolves. Imports no torch: help comes at once.
+"""Settings of a population's evolution. Imports no torch: help comes at once.
 
 The probabilities are relative: they need not add up to 1.
 """
@@ -16,22 +16,22 @@ __all__ = ["HyperRange", "MutationConfig", "SelectionConfig"]
 class SelectionConfig:
     """Who goes on.
 
-    >>> SelectionConfig(method="truncation", share=0.5).eval_loop
+    >>> SelectionConfig(method="truncation", truncation_fraction=0.5).eval_loop
     1
     """
 
     method: Literal["tournament", "truncation"] = "tournament"
-    tournament_size: int = 2  # members that are drawn for a place
-    elitism: bool = True  # the best member goes on as it is
-    share: float = 0.25  # of truncation: so many of the worst give way to as many of the best
-    eval_loop: int = 1  # fitness is the mean of so many evaluations
+    tournament_size: int = 2  # members drawn for each slot of the next generation
+    elitism: bool = True  # the best member continues unchanged
+    truncation_fraction: float = 0.25  # fraction of members that truncation replaces by the best
+    eval_loop: int = 1  # evaluations whose mean is the fitness
 
     def __post_init__(self) -> None:
         if self.method not in ("tournament", "truncation"):
             raise ValueError(f"method={self.method!r}: it is 'tournament' or 'truncation'")
         if self.eval_loop < 1:
             raise ValueError(f"eval_loop={self.eval_loop}: fitness is of at least one evaluation")
-        check_share(self.share)
+        check_fraction(self.truncation_fraction)
 
     def check(self, size: int) -> None:
         """ValueError where a population of this size can't be selected so.
@@ -46,14 +46,15 @@ class SelectionConfig:
         check_tournament(drawn, self.elitism, size)
 
 
-def check_share(share: float) -> None:
-    """ValueError where a truncation of this share can't be.
+def check_fraction(fraction: float) -> None:
+    """ValueError where a truncation of this fraction can't be.
 
-    >>> check_share(0.25)
+    >>> check_fraction(0.25)
     """
-    if not 0 < share <= 0.5:
+    if not 0 < fraction <= 0.5:
         raise ValueError(
-            f"share={share}: the worst are replaced by as many of the best, so that it lies above "
+            f"truncation_fraction={fraction}: the worst are replaced by as many of the best, so "
+            "that it lies above "
             "0 and is at most 0.5"
         )
 
@@ -83,7 +84,7 @@ def check_tournament(tournament_size: int, elitism: bool, size: int) -> None:
 
 @dataclass(frozen=True)
 class HyperRange:
-    """Within which a hyper-parameter moves, and by how much.
+    """The range of a hyper-parameter, and the factors of its steps.
 
     A step multiplies by `grow` or by `shrink`; with `log` by what lies between them, drawn evenly
     in logarithms. With probability `resample` the number is drawn from the whole range instead.
@@ -117,24 +118,26 @@ class HyperRange:
 
 @dataclass(frozen=True)
 class MutationConfig:
-    """What becomes of a member after selection: one kind of change, or none.
+    """The mutation of members after selection: relative probabilities of the kinds of change.
 
     >>> MutationConfig(hyper=1.0, hyper_ranges={"tau": HyperRange(0.5, 0.95)}).kinds
     ('none', 'hyper')
     """
 
     no_mutation: float = 0.4
-    hyper: float = 0.0  # one hyper-parameter of `hyper_ranges` makes a step
+    hyper: float = 0.0  # a step of one hyper-parameter of `hyper_ranges`
     parameters: float = 0.0  # noise on some weights
-    activation: float = 0.0  # another one, in one network that can change it
+    activation: float = 0.0  # another activation in one network that can change it
     architecture: float = 0.0  # a layer or nodes more or less, in one network that can have them
     hyper_ranges: Mapping[str, HyperRange] = field(default_factory=dict)
-    new_layer_prob: float = 0.2  # of an architecture's change: a layer; else nodes
-    nodes: tuple[int, ...] = (16, 32, 64)  # how many more or less
-    mutation_sd: float = 0.1  # of the noise, relative to the weight
-    mutated_share: float = 0.1  # of a tensor's weights
-    strong_share: float = 0.05  # of those: ten times the noise
-    reset_share: float = 0.05  # of those: drawn again, as wide as the tensor is
+    new_layer_prob: float = (
+        0.2  # probability that a change of architecture is of a layer, else of nodes
+    )
+    nodes: tuple[int, ...] = (16, 32, 64)  # numbers of nodes to add or drop
+    mutation_sd: float = 0.1  # standard deviation of the noise, relative to the weight
+    mutated_fraction: float = 0.1  # fraction of a tensor's weights that are changed
+    strong_fraction: float = 0.05  # fraction of those with ten times the noise
+    reset_fraction: float = 0.05  # fraction of those drawn again, as wide as the tensor is
     mutate_elite: bool = False
 
     def __post_init__(self) -> None:
@@ -143,11 +146,11 @@ class MutationConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: a probability is not negative")
         if not self.kinds:
             raise ValueError("all probabilities are 0: set one, such as no_mutation=1.0")
-        for name in ("new_layer_prob", "mutated_share", "strong_share", "reset_share"):
+        for name in ("new_layer_prob", "mutated_fraction", "strong_fraction", "reset_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} lies in 0..1")
-        if self.strong_share + self.reset_share > 1:
-            raise ValueError("strong_share and reset_share are parts of one whole: at most 1")
+        if self.strong_fraction + self.reset_fraction > 1:
+            raise ValueError("strong_fraction and reset_fraction are parts of one whole: at most 1")
         if not self.mutation_sd >= 0:
             raise ValueError(f"mutation_sd={self.mutation_sd}: it is not negative")
         if self.hyper > 0 and not self.hyper_ranges:
@@ -160,14 +163,14 @@ class MutationConfig:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Those that can be drawn."""
+        """The kinds that can be drawn."""
         names = ("hyper", "parameters", "activation", "architecture")
         return ("none",) * (self.no_mutation > 0) + tuple(
             name for name in names if getattr(self, name) > 0
         )
 
     def probability(self, kind: str) -> float:
-        """Of a kind, relative.
+        """The relative probability of a kind.
 
         >>> MutationConfig(no_mutation=0.5).probability("none")
         0.5

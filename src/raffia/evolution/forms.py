@@ -65,7 +65,8 @@ def add_layer(
     layer: int,
     nodes: Tensor,  # [N], which of them it has: 1, else 0
 ) -> None:
-    """A layer that adds nothing at first: neither to the network's result nor to its slow copy's.
+    """A layer that adds nothing at first: neither to the network's result nor to its target
+    network's.
 
     >>> from raffia.nn.evolvable import EvolvableMLP
     >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=2, max_nodes=3)
@@ -102,7 +103,8 @@ def add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tenso
 
 
 def _with_this_form(state: TensorDict, path: Path, *names: str) -> Iterator[Tensor]:
-    """A network's parameters of these names; and its slow copy's, unless that has its own form."""
+    """A network's parameters of these names; and its target network's, unless that has its own
+    form."""
     for name in names:
         yield state["params", *path, name]
     slow = {key[-1]: tensor for key, tensor in _parts(state, path, "target")}
@@ -111,7 +113,7 @@ def _with_this_form(state: TensorDict, path: Path, *names: str) -> Iterator[Tens
 
 
 def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
-    """What a part of the state keeps of a network, in nests of any names."""
+    """What a part of the state holds of a network, in trees of any names."""
     paths = sorted(networks_with_form(state), key=len, reverse=True)
     for key in _leaves(state[part] if part in state.keys() else None):
         # The longest name that fits: "head" is not "policy.head"
@@ -120,9 +122,9 @@ def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Ten
             yield key, state[part, *key]
 
 
-def _leaves(nest: TensorDict | None) -> list[Path]:
+def _leaves(tree: TensorDict | None) -> list[Path]:
     """The keys of all tensors, as tuples."""
-    keys = [] if nest is None else list(nest.keys(True, True))
+    keys = [] if tree is None else list(tree.keys(True, True))
     return [key if isinstance(key, tuple) else (key,) for key in keys]
 
 

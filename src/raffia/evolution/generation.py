@@ -1,4 +1,4 @@
-"""A generation: fitness, selection, mutation; and who comes from whom.
+"""A generation: fitness, selection, mutation; and lineage.
 
 Legend: P members, E evaluations of each.
 """
@@ -32,16 +32,16 @@ class Generation:
     """
 
     number: int  # counted from 1
-    fitness: list[float]  # of the members before, by place
-    parents: list[int]  # the place that each place's state comes from
-    members: list[int]  # who lives at each place now: a number that no other ever had
-    parent_members: list[int]  # whom each comes from
-    kinds: list[str]  # of mutation
-    changes: list[str]  # ... in words
-    hyper: dict[str, list[float]]  # after it, by name
+    fitness: list[float]  # fitness of the members before, by slot
+    parents: list[int]  # the slot that each slot's state comes from
+    members: list[int]  # the member at each slot now: a number that no other ever had
+    parent_members: list[int]  # the member that each comes from
+    kinds: list[str]  # kinds of mutation
+    changes: list[str]  # the mutations in words
+    hyper: dict[str, list[float]]  # hyper-parameters after it, by name
 
     def as_row(self) -> dict[str, Any]:
-        """What JSON holds of it.
+        """The generation's row, as JSON can hold it.
 
         >>> Generation(1, [0.0], [0], [0], [0], ["none"], [""], {}).as_row()["generation"]
         1
@@ -72,10 +72,10 @@ class Evolution:
         self.number = 0  # of generations so far
         self.members = list(range(size))
         self._next = size
-        self._fitness: list[list[float]] = []  # [E][P], by place; a copy takes its parent's along
+        self._fitness: list[list[float]] = []  # [E][P], by slot; a copy takes its parent's along
 
     def record(self, fitness: Tensor | Sequence[float]) -> None:
-        """Hear of an evaluation of all members [P].
+        """Take the fitness of an evaluation of all members [P].
 
         >>> Evolution(2, SelectionConfig(), MutationConfig()).record([1.0])
         Traceback (most recent call last):
@@ -114,10 +114,12 @@ class Evolution:
         return state, generation
 
     def _parents(self, fitness: Tensor, generator: torch.Generator) -> tuple[Tensor, int | None]:
-        """And the place of the elite, if there is one."""
+        """The parents, and the slot of the elite, if there is one."""
         selection = self.selection
         if selection.method == "truncation":
-            parents = truncation(fitness, share=selection.share, generator=generator)
+            parents = truncation(
+                fitness, fraction=selection.truncation_fraction, generator=generator
+            )
             best = int(fitness.argmax())
         else:
             parents = tournament(
@@ -132,16 +134,16 @@ class Evolution:
     def _named(self, parents: list[int], best: int | None) -> list[int]:
         """One heir of each goes on as the member that it was; others are new.
 
-        It is the elite; else who has stayed in place; else the first.
+        It is the elite; else the one that has stayed in its slot; else the first.
         """
-        stayed = [place for place, parent in enumerate(parents) if place == parent]
+        stayed = [slot for slot, parent in enumerate(parents) if slot == parent]
         first = [] if best is None else [best]
         heirs: dict[int, int] = {}
-        for place in (*first, *stayed, *range(len(parents))):
-            heirs.setdefault(parents[place], place)
+        for slot in (*first, *stayed, *range(len(parents))):
+            heirs.setdefault(parents[slot], slot)
         out = []
-        for place, parent in enumerate(parents):
-            if heirs[parent] == place:
+        for slot, parent in enumerate(parents):
+            if heirs[parent] == slot:
                 out.append(self.members[parent])
             else:
                 out.append(self._next)
@@ -149,7 +151,7 @@ class Evolution:
         return out
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """The state for a resume."""
         return {
             "number": self.number,
             "members": list(self.members),
@@ -159,10 +161,10 @@ class Evolution:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Load a state that `state` gave."""
         if len(state["members"]) != self.size:
             raise ValueError(
-                f"what was kept is of {len(state['members'])} members, and the population has "
+                f"the saved state is of {len(state['members'])} members, and the population has "
                 f"{self.size}"
             )
         self.number, self._next = state["number"], state["next"]

@@ -1,4 +1,4 @@
-"""How a member differs from the one that it comes from: pure functions of a state and draws.
+"""Mutation of members: pure functions of a state and draws.
 
 Legend: P members, L layers and N nodes of a network at most.
 """
@@ -18,16 +18,16 @@ from raffia.functional.activations import ACTIVATIONS
 from raffia.functional.draws import draw_seeds
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Change", "check_mutations", "draw_kind", "mutate"]
+__all__ = ["MemberChange", "check_mutations", "draw_kind", "mutate"]
 
 STRONG = 10.0  # times the noise
 NAMES = tuple(ACTIVATIONS)
 
 
-class Change(NamedTuple):
-    """What became of a member.
+class MemberChange(NamedTuple):
+    """The change of a member.
 
-    >>> Change("hyper", "learning_rate 0.001 -> 0.0012").kind
+    >>> MemberChange("hyper", "learning_rate 0.001 -> 0.0012").kind
     'hyper'
     """
 
@@ -40,8 +40,8 @@ def mutate(
     config: MutationConfig,
     generator: torch.Generator,  # on the CPU
     *,
-    spared: tuple[int, ...] = (),  # places that stay as they are, such as the elite's
-) -> tuple[TensorDict, list[Change]]:
+    spared: tuple[int, ...] = (),  # slots that stay unchanged, such as the elite's
+) -> tuple[TensorDict, list[MemberChange]]:
     """The changed states, in memory of their own, and what was changed in each.
 
     Each member draws one kind. A larger architecture computes what the smaller one did; one that
@@ -54,24 +54,24 @@ def mutate(
     >>> config = MutationConfig(no_mutation=0, hyper=1, hyper_ranges={"tau": HyperRange(0.5, 0.9)})
     >>> changed, changes = mutate(state, config, torch.Generator().manual_seed(0), spared=(1,))
     >>> changed["hyper", "tau"], changes[1]
-    (tensor([0.6000, 0.9000]), Change(kind='none', what=''))
+    (tensor([0.6000, 0.9000]), MemberChange(kind='none', what=''))
     """
     check_mutations(state, config)
     state = state.clone()
     changes = []
     for member, seed in enumerate(draw_seeds(len(state), generator).tolist()):
         if member in spared:
-            changes.append(Change("none"))
+            changes.append(MemberChange("none"))
             continue
         # A generator for each member, so that what it becomes does not depend on the others.
         draw = torch.Generator().manual_seed(seed)
         kind = draw_kind(config, draw)
-        changes.append(Change(kind, _KINDS[kind](state, member, config, draw)))
+        changes.append(MemberChange(kind, _KINDS[kind](state, member, config, draw)))
     return state, changes
 
 
 def draw_kind(config: MutationConfig, generator: torch.Generator) -> str:
-    """What a member becomes.
+    """The drawn kind of change of a member.
 
     >>> draw_kind(MutationConfig(no_mutation=0, parameters=1), torch.Generator())
     'parameters'
@@ -121,7 +121,7 @@ def _within(number: float, span: HyperRange) -> bool:
     return span.low - slack <= number <= span.high + slack
 
 
-# -- kinds of change: each writes into the state and says what it did
+# -- kinds of change: each writes into the state and returns what it did
 
 
 def _none(state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator) -> str:
@@ -190,22 +190,22 @@ def _parameters(
 def _noise(
     leaf: Tensor, present: Tensor | None, config: MutationConfig, draw: torch.Generator
 ) -> int:
-    """Changes a share of a tensor's weights in place; gives how many.
+    """MemberChange a fraction of a tensor's weights in place; returns how many.
 
     present: bool, which weights the network has now; None: all.
     """
     flat = leaf.flatten()
     among = torch.arange(len(flat)) if present is None else present.flatten().nonzero()[:, 0].cpu()
-    num = max(1, round(config.mutated_share * len(among)))
-    place = among[torch.randperm(len(among), generator=draw)[:num]].to(leaf.device)
+    num = max(1, round(config.mutated_fraction * len(among)))
+    slot = among[torch.randperm(len(among), generator=draw)[:num]].to(leaf.device)
     kind = torch.rand(num, generator=draw, dtype=torch.float64).to(leaf.device)
     normal = torch.randn(num, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
     spread = (flat if present is None else leaf[present]).std(correction=0)
-    old = flat[place]
-    size = torch.where(kind < config.strong_share, STRONG, 1.0) * config.mutation_sd
+    old = flat[slot]
+    size = torch.where(kind < config.strong_fraction, STRONG, 1.0) * config.mutation_sd
     new = old + normal * size.to(leaf.dtype) * old.abs()
-    again = kind >= 1 - config.reset_share
-    changed = flat.index_put((place,), torch.where(again, normal * spread, new))
+    again = kind >= 1 - config.reset_fraction
+    changed = flat.index_put((slot,), torch.where(again, normal * spread, new))
     leaf.copy_(changed.view(leaf.shape))  # which need not lie in memory in this order
     return num
 

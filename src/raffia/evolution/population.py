@@ -21,7 +21,7 @@ from raffia.tensordict.tensordict import TensorDict
 __all__ = ["Population", "member_seeds", "with_hyper"]
 
 FEW = 2  # members, for whom one program costs more on a CPU than it saves
-BATCH_SIZE = "batch_size"  # of hyper: the one that no program can have unlike in one stack
+BATCH_SIZE = "batch_size"  # of hyper: the only one that must be equal in one stack
 
 
 class Population:
@@ -30,13 +30,14 @@ class Population:
     learner: of each member.
     size: P.
     batches: "shared": a batch [B] is for all of them; "own": batches [P, B].
-    hyper: of members that begin unlike, each [P]; of what the learner's "hyper" has, and
+    hyper: of members that begin with different values, each [P]; of what the learner's "hyper" has,
+    and
         "batch_size": members that take the first so many samples of a batch only. Those with as
         many are a group, and each group is a program.
     grads: all members' by one "vmap", or "each" for itself; "traced" is vmap, of which after some
         steps the operations are recorded and repeated (see `Traced`: for learners whose `grads`
         reads nothing that changes but its arguments). None: by vmap. On a CPU it is each in any
-        case but "vmap", where they are two, or the learner says `learns_faster_alone`, as ILQL's
+        case but "vmap", where they are two, or the learner has `learns_faster_alone` set, as ILQL's
         does.
     apply: how the optimiser steps: by the learner's own step of a "stack", where it has one
         (`applies_stacks`), "each" member for itself in the stack's memory, or all by one "vmap".
@@ -90,7 +91,7 @@ class Population:
         if apply == "stack" and not applies_stacks(learner):
             raise ValueError(
                 f"apply='stack': {type(learner).__name__} takes no stack of members, or it would "
-                "say applies_stacks = True; pass apply='each', or leave it out"
+                "set applies_stacks = True; pass apply='each', or leave it out"
             )
         self.learner, self.size, self.batches = learner, size, batches
         self._hyper = {} if hyper is None else dict(hyper)
@@ -134,7 +135,7 @@ class Population:
         return _stacked(state, after)
 
     def _of_group(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Of members whose batches are as long."""
+        """The gradients of members whose batches have one length."""
         own = self.batches == "own"
         if len(state) == 1:  # the learner's own program, to the last bit
             update, metrics = self.learner.grads(state[0], batch[0] if own else batch)
@@ -156,7 +157,7 @@ class Population:
     def _of_groups(
         self, state: TensorDict, batch: TensorDict, sizes: list[int]
     ) -> tuple[TensorDict, TensorDict]:
-        """Of members that take batches of unlike lengths: a program for each length."""
+        """The gradients of members whose batches differ in length: a program for each length."""
         length = self._length(batch)
         if max(sizes) > length:
             raise ValueError(
@@ -259,7 +260,7 @@ def _batch_sizes(state: TensorDict) -> list[int] | None:
 
 
 def _filled(priority: Tensor, length: int) -> Tensor:
-    """NaN where a member did not look."""
+    """The priorities of all steps, NaN where a member did not learn from them."""
     missing = priority.new_full((len(priority), length - priority.shape[1]), torch.nan)
     return torch.cat([priority, missing], 1)
 

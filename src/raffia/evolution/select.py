@@ -1,4 +1,4 @@
-"""Who goes on: fitness -> the place that each member's state comes from.
+"""Selection: fitness -> the slot that each member's state comes from.
 
 Legend: P members, E evaluations of each. Selection itself is `state[parents]`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raffia.evolution.config import check_share, check_tournament
+from raffia.evolution.config import check_fraction, check_tournament
 
 __all__ = ["mean_fitness", "tournament", "truncation"]
 
@@ -29,12 +29,12 @@ def tournament(
     *,
     tournament_size: int = 2,
     elitism: bool = True,
-    population_size: int | None = None,  # places to fill; None: P
+    population_size: int | None = None,  # slots to fill; None: P
     generator: torch.Generator,
-) -> Tensor:  # int64 [places]
+) -> Tensor:  # int64 [slots]
     """The parents that tournaments choose.
 
-    With elitism the first place is the best member's. Each other is that of the best of
+    With elitism the first slot is the best member's. Each other is that of the best of
     `tournament_size` members, drawn with replacement; of equals the first drawn.
 
     Source: Miller & Goldberg (1995), "Genetic Algorithms, Tournament Selection, and the Effects of
@@ -45,12 +45,12 @@ def tournament(
     tensor(1)
     """
     size = len(fitness)
-    places = size if population_size is None else population_size
+    slots = size if population_size is None else population_size
     check_tournament(tournament_size, elitism, size)
-    if places < 1:
-        raise ValueError(f"population_size={places}: there is at least one place to fill")
+    if slots < 1:
+        raise ValueError(f"population_size={slots}: there is at least one slot to fill")
     fitness = _worst_if_nan(fitness)
-    drawn = torch.randint(size, (places, tournament_size), generator=generator)
+    drawn = torch.randint(size, (slots, tournament_size), generator=generator)
     winners = fitness.cpu()[drawn].argmax(1, keepdim=True)
     parents = drawn.gather(1, winners).squeeze(1)
     if elitism:
@@ -61,23 +61,23 @@ def tournament(
 def truncation(
     fitness: Tensor,  # [P], the larger the better
     *,
-    share: float = 0.25,
+    fraction: float = 0.25,
     generator: torch.Generator,
 ) -> Tensor:  # int64 [P]
-    """The parents where the worst give way: each of the worst share is replaced by one of the best.
+    """The parents of truncation: each of the worst fraction is replaced by one of the best.
 
-    All others keep their places. Which of the best is drawn.
+    All others keep their slots. Which of the best is drawn.
 
     Source: Jaderberg et al. (2017), arXiv 1711.09846, section 4.1.1.
 
     >>> generator = torch.Generator().manual_seed(0)
-    >>> truncation(torch.tensor([1.0, 5.0, 3.0, 4.0]), share=0.25, generator=generator)
+    >>> truncation(torch.tensor([1.0, 5.0, 3.0, 4.0]), fraction=0.25, generator=generator)
     tensor([1, 1, 2, 3])
     """
-    check_share(share)
+    check_fraction(fraction)
     size = len(fitness)
     order = _worst_if_nan(fitness).argsort(descending=True, stable=True)
-    num = max(1, int(share * size)) if size > 1 else 0
+    num = max(1, int(fraction * size)) if size > 1 else 0
     parents = torch.arange(size, device=fitness.device)
     if num:
         drawn = torch.randint(num, (num,), generator=generator).to(fitness.device)

@@ -27,7 +27,8 @@ class Traced:
         attributes, must stay as it is; it draws nothing and writes to none of its inputs.
     after: so many calls of a form are made as they are; recording takes seconds, which few calls
         would not bring in again.
-    kept: forms (shapes, types, devices, names) that are remembered; the least recently used goes.
+    max_forms: forms (shapes, types, devices, names) that are remembered; the least recently used
+        goes.
 
     >>> double = Traced(lambda x, y: {"z": 2 * x + y}, after=1)
     >>> one = torch.ones(3)
@@ -37,8 +38,10 @@ class Traced:
     (tensor([7., 7., 7.]), 1)
     """
 
-    def __init__(self, function: Callable[..., Any], *, after: int = 100, kept: int = 4) -> None:
-        self.function, self.after, self.kept = function, after, kept
+    def __init__(
+        self, function: Callable[..., Any], *, after: int = 100, max_forms: int = 4
+    ) -> None:
+        self.function, self.after, self.max_forms = function, after, max_forms
         self.num_recorded = 0
         self._calls: OrderedDict[Form, int] = OrderedDict()
         self._recorded: OrderedDict[Form, tuple[Callable[..., list[Tensor]], Any]] = OrderedDict()
@@ -66,19 +69,19 @@ class Traced:
         return False
 
     def _drop_oldest(self, found: OrderedDict[Form, Any]) -> None:
-        while len(found) > self.kept:
+        while len(found) > self.max_forms:
             found.popitem(last=False)
 
     def _record(self, leaves: list[Tensor], spec: Any) -> tuple[Callable[..., list[Tensor]], Any]:
-        told = []
+        out_specs = []
 
         def flat(*parts: Tensor) -> list[Tensor]:
             with torch.enable_grad():
                 out = self.function(*pytree.tree_unflatten(list(parts), spec))
             found, out_spec = pytree.tree_flatten(out)
-            told.append(out_spec)
+            out_specs.append(out_spec)
             return found
 
         operations = make_fx(flat)(*leaves)
         self.num_recorded += 1
-        return operations, told[-1]
+        return operations, out_specs[-1]

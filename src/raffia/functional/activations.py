@@ -23,7 +23,7 @@ _FUNCTIONS = tuple(ACTIVATIONS.values())
 
 
 def activate(x: Tensor, number: Tensor) -> Tensor:
-    """What the activation of this number [], by its place in `ACTIVATIONS`, makes of x.
+    """The activation of this number [], its index in `ACTIVATIONS`, applied to x.
 
     Under `torch.vmap`, where each member has its own, all of them are computed.
 

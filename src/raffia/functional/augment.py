@@ -14,9 +14,9 @@ def random_shift(
     shift: Tensor,  # int64 [B, 2], rows and columns, 0..2 * pad; `pad` moves nothing
     pad: int = 4,
 ) -> Tensor:  # like images, uint8 too
-    """Widen images by `pad` copies of their border, and cut a window of the old size out of them.
+    """Widen images by `pad` copies of their border, and crop them to the old size.
 
-    Row i of the window is row i + shift - pad of the image, or the nearest one that it has.
+    Row i of the crop is row i + shift - pad of the image, or the nearest one that it has.
     Source: Yarats et al. (2021), section 3.1, there of 84x84 images; a pad of 4.
 
     >>> image = torch.arange(9, dtype=torch.uint8).reshape(1, 1, 3, 3)
@@ -34,10 +34,10 @@ def random_shift(
     # reading rows and columns of the nearest pixels needs no widened copy of the images
     row = _nearest(shift[:, 0], pad, height)  # [B, H]
     column = _nearest(shift[:, 1], pad, width)  # [B, W]
-    place = (row * width).unsqueeze(-1) + column.unsqueeze(-2)  # [B, H, W]
+    position = (row * width).unsqueeze(-1) + column.unsqueeze(-2)  # [B, H, W]
     planes = images.reshape(batch, -1, height * width)
-    place = place.reshape(batch, 1, height * width).expand_as(planes)
-    return planes.gather(-1, place).reshape(images.shape)
+    position = position.reshape(batch, 1, height * width).expand_as(planes)
+    return planes.gather(-1, position).reshape(images.shape)
 
 
 def _nearest(shift: Tensor, pad: int, size: int) -> Tensor:  # [B] -> [B, size]
@@ -72,7 +72,7 @@ def draw_shift(
     pad: int = 4,
     generator: torch.Generator | None = None,
 ) -> Tensor:  # int64 [B, 2], 0..2 * pad
-    """Shifts for `random_shift`, all alike likely; on the generator's device.
+    """Shifts for `random_shift`, all equally likely; on the generator's device.
 
     >>> shift = draw_shift(100, pad=1, generator=torch.Generator().manual_seed(0))
     >>> shift.shape, shift.unique()

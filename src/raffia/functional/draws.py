@@ -1,6 +1,6 @@
 """Random numbers of a search: drawn at its edge, or made from seeds that are arguments.
 
-A number made here from a seed and a place is the same in any batch, on any device, in tensor
+A number made here from a seed and a position is the same in any batch, on any device, in tensor
 operations and in kernels: it is a mix of their bits (SplitMix64: Steele, Lea, Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014).
 """
@@ -20,7 +20,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Spread the bits of int64 numbers: close ones become unlike ones.
+    """Spread the bits of int64 numbers: close ones become different ones.
 
     >>> mix(torch.tensor([0, 1]))
     tensor([                  0, 6238072747940578789])
@@ -48,8 +48,8 @@ def seeded_uniform(seed: Tensor, num: int) -> Tensor:
     >>> seeded_uniform(torch.tensor([2]), 3).equal(seeded_uniform(torch.tensor([1, 2]), 3)[1:])
     True
     """
-    place = torch.arange(1, num + 1, device=seed.device)
-    bits = _shifted(mix(seed.unsqueeze(-1) + place * GOLDEN), 41)  # 23 bits
+    position = torch.arange(1, num + 1, device=seed.device)
+    bits = _shifted(mix(seed.unsqueeze(-1) + position * GOLDEN), 41)  # 23 bits
     return (bits.float() + 0.5) * 2.0**-23
 
 

@@ -1,4 +1,4 @@
-"""Optimisers as values: how parameters follow their gradients, on trees of tensors.
+"""Optimisers as values, on trees of tensors.
 
 Leaves [P, ...] and rates [P] are P members, each with rates of its own.
 """
@@ -24,7 +24,7 @@ Leaves = list[Tensor]
 
 
 class Update(Protocol):
-    """How an optimiser is called.
+    """The call of an optimiser.
 
     >>> update: Update = sgd(momentum=0.0).update
     >>> params, grads = {"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}
@@ -158,7 +158,7 @@ Formula = Callable[
 
 
 def _optimizer(
-    names: Sequence[str],  # of what is kept for each parameter
+    names: Sequence[str],  # of the tensors stored for each parameter
     kernel: Kernel,  # writes to all leaves of one member in one pass over memory
     formula: Formula,  # the same for one leaf, as new tensors; rates broadcast over its members
     default_decay: float,
@@ -204,12 +204,12 @@ def _optimizer(
         count = count + 1
         rate = torch.as_tensor(rate, dtype=torch.float32, device=count.device)
         rows = []
-        for leaf, grad, *kept in zip(p, g, *slots, strict=True):
+        for leaf, grad, *moments in zip(p, g, *slots, strict=True):
             shrink = over_leaf(decay, leaf) if isinstance(decay, Tensor) else decay
-            new, kept = formula(
-                leaf, grad, kept, over_leaf(count, leaf), over_leaf(rate, leaf), shrink
+            new, moments = formula(
+                leaf, grad, moments, over_leaf(count, leaf), over_leaf(rate, leaf), shrink
             )
-            rows.append([x.to(leaf.dtype) for x in (new, *kept)])  # rates [P] would widen it
+            rows.append([x.to(leaf.dtype) for x in (new, *moments)])  # rates [P] would widen it
         structure = pytree.tree_structure(params)
         new_params, *trees = (structure.unflatten([row[i] for row in rows]) for i in range(width))
         return new_params, {"count": count} | dict(zip(names, trees, strict=True))
@@ -235,15 +235,15 @@ def _check_rates(leaves: Leaves, *rates: Rate) -> None:
 
 
 def _fits_kernel(p: Leaves, slots: list[Leaves]) -> bool:
-    """Whether the fused kernels, which walk through memory as it lies, see equal leaves."""
+    """Whether the fused kernels, which run through memory as it lies, see equal leaves."""
     if not p or p[0].device.type not in ("cpu", "cuda"):
         return False
     kind = p[0].dtype, p[0].device
     return all(
         (leaf.dtype, leaf.device) == kind
         and (leaf.is_contiguous() or _is_channels_last(leaf))
-        and all(x.dtype == leaf.dtype and x.stride() == leaf.stride() for x in kept)
-        for leaf, *kept in zip(p, *slots, strict=True)
+        and all(x.dtype == leaf.dtype and x.stride() == leaf.stride() for x in moments)
+        for leaf, *moments in zip(p, *slots, strict=True)
     )
 
 

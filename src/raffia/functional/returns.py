@@ -92,11 +92,14 @@ def lambda_return(
         lambda_ = torch.where(ends, 0.0, lambda_)
     following = value[..., -1:].squeeze(-1)
     sums = []
-    kept = torch.as_tensor(lambda_, dtype=reward.dtype, device=reward.device).expand_as(reward)
-    for (r, g), v, share in zip(
-        _backwards(reward, discount), value.unbind(-1)[::-1], kept.unbind(-1)[::-1], strict=True
+    fractions = torch.as_tensor(lambda_, dtype=reward.dtype, device=reward.device).expand_as(reward)
+    for (r, g), v, fraction in zip(
+        _backwards(reward, discount),
+        value.unbind(-1)[::-1],
+        fractions.unbind(-1)[::-1],
+        strict=True,
     ):
-        following = r + g * ((1 - share) * v + share * following)
+        following = r + g * ((1 - fraction) * v + fraction * following)
         sums.append(following)
     return torch.stack(sums[::-1], -1)
 

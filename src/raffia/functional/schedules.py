@@ -50,8 +50,8 @@ def linear(
     >>> linear(torch.tensor([0, 5, 10, 99]), 10, start=1.0, stop=0.2)
     tensor([1.0000, 0.6000, 0.2000, 0.2000])
     """
-    share = (step / num_steps).clamp(0, 1)
-    return start * (1 - share) + stop * share  # exact at both ends
+    fraction = (step / num_steps).clamp(0, 1)
+    return start * (1 - fraction) + stop * fraction  # exact at both ends
 
 
 def cosine_decay(
@@ -66,5 +66,5 @@ def cosine_decay(
     >>> cosine_decay(torch.tensor([0, 5, 10, 99]), 10)
     tensor([1.0000, 0.5000, 0.0000, 0.0000])
     """
-    share = (step / num_steps).clamp(0, 1)
-    return stop + (1 - stop) * (1 + (math.pi * share).cos()) / 2
+    fraction = (step / num_steps).clamp(0, 1)
+    return stop + (1 - stop) * (1 + (math.pi * fraction).cos()) / 2

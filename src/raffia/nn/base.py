@@ -1,4 +1,4 @@
-"""What keyed modules have in common: their keys, the selection of outputs, the call."""
+"""The common part of keyed modules: their keys, the selection of outputs, the call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OutKeyNotFoundError(ValueError, RuntimeError):
 
 
 class TensorDictModuleBase(nn.Module):
-    """What keyed modules have in common: `in_keys`, `out_keys`, and their selection.
+    """The common part of keyed modules: `in_keys`, `out_keys`, and their selection.
 
     A subclass sets `in_keys` and `out_keys` (as class attributes or in its constructor) and writes
     `forward(self, tensordict)`, which returns a container. `dispatch` makes it callable with
@@ -57,11 +57,11 @@ class TensorDictModuleBase(nn.Module):
     (tensor([2., 2.]), tensor([2., 2.]))
     """
 
-    _quick: bool = False  # whether `_run` may stand for `forward`
-    _has_own_keys: bool = False  # a subclass works out its keys: they are no list that is kept
+    _quick: bool = False  # whether `_run` may replace `forward`
+    _has_own_keys: bool = False  # a subclass works out its keys: they are not a stored list
     _selected: list[NestedKey] | None = None
     _inner: str | None = None  # the child whose attributes it passes on ...
-    _kept_names: str = "_"  # ... but for names that begin so
+    _own_prefixes: str = "_"  # prefixes of names that are its own
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,13 +86,13 @@ class TensorDictModuleBase(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             inner = self.__dict__.get("_modules", {}).get(self._inner)
-            if inner is not None and not name.startswith(self._kept_names):
+            if inner is not None and not name.startswith(self._own_prefixes):
                 return getattr(inner, name)
             if name not in ("_in_keys", "_out_keys"):
                 raise
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name[1:]!r}: a keyed module "
-            f"says what it reads and writes; set self.{name[1:]} = [...] after "
+            f"tells what it reads and writes; set self.{name[1:]} = [...] after "
             "super().__init__(), or as an attribute of the class"
         )
 
@@ -150,7 +150,7 @@ class TensorDictModuleBase(nn.Module):
         return self._run(tensordict)
 
     def _become_functional(self) -> None:
-        """Take parameters, if a module within was made functional before it was put here."""
+        """Become functional, if a module within was made functional before it was put here."""
         if "forward" in self.__dict__ or torch.compiler.is_compiling():
             return
         if any(["_is_stateless" in module.__dict__ for module in self.modules()]):
@@ -193,7 +193,7 @@ class TensorDictModuleBase(nn.Module):
         selected = self._selectable(out_keys)
         self.reset_out_keys()
         self._selected = selected
-        self.register_forward_hook(Selection(dropped_keys(self)))
+        self.register_forward_hook(OutKeySelection(dropped_keys(self)))
         return self
 
     def _selectable(self, out_keys: tuple[Any, ...]) -> list[NestedKey]:
@@ -229,17 +229,17 @@ class TensorDictModuleBase(nn.Module):
         """
         self._selected = None
         for number, hook in list(self._forward_hooks.items()):
-            if isinstance(hook, Selection):
+            if isinstance(hook, OutKeySelection):
                 del self._forward_hooks[number]
         return self
 
     # -- parameters
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Draw the parameters of all layers anew, by their `reset_parameters`.
+        """Draw the parameters of all layers again, by their `reset_parameters`.
 
         parameters: a tree of parameters for this module, without batch dimensions: these are drawn
-            anew and returned as leaves that require gradients, and the module keeps its own.
+            again and returned as leaves that require gradients, and the module keeps its own.
         Raises RuntimeError if they have batch dimensions.
 
         >>> from torch import nn
@@ -275,7 +275,7 @@ class TensorDictModuleBase(nn.Module):
         return shown(self, [f"{name}={child}" for name, child in self.named_children()])
 
 
-class Selection:
+class OutKeySelection:
     """The forward hook behind `select_out_keys`: takes the other outputs out of the container."""
 
     def __init__(self, dropped: list[NestedKey]) -> None:
@@ -292,8 +292,8 @@ class Selection:
 
 def dropped_keys(module: TensorDictModuleBase) -> list[NestedKey]:
     """The outputs that a selection leaves out; an output that is an input too stays."""
-    kept = [*module.out_keys, *module.in_keys, "_"]
-    return [key for key in module.out_keys_source if key not in kept]
+    used = [*module.out_keys, *module.in_keys, "_"]
+    return [key for key in module.out_keys_source if key not in used]
 
 
 def _prune(tensordict: Any, key: NestedKey) -> None:

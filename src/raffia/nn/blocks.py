@@ -61,7 +61,7 @@ def mlp(
 
     sizes: of the input, the hidden layers and the output.
     norm_type: "BN" or "LN", None for none.
-    activation: what each place gets a copy of.
+    activation: of which each layer gets a copy.
     norm_last: normalisation and activation after the last layer, too.
     zero_last: weights and bias of the last layer start at 0.
 
@@ -155,7 +155,7 @@ class LSTMStep(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Draw all parameters again."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)

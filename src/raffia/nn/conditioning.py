@@ -1,4 +1,4 @@
-"""What a sequence draws, as one distribution: that of each value given those before it."""
+"""The draws of a sequence as one distribution: that of each value given those before it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _members(module: ProbabilisticTensorDictModule, dist: Any) -> dict[NestedKey
 def run(module: Any, tensordict: Any, kwargs: dict[str, Any], keep: bool) -> Any:
     """What a module makes of the container; those that draw take no keywords.
 
-    keep: values that are there are not drawn anew, in sequences neither.
+    keep: values that are there are not drawn again, in sequences neither.
     """
     if isinstance(module, ProbabilisticTensorDictModule):
         there = keep and all([key in tensordict for key in module.dist_sample_keys])

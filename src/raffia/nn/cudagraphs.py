@@ -37,7 +37,7 @@ class CudaGraphModule:
     module: a function of tensors, or of a container if it has `in_keys` or these are given.
     warmup: which call records, from 1; a compiled function needs some to finish compiling.
     in_keys, out_keys: the keys that a function of containers reads and writes; `[]`: a container
-        must be given. A module's own ones are used in their place, with a warning if they differ.
+        must be given. A module's own ones are used instead, with a warning if they differ.
     device: where the streams are; the current GPU by default.
     Raises ValueError for a `warmup` below 1, and at a call, once recorded, for other shapes, other
     constants or tensors that are not on a GPU; KeyError for missing entries; RuntimeError for

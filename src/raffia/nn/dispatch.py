@@ -111,7 +111,7 @@ class dispatch:
         return call
 
     def _keys(self, owner: Any) -> tuple[Sequence[NestedKey], Sequence[NestedKey]]:
-        """Where the arguments go, and where the results are."""
+        """The keys of the arguments, and those of the results."""
         source, dest = self.source, self.dest
         return (
             getattr(owner, source) if isinstance(source, str) else source,
@@ -194,7 +194,7 @@ class set_skip_existing(Mode):
     A module that reads a key which it also writes is never skipped.
 
     mode: True; False; a list of keys: only modules whose outputs are all listed are skipped; None,
-        as a decorator only: as the block around the call says.
+        as a decorator only: as the block around the call sets.
     in_key_attr, out_key_attr: for a decorated `forward(self, tensordict)`: where the keys stand.
     thread_local: for this thread only.
     Raises RuntimeError if a block is entered with None, or within `torch.compile`.
@@ -227,7 +227,7 @@ class set_skip_existing(Mode):
 
     @property
     def mode(self) -> Any:
-        """What was asked for."""
+        """The mode that was asked for."""
         return self.value
 
     def set(self) -> None:
@@ -286,11 +286,11 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
     """Whether a module with these keys has nothing to do for this container."""
     if mode is not True and not all([key in mode for key in out_keys]):
         return False
-    kept = [key for key in out_keys if key != "_"]
-    if out_keys and not kept:  # it is called for what else it does
+    written = [key for key in out_keys if key != "_"]
+    if out_keys and not written:  # it is called for what else it does
         return False
     return not any([key in out_keys for key in in_keys]) and all(
-        [key in tensordict for key in kept]
+        [key in tensordict for key in written]
     )
 
 

@@ -1,4 +1,5 @@
-"""What makes a module's distributions: found by its name, and asked what went wrong."""
+"""The class of a module's distributions: found by its name, with errors that explain what went
+wrong."""
 
 from __future__ import annotations
 
@@ -74,11 +75,11 @@ def explained(
     tensordict: Any,
 ) -> Exception:
     """The error of a distribution that could not be made, with the keys it came from."""
-    misfit = _misfit(make, list(keys), list(constants)) if isinstance(error, TypeError) else ""
-    if misfit:
+    mismatch = _mismatch(make, list(keys), list(constants)) if isinstance(error, TypeError) else ""
+    if mismatch:
         return TypeError(
             f"distribution keywords and tensordict keys indicated by {title}.dist_keys must match, "
-            f"and the keys are read as {keys}: {misfit} To say which keyword a key feeds: "
+            f"and the keys are read as {keys}: {mismatch} To name the keyword that a key feeds: "
             f"in_keys={{keyword: key}}. ({error})"
         )
     missing = [key for key in keys.values() if tensordict.get(key, None) is None]
@@ -93,8 +94,8 @@ def explained(
     return error
 
 
-def _misfit(make: Any, read: list[str], constants: list[str]) -> str:
-    """In what the keywords differ from those that `make` takes, or nothing."""
+def _mismatch(make: Any, read: list[str], constants: list[str]) -> str:
+    """The differences between the keywords and those that `make` takes, or nothing."""
     twice = [name for name in read if name in constants]
     if twice:
         return f"{twice} are given by in_keys and by distribution_kwargs."

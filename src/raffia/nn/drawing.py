@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raffia.draw.layered import layered
-from raffia.draw.layers import Box, Look
+from raffia.draw.layers import LayerBox, Look
 from raffia.nn.labels import key_text
-from raffia.nn.shapes import Seen
+from raffia.nn.shapes import EntryShape
 from raffia.tensordict.keys import NestedKey
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart TD"]
     for key, name in ins.items():
         edge = next(e for e in graph.edges if e.source is None and e.key == key)
-        lines.append(f'    {name}(["{_value(key, graph.seen(edge))}"]):::given')
+        lines.append(f'    {name}(["{_value(key, graph.shape_of(edge))}"]):::given')
     lines += _mermaid_modules(graph, ids)
     arrows = []
     for i, (key, node, style) in enumerate(_outward(graph)):
@@ -67,7 +67,7 @@ def mermaid(graph: Graph) -> str:
         if edge.source and edge.target:
             between.setdefault((edge.source, edge.target), []).append(edge)
     for (source, target), edges in between.items():
-        text = "<br/>".join([_value(edge.key, graph.seen(edge), ": ") for edge in edges])
+        text = "<br/>".join([_value(edge.key, graph.shape_of(edge), ": ") for edge in edges])
         lines.append(f'    {ids[source]} -- "{text}" --> {ids[target]}')
     lines += arrows
     for name, look in _LOOKS.items():
@@ -100,10 +100,10 @@ def _mermaid_text(text: str) -> str:
     return _SPECIAL.sub(lambda match: f"#{ord(match[0])};", text)
 
 
-def _value(key: NestedKey, seen: Seen | None, between: str = "<br/>") -> str:
-    """A key, and its shape if one was seen."""
+def _value(key: NestedKey, shape: EntryShape | None, between: str = "<br/>") -> str:
+    """A key, and its shape if it is known."""
     text = _mermaid_text(key_text(key))
-    return text if seen is None else text + between + _mermaid_text(str(seen))
+    return text if shape is None else text + between + _mermaid_text(str(shape))
 
 
 def _says(node: GraphNode) -> str:
@@ -140,19 +140,19 @@ def svg(graph: Graph) -> str:
     return layered(graph.kind, _boxes(graph), groups).svg()
 
 
-def _boxes(graph: Graph) -> list[Box]:
+def _boxes(graph: Graph) -> list[LayerBox]:
     """Modules and values, joined, each in the layer behind all that it depends on."""
-    values: dict[tuple[str | None, NestedKey], Box] = {}
+    values: dict[tuple[str | None, NestedKey], LayerBox] = {}
     looks = {(node.name, key): style for key, node, style in reversed([*_outward(graph)])}
     for edge in graph.edges:
         if edge.source is None and (None, edge.key) not in values:
-            values[None, edge.key] = _value_box("given", edge.key, graph.seen(edge))
+            values[None, edge.key] = _value_box("given", edge.key, graph.shape_of(edge))
     boxes = list(values.values())
     top = 1 if boxes else 0  # of the modules: no layer is empty
     for position, node in enumerate(graph.nodes):
         groups = tuple([i for i, g in enumerate(graph.groups) if g.start <= position < g.stop])
         look = _LOOKS["random" if node.random else "module"]
-        module = Box(look, _module_lines(node), f"{node.name}: {node.kind}", groups)
+        module = LayerBox(look, _module_lines(node), f"{node.name}: {node.kind}", groups)
         for edge in graph.edges:
             if edge.target == node.name:
                 _join(values[edge.source, edge.key], module)
@@ -169,8 +169,10 @@ def _boxes(graph: Graph) -> list[Box]:
     return boxes
 
 
-def _value_box(style: str, key: NestedKey, seen: Seen | None) -> Box:
-    return Box(_LOOKS[style], [(key_text(key), True), *([(str(seen), False)] if seen else [])])
+def _value_box(style: str, key: NestedKey, shape: EntryShape | None) -> LayerBox:
+    return LayerBox(
+        _LOOKS[style], [(key_text(key), True), *([(str(shape), False)] if shape else [])]
+    )
 
 
 def _module_lines(node: GraphNode) -> list[tuple[str, bool]]:
@@ -192,6 +194,6 @@ def _around_all(
     return tuple([i for i in groups if holds(i)])
 
 
-def _join(upper: Box, lower: Box) -> None:
+def _join(upper: LayerBox, lower: LayerBox) -> None:
     upper.below.append(lower)
     lower.above.append(upper)

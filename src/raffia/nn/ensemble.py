@@ -23,10 +23,10 @@ from raffia.tensordict.tensordict import TensorDict
 class EnsembleModule(TensorDictModuleBase):
     """Copies of a keyed module that run as one, by `torch.vmap`; each has parameters of its own.
 
-    The parameters are stacked in `params_td`, of batch size `[num_copies]`, and drawn anew for each
-    copy by the `reset_parameters` of the layers; layers that have none start alike. Everything in
-    the result has a leading dimension `num_copies`, the inputs as well; the container that came in
-    is left as it is. The copies draw random numbers (dropout, samples) independently.
+    The parameters are stacked in `params_td`, of batch size `[num_copies]`, and drawn again for
+    each copy by the `reset_parameters` of the layers; layers that have none start equal. Everything
+    in the result has a leading dimension `num_copies`, the inputs as well; the container that came
+    in is left as it is. The copies draw random numbers (dropout, samples) independently.
 
     module: the keyed module. It lends its code and its `train()` mode only: its own parameters are
         neither used nor changed, and are no parameters of the ensemble.
@@ -87,7 +87,7 @@ class EnsembleModule(TensorDictModuleBase):
             self._check_rows(tensordict)
             rows = _opened(tensordict)
         params, module = self.params_td, self.module
-        # A module without parameters needs something that says how many copies there are.
+        # A module without parameters needs an entry that tells how many copies there are.
         leaves = params._leaves([]) or [torch.empty(self.num_copies)]
         number = len(leaves)
         form = None
@@ -119,7 +119,7 @@ class EnsembleModule(TensorDictModuleBase):
     # -- parameters
 
     def reset_parameters(self) -> None:
-        """Draw the parameters of all copies anew.
+        """Draw the parameters of all copies again.
 
         >>> from torch import nn
         >>> from raffia.nn import EnsembleModule, TensorDictModule
@@ -134,7 +134,7 @@ class EnsembleModule(TensorDictModuleBase):
         self._redraw(self.params_td)
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Draw given parameters of all copies anew, in place.
+        """Draw given parameters of all copies again, in place.
 
         parameters: tree of the structure and batch size of `params_td`; `params_td` itself resets
             the ensemble.

@@ -1,4 +1,4 @@
-"""A network whose depth, width and activation are data, so that unlike ones can be stacked.
+"""A network whose depth, width and activation are data, so that different ones can be stacked.
 
 Legend: L layers and N nodes of each that there can be at most, D the width between them.
 """
@@ -24,10 +24,10 @@ class EvolvableMLP(nn.Module):
 
         x <- E x;   x <- x + gate_l O_l (mask_l * act(I_l x))  for all L layers;   y = F x
 
-    What is not there has gate or mask 0, so that it neither tells nor learns. The gates [L], masks
-    [L, N] and the activation's number are buffers: under `torch.vmap` each member has its own.
-    `raffia.evolution` adds a layer with O_l = 0 and a node with its column of O_l zero, which
-    change nothing at first.
+    Absent layers and nodes have gate or mask 0, so that they have no effect and no gradient. The
+    gates [L], masks [L, N] and the activation's number are buffers: under `torch.vmap` each member
+    has its own. `raffia.evolution` adds a layer with O_l = 0 and a node with its column of O_l
+    zero, which change nothing at first.
 
     in_features, out_features: of x and y.
     width: D.
@@ -77,7 +77,7 @@ class EvolvableMLP(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights as `nn.Linear` draws them, by how many numbers a node reads at the start."""
+        """Draw weights as `nn.Linear` does, by how many numbers a node reads at the start."""
         nodes = max(1, int(self.width_mask[0].sum()))
         for weight, fan in (
             (self.inner_weight, self.inner_weight.shape[2]),
@@ -90,12 +90,12 @@ class EvolvableMLP(nn.Module):
 
     @property
     def num_nodes(self) -> list[int]:
-        """Of each layer; 0 of one that is not there."""
+        """Width of each layer; 0 for a layer that is switched off."""
         found: list[int] = (self.width_mask * self.layer_gate.unsqueeze(1)).sum(1).int().tolist()
         return found
 
     def features(self, x: Tensor) -> Tensor:
-        """x: [..., in_features] -> [..., width], of which the last layer makes y."""
+        """Features of the last hidden layer: x [..., in_features] -> [..., width]."""
         x = self.embed(x)
         for layer in self._computed():
             nodes = linear(x, self.inner_weight[layer], self.inner_bias[layer])
@@ -107,7 +107,7 @@ class EvolvableMLP(nn.Module):
         return x
 
     def _computed(self) -> Iterable[int]:
-        """The layers that are there; all, where the gates are not to be looked at."""
+        """The layers that are switched on; all of them, where the gates cannot be read."""
         if is_traced() or self.layer_gate.device.type != "cpu":
             return range(len(self.layer_gate))
         return [layer for layer, gate in enumerate(self.layer_gate.tolist()) if gate]

@@ -58,7 +58,7 @@ def _unexpected(graph: Graph, position: int, key: NestedKey, expected: Sequence[
         text += f". Did you mean {near!r}, {there[near]}?"
     elif silent:
         text += (
-            f". If {_module(silent[-1])} writes it, say so: "
+            f". If {_module(silent[-1])} writes it, declare it: "
             f"WrapModule({silent[-1].label}, out_keys=[{key!r}])."
         )
     else:

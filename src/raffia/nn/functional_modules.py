@@ -118,7 +118,7 @@ def repopulate_module(model: Module, tensordict: Any) -> Module:
     It is called as any module again, and takes other parameters by keyword.
 
     tensordict: container or nested dict of the module's structure; its very tensors go in.
-    Raises KeyError, before anything is changed, if the module has no place for an entry.
+    Raises KeyError, before anything is changed, if the module has no such entry.
 
     >>> from torch import nn
     >>> from raffia.nn.functional_modules import make_functional, repopulate_module
@@ -232,7 +232,7 @@ def _called_with(
         out = method(*args, **kwargs)
         _write_back(given)
     except Exception as error:
-        note = _misfit(module)
+        note = _mismatch(module)
         if note:
             error.add_note(note)
         raise
@@ -241,10 +241,10 @@ def _called_with(
     return out
 
 
-def _misfit(module: nn.Module) -> str:
+def _mismatch(module: nn.Module) -> str:
     """What the parameters in a module lack, and which have other shapes than its own had."""
     missing: list[str] = []
-    unlike: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for path, layer in module.named_modules():
         for name, shape in layer.__dict__.get(_SHAPES, {}).items():
             value = layer._parameters.get(name, layer._buffers.get(name))
@@ -252,9 +252,9 @@ def _misfit(module: nn.Module) -> str:
             if value is None:
                 missing.append(where)
             elif value.shape != shape:
-                unlike[where] = value.shape, shape
+                differing[where] = value.shape, shape
     lacks = f"the parameters given to the module lack {', '.join(missing)}" if missing else ""
-    return "; ".join([text for text in (lacks, misfit(unlike)) if text])
+    return "; ".join([text for text in (lacks, misfit(differing)) if text])
 
 
 def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
@@ -375,10 +375,10 @@ def _with_params(signature: inspect.Signature) -> tuple[inspect.Signature, str]:
         name += "_"
     kinds = [argument.kind for argument in arguments]
     by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    place = next((i for i, kind in enumerate(kinds) if kind in by_keyword), len(kinds))
+    position = next((i for i, kind in enumerate(kinds) if kind in by_keyword), len(kinds))
     spread = inspect.Parameter.VAR_POSITIONAL in kinds  # nothing positional can follow *args
     kind = by_keyword[0] if spread else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    arguments.insert(place, inspect.Parameter(name, kind, default=None))
+    arguments.insert(position, inspect.Parameter(name, kind, default=None))
     return signature.replace(parameters=arguments), name
 
 

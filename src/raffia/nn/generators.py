@@ -1,4 +1,4 @@
-"""Where the random numbers of a module come from, if not from the global generator."""
+"""Sources of a module's random numbers, other than the global generator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from raffia.tensordict.node import Node
 _LARGEST_SEED = 2**62
 
 
-class Source:
-    """Where a module's random numbers come from: a generator, a seed, or an entry with either.
+class RandomSource:
+    """The source of a module's random numbers: a generator, a seed, or an entry with either.
 
     origin: a `torch.Generator`; an int, the seed of a generator that this makes; or the key of an
         entry that is one of the two. A seed in an entry is replaced by a fresh one at each call.
 
-    >>> from raffia.nn.generators import Source
-    >>> with Source(3).numbers(TensorDict(), torch.device("cpu")):
+    >>> from raffia.nn.generators import RandomSource
+    >>> with RandomSource(3).numbers(TensorDict(), torch.device("cpu")):
     ...     a = torch.rand(2)
     >>> bool((a == torch.rand(2, generator=torch.Generator().manual_seed(3))).all())
     True

@@ -1,4 +1,4 @@
-"""A sequence as data: its modules, the keys between them, and the shapes that were seen.
+"""A sequence as data: its modules, the keys between them, and the shapes of its last call.
 
 `seq.graph()` gives a `Graph`: plain records without a module or a tensor in them. How one looks is
 written in program.py (text) and drawing.py (Mermaid, SVG).
@@ -14,13 +14,13 @@ from raffia.nn.drawing import mermaid, svg
 from raffia.nn.labels import is_random, keywords, label
 from raffia.nn.program import program, table
 from raffia.nn.shapes import (
-    Seen,
-    SeenByModule,
+    EntryShape,
     Shapes,
+    ShapesByModule,
     children,
     plain_keys,
-    seen_before,
-    seen_with,
+    recorded_shapes,
+    shapes_of_run,
 )
 from raffia.tensordict.keys import NestedKey, is_under, unravel_key_to_tuple
 
@@ -29,14 +29,14 @@ from raffia.tensordict.keys import NestedKey, is_under, unravel_key_to_tuple
 class GraphNode:
     """One module of a sequence."""
 
-    name: str  # where it stands: "1", "actor", or "1.0" within a nested sequence
-    kind: str  # its class
+    name: str  # its path: "1", "actor", or "1.0" within a nested sequence
+    kind: str  # name of its class
     label: str  # what it computes
     in_keys: tuple[NestedKey, ...]
-    out_keys: tuple[NestedKey, ...]  # without the "_" of outputs that are dropped
+    out_keys: tuple[NestedKey, ...]  # keys of outputs, without the "_" of dropped ones
     keywords: tuple[str, ...] = ()  # the argument that each input goes to, if given by name
     random: bool = False  # its outputs are drawn from the distribution `label`
-    reads: Shapes = field(default_factory=dict, hash=False)  # shapes seen, empty before a call
+    reads: Shapes = field(default_factory=dict, hash=False)  # shapes read, empty before a call
     writes: Shapes = field(default_factory=dict, hash=False)
 
 
@@ -44,7 +44,7 @@ class GraphNode:
 class GraphEdge:
     """A value on its way from one module to another, or from or to the outside (None)."""
 
-    key: NestedKey  # as its source wrote it
+    key: NestedKey  # key as its source wrote it
     source: str | None
     target: str | None
 
@@ -64,8 +64,8 @@ class GraphGroup:
 class Graph:
     """Modules, keys and shapes of a sequence, as data.
 
-    `nodes` stand in the order of execution, those of nested sequences in place of these; `edges`
-    say who reads what from whom; `groups` say which nodes belong to a nested sequence.
+    `nodes` stand in the order of execution, those of nested sequences in their stead; `edges`
+    are the entries read by one node from another; `groups` are the nodes of nested sequences.
 
     >>> from torch import nn
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
@@ -130,20 +130,20 @@ class Graph:
     @property
     def lost(self) -> dict[NestedKey, tuple[str, ...]]:
         """Outputs that are of no use: overwritten or left out before anybody reads them."""
-        kept = {(e.source, e.key) for e in self.edges if e.target is None}
+        selected = {(e.source, e.key) for e in self.edges if e.target is None}
         useless = {
-            key: tuple([name for name in names if (name, key) not in kept])
+            key: tuple([name for name in names if (name, key) not in selected])
             for key, names in self.unread.items()
         }
         return {key: names for key, names in useless.items() if names}
 
     @property
-    def shapes(self) -> SeenByModule:
-        """What went into each module and came out of it; empty before a call."""
+    def shapes(self) -> ShapesByModule:
+        """The shapes that each module read and wrote; empty before a call."""
         return {n.name: {"in": n.reads, "out": n.writes} for n in self.nodes if n.reads or n.writes}
 
-    def seen(self, edge: GraphEdge) -> Seen | None:
-        """The shape of the value on an edge, if one was seen."""
+    def shape_of(self, edge: GraphEdge) -> EntryShape | None:
+        """The shape of the value on an edge, if it is known."""
         for node in self.nodes:
             if node.name == edge.source:
                 return node.writes.get(edge.key)
@@ -154,8 +154,10 @@ class Graph:
     def to_dict(self) -> dict[str, Any]:
         """The graph in dicts, lists and strings, for `json.dumps`; nested keys are lists."""
 
-        def shapes(seen: Shapes) -> list[Any]:
-            return [{"key": k, "shape": list(s.shape), "dtype": s.dtype} for k, s in seen.items()]
+        def shapes(shapes_seen: Shapes) -> list[Any]:
+            return [
+                {"key": k, "shape": list(s.shape), "dtype": s.dtype} for k, s in shapes_seen.items()
+            ]
 
         nodes = [
             vars(n) | {"in_keys": list(n.in_keys), "out_keys": list(n.out_keys)}
@@ -216,36 +218,36 @@ def graph(seq: Any, example: Any = None) -> Graph:
     modules = children(seq)
     if modules is None:
         raise TypeError(f"graph takes a TensorDictSequential, got {type(seq).__name__}")
-    seen = seen_before(seq) if example is None else seen_with(seq, example)
-    return graph_of(modules, type(seq).__name__, [*seq.out_keys, *seq.in_keys], seen)
+    shapes_seen = recorded_shapes(seq) if example is None else shapes_of_run(seq, example)
+    return graph_of(modules, type(seq).__name__, [*seq.out_keys, *seq.in_keys], shapes_seen)
 
 
 def graph_of(
     modules: Modules,
     kind: str = "TensorDictSequential",
-    kept: Sequence[NestedKey] | None = None,
-    seen: SeenByModule | None = None,
+    selected: Sequence[NestedKey] | None = None,
+    shapes_seen: ShapesByModule | None = None,
 ) -> Graph:
     """The graph of keyed modules that run one after another.
 
-    kept: keys that are written back if outputs were selected; None keeps all.
-    seen: shapes by the names of the modules, such as "1.0".
+    selected: keys that are written back if outputs were selected; None: all.
+    shapes_seen: shapes by the names of the modules, such as "1.0".
     """
     nodes: list[GraphNode] = []
     edges: list[GraphEdge] = []
     groups: list[GraphGroup] = []
 
-    def walk(modules: Modules, path: str, writers: Writers) -> Writers:
+    def visit(modules: Modules, path: str, writers: Writers) -> Writers:
         for name, module in modules.items() if isinstance(modules, Mapping) else modules:
             below = children(module)
             if below is None:
                 writers = step(path + name, module, writers)
                 continue
-            start, place = len(nodes), len(groups)
-            after = walk(below, f"{path}{name}.", writers)
+            start, position = len(nodes), len(groups)
+            after = visit(below, f"{path}{name}.", writers)
             writers, hidden = _visible(writers, after, [*module.out_keys, *module.in_keys])
             kind = type(module).__name__
-            groups.insert(place, GraphGroup(path + name, kind, start, len(nodes), hidden))
+            groups.insert(position, GraphGroup(path + name, kind, start, len(nodes), hidden))
         return writers
 
     def step(name: str, module: Any, writers: Writers) -> Writers:
@@ -253,7 +255,7 @@ def graph_of(
         for key in in_keys:
             sources = _sources(key, writers) or [(key, None)]
             edges.extend([GraphEdge(written, source, name) for written, source in sources])
-        there = (seen or {}).get(name, {})
+        there = (shapes_seen or {}).get(name, {})
         how = (type(module).__name__, label(module), in_keys, out_keys, keywords(module))
         nodes.append(
             GraphNode(name, *how, is_random(module), there.get("in", {}), there.get("out", {}))
@@ -261,10 +263,10 @@ def graph_of(
         writers = {k: w for k, w in writers.items() if not any([is_under(k, o) for o in out_keys])}
         return writers | dict.fromkeys(out_keys, name)
 
-    writers = walk(modules, "", {})
+    writers = visit(modules, "", {})
     hidden: tuple[NestedKey, ...] = ()
-    if kept is not None:
-        writers, hidden = _visible({}, writers, kept)
+    if selected is not None:
+        writers, hidden = _visible({}, writers, selected)
     read = {(e.source, e.key) for e in edges}
     for key, name in writers.items():
         if hidden or (name, key) not in read:
@@ -282,11 +284,11 @@ def _sources(key: NestedKey, writers: Writers) -> list[tuple[NestedKey, str | No
 
 
 def _visible(
-    before: Writers, after: Writers, kept: Sequence[NestedKey]
+    before: Writers, after: Writers, selected: Sequence[NestedKey]
 ) -> tuple[Writers, tuple[NestedKey, ...]]:
-    """Writers as seen behind a sequence that writes back `kept` only, and the keys it hides."""
+    """Writers after a sequence that writes back `selected` only, and the keys it hides."""
     hidden = tuple(
-        [k for k, w in after.items() if k not in plain_keys(kept) and before.get(k) != w]
+        [k for k, w in after.items() if k not in plain_keys(selected) and before.get(k) != w]
     )
     if not hidden:
         return after, ()

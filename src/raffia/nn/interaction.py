@@ -1,4 +1,4 @@
-"""Which value of a distribution the probabilistic modules take: its mode, its mean, a draw ..."""
+"""The value of a distribution that probabilistic modules take: its mode, its mean, a draw ..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class InteractionType(StrEnum):
     """Which value a probabilistic module takes from its distribution.
 
     `RANDOM` is a draw, by `rsample` where the distribution has it, else by `sample`. `MODE`,
-    `MEDIAN` and `MEAN` are what their names say; a mean without a formula is estimated from draws.
+    `MEDIAN` and `MEAN` are as named; a mean without a formula is estimated from draws.
     `DETERMINISTIC` is the distribution's own `deterministic_sample` if it has one, else its mode
     where its values can be counted, else its mean.
 

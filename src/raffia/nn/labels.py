@@ -13,7 +13,7 @@ from torch import nn
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 
 _LONGEST = 56  # characters of a label; what is longer is abridged in the middle
-# These only carry keys; what they wrap says what is computed.
+# These only carry keys; the wrapped module tells what is computed.
 _CARRIERS = ("TensorDictModule", "TensorDictModuleBase", "WrapModule")
 
 
@@ -60,7 +60,7 @@ def is_random(module: Any) -> bool:
 
 
 def keywords(module: Any) -> tuple[str, ...]:
-    """The names of the arguments that a module's inputs go to; empty if the keys say it all."""
+    """The names of the arguments that a module's inputs go to; empty if the keys are enough."""
     own = getattr(module, "__dict__", {})
     if is_random(module):
         names = tuple(own.get("dist_keys", ()))

@@ -1,4 +1,4 @@
-"""Under which keys a module writes log-probabilities, and whether it sums them."""
+"""The keys under which a module writes log-probabilities, and whether it sums them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def log_prob_key_of(key: NestedKey) -> NestedKey:
 
 
 class LogProbKeys:
-    """Where the log-probabilities of `samples` go, by `composite_lp_aggregate()` as it is now.
+    """The keys of the log-probabilities of `samples`, by `composite_lp_aggregate()` as it is now.
 
     asked: the keys that were asked for, None for the usual ones.
     Raises RuntimeError, in the methods, if `composite_lp_aggregate()` changed since.
@@ -53,7 +53,7 @@ class LogProbKeys:
         if summed != self.summed:
             raise RuntimeError(
                 f"composite_lp_aggregate is set to `{summed}`, but the class was instantiated "
-                f"with `{self.summed}`, which {name} depends on; make the module anew, or "
+                f"with `{self.summed}`, which {name} depends on; make the module again, or "
                 f"call it within set_composite_lp_aggregate({self.summed})"
             )
 
@@ -69,13 +69,13 @@ class LogProbKeys:
         return self.keys[0]
 
     def in_parts(self, ask: Callable[..., Any], *args: Any) -> Any:
-        """What a composite distribution answers while it does not sum log-probabilities."""
+        """The result of a composite distribution while it does not sum log-probabilities."""
         if not self.summed:
             return ask(*args)
         with set_composite_lp_aggregate(False):
             return ask(*args)
 
-    def placed(self, scores: Any, tensordict: Any) -> Any:
+    def with_keys(self, scores: Any, tensordict: Any) -> Any:
         """Several log-probabilities under the keys that were asked for, or their sum.
 
         Where the sum is asked for, the parts are written into `tensordict`.
@@ -97,13 +97,13 @@ def asked_for(
         if keys is not None:
             raise RuntimeError(
                 "composite_lp_aggregate is set to True but log_prob_keys were passed: the "
-                "log-probabilities are summed then, and log_prob_key= says where the sum goes"
+                "log-probabilities are summed then, and log_prob_key= is the key of the sum"
             )
     elif keys is not None:
-        keys = listed(keys, "log_prob_keys")  # a tuple too: its name says that it holds keys
+        keys = listed(keys, "log_prob_keys")  # a tuple too: its name tells that it holds keys
         if key is not None and keys != [key]:
             raise ValueError(
-                f"log_prob_key={key!r} and log_prob_keys={keys!r} name different places; give one"
+                f"log_prob_key={key!r} and log_prob_keys={keys!r} name different keys; give one"
             )
         return keys
     elif key is not None and len(samples) != 1:

@@ -1,4 +1,4 @@
-"""Settings that hold in a block, in a function or from now on: what every such setting shares."""
+"""Settings that hold in a block, in a function or from now on: the common part of such settings."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class TensorDictModule(TensorDictModuleBase):
             _check_keywords(self._keywords)
         elif out_to_in_map is not None:
             warnings.warn(
-                "out_to_in_map says how a dict of in_keys is read; with a list it has no meaning",
+                "out_to_in_map sets how a dict of in_keys is read; with a list it has no meaning",
                 stacklevel=2,
             )
         self._in_keys = listed(one_or_more(in_keys), "in_keys")
@@ -199,7 +199,7 @@ class TensorDictModule(TensorDictModuleBase):
         """The same as `_run`, for all options and kinds of container."""
         try:
             if tensordict_out is None:
-                tensordict_out = place(tensordict, self.inplace)
+                tensordict_out = result_container(tensordict, self.inplace)
             self._write(tensordict_out, self._outputs(tensordict, kwargs))
         except Exception as error:
             self._explain(error, tensordict)
@@ -226,7 +226,7 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _read(self, tensordict: Any, key: NestedKey) -> Any:
         if self.strict and key not in tensordict:
-            return tensordict[key]  # which says what is missing
+            return tensordict[key]  # whose error names what is missing
         value = tensordict.get(key, None, **self.get_kwargs)
         return value._unwrapped() if isinstance(value, Node) else value
 
@@ -271,10 +271,10 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _explain(self, error: Exception, tensordict: Any) -> None:
         """Note at an error which module failed, and on what."""
-        seen = ", ".join(_seen(tensordict, key) for key in self.in_keys)
+        inputs = ", ".join(_described(tensordict, key) for key in self.in_keys)
         error.add_note(
             f"in {self._title()}, in_keys={self.in_keys}, out_keys={self._out_keys}, "
-            f"which got {seen or 'nothing'}"
+            f"which got {inputs or 'nothing'}"
         )
 
     def __repr__(self) -> str:
@@ -314,7 +314,7 @@ def _check_keywords(names: list[str]) -> None:
             )
 
 
-def place(tensordict: Any, inplace: bool | str | None) -> Any:
+def result_container(tensordict: Any, inplace: bool | str | None) -> Any:
     """The container that outputs go to."""
     if inplace is True:
         return tensordict
@@ -338,7 +338,7 @@ def spread(output: Any, out_keys: list[NestedKey]) -> Any:
     return (output,)
 
 
-def _seen(tensordict: Any, key: NestedKey) -> str:
+def _described(tensordict: Any, key: NestedKey) -> str:
     """An entry's shape and dtype, for an error."""
     value = tensordict.get(key, None)
     if isinstance(value, Tensor):

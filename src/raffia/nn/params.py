@@ -58,7 +58,7 @@ def target_copy(online: Holder) -> Holder:
 
 
 def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor = 1.0) -> Holder:
-    """Move a target, in place, towards what is trained: the whole way, or by a rate.
+    """Move a target, in place, towards the trained network: the whole way, or by a rate.
 
         target <- (1 - rate) target + rate online
 
@@ -205,13 +205,13 @@ def _require_same(mine: Leaves, theirs: Leaves) -> None:
                     f"{who} has no entry {name!r}, which {other} has{nearest(name, there)}. "
                     "Nothing was updated; target_copy(online) has the same entries"
                 )
-    unlike = [
+    differing = [
         f"{name!r}: {list(leaf.shape)} and {list(theirs[name].shape)}"
         for name, leaf in mine.items()
         if leaf.shape != theirs[name].shape
     ]
-    if unlike:
-        raise ValueError(f"shapes of target and online differ: {'; '.join(unlike)}")
+    if differing:
+        raise ValueError(f"shapes of target and online differ: {'; '.join(differing)}")
 
 
 def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
@@ -230,13 +230,13 @@ def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
             return list(mine)
     first: dict[Any, tuple[str, Any]] = {}
     for name, leaf in mine.items():
-        place, source = _place(leaf, compiling), _place(theirs[name], compiling)
-        if place == source and leaf.numel():
+        memory, source = _memory_of(leaf, compiling), _memory_of(theirs[name], compiling)
+        if memory == source and leaf.numel():
             raise ValueError(
                 f"target and online share the memory of {name!r}: a target needs memory of its "
                 "own, target_copy(online)"
             )
-        tied, follows = first.setdefault(place, (name, source))
+        tied, follows = first.setdefault(memory, (name, source))
         if source != follows:
             raise ValueError(
                 f"{tied!r} and {name!r} are one tensor in the target but two in online, "
@@ -251,7 +251,7 @@ def _is_expanded(leaf: Tensor) -> bool:
     )
 
 
-def _place(leaf: Tensor, compiling: bool) -> Any:
+def _memory_of(leaf: Tensor, compiling: bool) -> Any:
     """Equal for two tensors that are the same piece of memory."""
     if compiling or leaf.is_meta or not leaf.numel():
         return id(leaf)

@@ -16,7 +16,7 @@ from raffia.nn.distribution_class import MissingEntryError, class_of, explained,
 from raffia.nn.distributions.aggregate import composite_lp_aggregate
 from raffia.nn.distributions.composite import CompositeDistribution
 from raffia.nn.distributions.delta import Delta
-from raffia.nn.generators import Source
+from raffia.nn.generators import RandomSource
 from raffia.nn.interaction import INTERACTION, InteractionType
 from raffia.nn.log_prob_keys import LogProbKeys, asked_for, check_apart
 from raffia.nn.sampling import RANDOM, draw, drawn_together
@@ -30,8 +30,8 @@ _ONE, _CPU = torch.Size(), torch.device("cpu")
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
     """Makes a distribution of the entries at `in_keys` and writes a value of it at `out_keys`.
 
-    Which value, `set_interaction_type` says, else `default_interaction_type`. A value that is there
-    already is written anew, unless `set_skip_existing` is on.
+    `set_interaction_type` chooses the value, else `default_interaction_type`. A value that is there
+    already is written again, unless `set_skip_existing` is on.
 
     in_keys: keys whose last part is the distribution's keyword, or a dict {keyword: key}.
     out_keys: keys of what the distribution gives; the default is `["_"]`, of a
@@ -45,7 +45,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     log_prob_keys, log_prob_key: where else to write it. While `composite_lp_aggregate()` is on, it
         is one sum, at "sample_log_prob" or `log_prob_key`.
     cache_dist: keep the distribution that was made last, with what it was made of, and give it
-        again while the entries are the same tensors, unchanged: `log_prob` after a call, say.
+        again while the entries are the same tensors, unchanged: for example `log_prob` after a
+        call.
     n_empirical_estimate: how many draws are averaged where the mean has no formula.
     num_samples: int or sizes of dimensions put before the batch: so many values, of which only
         draws differ. The result is then the expanded container; the input stays as it is.
@@ -101,7 +102,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         self.return_log_prob = return_log_prob
         self.n_empirical_estimate = n_empirical_estimate
         self.num_samples = num_samples
-        self._source = None if generator is None else Source(generator)
+        self._source = None if generator is None else RandomSource(generator)
         written: Any = self._values() if out_keys is None else one_or_more(out_keys)
         self._out_keys = listed(written, "out_keys")
         summed = composite_lp_aggregate()
@@ -256,7 +257,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         if dist is None:
             dist = self.get_dist(tensordict)
         if isinstance(dist, CompositeDistribution):
-            return self._scores.placed(self._scores.in_parts(dist.log_prob, tensordict), tensordict)
+            return self._scores.with_keys(
+                self._scores.in_parts(dist.log_prob, tensordict), tensordict
+            )
         values = _read(tensordict, self._out_keys)
         try:
             return dist.log_prob(*values)
@@ -315,7 +318,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
                 out.set(key, value)
         if scored:
             if isinstance(log_prob, Node):
-                log_prob = self._scores.placed(log_prob, out)
+                log_prob = self._scores.with_keys(log_prob, out)
             self._write_log_prob(out, log_prob)
         return out
 

@@ -78,7 +78,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         }
         given: Any = {name: value for name, value in options.items() if value is not None}
         super().__init__(*modules, partial_tolerant=partial_tolerant, **given)
-        if self.return_composite is None:  # a mixin's constructor took the place of the sequence's
+        if self.return_composite is None:  # a mixin's constructor replaced the sequence's
             self._refresh_keys()
 
     def _refresh_keys(self) -> None:
@@ -164,14 +164,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             if _probabilistic(last) and not (requires_sample and self._requires_sample)
             else None
         )
-        seen: dict[str, Any] | None = None
+        shapes_seen: dict[str, Any] | None = None
         if self.partial_tolerant:
             step: Callable[..., Any] = tolerant
-        elif is_compiling() or self._seen is not None:
+        elif is_compiling() or self._shapes is not None:
             step = _step
         else:  # the first call, whose shapes are noted
-            seen = {}
-            step = functools.partial(watched, seen)
+            shapes_seen = {}
+            step = functools.partial(watched, shapes_seen)
 
         def called(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
             options = {} if isinstance(module, ProbabilisticTensorDictModule) else kwargs
@@ -180,7 +180,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return step(name, module, tensordict, functools.partial(run, **options))
 
         result = self._chain(tensordict, called)
-        self._seen = self._seen if seen is None else seen
+        self._shapes = self._shapes if shapes_seen is None else shapes_seen
         return result
 
     def _interacting(self, always: bool = False) -> Callable[[], None] | None:
@@ -195,8 +195,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def get_dist_params(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
         """Run all modules but the last, which gives the parameters of its distribution.
 
-        They take the values that `default_interaction_type` says, unless `set_interaction_type`
-        says otherwise.
+        They take the values of `default_interaction_type`, unless `set_interaction_type` chooses
+        another.
 
         tensordict_out: container to write the outputs into, and only these.
         Other keywords go to the modules that are not probabilistic.
@@ -208,7 +208,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _params(self, tensordict: Any, kwargs: dict[str, Any], keep: bool = False) -> Any:
         """Run all but the last module, and of a sequence at the end all but its last module.
 
-        keep: values that are there are not drawn anew.
+        keep: values that are there are not drawn again.
         """
         *early, (name, last) = self._named().items()
         undo = self._interacting(always=True)
@@ -309,7 +309,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         moves = [module.log_prob_moves for module in drawing(last)]
         return renamed(scores, {old: new for some in moves for old, new in some.items()})
 
-    # -- what the modules say
+    # -- from the modules
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
@@ -376,7 +376,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     # -- a collection of modules
 
     def __getitem__(self, index: int | slice | str) -> Any:
-        """A module by its place or name; a slice gives a sequence that shares the modules.
+        """A module by its index or name; a slice gives a sequence that shares the modules.
 
         A slice without probabilistic modules is a `TensorDictSequential`.
         """

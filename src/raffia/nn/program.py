@@ -22,7 +22,7 @@ def program(graph: Graph) -> str:
     """The sequence as a program: what it is given, a line for each module, what it returns.
 
     Names in brackets are those of the modules, as in `seq[0]`; `~` stands before a distribution
-    that outputs are drawn from; comments give the shapes seen and what is overwritten.
+    that outputs are drawn from; comments give shapes and what is overwritten.
 
     >>> from torch import nn
     >>> from raffia.nn import TensorDictModule, TensorDictSequential
@@ -43,7 +43,7 @@ def program(graph: Graph) -> str:
     def put(depth: int, text: str, comment: str = "") -> None:
         lines.append((_INDENT * depth + text, comment))
 
-    def walk(start: int, stop: int, groups: Sequence[int], depth: int) -> None:
+    def visit(start: int, stop: int, groups: Sequence[int], depth: int) -> None:
         """Lines of the nodes in a range, with the nested sequences among them."""
         position = start
         while position < stop or groups:
@@ -51,9 +51,9 @@ def program(graph: Graph) -> str:
                 group, first = graph.groups[groups[0]], groups[0]
                 inside = [i for i in groups[1:] if _inside(graph, i, first)]
                 put(depth, f"({_last(group.name)}): {group.kind}(")
-                walk(group.start, group.stop, inside, depth + 1)
+                visit(group.start, group.stop, inside, depth + 1)
                 if group.hidden:
-                    put(depth + 1, f"# not seen from here on: {keys_text(group.hidden)}")
+                    put(depth + 1, f"# hidden from here on: {keys_text(group.hidden)}")
                 put(depth, ")")
                 groups = groups[1 + len(inside) :]
                 position = group.stop
@@ -66,7 +66,7 @@ def program(graph: Graph) -> str:
     if graph.in_keys:
         for text in _wrapped("given ", [_typed(graph, key) for key in graph.in_keys]):
             put(1, text)
-    walk(0, len(graph.nodes), range(len(graph.groups)), 1)
+    visit(0, len(graph.nodes), range(len(graph.groups)), 1)
     if graph.results:
         for text in _wrapped("return ", [key_text(key) for key in graph.results]):
             put(1, text)
@@ -113,8 +113,8 @@ def _line(node: GraphNode) -> str:
 
 
 def _comment(node: GraphNode, overwrites: Sequence[NestedKey]) -> str:
-    seen = [str(node.writes.get(key, "?")) for key in node.out_keys] if node.writes else []
-    parts = [", ".join(seen)] if seen else []
+    shapes = [str(node.writes.get(key, "?")) for key in node.out_keys] if node.writes else []
+    parts = [", ".join(shapes)] if shapes else []
     if overwrites:
         parts.append(f"overwrites {keys_text(overwrites)}")
     return "; ".join(parts)
@@ -132,13 +132,13 @@ def _overwrites(graph: Graph) -> dict[str, list[NestedKey]]:
 def _typed(graph: Graph, key: NestedKey) -> str:
     for edge in graph.edges:
         if edge.source is None and edge.key == key:
-            seen = graph.seen(edge)
-            return key_text(key) if seen is None else f"{key_text(key)}: {seen}"
+            shapes = graph.shape_of(edge)
+            return key_text(key) if shapes is None else f"{key_text(key)}: {shapes}"
     raise AssertionError(f"{key!r} is read from outside")
 
 
-def _with_shapes(keys: Sequence[NestedKey], seen: Shapes) -> str:
-    texts = [key_text(k) if k not in seen else f"{key_text(k)}: {seen[k]}" for k in keys]
+def _with_shapes(keys: Sequence[NestedKey], shapes: Shapes) -> str:
+    texts = [key_text(k) if k not in shapes else f"{key_text(k)}: {shapes[k]}" for k in keys]
     return ", ".join(texts)
 
 

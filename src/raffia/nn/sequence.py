@@ -12,7 +12,7 @@ from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more
 from raffia.nn.dispatch import SKIP, dispatch, may_skip
 from raffia.nn.expected import check_in_keys
 from raffia.nn.graph import Graph, graph
-from raffia.nn.module import TensorDictModule, place
+from raffia.nn.module import TensorDictModule, result_container
 from raffia.nn.program import program
 from raffia.nn.shapes import watched
 from raffia.nn.wrappers import WrapModule
@@ -53,7 +53,7 @@ class TensorDictSequential(TensorDictModule):
     inplace: bool | str | None = None
     partial_tolerant: bool = False
     expect_in_keys: list[NestedKey] | None = None
-    _seen: dict[str, Any] | None = None  # shapes at the first call, for `graph`
+    _shapes: dict[str, Any] | None = None  # shapes at the first call, for `graph`
     _made_of: list[Any] | None = None  # the keys of the modules that the keys were worked out from
 
     def __init__(
@@ -66,10 +66,10 @@ class TensorDictSequential(TensorDictModule):
     ) -> None:
         if inplace not in _INPLACE:
             raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
-        held = _held(modules)
+        container = _module_container(modules)
         if _followed_by_a_mixin(self.__class__.__mro__):
-            in_keys, out_keys = keys_of(held.children())
-            super().__init__(module=held, in_keys=in_keys, out_keys=out_keys)
+            in_keys, out_keys = keys_of(container.children())
+            super().__init__(module=container, in_keys=in_keys, out_keys=out_keys)
             self.inplace = None
         else:
             TensorDictModuleBase.__init__(self)
@@ -79,7 +79,7 @@ class TensorDictSequential(TensorDictModule):
             self.inplace = inplace
         if expect_in_keys is not None:
             self.expect_in_keys = listed(expect_in_keys, "expect_in_keys")
-        self.module = held
+        self.module = container
         self._refresh_keys()
         if selected_out_keys:
             self.select_out_keys(*listed(selected_out_keys, "selected_out_keys"))
@@ -98,7 +98,7 @@ class TensorDictSequential(TensorDictModule):
             check_in_keys(self.module._modules.items(), self.expect_in_keys)
         self._in_keys, self._out_keys, self._made_of = in_keys, out_keys, below
         self.reset_out_keys()
-        self._seen = None  # shapes of other modules
+        self._shapes = None  # shapes of other modules
         if selected is not None:
             self.select_out_keys(*selected)
 
@@ -107,7 +107,7 @@ class TensorDictSequential(TensorDictModule):
         return [_keys_of_one(module) for module in modules._modules.values()]
 
     def _follow(self) -> None:
-        """Work out the keys anew if modules, or keys of modules, were changed since."""
+        """Work out the keys again if modules, or keys of modules, were changed since."""
         if self._made_of is not None and self._made_of != self._keys_below():
             self._refresh_keys()
 
@@ -128,7 +128,7 @@ class TensorDictSequential(TensorDictModule):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The keys that the modules write, after a selection: those that are kept."""
+        """The keys that the modules write, after a selection: the selected ones."""
         self._follow()
         return self._out_keys if self._selected is None else self._selected
 
@@ -175,10 +175,10 @@ class TensorDictSequential(TensorDictModule):
 
     def _walk(self, tensordict: Any) -> Any:
         """Call the modules in order, in the plainest way."""
-        if not torch.compiler.is_compiling() and self._seen is None:
-            seen: dict[str, Any] = {}
-            result = self._chain(tensordict, lambda *step: watched(seen, *step))
-            self._seen = seen
+        if not torch.compiler.is_compiling() and self._shapes is None:
+            shapes_seen: dict[str, Any] = {}
+            result = self._chain(tensordict, lambda *step: watched(shapes_seen, *step))
+            self._shapes = shapes_seen
             return result
         name = None
         children: Any = self._modules["module"]
@@ -236,12 +236,14 @@ class TensorDictSequential(TensorDictModule):
         if tensordict_out is None and self.inplace is None and self._selected is None:
             return through(tensordict)
         if tensordict_out is None:
-            tensordict_out = place(tensordict, True if self.inplace is None else self.inplace)
+            tensordict_out = result_container(
+                tensordict, True if self.inplace is None else self.inplace
+            )
         if tensordict_out is tensordict and self._selected is None:
             result = through(tensordict)
             return tensordict if result is tensordict else moved(result, tensordict, self.out_keys)
         keys = self.out_keys
-        if tensordict_out is tensordict:  # inputs that were written anew count as well
+        if tensordict_out is tensordict:  # inputs that were overwritten count as well
             keys = [*keys, *rewritten(self)]
         return moved(through(tensordict.copy()), tensordict_out, keys)
 
@@ -250,8 +252,8 @@ class TensorDictSequential(TensorDictModule):
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
         """Write only these outputs from now on.
 
-        The modules run on a shallow copy; the selected outputs and the inputs that were written
-        anew are put into the container.
+        The modules run on a shallow copy; the selected outputs and the inputs that were overwritten
+         are put into the container.
 
         >>> from raffia.nn import TensorDictModule, TensorDictSequential
         >>> seq = TensorDictSequential(
@@ -318,7 +320,7 @@ class TensorDictSequential(TensorDictModule):
         return iter(self.module._modules.values())
 
     def __getitem__(self, index: int | slice | str) -> Any:
-        """A module by its place or name; a slice gives a sequence that shares the modules."""
+        """A module by its index or name; a slice gives a sequence that shares the modules."""
         if isinstance(index, slice):
             return self._like(dict(list(self.module._modules.items())[index]))
         return self.module[self._name(index)]  # type: ignore[index]
@@ -332,7 +334,7 @@ class TensorDictSequential(TensorDictModule):
         self._edit(lambda modules: modules.__delitem__(name))
 
     def _name(self, index: int | str) -> int | str:
-        """An integer also stands for a place in a sequence whose modules have names."""
+        """An integer also stands for an index in a sequence whose modules have names."""
         if isinstance(self.module, nn.ModuleDict) and isinstance(index, int):
             return list(self.module)[index]
         return index
@@ -365,7 +367,7 @@ class TensorDictSequential(TensorDictModule):
     # -- showing
 
     def graph(self, example: Any = None) -> Graph:
-        """The modules, the keys that join them and the shapes seen, as data; it can draw itself.
+        """The modules, the keys that join them and their shapes, as data; it can draw itself.
 
         example: a container to run a copy of the sequence on, which shows the shapes; without it
             they are those of the first call.
@@ -383,7 +385,7 @@ class TensorDictSequential(TensorDictModule):
 
 _FORWARD = TensorDictSequential.forward
 _IN_KEYS, _OUT_KEYS = TensorDictSequential.in_keys, TensorDictSequential.out_keys
-TensorDictSequential._has_own_keys = False  # its keys are kept, and follow the modules
+TensorDictSequential._has_own_keys = False  # its keys are stored, and follow the modules
 
 
 def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:
@@ -400,7 +402,7 @@ def _nearest_of(wanted: Iterable[NestedKey], keys: list[NestedKey]) -> str:
     return nearest_key(unknown[0], keys) if unknown else ""
 
 
-def _held(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
+def _module_container(modules: tuple[Any, ...]) -> nn.ModuleList | nn.ModuleDict:
     if len(modules) == 1 and isinstance(modules[0], Mapping):
         return nn.ModuleDict({name: _keyed(module) for name, module in modules[0].items()})
     if len(modules) == 1 and isinstance(modules[0], (list, tuple, nn.ModuleList)):
@@ -433,7 +435,7 @@ def _keys_of_one(module: Any) -> tuple[tuple[NestedKey, ...], tuple[NestedKey, .
     """What a module reads and writes.
 
     A nested sequence is brought up to date once for both: once for each would be twice at each
-    level, and so a million times in a nest of twenty.
+    level, and so a million times in twenty nested sequences.
     """
     kind = module.__class__
     if getattr(kind, "in_keys", None) is _IN_KEYS and kind.out_keys is _OUT_KEYS:
@@ -516,14 +518,14 @@ def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any
 
 
 def _left(module: Any) -> list[NestedKey]:
-    """The keys that a module leaves written: its selected outputs, and inputs written anew."""
+    """The keys that a module writes: its selected outputs, and overwritten inputs."""
     if isinstance(module, TensorDictSequential) and module._selected is None:
         return [key for child in module for key in _left(child)]
     return [*module.out_keys, *rewritten(module)]
 
 
 def rewritten(module: Any) -> list[NestedKey]:
-    """The inputs that a module writes anew, whatever is selected."""
+    """The inputs that a module overwrites, whatever is selected."""
     written = getattr(module, "out_keys_source", module.out_keys)
     return [key for key in module.in_keys if key in written]
 

@@ -1,4 +1,5 @@
-"""The shapes that modules of a sequence saw: noted in a run, without keeping a tensor."""
+"""The shapes that modules of a sequence read and write: recorded in a run, without keeping a
+tensor."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from raffia.tensordict.node import Node
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-class Seen(NamedTuple):
+class EntryShape(NamedTuple):
     """What stood under a key: a shape and a dtype, or the class of an entry that is no tensor.
 
-    >>> str(Seen((5, 4), "float32"))
+    >>> str(EntryShape((5, 4), "float32"))
     'f32[5, 4]'
     """
 
@@ -32,8 +33,8 @@ class Seen(NamedTuple):
         return f"{short}[{', '.join(map(str, self.shape))}]"
 
 
-Shapes = dict[NestedKey, Seen]
-SeenByModule = dict[str, dict[str, Shapes]]  # module -> {"in": ..., "out": ...}
+Shapes = dict[NestedKey, EntryShape]
+ShapesByModule = dict[str, dict[str, Shapes]]  # module -> {"in": ..., "out": ...}
 
 
 def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
@@ -41,7 +42,7 @@ def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
 
     >>> from raffia.nn.shapes import shapes
     >>> shapes(TensorDict(obs=torch.zeros(5, 4), batch_size=[5]), ["obs", "hidden"])
-    {'obs': Seen(shape=(5, 4), dtype='float32')}
+    {'obs': EntryShape(shape=(5, 4), dtype='float32')}
     """
     found: Shapes = {}
     for key in plain_keys(keys):
@@ -50,9 +51,9 @@ def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
             holder, value = value, value._peek_str(name) if isinstance(value, Node) else None
         if isinstance(value, Tensor):
             dtype = str(value.dtype).removeprefix("torch.")
-            found[key] = Seen(_shape(holder, name, value), dtype)
+            found[key] = EntryShape(_shape(holder, name, value), dtype)
         elif isinstance(value, Node):
-            found[key] = Seen(tuple(value._batch_size), type(value._unwrapped()).__name__)
+            found[key] = EntryShape(tuple(value._batch_size), type(value._unwrapped()).__name__)
     return found
 
 
@@ -74,67 +75,71 @@ def plain_keys(keys: Iterable[NestedKey]) -> tuple[NestedKey, ...]:
 def children(module: Any) -> dict[str, Any] | None:
     """The modules of a sequence by name; None if `module` is no sequence.
 
-    A sequence is known by its place for shapes: its class stands above this file.
+    A sequence is recognised by its attribute for shapes: its class stands above this file.
     """
     below = getattr(module, "_modules", {}).get("module")
-    if isinstance(below, (nn.ModuleList, nn.ModuleDict)) and "_seen" in module.__dict__:
+    if isinstance(below, (nn.ModuleList, nn.ModuleDict)) and "_shapes" in module.__dict__:
         return below._modules
     return None
 
 
 def watched(
-    seen: SeenByModule, name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]
+    shapes_seen: ShapesByModule, name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]
 ) -> Any:
-    """Run one module of a sequence, and note in `seen` the shapes of what it reads and writes."""
+    """Run one module of a sequence, and record in `shapes_seen` the shapes of what it reads and
+    writes."""
     before = shapes(tensordict, module.in_keys)
     tensordict = run(tensordict)
-    seen[name] = {"in": before, "out": shapes(tensordict, module.out_keys)}
+    shapes_seen[name] = {"in": before, "out": shapes(tensordict, module.out_keys)}
     return tensordict
 
 
-def seen_before(seq: Any, path: str = "") -> SeenByModule:
+def recorded_shapes(seq: Any, path: str = "") -> ShapesByModule:
     """The shapes of the first call, by the full names of the modules."""
     seq._follow()  # which forgets those of modules that were replaced
-    found = {path + name: seen for name, seen in (seq._seen or {}).items()}
+    found = {path + name: shapes_seen for name, shapes_seen in (seq._shapes or {}).items()}
     for name, module in _nested(seq):
-        found |= seen_before(module, f"{path}{name}.")
+        found |= recorded_shapes(module, f"{path}{name}.")
     return found
 
 
-def seen_with(seq: Any, example: Any) -> SeenByModule:
+def shapes_of_run(seq: Any, example: Any) -> ShapesByModule:
     """The shapes in a run of a copy of the sequence, on a copy of `example`."""
     # Parameters are shared; but lazy ones are copied, since running gives them their shapes.
     shared = {id(p): p for p in seq.parameters() if not torch.nn.parameter.is_lazy(p)}
     twin = copy.deepcopy(seq, shared)
     for module in twin.modules():
         if children(module) is not None:
-            module._seen = None
-    seen: SeenByModule = {}
+            module._shapes = None
+    shapes_seen: ShapesByModule = {}
     names: dict[Any, list[str]] = {}
     for name, module in _leaves(twin):
         names.setdefault(module, []).append(name)
     for module in names:
-        watch = _Watch(seen, names[module])
+        watch = _Watch(shapes_seen, names[module])
         module.register_forward_pre_hook(watch.before)
         module.register_forward_hook(watch.after)
     devices = {p.device for p in twin.parameters() if p.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(sorted(devices, key=str)):
         twin(example.clone())
-    return seen_before(twin) | seen  # hooks miss what a sequence does not call as a module
+    return (
+        recorded_shapes(twin) | shapes_seen
+    )  # hooks miss what a sequence does not call as a module
 
 
 class _Watch:
-    """Hooks that note the shapes of what a module reads and writes, at each place it stands."""
+    """Hooks that record the shapes of what a module reads and writes, under each name that it
+    has."""
 
-    def __init__(self, seen: SeenByModule, names: list[str]) -> None:
-        self.seen, self.names, self.reads = seen, names, Shapes()
+    def __init__(self, shapes_seen: ShapesByModule, names: list[str]) -> None:
+        self.shapes_seen, self.names, self.reads = shapes_seen, names, Shapes()
 
     def before(self, module: Any, args: Any) -> None:
         self.reads = shapes(args[0], module.in_keys)
 
     def after(self, module: Any, args: Any, tensordict: Any) -> None:
         name = self.names.pop(0) if len(self.names) > 1 else self.names[0]
-        self.seen[name] = {"in": self.reads, "out": shapes(tensordict, module.out_keys)}
+        self.shapes_seen[name] = {"in": self.reads, "out": shapes(tensordict, module.out_keys)}
 
 
 def _nested(seq: Any) -> list[tuple[str, Any]]:

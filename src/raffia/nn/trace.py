@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from raffia.nn.base import Selection, TensorDictModuleBase, dropped_keys
+from raffia.nn.base import OutKeySelection, TensorDictModuleBase, dropped_keys
 from raffia.nn.dispatch import as_entry, dispatch
-from raffia.nn.module import TensorDictModule, place, spread
+from raffia.nn.module import TensorDictModule, result_container, spread
 from raffia.nn.sequence import TensorDictSequential, rewritten
 from raffia.nn.wrappers import TensorDictModuleWrapper
 from raffia.tensordict.keys import NestedKey, unravel_key_list, unravel_key_to_tuple
@@ -31,8 +31,8 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
     What `torch.fx` can't follow stays one call.
 
     Raises TypeError for a module that makes its result out of the container in a way of its own.
-    Unlike in the module, a missing input is always a KeyError, and a container in the middle of a
-    sequence that is not the result is not written to.
+    Other than in the module, a missing input is always a KeyError, and a container in the middle of
+    a sequence that is not the result is not written to.
 
     >>> from torch import nn
     >>> from raffia.nn import TensorDictModule, TensorDictSequential, symbolic_trace
@@ -66,10 +66,10 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
         graph_module,
         [_key(path) for path in program.written()],
         in_keys=td_module.in_keys,
-        inplace=program.result.place,
+        inplace=program.result.inplace,
         dropped=[_key(path) for path in sorted(program.result.dropped)],
     )
-    if td_module.out_keys != td_module.out_keys_source:  # beside these, inputs may be written anew
+    if td_module.out_keys != td_module.out_keys_source:  # beside these, inputs may be overwritten
         traced.select_out_keys(*td_module.out_keys)
     return traced
 
@@ -114,7 +114,7 @@ class TDGraphModule(TensorDictModuleBase):
         """Run the program and store what it gives; also by tensors, see `dispatch`."""
         outputs = self._gm(tensordict)
         if tensordict_out is None:
-            tensordict_out = place(tensordict, self.inplace)
+            tensordict_out = result_container(tensordict, self.inplace)
         if not isinstance(outputs, tuple):
             outputs = (outputs,)
         for key, value in zip(self.out_keys_source, outputs, strict=True):
@@ -153,7 +153,7 @@ def _runs(keyed: Any, cls: Any) -> bool:
     if not isinstance(keyed, cls) or type(keyed).forward is not cls.forward:
         return False
     hooks = [*keyed._forward_hooks.values(), *keyed._forward_pre_hooks.values()]
-    return "forward" not in keyed.__dict__ and all([isinstance(h, Selection) for h in hooks])
+    return "forward" not in keyed.__dict__ and all([isinstance(h, OutKeySelection) for h in hooks])
 
 
 def _untraceable(module: Any, why: str) -> TypeError:
@@ -220,20 +220,20 @@ class _Entries:
 
     def __init__(self, tensordict: Any, inplace: bool | str = True) -> None:
         self.tensordict = tensordict  # the input, or None for a new container
-        self.place = inplace
+        self.inplace = inplace
         self.read_before: dict[Path, Any] = {}
         self.written: dict[Path, Any] = {}
         self.dropped: set[Path] = set()
 
     def copy(self) -> _Entries:
-        new = _Entries(self.tensordict, self.place)
+        new = _Entries(self.tensordict, self.inplace)
         new.read_before = self.read_before
         new.written, new.dropped = dict(self.written), set(self.dropped)
         return new
 
     def fresh(self, inplace: bool | str) -> _Entries:
         """The new container that a module writes into instead of this one."""
-        return _Entries(None, False if self.place is False else inplace)
+        return _Entries(None, False if self.inplace is False else inplace)
 
     def read(self, key: NestedKey, reader: Any) -> Any:
         path = unravel_key_to_tuple(key)
@@ -298,7 +298,7 @@ class _Program(nn.Module):
         return tuple([self.result.written[path] for path in self.written()])
 
     def written(self) -> list[Path]:
-        """The keys that the program writes: the module's `out_keys`, then inputs written anew."""
+        """The keys that the program writes: the module's `out_keys`, then inputs overwritten."""
         paths = [unravel_key_to_tuple(key) for key in self.keyed.out_keys if key != "_"]
         written = self.result.written
         return [*[p for p in paths if p in written], *[p for p in written if p not in paths]]

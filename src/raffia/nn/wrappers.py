@@ -26,7 +26,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
     (torch.Size([4]), 3)
     """
 
-    _inner, _kept_names = "td_module", "__"
+    _inner, _own_prefixes = "td_module", "__"
 
     def __init__(self, td_module: Any) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     @property
     def out_keys(self) -> Any:
-        """The keys that the wrapped module writes; after a selection, those that are kept."""
+        """The keys that the wrapped module writes; after a selection, the selected ones."""
         return self.td_module.out_keys if self._selected is None else self._selected
 
     @out_keys.setter
@@ -63,8 +63,8 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
             return result
         keys = [key for key in self.td_module.out_keys if key != "_"]
         values = dict(zip(keys, (result,) if len(keys) == 1 else result, strict=True))
-        kept = tuple([values[key] for key in keys if key in self._selected])
-        return kept[0] if len(kept) == 1 else kept
+        selected = tuple([values[key] for key in keys if key in self._selected])
+        return selected[0] if len(selected) == 1 else selected
 
     def __repr__(self) -> str:
         return shown(self, [f"td_module={self.td_module!r}"])

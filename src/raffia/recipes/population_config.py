@@ -103,7 +103,7 @@ class PopulationConfig:
             method=self.method,
             tournament_size=self.tournament_size,
             elitism=self.elitism,
-            share=self.truncation_fraction,
+            truncation_fraction=self.truncation_fraction,
             eval_loop=self.eval_loop,
         )
 

@@ -11,7 +11,7 @@ from raffia.search.outputs import BoundModel, RecurrentOutput, RootOutput, Searc
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy, sample_visits
 from raffia.search.puct import PUCT
 from raffia.search.sampled import sampled_policy, with_sampled_actions
-from raffia.search.samplers import CategoricalSampler, GaussianSampler, Sampler, Samples
+from raffia.search.samplers import ActionSampler, CategoricalSampler, GaussianSampler, Samples
 from raffia.search.selection import Selection
 from raffia.search.settings import ValuePrefix
 from raffia.search.transpositions import state_key
@@ -30,7 +30,7 @@ __all__ = [
     "PolicyOutput",
     "RecurrentOutput",
     "RootOutput",
-    "Sampler",
+    "ActionSampler",
     "Samples",
     "SearchMemory",
     "Selection",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import dispatch, set_skip_existing
-from raffia.nn.generators import Source
+from raffia.nn.generators import RandomSource
 from raffia.search.keyed_checks import (
     check_distinct_keys,
     check_model,
@@ -176,7 +176,7 @@ class KeyedSearch(TensorDictModuleBase):
         self._observations = listed(one_or_more(in_keys), "in_keys")
         self._to_root = _named(mask=mask_key, to_play=to_play_key)
         self._to_policy = {name: unravel_key(key) for name, key in (policy_keys or {}).items()}
-        self._source = None if generator is None else Source(generator)
+        self._source = None if generator is None else RandomSource(generator)
         self._found = listed([out_keys] if isinstance(out_keys, str) else [*out_keys], "out_keys")
         if len(self._found) != len(WRITTEN):
             raise ValueError(

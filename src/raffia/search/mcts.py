@@ -40,7 +40,7 @@ def search(
     model's rows do not depend on each other.
 
     Raises:
-        ValueError: what does not fit, the shape seen and the shape needed; a root without a legal
+        ValueError: what does not fit, the shape given and the shape needed; a root without a legal
             action; NaN from the model, with the root and the simulation.
 
     >>> from raffia.search import RecurrentOutput, RootOutput, search

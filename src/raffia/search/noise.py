@@ -57,9 +57,9 @@ def root_dirichlet(
         legal = torch.ones(len(seed), num_actions).bool() if mask is None else mask
         return seeded_dirichlet(child_seed(seed, torch.tensor(choice)), legal, alpha)
     seed, out = seed.contiguous(), torch.empty(len(seed), num_actions)
-    kept = None if mask is None else mask.cpu().contiguous()
+    legal_actions = None if mask is None else mask.cpu().contiguous()
     _kernels().dirichlet(
         *(len(seed), num_actions, seed.data_ptr(), choice),
-        *(0 if kept is None else kept.data_ptr(), float(alpha), out.data_ptr()),
+        *(0 if legal_actions is None else legal_actions.data_ptr(), float(alpha), out.data_ptr()),
     )
     return out

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from raffia.functional.draws import child_seed, draw_seeds
 from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput
-from raffia.search.samplers import Sampler
+from raffia.search.samplers import ActionSampler
 from raffia.tensordict.node import Node
 
 SEED, ACTIONS = "sampling_seed", "sampled_actions"  # what the search's embeddings hold besides
@@ -29,7 +29,7 @@ def sampled_policy(
     root: RootOutput,  # its prior_logits are parameters of the policy [B, P]
     recurrent_fn: RecurrentFn,  # takes actions [M, ...] and gives parameters [M, P]
     *,
-    sampler: Sampler,
+    sampler: ActionSampler,
     policy: Callable[[RootOutput, RecurrentFn], PolicyOutput],  # muzero_policy or gumbel_policy
     seed: Tensor | None = None,  # int64 [B]: the draws of a root's whole tree
     prior: Prior = "sampling",
@@ -64,7 +64,7 @@ def sampled_policy(
 def with_sampled_actions(
     root: RootOutput,  # its prior_logits are parameters of the policy [B, P]
     recurrent_fn: RecurrentFn,  # takes actions [M, ...] and gives parameters [M, P]
-    sampler: Sampler,
+    sampler: ActionSampler,
     seed: Tensor,  # int64 [B]
     *,
     prior: Prior = "sampling",
@@ -141,7 +141,7 @@ def _check_dtype(root: Tensor, node: Tensor) -> None:
 
 
 def _draw(
-    sampler: Sampler, parameters: Tensor, seed: Tensor, mask: Tensor | None, prior: Prior
+    sampler: ActionSampler, parameters: Tensor, seed: Tensor, mask: Tensor | None, prior: Prior
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """K actions of each row, their prior logits, and which of them are legal."""
     samples = sampler.sample(parameters, seed.to(parameters.device), mask)

@@ -26,7 +26,7 @@ class Samples(NamedTuple):
     mask: Tensor | None = None  # [M, K] bool: legal; None: all are
 
 
-class Sampler(Protocol):
+class ActionSampler(Protocol):
     """A distribution over actions: draws from a policy with given parameters, and log-densities.
 
     >>> class Middle:  # one action, the mean

@@ -111,19 +111,19 @@ def with_observations(
     >>> from raffia.envs.env import Discrete, EnvSpec
     >>> spec = EnvSpec(observation_shape=(1, 8, 8), action=Discrete(2))
     >>> batch = TensorDict(frames=torch.zeros(5, 4 + 3, 1, 8, 8), batch_size=[5])
-    >>> seen = with_observations(batch, spec, frame_stack=4)
-    >>> seen["observation"].shape, seen["next_observation"].shape
+    >>> with_images = with_observations(batch, spec, frame_stack=4)
+    >>> with_images["observation"].shape, with_images["next_observation"].shape
     (torch.Size([5, 4, 8, 8]), torch.Size([5, 3, 4, 8, 8]))
     """
     frames = batch[FRAMES]
     stacks = frames if frame_stack == 1 else stacked(frames, frame_stack)
     observation = merge_frames(stacks, spec, frame_stack, flatten)
     draws = batch.get(AUGMENTATION, None)
-    seen = batch.exclude(FRAMES, AUGMENTATION)
-    seen["observation"] = _augmented(observation[:, 0], draws, 0)
+    with_images = batch.exclude(FRAMES, AUGMENTATION)
+    with_images["observation"] = _augmented(observation[:, 0], draws, 0)
     if observation.shape[1] > 1:
-        seen["next_observation"] = _augmented(observation[:, 1:], draws, 1)
-    return seen
+        with_images["next_observation"] = _augmented(observation[:, 1:], draws, 1)
+    return with_images
 
 
 def _augmented(images: Tensor, draws: TensorDict | None, which: int) -> Tensor:

@@ -16,8 +16,8 @@ def find_segments(
     mask_of_kind: int,  # address of uint8
     discount_of_kind: int,  # address of float32
     closed: int,  # the first kind that is no step
-    rows: int,  # address of int64 [num_windows, before + length]; the starts stand in their places
-    item: int,  # address of int64 [num_windows, length], as are those that follow
+    rows: int,  # address of int64 [num_segments, before + length]; the starts are written before
+    item: int,  # address of int64 [num_segments, length], as are those that follow
     valid: int,  # uint8, as the next two
     valid_step: int,
     mask: int,
@@ -34,7 +34,7 @@ def find_segments(
             at += width
     for k in range(length):
         at = rows + 8 * (before + k)
-        index = k  # in the tensors [num_windows, length]
+        index = k  # in the tensors [num_segments, length]
         for _ in range(num_segments):
             inside = 1
             if k:

@@ -306,7 +306,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         samples_mc: how many draws estimate an entropy that has no closed form. Where draws are not
             reparameterised, the gradient of the estimate is the score function's.
         aggregate_probabilities: has no effect and is deprecated; `set_composite_lp_aggregate`
-            takes its place.
+            replaces it.
 
         >>> from torch import distributions as d
         >>> from raffia.nn.distributions.composite import CompositeDistribution
@@ -369,8 +369,8 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
             try:
                 out[name] = fn(name, dist)
             except NotImplementedError as error:
-                said = str(error) or f"a {type(dist).__name__} has no {what}"
-                raise NotImplementedError(f"distribution {name!r}: {said}") from error
+                text = str(error) or f"a {type(dist).__name__} has no {what}"
+                raise NotImplementedError(f"distribution {name!r}: {text}") from error
             except MissingSampleError:
                 raise
             except ValueError as error:

@@ -29,7 +29,7 @@ class NoMeanError(NotImplementedError):
     Traceback (most recent call last):
     ...
     raffia.nn.distributions.deterministic.NoMeanError: TransformedDistribution has no
-    deterministic_sample, and no mean to take its place. Give the class a property
+    deterministic_sample, and no mean to replace it. Give the class a property
     `deterministic_sample`, or draw at random.
     """
 
@@ -82,13 +82,13 @@ def _known_value(dist: Any) -> Any:
 def statistic(dist: Distribution, name: str, asked: str = "") -> Any:
     """The "mean", "mode" or "median" of a distribution.
 
-    asked: what it takes the place of, for the error where there is none.
+    asked: what it replaces, for the error where there is none.
     Raises NoMeanError where the mean has no formula, else NotImplementedError.
     """
     try:
         return getattr(dist, name)
     except (NotImplementedError, AttributeError) as error:
-        lacks = f"{asked}, and no {name} to take its place" if asked else name
+        lacks = f"{asked}, and no {name} to replace it" if asked else name
         kind = NoMeanError if name == "mean" else NotImplementedError
         raise kind(
             f"{type(dist).__name__} has no {lacks}. Give the class a property `{asked or name}`, "

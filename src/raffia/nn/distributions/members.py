@@ -93,13 +93,13 @@ def parameters(params: Any, name: NestedKey) -> Any:
 
 
 def raise_no_parameters(params: Any, name: NestedKey) -> NoReturn:
-    """Say that there is nothing for `name`, and what there is."""
+    """Raise an error that there is nothing for `name`, and what there is."""
     names = [key for key, value in params.items(True, False) if isinstance(value, Node)]
     raise MissingKeyError(f"no param {name!r} found in params{known(name, names)}")
 
 
 def build(name: NestedKey, cls: Any, params: Any, extra: Any) -> Distribution:
-    """One distribution; what its class objects to is said with the name."""
+    """One distribution; an error of its class is raised with the name."""
     if not callable(cls):
         raise CompositeTypeError(
             f"distribution_map[{name!r}] must be a class or a function that gives a distribution, "
@@ -131,5 +131,5 @@ def renamed(dists: Values, name_map: Any) -> Values:
 
 
 def suffixed(name: NestedKey, suffix: str) -> NestedKey:
-    """The key of what is said of the entry `name`: its last part with a suffix."""
+    """The key of a figure about the entry `name`: its last part with a suffix."""
     return name + suffix if isinstance(name, str) else (*name[:-1], name[-1] + suffix)

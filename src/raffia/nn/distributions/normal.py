@@ -35,10 +35,10 @@ class NormalParamExtractor(nn.Module):
         Returns (loc [..., n], scale [..., n], *others).
         """
         if not tensors or tensors[0].shape[-1:] == (1,):
-            seen = list(tensors[0].shape) if tensors else "no tensor"
+            found = list(tensors[0].shape) if tensors else "no tensor"
             raise ValueError(
                 "NormalParamExtractor splits the last dimension in two, so it needs a tensor with "
-                f"at least 2 elements there; got {seen}. For a scale that does not depend on the "
+                f"at least 2 elements there; got {found}. For a scale that does not depend on the "
                 "input use AddStateIndependentNormalScale"
             )
         loc, scale = tensors[0].chunk(2, -1)

@@ -205,7 +205,8 @@ class TruncatedNormal(Distribution):
     def _frame(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mode, scale, signed distance of the mode from loc, distances to both ends [2, batch].
 
-        An end that is too far to matter stands where nothing is left, so infinity is not met.
+        An end that is too far to matter is moved to where no mass is left, so that infinity does
+        not occur.
         """
         wide = torch.promote_types(self.a.dtype, torch.float32)
         loc, scale, low, high = (
