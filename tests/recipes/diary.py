@@ -11,6 +11,7 @@ import torch
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero import evaluation as evaluation_module
 from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
@@ -181,7 +182,7 @@ class Diary:
 
     def _name_weights(self):
         """The number of the update in place of what the networks said."""
-        planner = self.run._make_planner()
+        planner = make_planner(self.run.networks, self.run.config, self.run.env.spec)
         names = {}
         for update, state in enumerate([*self.states, self.last]):
             planner.refresh(state)

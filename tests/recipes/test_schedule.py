@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raffia.algorithms.efficientzero.config import OptimizerConfig, SearchConfig, TargetConfig
+from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
@@ -95,7 +96,7 @@ def test_weights_and_priorities_are_those_of_a_plain_dict(tmp_path):
 
 def test_priorities_are_the_distance_of_values_and_targets(tmp_path):
     diary = Diary(config_with(), tmp_path / "run")
-    planner = diary.run._make_planner()
+    planner = make_planner(diary.run.networks, diary.run.config, diary.run.env.spec)
     for state, batch, metrics in zip(diary.states, diary.batches, diary.metrics, strict=True):
         planner.refresh(state)
         model = planner._snapshot

@@ -284,7 +284,9 @@ SETTINGS = {
     "checkpoint.keep": ("vector", 1, "save"),
     "engine.name": "tests/recipes/test_actors.py::test_processes_play_the_same",
     "engine.address": "tests/recipes/test_actors.py::test_the_address_of_a_cluster_gets_there",
-    "engine.max_restarts": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
+    "engine.max_restarts": (
+        "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
+    ),
     "engine.patience_seconds": (
         "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
     ),

@@ -38,6 +38,7 @@ EXTRAS = {
     "hf": ({"transformers": "transformers"}, "language models of Hugging Face folders"),
     "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
     "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
+    "scale": ({"ray": "ray"}, "workers on a Ray cluster"),
     "text": ({"tokenizers": "tokenizers"}, "tokenizers of Hugging Face"),
     "video": (
         {"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL", "pygame-ce": "pygame"},

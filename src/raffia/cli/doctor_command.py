@@ -9,7 +9,10 @@ from raffia.cli.parser import Parser
 ABOUT = """\
 Look at this machine: versions, the processor and its threads, the GPU, which extras are installed
 and how to install the others, Atari's ROMs, whether kernels compile. Attach it when something is
-wrong. It writes nothing."""
+wrong. It writes nothing.
+
+With --engine.name it looks at where workers would run instead: a worker is started there, and
+called."""
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -20,8 +23,23 @@ def doctor(words: Sequence[str]) -> int:
         ...
     raffia.cli.errors.UsageError: raffia doctor has no --all
     """
-    Parser("raffia doctor", ABOUT, ["raffia doctor", "raffia doctor > doctor.txt"]).read(words)
+    examples = [
+        "raffia doctor",
+        "raffia doctor > doctor.txt",
+        "raffia doctor --engine.name process",
+        "raffia doctor --engine.name ray --engine.address auto",
+    ]
+    parser = Parser("raffia doctor", ABOUT, examples)
+    names = ("inline", "process", "ray")
+    parser.add_argument("--engine.name", dest="engine", choices=names, help="where workers run")
+    parser.add_argument("--engine.address", dest="address", default="", help="of a Ray cluster")
+    args = parser.read(words)
 
     from raffia.cli.doctor import print_doctor
 
-    return print_doctor()
+    if args.engine is None:
+        return print_doctor()
+
+    from raffia.cli.doctor_engine import engine_checks
+
+    return print_doctor(look=lambda: engine_checks(args.engine, args.address))

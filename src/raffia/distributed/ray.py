@@ -104,6 +104,16 @@ class RayEngine:
     def drop(self, ref: Any) -> None:
         """The store frees what nothing refers to any more."""
 
+    def resources(self) -> str:
+        """What the cluster has, in a line."""
+        whole, free = self._ray.cluster_resources(), self._ray.available_resources()
+        num = sum(bool(node["Alive"]) for node in self._ray.nodes())
+        return (
+            f"{num} machine{'s' if num > 1 else ''}, {free.get('CPU', 0):g} of "
+            f"{whole.get('CPU', 0):g} processors and {free.get('GPU', 0):g} of "
+            f"{whole.get('GPU', 0):g} GPUs free"
+        )
+
     def close(self) -> None:
         """End all workers, and the cluster if it was started here."""
         for worker in self._workers:

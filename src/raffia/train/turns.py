@@ -74,8 +74,8 @@ class Turns:
     engine: where the actors are; it is closed with this.
     role, config: of the actors. Each is told its index, and plays as many rows: its answer to a
         task {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its
-        rows]}, with "continues" where environments may play on; the first actor's has "now", the
-        state [1] after them.
+        rows], "num_simulations", "version" of its weights}, the steps with "continues" where
+        environments may play on; the first actor's has "now", the state [1] after them.
     acting: of a learner's state what actors need of it.
     check: is given each step [E] that was taken in; it may raise.
     """
@@ -112,6 +112,9 @@ class Turns:
             patience=patience,
         )
         self._next_taken = self._next_asked = 0
+        self.update = 0  # that the turns are played for now
+        self.staleness = 0  # updates that the last turn's weights were behind it
+        self.num_simulations = 0  # of all turns that were taken
         self.now = TensorDict(batch_size=[0])  # of the first environment
 
     @property
@@ -126,7 +129,7 @@ class Turns:
 
     def prepare(self, state: TensorDict) -> None:
         """Publish the weights after this update where a turn names them, and ask for such turns."""
-        update = step_of(state)
+        self.update = update = step_of(state)
         while True:
             version = self.schedule.version(self._next_asked)
             if version is None or version > update:
@@ -151,6 +154,8 @@ class Turns:
             self._ask(step_of(state))
         answers = [self.pool.take(actor, turn) for actor in range(self.pool.num_workers)]
         self.now = answers[0]["now"]
+        self.num_simulations += sum([int(answer["num_simulations"]) for answer in answers])
+        self.staleness = step_of(state) - int(answers[0]["version"])
         steps: TensorDict = cat([answer["steps"] for answer in answers], 1)
         self._next_taken += 1
         self._count(steps)
@@ -165,6 +170,15 @@ class Turns:
         for step in steps.unbind(0):
             self._check(step)
             self.ledger.begin(self.ledger.count(rows, step["action"], step))
+
+    def metrics(self) -> dict[str, float]:
+        """What a row of means tells: open turns, staleness, seconds waited and restarts so far."""
+        return {
+            "turns_open": float(self.num_open),
+            "staleness": float(self.staleness),
+            "seconds_waited_for_actors": round(self.pool.seconds_waited, 3),
+            "actor_restarts": float(self.pool.num_restarts),
+        }
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""

@@ -17,18 +17,16 @@ from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
-from raffia.distributed.engine import Engine, InlineEngine
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
-from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
 
-__all__ = ["ActorRole", "actor_config", "make_engine", "make_planner", "row_seeds"]
+__all__ = ["ActorRole", "actor_config", "make_planner", "row_seeds"]
 
 
 def make_planner(
@@ -124,6 +122,7 @@ class ActorRole:
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play a turn."""
         run, num_env_steps = self.config, int(task["num_env_steps"])
+        before = self.planner.num_simulations
         choose: Act = self._act_first
         if num_env_steps >= run.collect.random_env_steps:
             version = int(task["version"])
@@ -137,7 +136,8 @@ class ActorRole:
 
         with threads(run.num_threads):
             steps = self.collector.collect(choose, run.collect.rollout_length)
-        answer = TensorDict(steps=steps)
+        simulations = torch.tensor(self.planner.num_simulations - before)
+        answer = TensorDict(steps=steps, num_simulations=simulations, version=task["version"])
         return answer.set("now", self.collector.now[:1]) if self._is_first else answer
 
     def _act(self, states: TensorDict, temperature: float) -> TensorDict:
@@ -180,18 +180,24 @@ def actor_config(run: EfficientZeroRun) -> str:
     return json.dumps({"run": to_json(run)})
 
 
-def make_engine(config: EngineConfig) -> Engine:
-    """The engine that a config names.
+def describe_actors(run: EfficientZeroRun) -> str:
+    """Where environments are played, for the start of a run.
 
-    >>> type(make_engine(EngineConfig())).__name__
-    'InlineEngine'
+    >>> from raffia.recipes.scale_config import ActorsConfig
+    >>> describe_actors(EfficientZeroRun(actors=ActorsConfig(num=2, ahead=8)))
+    '2 actors in this process play 4 environments each, 8 updates ahead; this process learns'
     """
-    if config.name == "process":
-        from raffia.distributed.process import ProcessEngine
-
-        return ProcessEngine()
-    if config.name == "ray":
-        from raffia.distributed.ray import RayEngine
-
-        return RayEngine(config.address)
-    return InlineEngine()
+    actors, engine = run.actors, run.engine
+    where = {
+        "inline": "in this process",
+        "process": "in processes of this machine",
+        "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
+    }[engine.name]
+    num = max(1, actors.num)
+    several = f"{num} actors" if num > 1 else "1 actor"
+    play = "play" if num > 1 else "plays"
+    each = f" {'each' if num > 1 else ''}".rstrip()
+    return (
+        f"{several} {where} {play} {run.env.num_envs // num} environments{each}, "
+        f"{actors.ahead} updates ahead; this process learns"
+    )

@@ -29,8 +29,8 @@ from raffia.recipes.efficientzero.actors import (
     ActorRole,
     acting_weights,
     actor_config,
+    describe_actors,
     fraction_done,
-    make_engine,
     make_networks,
     make_planner,
     row_seeds,
@@ -38,6 +38,7 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
+from raffia.recipes.engines import make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
@@ -87,6 +88,7 @@ class EfficientZeroExperiment(Experiment):
             self._make_parts(networks)
             if isinstance(self.collector, Turns):
                 opened.callback(self.collector.close)
+                view.message(describe_actors(config))
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
@@ -160,7 +162,8 @@ class EfficientZeroExperiment(Experiment):
         )
 
     def _check_step(self, step: TensorDict) -> None:
-        self.guard.check(step, update=self._update)
+        found = self.collector
+        self.guard.check(step, update=found.update if isinstance(found, Turns) else self._update)
 
     def _make_stream(self) -> OnlineStream:
         collect, replay = self.config.collect, self.config.replay
@@ -214,7 +217,10 @@ class EfficientZeroExperiment(Experiment):
 
     def counters(self) -> dict[str, int]:
         """The count of simulations, of acting and of reanalyze."""
-        return {"simulations": self.actor.num_simulations + self.reanalyze_planner.num_simulations}
+        found = self.actor.num_simulations + self.reanalyze_planner.num_simulations
+        if isinstance(self.collector, Turns):
+            found += self.collector.num_simulations
+        return {"simulations": found}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
@@ -224,6 +230,8 @@ class EfficientZeroExperiment(Experiment):
         }
         if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
+        if isinstance(self.collector, Turns):
+            found |= self.collector.metrics()
         return found
 
     # -- playing and learning
