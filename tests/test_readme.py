@@ -45,6 +45,7 @@ PAGES = [
         "docs/functional.md",
         "docs/graph.md",
         "docs/search.md",
+        "docs/scale.md",
     ),
     *("docs/training.md", "docs/ilql.md", "docs/evolution.md", "docs/own_algorithm.md"),
 ]

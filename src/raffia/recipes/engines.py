@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
+
+import torch
 
 from raffia.distributed.engine import Engine, InlineEngine
 from raffia.recipes.scale_config import EngineConfig
+from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["describe_engine", "make_engine"]
+__all__ = ["TriedEngine", "describe_engine", "make_engine", "try_engine"]
+
+NUM_CALLS = 50
+NUM_BYTES = 16 * 2**20
 
 
 def make_engine(config: EngineConfig) -> Engine:
@@ -43,3 +51,42 @@ def describe_engine(engine: Engine) -> str:
         return f"processes of this machine, which has {os.cpu_count()} processors"
     text: str = resources()
     return text
+
+
+@dataclass(frozen=True)
+class TriedEngine:
+    """What a worker of an engine was seen to do."""
+
+    description: str
+    seconds_to_first: float  # from nothing to the first answer
+    seconds_of_call: float  # of a small task and its answer
+    mib_per_second: float  # of a large one, there and back
+
+
+def try_engine(name: str, address: str = "") -> TriedEngine:
+    """Start a worker that answers with its task, and call it.
+
+    >>> try_engine("inline").description
+    'this process'
+    """
+    began = time.perf_counter()
+    engine = make_engine(EngineConfig(name=name, address=address))  # type: ignore[arg-type]
+    try:
+        worker = engine.start("raffia.distributed.check_engine:Echo", "{}", 0)
+
+        def seconds(task: TensorDict, num: int) -> float:
+            start = time.perf_counter()
+            for _ in range(num):
+                worker.ask(task)
+                worker.take(60.0)
+            return (time.perf_counter() - start) / num
+
+        small = TensorDict(x=torch.zeros(8))
+        large = TensorDict(x=torch.zeros(NUM_BYTES, dtype=torch.uint8))
+        seconds(small, 1)
+        first = time.perf_counter() - began
+        call, copy = seconds(small, NUM_CALLS), seconds(large, 3)
+        rate = 2 * NUM_BYTES / copy / 2**20
+        return TriedEngine(describe_engine(engine), first, call, rate)
+    finally:
+        engine.close()
