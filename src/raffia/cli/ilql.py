@@ -237,8 +237,7 @@ def _held_out(means: dict[str, float]) -> str:
     lines.append(
         "The estimate weighs the held-out dialogues by the probability of their answers in "
         "decoding;\nwhat it would say beside the data counts as the worst dialogue. It "
-        "is no game that was "
-        "played."
+        "is no game that was played."
     )
     if means["effective_rows"] < FEW:
         lines.append(

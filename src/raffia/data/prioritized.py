@@ -113,8 +113,7 @@ class PrioritizedSampler(Sampler):
             elif len(self._live) and alpha:
                 raise ValueError(
                     "with alpha=0 all items are equally likely, and their priorities are not "
-                    "known any "
-                    "more: start with a small alpha, such as 0.001"
+                    "known any more: start with a small alpha, such as 0.001"
                 )
             self._alpha = alpha
             self.version += 1

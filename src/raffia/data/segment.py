@@ -190,8 +190,7 @@ class SegmentReplayBuffer(Buffer):
         if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.observation):
             raise ValueError(
                 f"observation_keys={list(observation_keys)} name observations before an action, "
-                "so none lies under "
-                f"{NEXT!r}; the observation after it is found there by itself: "
+                f"so none lies under {NEXT!r}; the observation after it is found there by itself: "
                 "observation_keys=['obs']"
             )
         stacks = frame_stacks(frame_stack, self._keys.observation)

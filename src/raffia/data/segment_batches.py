@@ -206,8 +206,7 @@ class SegmentMaker:
             raise ValueError(
                 f"out can't be filled: its entry {path[0] if len(path) == 1 else path!r} is not "
                 f"that of a sample, {dtype} {list(shape)} on {self.target_device}. Pass an "
-                "earlier sample "
-                "of this size itself, not a copy of it"
+                "earlier sample of this size itself, not a copy of it"
             )
         return found
 

@@ -69,8 +69,7 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> StoredSteps:
             raise MissingKeyError(
                 f"steps have no entry {key!r}, which observation_keys names; their entries are "
                 f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., "
-                "observation_keys=[...]) names "
-                "the observation before an action"
+                "observation_keys=[...]) names the observation before an action"
             )
     rows = _stored(steps, keys).reshape(-1)
     closing = rows[:0]
@@ -103,8 +102,7 @@ def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
     if flag.dtype is not torch.bool or flag.shape not in (shape, (*shape, 1)):
         raise ValueError(
             f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it "
-            "marks "
-            "whether the episode ends with the step, so it should be a single torch.bool"
+            "marks whether the episode ends with the step, so it should be a single torch.bool"
         )
     return flag.reshape(shape).cpu()
 

@@ -146,8 +146,8 @@ class WorkerBatch:
                 except (EOFError, ConnectionError) as error:
                     raise WorkerError(
                         f"worker {number} ended before it was ready, {worker.end()}; what it "
-                        "printed "
-                        "stands above. A script must start under if __name__ == '__main__':"
+                        "printed stands above. A script must start under if __name__ == "
+                        "'__main__':"
                     ) from error
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:

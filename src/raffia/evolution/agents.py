@@ -328,8 +328,7 @@ def _check_indices(population: Sequence[Member]) -> None:
         if agent.index in indices:
             raise ValueError(
                 f"two members have the index {agent.index}, so that no lineage can be recorded: "
-                "make "
-                "them with index=0, index=1, ..."
+                "make them with index=0, index=1, ..."
             )
         indices.add(agent.index)
 

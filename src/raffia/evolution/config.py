@@ -54,8 +54,7 @@ def check_fraction(fraction: float) -> None:
     if not 0 < fraction <= 0.5:
         raise ValueError(
             f"truncation_fraction={fraction}: the worst are replaced by as many of the best, so "
-            "that it lies above "
-            "0 and is at most 0.5"
+            "that it lies above 0 and is at most 0.5"
         )
 
 

@@ -95,8 +95,7 @@ class Embeddings:
         raise ValueError(
             f"the model's embedding is a {type(container).__name__} and the root's a "
             f"{type(self._template).__name__}, or their structures differ: recurrent_fn must "
-            "return "
-            "the same kind of container as root.embedding"
+            "return the same kind of container as root.embedding"
         )
 
     def _container(self, leaves: Sequence[Tensor], batch_size: list[int]) -> Any:

@@ -123,8 +123,7 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
     shape = shape_of(value)
     return RuntimeError(
         f"batch dimension mismatch: the batch size is {batch_size} but the value has shape "
-        f"{shape} for key {name!r}; "
-        "the leading dimensions of a value must be the batch size"
+        f"{shape} for key {name!r}; the leading dimensions of a value must be the batch size"
         + (
             ""
             if shape
@@ -163,8 +162,7 @@ def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
     except RuntimeError as error:
         raise RuntimeError(
             f"batch dimension mismatch: the batch size is {batch_size} but the container for key "
-            f"{name!r} has {given}, "
-            f"and its entries can't be given the larger one: {error}"
+            f"{name!r} has {given}, and its entries can't be given the larger one: {error}"
         ) from error
     return copy
 

@@ -434,9 +434,9 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
             return
         if not isinstance(child, Node) or child._is_data():
             raise KeyError(
-                f"the entry {path[i]!r} is already present and is a {type(child).__name__}, "
-                "not a container, "
-                f"so {path[i + 1]!r} cannot be set in it; delete it first: del td[{path[i]!r}]"
+                f"the entry {path[i]!r} is already present and is a {type(child).__name__}, not a "
+                f"container, so {path[i + 1]!r} cannot be set in it; delete it first: del "
+                f"td[{path[i]!r}]"
             )
         node = child
     node._set_str(path[depth], item)

@@ -282,9 +282,8 @@ def _set_rows(leaf: Tensor, index: Any, value: Any, name: str) -> None:
     except (RuntimeError, ValueError) as error:
         shape = getattr(value, "shape", None)
         raise RuntimeError(
-            f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value "
-            f"of shape {shape}: "
-            f"{error}"
+            f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value of shape "
+            f"{shape}: {error}"
         ) from error
 
 

@@ -131,8 +131,7 @@ class LazyStackedTensorDict(TensorDictBase):
         if not -ndim - 1 <= stack_dim <= ndim:
             raise StackDimError(
                 f"stack dim {stack_dim} is out of range: members of batch size {tuple(size)} can "
-                "be stacked "
-                f"along dims {-ndim - 1} to {ndim}"
+                f"be stacked along dims {-ndim - 1} to {ndim}"
             )
         if stack_dim < 0:
             stack_dim += ndim + 1
@@ -230,10 +229,9 @@ class LazyStackedTensorDict(TensorDictBase):
     def _unlike(self, name: str) -> RuntimeError:
         shapes = [_member_shape(td, name) for td in self.tensordicts]
         return RuntimeError(
-            f"Failed to stack tensors within a tensordict under the key {name!r}: their shapes are "
-            f"{shapes}. td.get({name!r}, as_list=True) gives them one by one, "
-            "as_padded_tensor=True padded "
-            "to one shape, as_nested_tensor=True as a nested tensor."
+            f"Failed to stack tensors within a tensordict under the key {name!r}: their shapes "
+            f"are {shapes}. td.get({name!r}, as_list=True) gives them one by one, "
+            "as_padded_tensor=True padded to one shape, as_nested_tensor=True as a nested tensor."
         )
 
     def _peek_str(self, name: str) -> Any:
@@ -480,8 +478,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _mismatch(self, name: str, what: str) -> RuntimeError:
         return RuntimeError(
             f"batch dimension mismatch: the batch size is {self._batch_size} but the value {what} "
-            "for key "
-            f"{name!r}; the leading dimensions of a value must be the batch size"
+            f"for key {name!r}; the leading dimensions of a value must be the batch size"
         )
 
     def _split(self, other: Any) -> Sequence[Any] | None:
@@ -1016,11 +1013,10 @@ class LazyStackedTensorDict(TensorDictBase):
         if size != self._batch_size:
             raise RuntimeError(
                 f"Received a new batch size {list(size)} with an existing batch size "
-                f"{self._batch_size} in a "
-                "lazy stack. Modifying the batch size of a lazy representation of a tensordict is "
-                "not "
-                "permitted. Consider instantiating the tensordict first by calling "
-                "`td = td.to_tensordict()` before resetting the batch size."
+                f"{self._batch_size} in a lazy stack. Modifying the batch size of a lazy "
+                "representation of a tensordict is not permitted. Consider instantiating the "
+                "tensordict first by calling `td = td.to_tensordict()` before resetting the "
+                "batch size."
             )
 
     shape = batch_size
@@ -1030,8 +1026,7 @@ class LazyStackedTensorDict(TensorDictBase):
         if len(batch_size) <= dim or batch_size[dim] != len(self.tensordicts):
             raise RuntimeError(
                 f"a lazy stack of {len(self.tensordicts)} members along dim {dim} can't have the "
-                "batch size "
-                f"{tuple(batch_size)}; td.to_tensordict() gives a dense one, which can"
+                f"batch size {tuple(batch_size)}; td.to_tensordict() gives a dense one, which can"
             )
         size = torch.Size((*batch_size[:dim], *batch_size[dim + 1 :]))
         before = [td._batch_size for td in self.tensordicts]
@@ -1757,8 +1752,7 @@ def _unlike_sizes(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
     return RuntimeError(
         "batch sizes in tensordicts differs, LazyStackedTensorDict cannot be created. Got "
         f"td[0].batch_size={first} and td[{i}].batch_size={other}. If the length match and you "
-        "wish to stack "
-        "these tensordicts, set strict_shape to False."
+        "wish to stack these tensordicts, set strict_shape to False."
     )
 
 
@@ -1802,8 +1796,7 @@ def _nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
     if any([value.is_nested for value in values]):
         raise ValueError(
             "a nested tensor of nested tensors is not possible: flatten the lazy stack of lazy "
-            "stacks first "
-            "with td.view(-1), or pass as_padded_tensor=True"
+            "stacks first with td.view(-1), or pass as_padded_tensor=True"
         )
     if layout is torch.strided:
         return torch.nested.as_nested_tensor(values, layout=torch.strided)

@@ -230,9 +230,9 @@ class NonTensorData(TensorCollection):
     def __setitem__(self, idx: Any, value: Any) -> None:
         if with_rows(self, idx, value) is not self:
             raise RuntimeError(
-                "a NonTensorData holds one value for all its rows, so a row can't be given another "
-                "one; "
-                "entry.maybe_to_stack() gives a NonTensorStack, which holds a value per row"
+                "a NonTensorData holds one value for all its rows, so a row can't be given "
+                "another one; entry.maybe_to_stack() gives a NonTensorStack, which holds a value "
+                "per row"
             )
 
     def update(

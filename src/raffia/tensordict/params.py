@@ -634,9 +634,8 @@ def _refuse_lazy(node: Any) -> None:
 
     if isinstance(node, LazyStackedTensorDict) and not node._is_data():
         raise RuntimeError(
-            "LazyStackedTensorDict is not permitted in TensorDictParams, "
-            "which must own its parameters; "
-            "td.contiguous() gives a dense container"
+            "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its "
+            "parameters; td.contiguous() gives a dense container"
         )
     for child in node._children():
         _refuse_lazy(child)

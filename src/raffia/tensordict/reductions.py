@@ -31,9 +31,8 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
     for d in given:
         if not -ndim <= d < ndim:
             raise IndexError(
-                f"Incompatible dim {d} for tensordict with shape {td._batch_size}: "
-                "it counts batch dimensions; "
-                "dim='feature' stands for the entries' own"
+                f"Incompatible dim {d} for tensordict with shape {td._batch_size}: it counts "
+                "batch dimensions; dim='feature' stands for the entries' own"
             )
     return tuple([d % ndim for d in given])
 

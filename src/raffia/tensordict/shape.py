@@ -392,9 +392,9 @@ def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
     for n, mine in zip(new[lead:], size, strict=True):
         if mine != n and mine != 1:
             raise RuntimeError(
-                "Incompatible expanded shape: "
-                "The expanded shape length at non-singleton dimension should be same as the "
-                f"original length. target_shape = {tuple(target)}, existing_shape = {size}"
+                "Incompatible expanded shape: The expanded shape length at non-singleton "
+                "dimension should be same as the original length. target_shape = "
+                f"{tuple(target)}, existing_shape = {size}"
             )
     names = None if td._names is None else [None] * lead + td._names
     ndim = len(size)

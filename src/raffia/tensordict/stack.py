@@ -61,8 +61,7 @@ def _new_dim(first: Any, dim: int) -> int:
     if not -ndim - 1 <= dim <= ndim:
         raise IndexError(
             f"dim {dim} is out of range for a stack of containers of batch size "
-            f"{tuple(first._batch_size)}: "
-            f"it lies in {-ndim - 1} to {ndim}"
+            f"{tuple(first._batch_size)}: it lies in {-ndim - 1} to {ndim}"
         )
     return dim if dim >= 0 else dim + ndim + 1
 
@@ -344,8 +343,7 @@ def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:
     i = [store.keys() == stores[0].keys() for store in stores].index(False)
     return MissingKeyError(
         f"tensordict {i} has keys {sorted(stores[i])} but tensordict 0 has keys "
-        f"{sorted(stores[0])}; "
-        "all tensordicts to concatenate must have the same keys"
+        f"{sorted(stores[0])}; all tensordicts to concatenate must have the same keys"
     )
 
 

@@ -486,8 +486,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            "device cannot be assigned: "
-            f"td.to({str(value)!r}) gives the container on another device"
+            f"device cannot be assigned: td.to({str(value)!r}) gives the container on another "
+            "device"
         )
 
     @property
@@ -526,9 +526,8 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            f"Converting a {type(self).__name__} to a boolean value is not permitted: "
-            "it is ambiguous. "
-            "Use td.is_empty(), len(td.keys()), or (td == other).all()."
+            f"Converting a {type(self).__name__} to a boolean value is not permitted: it is "
+            "ambiguous. Use td.is_empty(), len(td.keys()), or (td == other).all()."
         )
 
     def __copy__(self) -> Any:
@@ -721,9 +720,8 @@ class TensorDict(TensorDictBase):
             self._fill(source._entries() if isinstance(source, Node) else source)
         else:
             raise ValueError(
-                "a TensorDict is made from a dict or another container, "
-                f"got {type(source).__name__}; "
-                "TensorDict.from_any(obj) takes other structures"
+                "a TensorDict is made from a dict or another container, got "
+                f"{type(source).__name__}; TensorDict.from_any(obj) takes other structures"
             )
         if names is not None:
             self.names = names

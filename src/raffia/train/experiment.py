@@ -132,10 +132,9 @@ class Experiment:
         """
         if passed_over:
             raise RunError(
-                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, "
-                "as described above. Nothing was changed: bring back what is missing, or start "
-                "another "
-                f"run{self.unusable_remark}"
+                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, as "
+                "described above. Nothing was changed: bring back what is missing, or start "
+                f"another run{self.unusable_remark}"
             )
         for _, buffer in self.replays:
             buffer.empty()

@@ -94,8 +94,7 @@ class EpisodeRecorder:
         if self._pictures and scaled.shape != self._pictures[0].shape:
             raise ValueError(
                 f"a picture of {list(picture.shape)} does not fit the ones before, which are "
-                "scaled "
-                f"as {list(self._pictures[0].shape)}: save() between different environments"
+                f"scaled as {list(self._pictures[0].shape)}: save() between different environments"
             )
         self._pictures.append(scaled)
         self._values.append(float("nan") if value is None else float(value))

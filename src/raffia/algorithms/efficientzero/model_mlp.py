@@ -56,8 +56,7 @@ class RepresentationNetworkMLP(nn.Module):
         if observation.shape[1:] != (self.observation_size,) or not observation.is_floating_point():
             raise ValueError(
                 f"observations are floats of shape [B, {self.observation_size}], got "
-                f"{observation.dtype} "
-                f"of shape {list(observation.shape)}"
+                f"{observation.dtype} of shape {list(observation.shape)}"
             )
         check_precision(observation, cast(nn.Linear, self.fc_representation[0]).weight)
         return self.norm(self.fc_representation(observation))

@@ -116,10 +116,8 @@ class StackedModel:
             if len(observation) % self.size:
                 raise ValueError(
                     f"{len(observation)} rows are not as many of each of {self.size} members: "
-                    "give a "
-                    f"multiple of {self.size}, the first member's first, or name the member of "
-                    "each: "
-                    "member=..."
+                    f"give a multiple of {self.size}, the first member's first, or name the "
+                    "member of each: member=..."
                 )
             member = _in_order(self.size, len(observation))
         value, logits, *embedding = _of_members(self._models, "root", member, observation)

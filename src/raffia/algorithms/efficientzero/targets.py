@@ -245,6 +245,5 @@ def _check(segments: TensorDict, length: int) -> None:
     if found != length:
         raise ValueError(
             f"segments have unroll_steps + n_step + 1 = {length} rows, got {found}: make the "
-            "replay "
-            "with the unroll_steps and n_step of the config"
+            "replay with the unroll_steps and n_step of the config"
         )
