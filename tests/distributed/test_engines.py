@@ -16,6 +16,7 @@ from raffia.distributed import (
     ChaosEngine,
     InlineEngine,
     Lost,
+    Needs,
     Pool,
     ProcessEngine,
     RoleError,
@@ -225,7 +226,7 @@ def gone(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().split()[2] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
@@ -264,6 +265,20 @@ def test_an_address_that_does_not_answer_is_told_soon():
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}: start one"):
         RayEngine(address)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_without_room_is_told_before_anything_starts():
+    engine = RayEngine(num_cpus=1)
+    try:
+        Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=0.5))
+        with pytest.raises(ValueError, match=r"2 workers of 1 CPUs each find no room .* has 1: "):
+            Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=1.0))
+        with pytest.raises(ValueError, match=r"1 workers of 0.5 GPUs each find no room"):
+            Pool(engine, COUNTER, "{}", 1, needs=Needs(gpus=0.5))
+    finally:
+        engine.close()
 
 
 def test_versions_of_a_cluster_are_compared():

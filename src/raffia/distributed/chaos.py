@@ -36,6 +36,9 @@ class ChaosEngine:
         self.num_started = self.num_lost = 0
         self._inline = InlineEngine()
 
+    def require_room(self, num_workers: int, needs: Needs) -> None:
+        """There is room: all are in this process."""
+
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ChaosWorker:
         """A worker with a fate of its own."""
         self.num_started += 1

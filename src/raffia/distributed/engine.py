@@ -107,6 +107,9 @@ class Engine(Protocol):
     >>> engine.close()
     """
 
+    def require_room(self, num_workers: int, needs: Needs) -> None:
+        """ValueError where there never is room for so many workers."""
+
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> Worker:
         """A worker of this role.
 
@@ -154,6 +157,9 @@ class InlineEngine:
     >>> worker.take(1.0)["total"]
     tensor(5)
     """
+
+    def require_room(self, num_workers: int, needs: Needs) -> None:
+        """There is room: all are in this process."""
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> InlineWorker:
         """A role in this process."""

@@ -58,6 +58,7 @@ class Pool:
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers={num_workers} must be at least 1")
+        engine.require_room(num_workers, needs)
         self.engine, self.role, self.config = engine, role, config
         self.num_workers, self.needs = num_workers, needs
         self.max_restarts, self.patience = max_restarts, patience

@@ -49,6 +49,9 @@ class ProcessEngine:
         self._weights: dict[str, SharedMemory] = {}
         self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
 
+    def require_room(self, num_workers: int, needs: Needs) -> None:
+        """There is room: processes share what the machine has."""
+
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ProcessWorker:
         """A process with this role; what is wrong with the role comes with its first answer."""
         worker = ProcessWorker(self._context, role, config, index, needs)

@@ -88,6 +88,17 @@ class RayEngine:
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
         self._workers: list[RayWorker] = []
 
+    def require_room(self, num_workers: int, needs: Needs) -> None:
+        """ValueError if the whole cluster has less than so many workers take."""
+        whole = self._ray.cluster_resources()
+        for name, each in (("CPU", needs.cpus), ("GPU", needs.gpus)):
+            if num_workers * each > whole.get(name, 0) + 1e-6:
+                raise ValueError(
+                    f"{num_workers} workers of {each:g} {name}s each find no room in the Ray "
+                    f"cluster, which has {whole.get(name, 0):g}: take fewer, give each less "
+                    "(actors.cpus), or add machines"
+                )
+
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> RayWorker:
         """An actor of this role, on any machine that has room for it."""
         handle = self._actor.options(num_cpus=needs.cpus, num_gpus=needs.gpus).remote(

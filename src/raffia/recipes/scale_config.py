@@ -21,7 +21,9 @@ class EngineConfig:
     name: Literal["inline", "process", "ray"] = "inline"  # this process, others, a Ray cluster
     address: str = ""  # of a Ray cluster, such as auto; none: one of this machine for this run
     max_restarts: int = 3  # of one worker without a task done in between; more is an error
-    patience_seconds: float = 60.0  # without an answer: the worker is taken for dead
+    # Without an answer after so long a worker is taken for dead. One that ends is noticed at once;
+    # a first turn may compile kernels for half a minute.
+    patience_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -1,0 +1,198 @@
+"""Actors in other processes against the loop that plays itself.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.scale                  # processes of this machine
+    OMP_NUM_THREADS=1 python -m benchmarks.scale --engines process ray
+
+Ratios of one run; CartPole's networks, 25 simulations, 16 environments in turns of 8 steps:
+
+scale_actors    environment steps/s of two actors, nobody learning, / those of the loop
+scale_turn      the loop's own CPU time for a turn of actors / the time of the same turn in the loop
+scale_weights   a version of 32 MB to two workers / copying it once
+scale_recovery  seconds from kill -9 of an actor to the turn that it had open
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from raffia.algorithms.efficientzero.actor import act
+from raffia.envs.make import make_env
+from raffia.recipes.efficientzero.actors import (
+    ActorRole,
+    acting_weights,
+    actor_config,
+    make_networks,
+    make_planner,
+    row_seeds,
+)
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.engines import make_engine
+from raffia.recipes.scale_config import ActorsConfig, EngineConfig
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.collect import Collector
+from raffia.train.turns import Schedule, Turns
+
+NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = 16, 8, 2, 4
+TURN = NUM_ENVS * ROLLOUT
+FOREVER = 10**9
+MEGABYTES = 32
+
+
+def settings() -> EfficientZeroRun:
+    """CartPole's preset with longer turns, and no random steps at its start."""
+    run = PRESETS["cartpole"]
+    collect = replace(
+        run.collect,
+        random_env_steps=0,
+        num_env_steps=FOREVER,
+        rollout_length=ROLLOUT,
+        updates_per_env_step=1 / TURN,
+    )
+    return replace(run, env=replace(run.env, num_envs=NUM_ENVS), collect=collect)
+
+
+class Loop:
+    """Plays a turn as the loop of one process does."""
+
+    def __init__(self, run: EfficientZeroRun, state: TensorDict) -> None:
+        self.run, self.env = run, make_env(run.env)
+        self.collector = Collector(self.env, seed=run.seed)
+        networks = make_networks(run, self.env.spec)
+        self.planner = make_planner(networks, run, self.env.spec)
+        self.planner.refresh(state)
+
+    def __call__(self) -> None:
+        self.collector.collect(self._act, ROLLOUT)
+
+    def _act(self, states: TensorDict) -> TensorDict:
+        step = self.collector.num_env_steps // NUM_ENVS
+        seed = row_seeds(self.run.seed, "act", range(NUM_ENVS), step)
+        return act(self.planner, states, temperature=1.0, noise=True, seed=seed)
+
+
+class Actors:
+    """Takes a turn of actors, with new weights for each."""
+
+    def __init__(self, run: EfficientZeroRun, state: TensorDict, engine: str) -> None:
+        run = replace(
+            run,
+            actors=ActorsConfig(num=NUM_ACTORS, ahead=AHEAD, cpus=0.5),
+            engine=EngineConfig(name=engine),  # type: ignore[arg-type]
+        )
+        env = make_env(run.env, num_envs=1)
+        schedule = Schedule(
+            turn_size=TURN,
+            random_env_steps=0,
+            num_env_steps=FOREVER,
+            updates_per_env_step=1 / TURN,
+            ahead=AHEAD,
+        )
+        self.turns = Turns(
+            make_engine(run.engine),
+            f"{ActorRole.__module__}:{ActorRole.__name__}",
+            actor_config(run),
+            NUM_ACTORS,
+            schedule,
+            env.spec,
+            NUM_ENVS,
+            seed=run.seed,
+            acting=acting_weights,
+        )
+        self.state, self.update = state.copy(), 0
+
+    def __call__(self) -> None:
+        self.state["step"] = torch.tensor(self.update)
+        self.turns.prepare(self.state)
+        self.turns.take(self.state)
+        self.update += 1
+
+    def recovery(self) -> float:
+        """Seconds from the death of an actor to the turn that it had open."""
+        worker: Any = self.turns.pool.worker(1)
+        began = time.perf_counter()
+        os.kill(worker.pid, signal.SIGKILL)
+        for _ in range(AHEAD + 1):  # those that were answered before come first
+            self()
+            if self.turns.pool.num_restarts:
+                break
+        return time.perf_counter() - began
+
+
+def rates(call: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Calls a second, and CPU seconds of this process in each."""
+    for _ in range(3):
+        call()
+    began, cpu, num = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - began < seconds:
+        call()
+        num += 1
+    return num / (time.perf_counter() - began), (time.process_time() - cpu) / num
+
+
+def weights_ratio(engine_name: str) -> float:
+    """A version to two workers, against a copy of it."""
+    weights = TensorDict(w=torch.zeros(MEGABYTES * 2**18))
+    engine = make_engine(EngineConfig(name=engine_name))  # type: ignore[arg-type]
+    try:
+        role = "raffia.distributed.check_engine:Counter"
+        workers = [engine.start(role, "{}", index) for index in range(NUM_ACTORS)]
+        task, found, copies = TensorDict(add=torch.tensor(0)), [], []
+        for _ in range(6):
+            began = time.perf_counter()
+            ref = engine.put(weights)
+            for worker in workers:
+                worker.ask(task, ref)
+            for worker in workers:
+                worker.take(120.0)
+            found.append(time.perf_counter() - began)
+            engine.drop(ref)
+            began = time.perf_counter()
+            weights.clone()
+            copies.append(time.perf_counter() - began)
+        return statistics.median(found[1:]) / statistics.median(copies[1:])
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", nargs="+", default=["process"], choices=["process", "ray"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    run = settings()
+    env = make_env(run.env, num_envs=1)
+    state = make_networks(run, env.spec).init(0)
+    loop = Loop(run, state)
+    print(f"{'engine':<10}{'scale_actors':>14}{'scale_turn':>12}{'scale_weights':>15}", end="")
+    print(f"{'scale_recovery':>16}")
+    for engine in args.engines:
+        actors = Actors(run, state, engine)
+        try:
+            speed, turn = [], []
+            for _ in range(args.rounds):
+                here, _ = rates(loop, args.seconds)
+                there, cpu = rates(actors, args.seconds)
+                speed.append(there / here)
+                turn.append(cpu * here)
+            recovery = actors.recovery()
+        finally:
+            actors.turns.close()
+        row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
+        print(f"{engine:<10}{row}{weights_ratio(engine):>15.1f}{recovery:>14.1f} s")
+
+
+if __name__ == "__main__":
+    main()
