@@ -306,7 +306,7 @@ def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, mo
         words = ["--config", str(settings(tiny(), tmp_path)), "--run", str(run)]
         assert main(["train", "efficientzero", *words]) == 1
     said = capsys.readouterr()
-    assert "update 10: " in said.out and "No space left on device. Kept: 000000005" in said.out
+    assert "update 10: " in said.out and "No space left on device. Available: 000000005" in said.out
     assert "error: " in said.err and "No space left on device" in said.err
     assert main(["resume", str(run)]) == 0
     assert "resumes after update 5" in capsys.readouterr().out

@@ -127,7 +127,7 @@ def _dialogues(data):
         task="data",
         data=replace(config.data, files=(f"{data}/chats.jsonl",), tokenizer="characters"),
     )
-    return ilql.fitted(config)
+    return ilql.with_sizes(config)
 
 
 class Rows:

@@ -149,6 +149,19 @@ def test_engines_may_change_at_a_resume(config, name, plain, tmp_path):
     assert digest(folder) == plain[name]
 
 
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_a_run_that_is_made_longer_goes_on_alike(ahead, tmp_path):
+    """The weights of the first turns that are new were never published."""
+    found = []
+    for name, num in (("one", 1), ("two", 2)):
+        folder, config = tmp_path / name, replace(SMOKE, actors=ActorsConfig(num=num, ahead=ahead))
+        trained(config, folder)
+        longer = with_all(config, collect__num_env_steps=320)
+        assert resume_run(folder, config=longer, view=Quiet()).reason == "finished"
+        found.append(digest(folder))
+    assert found[0] == found[1]
+
+
 def test_members_play_the_same_elsewhere(tmp_path):
     members = with_all(
         SMOKE,

@@ -62,6 +62,7 @@ def make_bases(folder):
         "lora": with_all(language, lora__rank=2, lora__dropout=0.1, lora__learn_embeddings=True),
         "members": with_all(
             WORDLE,
+            seed=1,
             population=PopulationConfig(size=3, parameters=0.3, ranges=("learning_rate=1e-4..1",)),
             evaluate__every_updates=2,
         ),

@@ -269,7 +269,7 @@ class Aim:
 
 @pytest.mark.slow
 def test_a_continuous_policy_moves_to_the_best_action(tmp_path):
-    config = run_of("aim", num_updates=200)
+    config = run_of("aim", num_updates=300)
     config = replace(
         config, search=replace(config.search, num_simulations=16, num_sampled_actions=8)
     )

@@ -30,6 +30,7 @@ from tests.recipes.test_variants import TINY
 from tests.recipes.timeline import first_difference, timeline
 
 VECTOR = EfficientZeroRun(
+    seed=3,
     env=EnvConfig(id="CartPole-v1", num_envs=3),
     model=replace(
         PRESETS["smoke"].model,
@@ -222,7 +223,7 @@ SETTINGS = {
     "search.dirichlet_fraction": ("vector", 0.5, "act"),
     "search.max_considered": ("gumbel", 1, "evaluate"),
     "search.num_sampled_actions": ("box", 4, "random"),
-    "search.temperatures": ("vector", (1.0, 0.01), "act"),
+    "search.temperatures": ("vector", (0.01, 0.5), "act"),
     "search.temperature_from": ("vector", (0.0, 0.6), "act"),
     "seed": ("vector", 1, "weights"),
     "device": "tests/recipes/test_other_device.py::test_networks_and_states_lie_on_the_device",
@@ -291,8 +292,8 @@ SETTINGS = {
         "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
     ),
     "actors.num": "tests/recipes/test_actors.py::test_how_many_actors_play_changes_nothing",
-    "actors.ahead": ("vector", 2, "act"),
-    "actors.weights_every": ("vector", 2, "act"),
+    "actors.ahead": ("vector", 2, "made"),
+    "actors.weights_every": ("vector", 2, "made"),
     "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
 }

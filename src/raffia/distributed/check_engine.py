@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from raffia.distributed.engine import Engine, Lost, RoleError, Worker
+from raffia.distributed.engine import ONE_CPU, Engine, Lost, RoleError, Worker
 from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 
@@ -55,6 +55,7 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
     """
     engine = make()
     try:
+        engine.require_room(1, ONE_CPU)
         _answers_come_in_order(engine)
         _weights_are_those_of_the_version(engine)
         _what_is_given_is_copied(engine)

@@ -63,9 +63,19 @@ class ProcessEngine:
         """The weights in shared memory; its name."""
         data = pack(weights)
         memory = SharedMemory(create=True, size=len(data))
+        self._weights[memory.name] = memory
+        try:
+            # Ask for the memory now: written to when there is none, it would end this process.
+            os.posix_fallocate(memory._fd, 0, len(data))  # type: ignore[attr-defined]
+        except OSError as error:
+            self.drop(memory.name)
+            raise MemoryError(
+                f"shared memory has no room for weights of {len(data) / 2**20:.0f} MiB beside "
+                f"{len(self._weights)} other versions: give it more (docker run --shm-size), or "
+                "take actors.ahead smaller or actors.weights_every larger"
+            ) from error
         assert memory.buf is not None
         memory.buf[: len(data)] = data
-        self._weights[memory.name] = memory
         return memory.name
 
     def drop(self, ref: str) -> None:

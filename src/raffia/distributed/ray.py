@@ -59,7 +59,7 @@ class RayEngine:
     """Workers as actors of a Ray cluster, weights in its object store.
 
     address: of a cluster that runs, such as "auto" or "ray://head:10001"; "": one of this machine,
-        which ends with the engine.
+        which ends with the engine. Where the program has called `ray.init`, that cluster is used.
     num_cpus: of a cluster of this machine; None: as many as it has.
 
     Raises ModuleNotFoundError without the extra `scale`, ConnectionError if no cluster answers, and
@@ -67,8 +67,9 @@ class RayEngine:
     """
 
     def __init__(self, address: str = "", *, num_cpus: float | None = None) -> None:
+        os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")  # else Ray replaces builtins.print
         self._ray = ray = _ray()
-        if ray.is_initialized() and not address:
+        if ray.is_initialized():  # by the program: its cluster is used, and goes on
             self._is_ours = False
         else:
             self._is_ours = True
@@ -105,6 +106,7 @@ class RayEngine:
             role, config, index, max(1, int(needs.cpus))
         )
         worker = RayWorker(self._ray, handle, index)
+        self._workers = [one for one in self._workers if not one.is_closed]
         self._workers.append(worker)
         return worker
 
@@ -159,7 +161,7 @@ class RayWorker:
         self._open: deque[Any] = deque()
         self._greeting: Any = handle.greeting.remote()
         self._pid: int | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def pid(self) -> int:
@@ -215,8 +217,8 @@ class RayWorker:
 
     def close(self) -> None:
         """End the actor."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._open.clear()
             self._ray.kill(self._handle)
 

@@ -134,9 +134,13 @@ class Turns:
             version = self.schedule.version(self._next_asked)
             if version is None or version > update:
                 return
-            if version == update:
+            # Where a run was made longer, what the schedule names may never have been published:
+            # then the oldest version that came after it, or this update's.
+            later = [kept for kept in self.board.versions if kept >= version]
+            if version == update or not later:
                 self.board.publish(update, self._acting(state))
-            self._ask(version)
+                later = [update]
+            self._ask(later[0])
 
     def _ask(self, version: int) -> None:
         turn, weights = self._next_asked, self.board.ref(version)

@@ -18,7 +18,7 @@ from torch import Tensor
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.distributed.engine import Needs
+from raffia.distributed.engine import Engine, Needs
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
@@ -131,15 +131,24 @@ class EfficientZeroExperiment(Experiment):
             )
 
     def _make_turns(self, networks: ModelFactory | None) -> Turns:
-        config, collect = self.config, self.config.collect
+        config = self.config
         if networks is not None or not self._is_default_env:
             raise ValueError(
                 "actors.* with a make_env or networks of your own: actors are made from the config "
                 "alone. Register the environment with Gymnasium and name it in env.id, or leave "
                 "actors.* as they are"
             )
+        engine = make_engine(config.engine)
+        with contextlib.ExitStack() as opened:  # closed if there is no room for the actors
+            opened.callback(engine.close)
+            turns = self._turns_of(engine)
+            opened.pop_all()
+        return turns
+
+    def _turns_of(self, engine: Engine) -> Turns:
+        config, collect = self.config, self.config.collect
         return Turns(
-            make_engine(config.engine),
+            engine,
             f"{ActorRole.__module__}:{ActorRole.__name__}",
             actor_config(config),
             max(1, config.actors.num),
