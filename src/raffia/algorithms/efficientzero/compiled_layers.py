@@ -143,7 +143,7 @@ def _with(layer: Layer, part: nn.Module) -> Layer | None:
         return None
     if type(part) is nn.ReLU:
         return layer._replace(activation="relu")
-    if type(part) is nn.GELU and part.approximate == "tanh":
+    if isinstance(part, nn.GELU) and part.approximate == "tanh":
         return layer._replace(activation="gelu")
     if type(part) is nn.LayerNorm and layer.norm is None and part.bias is not None:
         return layer._replace(norm=part)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.prediction import PredictionNetwork
 from raffia.algorithms.efficientzero.representation import DownSample, RepresentationNetwork
+from raffia.algorithms.efficientzero.row_invariant import in_blocks, row_invariant
 from raffia.nn.blocks import LSTMStep
 
 _LINEAR = (nn.Linear, nn.Conv2d)
@@ -65,10 +67,14 @@ class JointLSTM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The next h, which is the output, and c."""
         h, c = state
-        gates = torch.addmm(self.bias, torch.cat([x, h], 1), self.weight.t())
+        gates = self._gates(torch.cat([x, h], 1))
         i, f, g, o = gates.chunk(4, 1)
         c = torch.addcmul(f.sigmoid_() * c, i.sigmoid_(), g.tanh_())
         return o.sigmoid_() * c.tanh(), c
+
+    def _gates(self, x: Tensor) -> Tensor:
+        product = partial(torch.addmm, self.bias, mat2=self.weight.t())
+        return in_blocks(product, x) if x.device.type == "cpu" else product(x)
 
 
 class _Pair(NamedTuple):
@@ -103,6 +109,7 @@ class Folding:
             joint = JointLSTM(step.input_size, step.hidden_size).to(step.weight_ih_l0)
             self.model.set_submodule(name, joint)
         if next(self.model.parameters()).device.type == "cpu":
+            row_invariant(self.model)
             # 3 to 10 % faster, also where images come in the other order
             for parameter in self.model.parameters():
                 if parameter.dim() == 4:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
-from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.latent_model import LatentModel, NetworkOutput
+from raffia.algorithms.efficientzero.row_invariant import filled_up
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
@@ -91,13 +92,16 @@ class FoldedModel:
         found = None if self.compiled is None else self.compiled(observation)
         if found is not None:
             latent, value, prior_logits = found
-            zeros = latent.new_zeros(1, len(latent), model.lstm_hidden_size)
-            embedding = _embedding(latent, zeros, zeros.clone())
+            zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
+            embedding = _as_embedding(latent, zeros, zeros.clone())
             return RootOutput(prior_logits, value, embedding, mask, to_play)
+        num = len(observation)
+        if _fills_up(model, observation):
+            observation = filled_up(observation)
         output = model.initial_inference(observation)
-        embedding = _embedding(output.latent_state, *output.reward_hidden_state)
-        value = model.decode_value(output.value)
-        return RootOutput(output.policy_logits, value, embedding, mask, to_play)
+        embedding = _embedding(num, output)
+        value = model.decode_value(output.value)[:num]
+        return RootOutput(output.policy_logits[:num], value, embedding, mask, to_play)
 
     def refresh(self, model: LatentModel) -> None:
         """Copy the present weights and statistics of a model with the same layers, in place."""
@@ -139,17 +143,18 @@ class FoldedRecurrentFn:
         action: Tensor,  # int64 [B]
     ) -> tuple[RecurrentOutput, TensorDict]:
         """The model's output for the states that actions lead to, and their embeddings."""
+        num, latent = len(action), embedding["latent_state"]
         h = embedding["reward_hidden_state", "h"]
         c = embedding["reward_hidden_state", "c"]
-        output = self._model.recurrent_inference(
-            embedding["latent_state"], (h.unsqueeze(0), c.unsqueeze(0)), action
-        )
+        if _fills_up(self._model, latent):
+            latent, h, c, action = (filled_up(x) for x in (latent, h, c, action))
+        output = self._model.recurrent_inference(latent, (h.unsqueeze(0), c.unsqueeze(0)), action)
         decoded = RecurrentOutput(
-            reward=self._model.decode_reward(output.value_prefix),
-            value=self._model.decode_value(output.value),
-            prior_logits=output.policy_logits,
+            reward=self._model.decode_reward(output.value_prefix)[:num],
+            value=self._model.decode_value(output.value)[:num],
+            prior_logits=output.policy_logits[:num],
         )
-        return decoded, _embedding(output.latent_state, *output.reward_hidden_state)
+        return decoded, _embedding(num, output)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """One compiled call for each simulation, or None where there is none for this model.
@@ -181,13 +186,27 @@ def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
         compiled.load()
 
 
-def _embedding(
+def _fills_up(model: LatentModel, rows: Tensor) -> bool:
+    """Whether all the model does is done in whole blocks of rows; see `row_invariant`.
+
+    Images would cost too much; their networks fill up what needs it.
+    """
+    return rows.device.type == "cpu" and len(model.latent_shape) == 1
+
+
+def _embedding(num: int, output: NetworkOutput) -> TensorDict:
+    """Of the first `num` rows."""
+    h, c = output.reward_hidden_state
+    return _as_embedding(output.latent_state[:num], h[0, :num], c[0, :num])
+
+
+def _as_embedding(
     latent_state: Tensor,
-    h: Tensor,  # [1, B, L]
+    h: Tensor,  # [B, L]
     c: Tensor,
 ) -> TensorDict:
     size = [len(latent_state)]
-    state = TensorDict({"h": h.squeeze(0), "c": c.squeeze(0)}, size)
+    state = TensorDict({"h": h, "c": c}, size)
     return TensorDict({"latent_state": latent_state, "reward_hidden_state": state}, size)
 
 
