@@ -295,6 +295,15 @@ SETTINGS = {
     "actors.ahead": ("vector", 2, "made"),
     "actors.weights_every": ("vector", 2, "made"),
     "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
+    "evaluators.num": (
+        "tests/recipes/test_evaluators.py::test_how_many_evaluators_play_changes_nothing"
+    ),
+    "evaluators.join_after": (
+        "tests/recipes/test_evaluators.py::test_a_target_ends_the_run_when_it_is_joined"
+    ),
+    "evaluators.cpus": (
+        "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
+    ),
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
 }
 

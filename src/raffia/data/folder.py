@@ -98,6 +98,24 @@ def write_folder(
         _remove(root, [file for file in strays if file not in current])
 
 
+def replace_extras(path: Path, kind: str, version: int, extras: dict[str, Any]) -> None:
+    """Store other extras with the same files, which are not written again.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_folder(folder, "greeting", 1, {"text.txt": b"hello"}, extras={"times": 2})
+    ...     replace_extras(folder, "greeting", 1, {"times": 3})
+    ...     found = read_folder(folder, "greeting", 1)
+    ...     found.read("text.txt"), found.extras
+    (b'hello', {'times': 3})
+    """
+    root = os.path.abspath(path)
+    with locked(root):
+        record = _manifest(root)
+        check_kind(root, record, kind, version)
+        write_atomically(f"{root}/{MANIFEST}", dump(signed({**record, "extras": extras})))
+
+
 def read_folder(path: Path, kind: str, version: int) -> Folder:
     """The files of a folder of this kind and version, after a check that all is as it was written.
 

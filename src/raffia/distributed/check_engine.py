@@ -60,6 +60,7 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
         _weights_are_those_of_the_version(engine)
         _what_is_given_is_copied(engine)
         _errors_are_told_apart(engine)
+        _an_answer_can_be_waited_for(engine)
         _empty_trees_travel(engine)
         if kill is not None:
             _a_killed_worker_is_lost(engine, kill)
@@ -124,6 +125,15 @@ def _errors_are_told_apart(engine: Engine) -> None:
     else:
         raise AssertionError("a role's error comes as a RoleError")
     assert int(worker.take(60.0)["total"]) == 2, "a worker goes on after a role's error"
+    worker.close()
+
+
+def _an_answer_can_be_waited_for(engine: Engine) -> None:
+    worker = engine.start(COUNTER, "{}", 0)
+    worker.ask(_add(1).set("sleep", torch.tensor(0.2)))
+    while not worker.poll(5.0):
+        pass
+    assert int(worker.take(60.0)["total"]) == 1, "what was waited for is there"
     worker.close()
 
 

@@ -96,6 +96,9 @@ class Worker(Protocol):
         and RoleError if the role raised an error.
         """
 
+    def poll(self, seconds: float) -> bool:
+        """Wait so long at most; whether `take` would give an answer, or an error, at once."""
+
     def close(self) -> None:
         """End the worker; what is open is dropped."""
 
@@ -207,6 +210,10 @@ class InlineWorker:
             except Exception as error:
                 raise RoleError(f"{type(error).__name__}: {error}") from error
         raise RuntimeError("no task is open: ask for one before its answer is taken")
+
+    def poll(self, seconds: float) -> bool:
+        """True: the task is done when its answer is taken."""
+        return True
 
     def close(self) -> None:
         """Drop what is open."""

@@ -67,6 +67,7 @@ class Pool:
         self._state_of = state_of
         self._workers: list[Worker | None] = [None] * num_workers
         self._was_lost = [False] * num_workers
+        self._num_losses = [0] * num_workers  # at the oldest open task
         self._open: list[deque[_Task]] = [deque() for _ in range(num_workers)]
 
     def num_open(self, worker: int) -> int:
@@ -93,28 +94,45 @@ class Pool:
 
         Raises RoleError if the role raised an error, or if the worker was lost too often.
         """
+        while True:
+            found = self._taken(worker, key, None)
+            if found is not None:
+                return found
+
+    def try_to_take(self, worker: int, key: int, seconds: float) -> TensorDict | None:
+        """As `take`, if the answer is there within this time; else None, and the task stays open.
+
+        However long the task takes, the worker is not taken for dead.
+        """
+        return self._taken(worker, key, seconds)
+
+    def _taken(self, worker: int, key: int, seconds: float | None) -> TensorDict | None:
+        """The answer; None if it is not there yet, or the worker was lost."""
         tasks = self._open[worker]
         if not tasks or tasks[0].key != key:
             raise ValueError(f"worker {worker}: task {key} is not its oldest open one")
-        began, failures = time.monotonic(), 0
-        while True:
-            try:
-                self._ask_open(worker)
-                found = self._workers[worker]
-                assert found is not None
-                answer = found.take(self.patience)
-                break
-            except Lost as error:
-                self._lose(worker)
-                failures += 1
-                if failures > self.max_restarts:
-                    raise RoleError(
-                        f"worker {worker} of {self.role} was lost {failures} times at task {key}, "
-                        f"the last time thus: {error}"
-                    ) from error
-            except RoleError as error:
-                raise RoleError(f"task {key} of worker {worker}: {error}") from error
-        self.seconds_waited += time.monotonic() - began
+        began = time.monotonic()
+        try:
+            self._ask_open(worker)
+            found = self._workers[worker]
+            assert found is not None
+            if seconds is not None and not found.poll(seconds):
+                return None
+            answer = found.take(self.patience)
+        except Lost as error:
+            self._lose(worker)
+            self._num_losses[worker] += 1
+            if self._num_losses[worker] > self.max_restarts:
+                raise RoleError(
+                    f"worker {worker} of {self.role} was lost {self._num_losses[worker]} times at "
+                    f"task {key}, the last time thus: {error}"
+                ) from error
+            return None
+        except RoleError as error:
+            raise RoleError(f"task {key} of worker {worker}: {error}") from error
+        finally:
+            self.seconds_waited += time.monotonic() - began
+        self._num_losses[worker] = 0
         tasks.popleft()
         return answer
 

@@ -159,6 +159,10 @@ class ProcessWorker:
             raise RoleError(data[1:].decode())
         return unpack(bytearray(data), room=1)
 
+    def poll(self, seconds: float) -> bool:
+        """Wait for an answer, or for the end of the process."""
+        return bool(wait([self._connection], seconds))
+
     def _last_words(self) -> str:
         self._process.join(5)
         code = self._process.exitcode

@@ -203,6 +203,10 @@ class RayWorker:
             raise RoleError(answer)
         return unpack(bytearray(memoryview(answer)))
 
+    def poll(self, seconds: float) -> bool:
+        """Wait for an answer, or for the end of the actor."""
+        return bool(self._ray.wait([self._open[0]], timeout=seconds)[0])
+
     def _greet(self, seconds: float) -> None:
         theirs, pid = self._ray.get(self._greeting, timeout=seconds)
         ours = versions()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 
-__all__ = ["ActorsConfig", "EngineConfig"]
+__all__ = ["ActorsConfig", "EngineConfig", "EvaluatorsConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +60,26 @@ class ActorsConfig:
     def play_elsewhere(self) -> bool:
         """Whether turns are asked for, and not played in the loop when they are due."""
         return self.num > 0 or self.ahead > 0 or self.weights_every > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorsConfig:
+    """Workers that play the evaluations.
+
+    >>> EvaluatorsConfig(num=1, join_after=500).play_elsewhere
+    True
+    """
+
+    num: int = 0  # workers; 0: the loop plays
+    join_after: int = 0  # updates from the one that is evaluated to the one that waits for its row
+    cpus: float = 1.0  # of each, for Ray
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "num", "join_after")
+        check_above_zero(self, "cpus")
+
+    @property
+    def play_elsewhere(self) -> bool:
+        """Whether evaluations are asked for and joined, and not played in the loop when due."""
+        return self.num > 0 or self.join_after > 0

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from raffia.train.loop import Ended, train
     from raffia.train.metrics import PhaseClock
     from raffia.train.nan_guard import NaNGuard, NonFiniteError
+    from raffia.train.outcome import Evaluated
     from raffia.train.replay_log import ReplayLog
     from raffia.train.session import RunResult, TrainingSession
     from raffia.train.stream import OfflineStream, OnlineStream
-    from raffia.train.tasks import Evaluated
 
 _NAMES = {
     "checkpoint": ["Checkpoint", "CheckpointError", "Checkpoints"],

@@ -16,8 +16,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from raffia.data.folder import (
     Folder,
     read_folder,
     read_signed,
+    replace_extras,
     write_folder,
 )
 from raffia.files import DamagedFileError, make_folder, sync
@@ -122,6 +123,7 @@ class Checkpoints:
         self.keep = keep
         self._whole: dict[str, Checkpoint] = {}  # those that were checked once, or were saved here
         self._passed_over: set[str] = set()
+        self.held: Callable[[], Collection[int]] = tuple  # updates whose checkpoints stay
 
     # -- saving
 
@@ -169,6 +171,30 @@ class Checkpoints:
             raise self._failed(path, why) from error
         return Path(path)
 
+    def score(self, update: int, score: float) -> None:
+        """Give a checkpoint that was saved its score.
+
+        Raises ValueError where there is none of this update.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoints = Checkpoints(folder)
+        ...     path = checkpoints.save(3, {"note": b"hello"})
+        ...     checkpoints.score(3, 7.5)
+        ...     checkpoints.best().score
+        7.5
+        """
+        saved = {one.update: one for one in self.available()}
+        if update not in saved or not math.isfinite(score):
+            raise ValueError(
+                f"update={update}, score={score}: a finite score is of a checkpoint that was "
+                f"saved, of {sorted(saved)}"
+            )
+        found = saved[update]
+        record = {"update": update, "score": score, "extras": found.extras}
+        replace_extras(found.root, KIND, VERSION, record)
+        self._whole[found.root] = replace(found, score=score)
+
     def _refuse_the_past(self, update: int) -> None:
         later = [
             x for x in self.available() if x.update > update and x.root not in self._passed_over
@@ -211,7 +237,7 @@ class Checkpoints:
             if path not in self._whole and _is_damaged(path):
                 _remove(path)
         past = [found for found in whole if found.update <= newest]
-        keep = {found.update for found in past[-self.keep :]}
+        keep = {found.update for found in past[-self.keep :]} | set(self.held())
         if (best := _best(past)) is not None:
             keep.add(best.update)
         for found in whole:

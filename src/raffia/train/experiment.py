@@ -13,12 +13,13 @@ from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, Part
+from raffia.train.evaluations import Evaluations
 from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 from raffia.train.nan_guard import NaNGuard
+from raffia.train.outcome import Outcome
 from raffia.train.replay_log import ReplayLog
 from raffia.train.stream import Stream
-from raffia.train.tasks import Outcome
 from raffia.train.view import View
 
 __all__ = ["CheckpointPayload", "Experiment", "Plan", "RunError", "refuse_other_state"]
@@ -86,7 +87,7 @@ class Experiment:
 
     >>> from itertools import repeat
     >>> from raffia.train.stream import OfflineStream
-    >>> from raffia.train.tasks import Evaluated
+    >>> from raffia.train.outcome import Evaluated
     >>> class Nothing(Experiment):
     ...     plan = Plan(title="nothing", num_updates=3, evaluate_every=1, save_every=1)
     ...     stream = OfflineStream(lambda update: repeat(TensorDict()))
@@ -99,6 +100,7 @@ class Experiment:
     plan: Plan
     learner: Learner
     stream: Stream
+    evaluations: Evaluations | None = None  # those that are played elsewhere, if they are
     env: BatchEnv | None = None  # the environment whose steps are learnt from, if any
 
     # The settings that shape a state, for the error about a checkpoint of other networks.
@@ -123,6 +125,9 @@ class Experiment:
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
         """Evaluate the learner; None if `stop` asked to stop meanwhile."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(state, stop)")
+
+    def evaluation_begun(self, state: TensorDict) -> None:
+        """Do what belongs to an evaluation of this state, which is now played elsewhere."""
 
     def start_over(self, passed_over: Sequence[str]) -> None:
         """Forget what a run that was killed before its first checkpoint left.
@@ -155,6 +160,9 @@ class Experiment:
         self.stream.load_state(found.tensors("stream") if found.has("stream") else TensorDict())
         for log, buffer in self.replays:
             log.restore(found, buffer)
+        if self.evaluations is not None:
+            is_open = found.has("evaluations")
+            self.evaluations.load_state(found.tensors("evaluations") if is_open else TensorDict())
         return state
 
     def payload(self) -> CheckpointPayload:
@@ -166,6 +174,8 @@ class Experiment:
             logged = log.files(buffer)
             parts |= logged.parts
             extras[log.name] = logged.extras
+        if self.evaluations is not None and self.evaluations.updates:
+            parts["evaluations"] = self.evaluations.state()
         return CheckpointPayload(parts, extras)
 
     def on_saved(self, checkpoints: Sequence[Checkpoint]) -> None:

@@ -85,12 +85,18 @@ class TrainingSession:
             env_steps=self._env_steps,
             target=plan.target_return,
             num_simulations=plan.num_simulations,
+            elsewhere=lambda: experiment.evaluations,
+            begun=experiment.evaluation_begun,
+            scored=self._score,
+            stop=lambda: self._stop(),
             of_returns=plan.of_returns,
         )
+        # Whose evaluation is open may turn out to be the best.
+        self.checkpoints.held = lambda: self.evaluate.open
         self.save = Save(
             self._try_to_save,
             every=plan.save_every,
-            worth=self.evaluate.improved,
+            worth=lambda update: self.evaluate.improved(update) or self.evaluate.is_open(update),
         )
 
     def _env_steps(self) -> int | None:
@@ -221,6 +227,10 @@ class TrainingSession:
         broken off."""
         update = step_of(state)
         self.log.row(update, self._env_steps())
+        if self.evaluate.open:
+            self.save.last = -1  # as below
+            if not self.evaluate.join_all(update):
+                return "stopped"
         if self.evaluate.is_old(update):
             self.save.last = -1  # what comes of it belongs into the last checkpoint, too
             self.evaluate.now(state)
@@ -261,6 +271,12 @@ class TrainingSession:
             self.view.message(f"update {step_of(state):,}: {error}")
             return False
         return True
+
+    def _score(self, update: int, score: float) -> None:
+        try:
+            self.checkpoints.score(update, score)
+        except (CheckpointError, OSError, ValueError) as error:
+            self.view.message(f"the checkpoint of update {update:,} has no score: {error}")
 
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)

@@ -6,14 +6,16 @@ Each task keeps what it must know after a resume in `state`, a dict for JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.evaluations import Evaluations
 from raffia.train.ledger import EndedEpisode
 from raffia.train.loop import Ended
 from raffia.train.metrics import PhaseClock, RunningMeans
+from raffia.train.outcome import Outcome
 from raffia.train.records import Records
 from raffia.train.view import Status, View
 
@@ -140,36 +142,6 @@ class Log:
         self.status = replace(self.status, evaluated_return=mean_return, best_return=best)
 
 
-class Outcome(Protocol):
-    """The outcome of an evaluation: `Episodes`, `Evaluated` ...
-
-    >>> from raffia.train.evaluate import Episodes
-    >>> outcome: Outcome = Episodes([1.0, 3.0], [5, 6])
-    >>> outcome.score
-    2.0
-    """
-
-    @property
-    def score(self) -> float:
-        """The outcome's score: the larger the better."""
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The values of its row."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """An outcome of any kind.
-
-    >>> Evaluated(score=-0.25, values={"loss": 0.25}).score
-    -0.25
-    """
-
-    score: float  # the larger the better
-    values: Mapping[str, Any]  # values of its row
-
-
 class Evaluate:
     """An evaluation each so many steps of the environments, or each so many updates.
 
@@ -178,6 +150,10 @@ class Evaluate:
     env_steps: how many steps were played so far; gives None where none ever are.
     target: the run ends when the score reaches it.
     num_simulations: of each search, where there are any; for the row.
+    elsewhere: gives the evaluations that are played elsewhere; None where `play` plays them.
+    begun: called with a state whose evaluation was asked for elsewhere.
+    scored: called with an update and its score, where that is joined at a later one.
+    stop: whether the run is to stop, which a wait for an evaluation looks at.
     of_returns: whether the score is a mean return, which the view then shows.
     """
 
@@ -191,8 +167,13 @@ class Evaluate:
         env_steps: Callable[[], int | None],
         target: float | None,
         num_simulations: int | None = None,
+        elsewhere: Callable[[], Evaluations | None] = lambda: None,
+        begun: Callable[[TensorDict], None] = lambda state: None,
+        scored: Callable[[int, float], None] = lambda update, score: None,
+        stop: Callable[[], bool] = lambda: False,
         of_returns: bool = True,
     ) -> None:
+        self._elsewhere, self._begun, self._scored, self._stop = elsewhere, begun, scored, stop
         self._play, self._records, self._log = play, records, log
         self._every, self._env_steps = every, env_steps
         self._target, self._of_returns = target, of_returns
@@ -216,30 +197,84 @@ class Evaluate:
         """Whether the state after this update is the best that was evaluated."""
         return self._improved and update == self._at
 
+    def is_open(self, update: int) -> bool:
+        """Whether the state after this update is evaluated elsewhere, and not joined yet."""
+        return update in self.open
+
+    @property
+    def open(self) -> list[int]:
+        """The updates whose states are evaluated elsewhere, and not joined yet."""
+        elsewhere = self._elsewhere()
+        return [] if elsewhere is None else elsewhere.updates
+
     def is_old(self, update: int) -> bool:
         """Whether much was learnt since the latest evaluation: the count moved, or some updates."""
         return self._count(update) != self._at_count or update - self._at > 10
 
     def is_due(self, update: int) -> bool:
-        """Whether enough went by since the latest evaluation."""
+        """Whether enough went by since the latest evaluation, or one is to be joined."""
+        elsewhere = self._elsewhere()
+        is_late = elsewhere is not None and elsewhere.is_due(update)
+        return is_late or self._is_due_to_begin(update)
+
+    def _is_due_to_begin(self, update: int) -> bool:
         return self._count(update) // self._every > self.num_done
 
     def __call__(self, state: TensorDict) -> None:
-        """Evaluate if it is due."""
-        if self.is_due(step_of(state)):
-            self.now(state)
+        """Evaluate if it is due, and join what is due."""
+        update, elsewhere = step_of(state), self._elsewhere()
+        if self._is_due_to_begin(update):
+            if elsewhere is None:
+                self.now(state)
+            else:
+                self._begin(elsewhere, state)
+        while elsewhere is not None and elsewhere.is_due(update):
+            if not self._join(elsewhere, update):
+                return
+
+    def _begin(self, elsewhere: Evaluations, state: TensorDict) -> None:
+        count = self._count(step_of(state))
+        elsewhere.begin(state, count)
+        self.num_done = count // self._every
+        self._begun(state)
+
+    def _join(self, elsewhere: Evaluations, update: int) -> bool:
+        """Wait for the oldest; whether it came."""
+        found = elsewhere.join(self._stop)
+        if found is None:
+            return False
+        if found.update != update:
+            self._scored(found.update, found.outcome.score)
+        self._take(found.outcome, found.update, found.at)
+        return True
+
+    def join_all(self, update: int) -> bool:
+        """Wait for all that are open; whether they came."""
+        elsewhere = self._elsewhere()
+        while elsewhere is not None and elsewhere.updates:
+            if not self._join(elsewhere, update):
+                return False
+        return True
 
     def now(self, state: TensorDict) -> None:
-        """Evaluate; raises `Ended` if the target is reached."""
-        update = step_of(state)
-        count = self._count(update)
-        found = self._play(state, count)
-        if found is None:
+        """Evaluate, and wait for it; raises `Ended` if the target is reached."""
+        update, elsewhere = step_of(state), self._elsewhere()
+        if elsewhere is not None:
+            if update not in elsewhere.updates:
+                self._begin(elsewhere, state)
+            self.join_all(update)
             return
-        self.num_done = count // self._every
+        found = self._play(state, self._count(update))
+        if found is not None:
+            self._take(found, update, self._count(update))
+
+    def _take(self, found: Outcome, update: int, count: int) -> None:
+        """Take what came of the state after an update."""
+        self.num_done = max(self.num_done, count // self._every)
         self.latest, self._at, self._at_count = found.score, update, count
         self._improved = self.best is None or self.latest > self.best
-        env_step, values = self._env_steps(), {**found.values, **self._more}
+        env_step = None if self._env_steps() is None else count
+        values = {**found.values, **self._more}
         self._records.write("evaluate", update=update, env_step=env_step, values=values)
         self.best = self.latest if self.best is None else max(self.best, self.latest)
         if self._of_returns:
@@ -259,7 +294,10 @@ class Evaluate:
         """Load a state that `state` gave."""
         self.best, self.latest = state["best"], state["latest"]
         self._at, self._at_count = state["at"]
-        self.num_done = max(0, self._at_count) // self._every  # which may be another one now
+        elsewhere = self._elsewhere()
+        begun = None if elsewhere is None else elsewhere.latest_count
+        latest = self._at_count if begun is None else begun
+        self.num_done = max(0, latest) // self._every  # which may be another one now
 
 
 class Save:

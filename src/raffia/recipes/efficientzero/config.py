@@ -15,7 +15,7 @@ from raffia.envs.checked import (
 )
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import ActorsConfig, EngineConfig
+from raffia.recipes.scale_config import ActorsConfig, EngineConfig, EvaluatorsConfig
 
 __all__ = [
     "MAY_CHANGE",
@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "engine.",
     "actors.num",
     "actors.cpus",
+    "evaluators.",
 )
 
 
@@ -129,6 +130,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     actors: ActorsConfig = field(default_factory=ActorsConfig)
+    evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
     compile: bool = False  # torch.compile the gradients; pays on a GPU
 
     def __post_init__(self) -> None:
@@ -148,10 +150,15 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "environments, which are not as many for each: take env.num_envs="
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
-        if self.engine.name != "inline" and not self.actors.num:
+        if self.engine.name != "inline" and not self.actors.num + self.evaluators.num:
             raise ValueError(
                 f"engine.name={self.engine.name} and no workers: set actors.num, such as "
-                "actors.num=2"
+                "actors.num=2, or evaluators.num"
+            )
+        if self.evaluators.play_elsewhere and self.population.size > 1:
+            raise ValueError(
+                f"evaluators.* with population.size={self.population.size}: a population evolves "
+                "by its evaluation, so the loop plays it: leave evaluators.* out"
             )
 
     def _check_population(self) -> None:

@@ -18,10 +18,11 @@ from torch import Tensor
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.distributed.engine import Engine, Needs
+from raffia.distributed.engine import Engine, InlineEngine, Needs
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
+from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
@@ -38,6 +39,7 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
+from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
 from raffia.recipes.engines import make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
@@ -45,9 +47,10 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
+from raffia.train.evaluations import Evaluations
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan
+from raffia.train.outcome import Evaluated, Outcome
 from raffia.train.stream import OnlineStream
-from raffia.train.tasks import Evaluated, Outcome
 from raffia.train.turns import ActorStream, Schedule, Turns
 from raffia.train.view import View
 
@@ -73,6 +76,7 @@ class EfficientZeroExperiment(Experiment):
         self.config = config
         self.plan = plan_of(config)
         self._update = 0
+        self._num_simulations_elsewhere = 0
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
             self._is_default_env = make_env is MAKE_ENV
@@ -85,10 +89,16 @@ class EfficientZeroExperiment(Experiment):
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
             opened.callback(self.evaluator.close)
             self.evaluator.prepare(self.env.spec)
+            self._require_engine(networks)
+            if self._engine is not None:
+                opened.callback(self._engine.close)
             self._make_parts(networks)
             if isinstance(self.collector, Turns):
                 opened.callback(self.collector.close)
                 view.message(describe_actors(config))
+            if config.evaluators.play_elsewhere:
+                self._make_evaluations()
+            opened.callback(self._close_evaluations)
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
@@ -121,7 +131,8 @@ class EfficientZeroExperiment(Experiment):
             self.learner = self.members.learner
         self.collector: Collector | Turns
         if config.actors.play_elsewhere:
-            self.collector = self._make_turns(networks)
+            assert self._engine is not None
+            self.collector = self._turns_of(self._engine)
         else:
             self.collector = Collector(
                 self.env,
@@ -130,20 +141,38 @@ class EfficientZeroExperiment(Experiment):
                 check=self._check_step,
             )
 
-    def _make_turns(self, networks: ModelFactory | None) -> Turns:
+    def _require_engine(self, networks: ModelFactory | None) -> None:
+        """Make the engine of the run's workers, if it has any."""
         config = self.config
-        if networks is not None or not self._is_default_env:
+        used = [name for name in ("actors", "evaluators") if getattr(config, name).play_elsewhere]
+        if used and (networks is not None or not self._is_default_env):
             raise ValueError(
-                "actors.* with a make_env or networks of your own: actors are made from the config "
-                "alone. Register the environment with Gymnasium and name it in env.id, or leave "
-                "actors.* as they are"
+                f"{used[0]}.* with a make_env or networks of your own: {used[0]} are made from the "
+                "config alone. Register the environment with Gymnasium and name it in env.id, or "
+                f"leave {used[0]}.* as they are"
             )
-        engine = make_engine(config.engine)
-        with contextlib.ExitStack() as opened:  # closed if there is no room for the actors
-            opened.callback(engine.close)
-            turns = self._turns_of(engine)
-            opened.pop_all()
-        return turns
+        self._engine = make_engine(config.engine) if used else None
+
+    def _make_evaluations(self) -> None:
+        """Have evaluations played by workers from now on."""
+        config, evaluators = self.config, self.config.evaluators
+        if self._engine is None:  # a run that had evaluators is resumed without
+            self._engine = InlineEngine()
+        self.evaluations = Evaluations(
+            self._engine,
+            f"{EvaluateRole.__module__}:{EvaluateRole.__name__}",
+            actor_config(config),
+            max(1, evaluators.num),
+            join_after=evaluators.join_after,
+            acting=acting_weights,
+            outcome=self._evaluated_elsewhere,
+            needs=Needs(cpus=evaluators.cpus),
+            max_restarts=config.engine.max_restarts,
+        )
+
+    def _close_evaluations(self) -> None:
+        if self.evaluations is not None:
+            self.evaluations.close()
 
     def _turns_of(self, engine: Engine) -> Turns:
         config, collect = self.config, self.config.collect
@@ -204,6 +233,8 @@ class EfficientZeroExperiment(Experiment):
 
     def restore(self, found: Checkpoint) -> TensorDict:
         """Restore environments, replay and population; returns the learner's state."""
+        if self.evaluations is None and found.has("evaluations"):
+            self._make_evaluations()
         state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
@@ -229,7 +260,7 @@ class EfficientZeroExperiment(Experiment):
         found = self.actor.num_simulations + self.reanalyze_planner.num_simulations
         if isinstance(self.collector, Turns):
             found += self.collector.num_simulations
-        return {"simulations": found}
+        return {"simulations": found + self._num_simulations_elsewhere}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
@@ -241,6 +272,8 @@ class EfficientZeroExperiment(Experiment):
             found["learning_rate"] = self.networks.learning_rate(update)
         if isinstance(self.collector, Turns):
             found |= self.collector.metrics()
+        if self.evaluations is not None:
+            found |= self.evaluations.metrics()
         return found
 
     # -- playing and learning
@@ -333,6 +366,25 @@ class EfficientZeroExperiment(Experiment):
         """Play episodes of the one agent."""
         self.actor.refresh(state)
         return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
+
+    def evaluation_begun(self, state: TensorDict) -> None:
+        """Save a tree of the weights that are evaluated."""
+        self.actor.refresh(state)
+        with self._guarded(state, self.collector.now):
+            self._keep_tree(self.stream.num_env_steps)
+
+    def _evaluated_elsewhere(self, env_step: int, answer: TensorDict) -> Episodes:
+        """What an evaluator answered; its film is written here."""
+        self._num_simulations_elsewhere += int(answer["num_simulations"])
+        if "film" in answer.keys():
+            folder, kind = self.folder / "episodes", self.config.evaluate.record
+            try:
+                make_folder(folder)
+                data = answer["film"].numpy().tobytes()
+                write_atomically(str(folder / f"{env_step:09d}.{kind}"), data)
+            except OSError as error:
+                self.view.message(f"an episode was not recorded: {error}")
+        return episodes_of(answer)
 
     def _play_all(
         self, members: Members, state: TensorDict, stop: Callable[[], bool]

@@ -26,7 +26,7 @@ from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun, WordleConfig
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.tasks import Evaluated
+from raffia.train.outcome import Evaluated
 
 __all__ = [
     "ILQLEvaluation",

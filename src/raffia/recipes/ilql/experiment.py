@@ -42,8 +42,8 @@ from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan, RunError
+from raffia.train.outcome import Evaluated
 from raffia.train.stream import OfflineStream
-from raffia.train.tasks import Evaluated
 from raffia.train.view import View
 
 __all__ = ["ILQLExperiment", "evaluate_networks", "plan_of"]

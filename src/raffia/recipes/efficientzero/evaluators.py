@@ -1,0 +1,85 @@
+"""How a run's evaluations are played elsewhere: `EvaluateRole`, and what its answers mean."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from raffia.functional.seeds import derive_seed
+from raffia.recipes.efficientzero.actors import make_networks, make_planner
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator
+from raffia.recipes.running import threads
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.config import from_json
+from raffia.train.evaluate import Episodes
+
+__all__ = ["EvaluateRole", "episodes_of"]
+
+
+class EvaluateRole:
+    """Plays an evaluation for each task; see `raffia.train.evaluations.Evaluations`.
+
+    >>> from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+    >>> from raffia.recipes.efficientzero.actors import acting_weights, actor_config
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> run = PRESETS["smoke"]
+    >>> role = EvaluateRole(actor_config(run), 0)
+    >>> weights = acting_weights(make_networks(run, role.evaluator.env.spec).init(0))
+    >>> answer = role.do(TensorDict(count=torch.tensor(0)), weights)
+    >>> len(episodes_of(answer).returns) == run.evaluate.num_episodes
+    True
+    >>> role.close()
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
+        self._records = run.evaluate.record != "none"
+        self.evaluator = Evaluator(run, record=self._records)
+        spec = self.evaluator.env.spec
+        self.planner = make_planner(make_networks(run, spec), replace(run, device="cpu"), spec)
+
+    def load(self, state: TensorDict) -> None:
+        """It has no state."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Play the evaluation of these weights."""
+        assert weights is not None
+        self.planner.refresh(weights)
+        before = self.planner.num_simulations
+        seed = derive_seed(self.config.seed, "evaluate", int(task["count"]))
+        with threads(self.config.num_threads), tempfile.TemporaryDirectory() as folder:
+            films = None
+            if self._records:
+                suffix = self.config.evaluate.record
+                films = EpisodeFilms(Path(folder), lambda _: "film", num=1, suffix=suffix)
+            found = self.evaluator.play(self.planner, seed=seed, recording=films)
+            assert found is not None  # nothing asks it to stop
+            answer = TensorDict(
+                returns=torch.tensor(found.returns, dtype=torch.float64),
+                lengths=torch.tensor(found.lengths),
+                as_first=torch.tensor(found.as_first, dtype=torch.bool),
+                num_simulations=torch.tensor(self.planner.num_simulations - before),
+            )
+            if films is not None:
+                data = bytearray(films.files[0].read_bytes())
+                answer["film"] = torch.frombuffer(data, dtype=torch.uint8)
+        return answer
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.evaluator.close()
+
+
+def episodes_of(answer: TensorDict) -> Episodes:
+    """The episodes that an `EvaluateRole` answered with.
+
+    >>> episodes_of(TensorDict(returns=torch.tensor([1.0]), lengths=torch.tensor([5]),
+    ...                        as_first=torch.tensor([], dtype=torch.bool)))
+    Episodes(returns=[1.0], lengths=[5], as_first=[])
+    """
+    return Episodes(*(answer[name].tolist() for name in ("returns", "lengths", "as_first")))

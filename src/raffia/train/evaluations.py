@@ -1,0 +1,138 @@
+"""Evaluations that are played elsewhere while the loop goes on, and joined at a later update.
+
+What is evaluated are the weights after update u, and what comes of it is that update's: its row,
+its score, and its checkpoint, which is saved at u. After update u + join_after it is waited for; so
+who plays, and how fast, changes no bit of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from raffia.distributed.board import Board
+from raffia.distributed.engine import ONE_CPU, Engine, Needs
+from raffia.distributed.pool import Pool
+from raffia.learner import step_of
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.outcome import Outcome
+
+__all__ = ["Evaluations", "Joined"]
+
+SLICE = 0.2  # seconds between two looks at whether the run is to stop
+
+
+class Joined(NamedTuple):
+    """An evaluation that was waited for.
+
+    >>> from raffia.train.outcome import Evaluated
+    >>> Joined(500, 2_000, Evaluated(1.0, {})).update
+    500
+    """
+
+    update: int  # whose weights were evaluated
+    at: int  # steps of the environments then, or updates where none are played
+    outcome: Outcome
+
+
+class Evaluations:
+    """Open evaluations: asked for with the weights of an update, joined in their order.
+
+    engine: where the workers are; whoever made it closes it.
+    role, config: of the workers. The answer to a task {"count"} with an update's weights is what
+        `outcome` makes an `Outcome` of.
+    join_after: updates from the one that is evaluated to the one that waits for it.
+    acting: of a learner's state what an evaluation needs of it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        role: str,
+        config: str,
+        num_workers: int,
+        *,
+        join_after: int,
+        acting: Callable[[TensorDict], TensorDict],
+        outcome: Callable[[int, TensorDict], Outcome],
+        needs: Needs = ONE_CPU,
+        max_restarts: int = 3,
+    ) -> None:
+        self.join_after, self._acting, self._outcome = join_after, acting, outcome
+        self.board = Board(engine)
+        self.pool = Pool(engine, role, config, num_workers, needs=needs, max_restarts=max_restarts)
+        self._open: dict[int, int] = {}  # update -> count, rising
+        self._worker_of: dict[int, int] = {}
+        self._num_asked = 0
+
+    @property
+    def updates(self) -> list[int]:
+        """The updates whose evaluations are open."""
+        return list(self._open)
+
+    @property
+    def latest_count(self) -> int | None:
+        """The count of the newest open evaluation."""
+        return next(reversed(self._open.values()), None)
+
+    def begin(self, state: TensorDict, count: int) -> None:
+        """Ask for the evaluation of this state."""
+        self.board.publish(step_of(state), self._acting(state))
+        self._ask(step_of(state), count)
+
+    def _ask(self, update: int, count: int) -> None:
+        worker = self._num_asked % self.pool.num_workers
+        self._num_asked += 1
+        self._open[update], self._worker_of[update] = count, worker
+        self.pool.ask(worker, update, TensorDict(count=torch.tensor(count)), self.board.ref(update))
+
+    def is_due(self, update: int) -> bool:
+        """Whether the oldest is to be joined before the loop goes on after this update."""
+        oldest = next(iter(self._open), None)
+        return oldest is not None and oldest + self.join_after <= update
+
+    def join(self, stop: Callable[[], bool] = lambda: False) -> Joined | None:
+        """Wait for the oldest; None if `stop` asked to stop meanwhile, and it stays open."""
+        update, count = next(iter(self._open.items()))
+        worker = self._worker_of[update]
+        answer = None
+        while answer is None:
+            if stop():
+                return None
+            answer = self.pool.try_to_take(worker, update, SLICE)
+        del self._open[update], self._worker_of[update]
+        self.board.drop_below(next(iter(self._open), update + 1))
+        return Joined(update, count, self._outcome(count, answer))
+
+    def metrics(self) -> dict[str, float]:
+        """What a row of means tells: open evaluations, and seconds waited for them so far."""
+        return {
+            "evaluations_open": float(len(self._open)),
+            "seconds_waited_for_evaluations": round(self.pool.seconds_waited, 3),
+            "evaluator_restarts": float(self.pool.num_restarts),
+        }
+
+    def state(self) -> TensorDict:
+        """The open evaluations with their weights; nothing if there are none."""
+        if not self._open:
+            return TensorDict()
+        counts = torch.tensor(list(self._open.values()))
+        return TensorDict(counts=counts, weights=self.board.state())
+
+    def load_state(self, state: TensorDict) -> None:
+        """Ask again for those that were open."""
+        self.pool.reset()
+        self._open, self._worker_of, self._num_asked = {}, {}, 0
+        if state.is_empty():
+            self.board.clear()
+            return
+        self.board.load_state(state["weights"])
+        for update, count in zip(self.board.versions, state["counts"].tolist(), strict=True):
+            self._ask(update, count)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.pool.close()
+        self.board.clear()

@@ -1,0 +1,230 @@
+"""Evaluations that are played elsewhere: the same bits, whoever plays, and who dies."""
+
+import json
+import os
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from raffia.distributed import ChaosEngine, ProcessEngine
+from raffia.distributed.engine import RoleError
+from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.run_folder import write_config
+from raffia.recipes.running import resume_run, train_run
+from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.session import TrainingSession
+from tests.recipes.runs import Quiet
+from tests.recipes.test_actors import EFFICIENTZERO, SMOKE, digest, trained, with_engine
+from tests.recipes.test_settings import BASES, with_all
+
+# With a seed by which the best is the first, and no two are alike.
+NOW = with_all(
+    SMOKE,
+    seed=2,
+    evaluate__every_env_steps=60,
+    evaluate__num_episodes=4,
+    checkpoint__every_updates=4,
+    checkpoint__keep=1,
+)
+LATE = with_all(NOW, evaluators__join_after=20)
+
+
+def rows(folder, kind="evaluate"):
+    """Of metrics.jsonl, without when."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "time")}
+        for row in found
+        if row["kind"] == kind
+    ]
+
+
+def scores(folder):
+    """Of the checkpoints that are there, by update."""
+    return {one.update: one.score for one in Checkpoints(folder / "checkpoints").available()}
+
+
+def seen(folder):
+    return digest(folder), rows(folder), scores(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Of runs in one process: evaluated at once, and joined later."""
+    folder = tmp_path_factory.mktemp("plain")
+    trained(NOW, folder / "now")
+    trained(LATE, folder / "late")
+    return {name: seen(folder / name) for name in ("now", "late")}
+
+
+def test_what_is_joined_later_is_the_row_of_the_update_that_was_evaluated(plain):
+    (_, now, _), (_, late, _) = plain["now"], plain["late"]
+    assert len(now) > 2
+    assert now == late
+
+
+def test_the_best_checkpoint_is_of_the_update_that_was_evaluated(plain):
+    """Also where its score was known only later."""
+    best = {name: max((v, u) for u, v in found[2].items() if v) for name, found in plain.items()}
+    assert best["now"] == best["late"]
+    by_update = {row["update"]: row["mean_return"] for row in plain["late"][1]}
+    score, update = best["late"]
+    assert by_update[update] == score == max(by_update.values())
+    assert update == min(by_update) and len({*by_update.values()}) == len(by_update)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_how_many_evaluators_play_changes_nothing(num, plain, tmp_path):
+    trained(LATE, tmp_path / "late", evaluators__num=num)
+    assert seen(tmp_path / "late") == plain["late"]
+    trained(NOW, tmp_path / "now", evaluators__num=num)
+    assert seen(tmp_path / "now") == plain["now"]
+
+
+def test_processes_play_the_same(plain, tmp_path):
+    there = dict(evaluators__num=2, engine__name="process", actors__num=2)
+    trained(LATE, tmp_path / "late", **there)
+    assert seen(tmp_path / "late") == plain["late"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_cluster_plays_the_same(plain, tmp_path):
+    there = dict(evaluators__num=1, engine__name="ray", evaluators__cpus=0.5)
+    trained(LATE, tmp_path / "late", **there)
+    assert seen(tmp_path / "late") == plain["late"]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
+    engine = ChaosEngine(seed, lost=0.3, wasted=0.3)
+    with_engine(monkeypatch, engine)
+    trained(LATE, tmp_path / "late", evaluators__num=2, engine__max_restarts=50)
+    assert seen(tmp_path / "late") == plain["late"]
+    assert engine.num_lost
+
+
+class Killing(ProcessEngine):
+    """Processes that are killed at their first task."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_kill = 2
+
+    def start(self, *arguments):
+        worker = super().start(*arguments)
+        ask = worker.ask
+
+        def deadly(*task):
+            ask(*task)
+            if self.to_kill:
+                self.to_kill -= 1
+                os.kill(worker.pid, signal.SIGKILL)
+
+        worker.ask = deadly
+        return worker
+
+
+def test_evaluators_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
+    with_engine(monkeypatch, Killing())
+    trained(LATE, tmp_path / "late", evaluators__num=1)
+    assert seen(tmp_path / "late") == plain["late"]
+
+
+def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
+    engine = Killing()
+    engine.to_kill = 1_000
+    with_engine(monkeypatch, engine)
+    with pytest.raises(RoleError, match=r"EvaluateRole was lost 3 times at task \d+, .*SIGKILL"):
+        trained(LATE, tmp_path / "late", evaluators__num=1, engine__max_restarts=2)
+
+
+@pytest.mark.parametrize(
+    "stop_at",
+    [17, pytest.param(9, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.slow)],
+)
+def test_a_resume_asks_again_for_what_was_open(stop_at, plain, tmp_path):
+    """With the weights that it was asked for with, and by others."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = with_all(LATE, evaluators__num=2, evaluators__join_after=100)
+    with closing(EfficientZeroExperiment(settings, folder, Quiet())) as experiment:
+        with closing(TrainingSession(experiment)) as session:
+            stop = iter([False] * stop_at + [True] * 9)
+            assert session.run(lambda: next(stop, True)).reason == "stopped"
+            num_open = len(session.evaluate.open)
+    assert num_open > 1 or stop_at < 17
+    write_config(folder, settings, "", (), EFFICIENTZERO)
+    assert resume_run(folder, config=LATE, view=Quiet()).reason == "finished"
+    assert seen(folder) == plain["late"]
+
+
+def test_a_resume_without_evaluators_joins_what_was_open(plain, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with closing(EfficientZeroExperiment(LATE, folder, Quiet())) as experiment:
+        with closing(TrainingSession(experiment)) as session:
+            stop = iter([False] * 17)
+            assert session.run(lambda: next(stop, True)).reason == "stopped"
+            assert session.evaluate.open
+    write_config(folder, LATE, "", (), EFFICIENTZERO)
+    without = replace(LATE, evaluators=EvaluatorsConfig())
+    assert resume_run(folder, config=without, view=Quiet()).reason == "finished"
+    assert rows(folder) == plain["now"][1]
+
+
+def test_a_target_ends_the_run_when_it_is_joined(plain, tmp_path):
+    first = plain["now"][1][0]
+    config = with_all(LATE, evaluate__target_return=first["mean_return"])
+    result = train_run(EFFICIENTZERO, config, tmp_path / "run", view=Quiet())
+    assert (result.reason, result.update) == ("target", first["update"] + 20)
+    best = Checkpoints(tmp_path / "run" / "checkpoints").best()
+    assert (best.update, best.score) == (first["update"], first["mean_return"])
+
+
+@pytest.mark.parametrize(
+    "base", ["box", *(pytest.param(name, marks=pytest.mark.slow) for name in ("board", "gumbel"))]
+)
+def test_every_kind_of_environment_is_evaluated_elsewhere(base, tmp_path):
+    config = with_all(BASES[base], evaluate__num_episodes=2, evaluate__record="gif")
+    trained(config, tmp_path / "here")
+    trained(config, tmp_path / "there", evaluators__num=1)
+    assert seen(tmp_path / "here") == seen(tmp_path / "there")
+    for name in ("episodes", "trees"):
+        files = sorted((tmp_path / "here" / name).iterdir())
+        assert files
+        for path in files:
+            assert path.read_bytes() == (tmp_path / "there" / name / path.name).read_bytes()
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+def test_settings_that_can_not_be_are_refused():
+    with pytest.raises(ValueError, match=r"join_after=-1"):
+        EvaluatorsConfig(join_after=-1)
+    with pytest.raises(ValueError, match=r"evaluators.* with population.size=2: a population evol"):
+        with_all(
+            SMOKE, population=PopulationConfig(size=2), evaluators=EvaluatorsConfig(join_after=5)
+        )
+    with pytest.raises(ValueError, match=r"no workers: set actors.num, .* or evaluators.num"):
+        with_all(SMOKE, engine=EngineConfig(name="process"))
+
+
+def test_the_settings_of_evaluators_get_there(tmp_path, monkeypatch):
+    made = {}
+
+    class Seen(run_module.Evaluations):
+        def __init__(self, engine, role, config, num_workers, **settings):
+            made.update(settings, num_workers=num_workers)
+            super().__init__(engine, role, config, num_workers, **settings)
+
+    monkeypatch.setattr(run_module, "Evaluations", Seen)
+    trained(LATE, tmp_path, evaluators=EvaluatorsConfig(num=2, join_after=7, cpus=0.25))
+    assert made["num_workers"] == 2 and made["join_after"] == 7
+    assert made["needs"].cpus == 0.25

@@ -1,0 +1,98 @@
+"""Open evaluations: whose weights they play, when they are joined, and again after a resume."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from raffia.distributed import InlineEngine
+from raffia.tensordict import TensorDict
+from raffia.train.evaluations import Evaluations
+from raffia.train.outcome import Evaluated
+
+
+class Weigh:
+    """A role whose score is its weights and the count."""
+
+    def __init__(self, config, index):
+        pass
+
+    def load(self, state):
+        pass
+
+    def do(self, task, weights):
+        return TensorDict(score=weights["w"] + task["count"] / 1000)
+
+
+def made(**settings):
+    return Evaluations(
+        InlineEngine(),
+        f"{__name__}:Weigh",
+        "{}",
+        settings.pop("num", 2),
+        join_after=settings.pop("join_after", 5),
+        acting=lambda state: state.select("w"),
+        outcome=lambda count, answer: Evaluated(float(answer["score"]), {"count": count}),
+    )
+
+
+def state(update):
+    return TensorDict(step=torch.tensor(update), w=torch.tensor(float(update)))
+
+
+def joined(evaluations):
+    found = []
+    while evaluations.updates:
+        one = evaluations.join()
+        found.append((one.update, one.at, one.outcome.score))
+    return found
+
+
+EXPECTED = [
+    (2, 20, pytest.approx(2.02)),
+    (4, 40, pytest.approx(4.04)),
+    (9, 90, pytest.approx(9.09)),
+]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_each_is_of_the_weights_of_its_update(num, resumed):
+    with closing(made(num=num)) as evaluations:
+        for update in (2, 4, 9):
+            now = state(update)
+            evaluations.begin(now, 10 * update)
+            now["w"].fill_(100.0)  # as a learner writes into its state
+        if resumed:
+            saved = evaluations.state()
+            evaluations = made(num=1)
+            evaluations.load_state(saved)
+        assert (evaluations.updates, evaluations.latest_count) == ([2, 4, 9], 90)
+        assert joined(evaluations) == EXPECTED
+        assert evaluations.board.versions == [] and evaluations.state().is_empty()
+
+
+def test_they_are_due_in_their_order():
+    with closing(made()) as evaluations:
+        assert not evaluations.is_due(100)
+        evaluations.begin(state(2), 20)
+        evaluations.begin(state(4), 40)
+        assert [evaluations.is_due(update) for update in (6, 7, 8)] == [False, True, True]
+        evaluations.join()
+        assert [evaluations.is_due(update) for update in (8, 9)] == [False, True]
+
+
+def test_a_stop_leaves_what_is_open():
+    with closing(made()) as evaluations:
+        evaluations.begin(state(2), 20)
+        assert evaluations.join(lambda: True) is None
+        assert evaluations.updates == [2]
+        assert evaluations.metrics()["evaluations_open"] == 1.0
+        assert joined(evaluations) == EXPECTED[:1]
+
+
+def test_an_empty_state_forgets_what_was_open():
+    with closing(made()) as evaluations:
+        evaluations.begin(state(2), 20)
+        evaluations.load_state(TensorDict())
+        assert evaluations.updates == [] and evaluations.board.versions == []
