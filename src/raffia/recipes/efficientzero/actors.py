@@ -22,6 +22,7 @@ from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
+from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
@@ -181,6 +182,19 @@ def actor_config(run: EfficientZeroRun) -> str:
     return json.dumps({"run": to_json(run)})
 
 
+def where(engine: EngineConfig) -> str:
+    """Where an engine's workers are.
+
+    >>> where(EngineConfig(name="process"))
+    'in processes of this machine'
+    """
+    return {
+        "inline": "in this process",
+        "process": "in processes of this machine",
+        "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
+    }[engine.name]
+
+
 def describe_actors(run: EfficientZeroRun) -> str:
     """Where environments are played, for the start of a run.
 
@@ -188,17 +202,11 @@ def describe_actors(run: EfficientZeroRun) -> str:
     >>> describe_actors(EfficientZeroRun(actors=ActorsConfig(num=2, ahead=8)))
     '2 actors in this process play 4 environments each, 8 updates ahead; this process learns'
     """
-    actors, engine = run.actors, run.engine
-    where = {
-        "inline": "in this process",
-        "process": "in processes of this machine",
-        "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
-    }[engine.name]
-    num = max(1, actors.num)
+    actors, num = run.actors, max(1, run.actors.num)
     several = f"{num} actors" if num > 1 else "1 actor"
     play = "play" if num > 1 else "plays"
     each = f" {'each' if num > 1 else ''}".rstrip()
     return (
-        f"{several} {where} {play} {run.env.num_envs // num} environments{each}, "
+        f"{several} {where(run.engine)} {play} {run.env.num_envs // num} environments{each}, "
         f"{actors.ahead} updates ahead; this process learns"
     )

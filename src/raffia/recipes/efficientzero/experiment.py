@@ -39,7 +39,7 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
-from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
+from raffia.recipes.efficientzero.evaluators import EvaluateRole, describe_evaluators, episodes_of
 from raffia.recipes.engines import make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
@@ -98,6 +98,7 @@ class EfficientZeroExperiment(Experiment):
                 view.message(describe_actors(config))
             if config.evaluators.play_elsewhere:
                 self._make_evaluations()
+                view.message(describe_evaluators(config))
             opened.callback(self._close_evaluations)
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
