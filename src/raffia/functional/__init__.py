@@ -1,4 +1,4 @@
-"""Functions of tensors that learning is made of: no hidden state, no hidden draws, no modules."""
+"""Pure functions of tensors for reinforcement learning: losses, returns, optimisers, transforms."""
 
 from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
 from raffia.functional.clipping import clip_by_global_norm, global_norm

@@ -1,4 +1,4 @@
-"""Activations by number: a table that a population's members choose from."""
+"""Activation functions by index, so that members of a population can have different ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUNCTIONS = tuple(ACTIVATIONS.values())
 
 
 def activate(x: Tensor, number: Tensor) -> Tensor:
-    """The activation of this number [], its index in `ACTIVATIONS`, applied to x.
+    """Apply the activation with this index [] in `ACTIVATIONS` to x.
 
     Under `torch.vmap`, where each member has its own, all of them are computed.
 

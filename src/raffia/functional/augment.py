@@ -1,4 +1,4 @@
-"""Random changes of images that leave what they show: what is drawn is an argument, [B] samples.
+"""Random shifts and intensities of images [B, C, H, W]; the random numbers are arguments.
 
 The planes of a sample (colours, stacked frames) share its draw, so motion between frames stays.
 """
@@ -14,7 +14,7 @@ def random_shift(
     shift: Tensor,  # int64 [B, 2], rows and columns, 0..2 * pad; `pad` moves nothing
     pad: int = 4,
 ) -> Tensor:  # like images, uint8 too
-    """Widen images by `pad` copies of their border, and crop them to the old size.
+    """Shift images: pad them with copies of their border, and crop them to the old size.
 
     Row i of the crop is row i + shift - pad of the image, or the nearest one that it has.
     Source: Yarats et al. (2021), section 3.1, there of 84x84 images; a pad of 4.
@@ -49,7 +49,7 @@ def intensity(
     images: Tensor,  # [B, *, H, W]; integers 0..255 or floats
     factor: Tensor,  # float [B]
 ) -> Tensor:  # float32 for integers, which are not rescaled; else of the type of images
-    """Make images brighter or darker as a whole: x * factor.
+    """Scale the intensity of whole images: x * factor.
 
     Nothing is clipped: white may come out above its old maximum.
     Source: Kostrikov et al. (2021), appendix E.
@@ -72,7 +72,7 @@ def draw_shift(
     pad: int = 4,
     generator: torch.Generator | None = None,
 ) -> Tensor:  # int64 [B, 2], 0..2 * pad
-    """Shifts for `random_shift`, all equally likely; on the generator's device.
+    """Draw shifts for `random_shift`, uniformly, on the generator's device.
 
     >>> shift = draw_shift(100, pad=1, generator=torch.Generator().manual_seed(0))
     >>> shift.shape, shift.unique()
@@ -87,7 +87,7 @@ def draw_intensity(
     scale: float = 0.05,
     generator: torch.Generator | None = None,
 ) -> Tensor:  # [B]
-    """Factors for `intensity`: 1 + scale * clip(N(0, 1), -2, 2); on the generator's device.
+    """Draw factors for `intensity`: 1 + scale * clip(N(0, 1), -2, 2), on the generator's device.
 
     >>> factor = draw_intensity(1000, generator=torch.Generator().manual_seed(0))
     >>> bool(0.9 <= factor.min() and factor.max() <= 1.1)

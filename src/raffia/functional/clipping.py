@@ -1,4 +1,4 @@
-"""The size of gradients, and a bound to it."""
+"""The norm of gradients, and clipping by it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def global_norm(
     grads: Any,  # a tree of tensors [*P, ...]
     num_batch_dims: int = 0,
 ) -> Tensor:  # [*P]
-    """The Euclidean length of all leaves taken as one vector; of each member, where stacked.
+    """The L2 norm of all leaves together; of each member, where members are stacked.
 
     num_batch_dims: how many leading dimensions count members; under `torch.vmap` none.
 
@@ -38,7 +38,7 @@ def clip_by_global_norm(
     max_norm: float | Tensor,  # [*P] for members with bounds of their own
     num_batch_dims: int = 0,
 ) -> tuple[Any, Tensor]:
-    """Gradients made shorter where they are longer than `max_norm`, and how long they were [*P].
+    """Scale gradients down to the norm `max_norm`; returns them, and their norm before [*P].
 
         g <- g min(1, max_norm / (|g| + 1e-6))
 

@@ -1,4 +1,4 @@
-"""Random numbers of a search: drawn at its edge, or made from seeds that are arguments.
+"""Random numbers of a search: from a generator, or from seeds for each row.
 
 A number made here from a seed and a position is the same in any batch, on any device, in tensor
 operations and in kernels: it is a mix of their bits (SplitMix64: Steele, Lea, Flood, "Fast
@@ -20,7 +20,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Spread the bits of int64 numbers: close ones become different ones.
+    """Hash int64 numbers (splitmix64's finaliser), so that close ones become unrelated.
 
     >>> mix(torch.tensor([0, 1]))
     tensor([                  0, 6238072747940578789])
@@ -31,7 +31,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def child_seed(seed: Tensor, choice: Tensor) -> Tensor:
-    """The seed of what lies behind a choice: int64 [M], int64 [M] -> int64 [M].
+    """The seed of a child by its parent's seed and the choice: int64 [M], int64 [M] -> int64 [M].
 
     >>> bool(child_seed(torch.tensor([7]), torch.tensor([0])) ==
     ...      child_seed(torch.tensor([7]), torch.tensor([1])))
@@ -41,7 +41,7 @@ def child_seed(seed: Tensor, choice: Tensor) -> Tensor:
 
 
 def seeded_uniform(seed: Tensor, num: int) -> Tensor:
-    """`num` numbers within (0, 1) from each seed: int64 [M] -> float32 [M, num].
+    """Uniform (0, 1) numbers from seeds, `num` of each: int64 [M] -> float32 [M, num].
 
     >>> seeded_uniform(torch.tensor([1, 2]), 3).shape
     torch.Size([2, 3])

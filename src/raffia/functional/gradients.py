@@ -1,4 +1,4 @@
-"""Gradients with respect to a tree of parameters, wherever one happens to be."""
+"""Gradients with respect to a tree of parameters, also within `torch.vmap`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ def value_and_grad(
     params: Any,
     *args: Any,
 ) -> tuple[Any, tuple[Tensor, Aux]]:
-    """The gradients of `fn(params, *args)[0]`, and what `fn` has given, detached.
+    """The gradients of `fn(params, *args)[0]` by `params`, and the detached outputs of `fn`.
 
     fn: gives a number [] and whatever else is wanted of it: a tree of tensors (`{}` if nothing).
     params: a tree (a `TensorDict`, a dict, ...) of floating-point tensors. Gradients have its

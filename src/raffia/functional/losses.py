@@ -1,4 +1,4 @@
-"""Losses of single predictions; weights, masks and means are the caller's."""
+"""Losses of each prediction; weights, masks and means are up to the caller."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ def soft_cross_entropy(
     logits: Tensor,  # [*, N]
     target: Tensor,  # [*, N], probabilities
 ) -> Tensor:  # [*]
-    """Cross entropy between a distribution and the one that the logits give, in nats.
+    """Cross entropy between a target distribution and logits, in nats.
 
         -sum_i target_i log softmax(logits)_i
 
@@ -27,7 +27,7 @@ def negative_cosine_similarity(
     y: Tensor,  # [*, N]
     eps: float = 1e-5,
 ) -> Tensor:  # [*], from -1 (same direction) to 1
-    """Distance in direction of two vectors, of which a length below `eps` counts as `eps`.
+    """Negative cosine similarity of vectors; a norm below `eps` counts as `eps`.
 
     Gradients flow to both; SimSiam stops them at its target: pass `y.detach()`.
     Source: Chen & He (2021), equation 1.
@@ -43,7 +43,7 @@ def expectile_loss(
     error: Tensor,  # [*], target - prediction
     tau: Tensor | float,  # 0..1
 ) -> Tensor:  # [*]
-    """Squared error that counts more on one side: its minimum is the targets' expectile.
+    """Asymmetric squared error, whose minimum is the targets' expectile tau.
 
         |tau - 1[error < 0]| error^2
 
@@ -61,7 +61,7 @@ def conservative_loss(
     action: Tensor,  # int64 [*]
     temperature: float = 1.0,
 ) -> Tensor:  # [*]
-    """How far the value of an action is from standing out among those of all actions, in nats.
+    """Conservative Q-learning's term: cross entropy of the action taken under softmax(Q), in nats.
 
         log sum_k exp(q_k / T) - q_a / T
 
@@ -80,7 +80,7 @@ def margin_loss(
     action: Tensor,  # int64 [*]
     margin: float = 0.0,
 ) -> Tensor:  # [*]
-    """By how much other actions are valued above one, or too little below it: sum of squares.
+    """Squared hinge loss of other actions' values over the taken action's, summed over actions.
 
         sum_k max(0, q_k - q_a + margin)^2
 
@@ -98,7 +98,7 @@ def masked_mean(
     mask: Tensor,  # bool [*]
     count: Tensor | None = None,  # [], what the sum is divided by; None: how many are True
 ) -> Tensor:  # []
-    """The mean of what counts; what does not may be anything, NaN too. Of nothing it is 0.
+    """The mean where the mask is true; elsewhere values may be NaN. Where nothing counts it is 0.
 
     >>> values = torch.tensor([1.0, 3.0, torch.nan])
     >>> masked_mean(values, torch.tensor([True, True, False]))

@@ -1,4 +1,4 @@
-"""Optimisers as values, on trees of tensors.
+"""Optimisers as pure functions on trees of tensors.
 
 Leaves [P, ...] and rates [P] are P members, each with rates of its own.
 """
@@ -54,7 +54,7 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A rule by which parameters follow their gradients; what it remembers is in `opt`, a tree.
+    """An optimiser: `init` makes its state, a tree, and `update` a step of the parameters.
 
     >>> optimizer = adamw(weight_decay=0.0)
     >>> params = TensorDict(weight=torch.tensor([1.0, -1.0]))

@@ -1,4 +1,4 @@
-"""Sums of rewards: of a sequence [T], or of sequences side by side [*, T]; time is last.
+"""Returns of sequences of rewards [*, T]; time is the last dimension.
 
 The discount of step t is 0 where the episode terminated with that reward, else gamma: it cuts off
 all that comes behind. `ends` marks steps behind which the episode goes on unseen (a time limit):
@@ -19,7 +19,7 @@ def discounted_sum(
     discount: Tensor | float,  # [*, T]
     bootstrap: Tensor | float = 0.0,  # [*], v(s_T), behind the last reward
 ) -> Tensor:  # [*, T]
-    """What is still to come, at each step.
+    """The discounted sum of rewards from each step on.
 
         G_t = r_{t+1} + g_{t+1} G_{t+1},  G_T = bootstrap
 
@@ -43,7 +43,7 @@ def n_step_return(
     n: Tensor | int,  # int64 [*], at least 1: each sequence has its own horizon
     ends: Tensor | None = None,  # bool [*, T]
 ) -> Tensor:  # [*, T]
-    """n rewards, and the value of the state behind them.
+    """The n-step return: n discounted rewards and the bootstrap value behind them.
 
         G_t = r_{t+1} + g_{t+1} r_{t+2} + ... + (g_{t+1}...g_{t+n}) v_{t+n}
 
@@ -79,7 +79,7 @@ def lambda_return(
     lambda_: Tensor | float,  # [*, T], 0..1
     ends: Tensor | None = None,  # bool [*, T]
 ) -> Tensor:  # [*, T]
-    """All n-step returns, with weights that fall off as lambda^n; 0: one step, 1: all of them.
+    """The lambda-return: the mean of all n-step returns with weights proportional to lambda^n.
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),  G_T = v_T
 
@@ -108,7 +108,7 @@ def value_prefix(
     reward: Tensor,  # [*, T], 0 behind the end
     horizon: int,  # L
 ) -> Tensor:  # [*, T]
-    """The rewards so far, undiscounted, counted again after each L steps.
+    """Value prefixes: undiscounted sums of rewards so far, reset after each `horizon` steps.
 
         p_k = sum of r_j over j = k - k mod L, ..., k
 

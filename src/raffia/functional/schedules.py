@@ -1,4 +1,4 @@
-"""What a rate is multiplied by as training goes on: functions of the number of updates made.
+"""Schedules: factors of a rate as functions of the number of updates.
 
 They are elementwise: a step [P] gives factors [P]. Products of schedules are schedules.
 """
@@ -15,7 +15,7 @@ def warmup(
     step: Tensor,  # int64 [*], updates made before this one
     num_steps: float,
 ) -> Tensor:  # [*], 0..1
-    """Rises evenly from 0 at step 0 to 1 at `num_steps`; 1 all along where that is 0.
+    """A linear warm-up: from 0 at step 0 to 1 at `num_steps`; always 1 where that is 0.
 
     >>> warmup(torch.tensor([0, 5, 10, 99]), 10)
     tensor([0.0000, 0.5000, 1.0000, 1.0000])
@@ -28,7 +28,7 @@ def step_decay(
     every: int,
     rate: float,
 ) -> Tensor:  # [*]
-    """Is multiplied by `rate` after each `every` steps; before step 0 it is 1.
+    """A step decay: rate^(step // every); before step 0 it is 1.
 
     >>> step_decay(torch.tensor([0, 99, 100, 250]), every=100, rate=0.5)
     tensor([1.0000, 1.0000, 0.5000, 0.2500])
@@ -45,7 +45,7 @@ def linear(
     start: float = 0.0,
     stop: float = 1.0,
 ) -> Tensor:  # [*]
-    """Goes evenly from `start` at step 0 to `stop` at `num_steps`, and stays there.
+    """A linear schedule from `start` at step 0 to `stop` at `num_steps`, and constant after it.
 
     >>> linear(torch.tensor([0, 5, 10, 99]), 10, start=1.0, stop=0.2)
     tensor([1.0000, 0.6000, 0.2000, 0.2000])
@@ -59,7 +59,7 @@ def cosine_decay(
     num_steps: float,
     stop: float = 0.0,
 ) -> Tensor:  # [*]
-    """Falls from 1 at step 0 along half a cosine to `stop` at `num_steps`, and stays there.
+    """A cosine decay from 1 at step 0 to `stop` at `num_steps`, and constant after it.
 
     Source: Loshchilov & Hutter (2017), equation 5, without restarts.
 

@@ -1,4 +1,4 @@
-"""Random numbers by name: a seed for each use, reckoned from the run's seed and what it is for.
+"""Seeds by name: one for each use, derived from the run's seed and what it is for.
 
 A stream of random numbers that is drawn this way needs no saved state: its position is a counter,
 and drawing more for one purpose changes nothing of any other.
@@ -13,7 +13,7 @@ __all__ = ["derive_seed", "generator_for"]
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
-    """A seed of its own for each use, in 0..2**63 - 1: the same on every machine and release.
+    """Derive a seed in 0..2**63 - 1 from a seed and names; the same on every machine and release.
 
     parts: names and numbers of what the draw is for. Their order, their bounds and whether
         one is a number or a text all count.

@@ -1,4 +1,4 @@
-"""Values on a compressed scale, and as distributions over a fixed grid of numbers."""
+"""MuZero's value transform, and values as categorical distributions over a support."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ def signed_hyperbolic(
     x: Tensor,  # [*]
     eps: float = 1e-3,
 ) -> Tensor:  # [*]
-    """Compress values of any size, so that a network need not fit large numbers.
+    """MuZero's value transform, which compresses large values.
 
         h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x
 
@@ -44,7 +44,7 @@ def signed_parabolic(
 
 @dataclass(frozen=True)
 class Support:
-    """An even grid of numbers that a categorical distribution stands on: start, ..., before stop.
+    """The support of a categorical distribution: evenly spaced numbers from start to before stop.
 
     start, stop, step: as in `range`, `stop` is left out; on the scale of `signed_hyperbolic` where
         values are compressed.
@@ -69,19 +69,19 @@ class Support:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """The number of atoms."""
         # a step such as 0.1 is not exact: without the margin, 0 .. 0.3 would have 4 numbers
         return max(1, math.ceil((self.stop - self.start) / self.step - 1e-6))
 
     @property
     def last(self) -> float:
-        """The largest number."""
+        """The largest atom."""
         return self.start + (self.size - 1) * self.step
 
     def values(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> Tensor:  # [size]
-        """The numbers themselves."""
+        """The atoms [size]."""
         return torch.arange(self.size, dtype=dtype, device=device) * self.step + self.start
 
 
@@ -89,7 +89,7 @@ def two_hot(
     x: Tensor,  # [*], already on the scale of the support
     support: Support,
 ) -> Tensor:  # [*, size], sums to 1
-    """The distribution on the two neighbours of each number whose expectation is that number.
+    """Two-hot encoding: the distribution on the two nearest atoms whose mean is the number.
 
     Numbers beyond the support become its first or last. A NaN gives a row of NaN.
 

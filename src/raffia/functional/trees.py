@@ -1,4 +1,4 @@
-"""Trees of tensors side by side: dicts, containers, lists, whatever torch knows as a pytree."""
+"""Trees of tensors leaf by leaf: dicts, containers, lists, and other pytrees of torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_traced() -> bool:
 
 
 def aligned_leaves(first: Any, *others: Any) -> list[list[Tensor]]:
-    """The leaves of trees, all in the order of the first: leaves of the same name belong together.
+    """The leaves of several trees in the order of the first one's, matched by name.
 
     >>> aligned_leaves({"a": 1, "b": 2}, {"b": 20, "a": 10})
     [[1, 2], [10, 20]]
@@ -66,7 +66,7 @@ def _name(path: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def over_leaf(rate: Tensor, leaf: Tensor) -> Tensor:
-    """A number [] or one for each member [P], for arithmetic with a leaf [P, *].
+    """Reshape a number [] or one of each member [P], so that it broadcasts over a leaf [P, *].
 
     >>> over_leaf(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])

@@ -1,4 +1,4 @@
-"""The common part of keyed modules: their keys, the selection of outputs, the call."""
+"""The base class of keyed modules: keys, selection of outputs, and the call."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class TensorDictModuleBase(nn.Module):
     # -- selection
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
-        """Keep only these outputs from now on; a container keeps what was read and these.
+        """Write only these outputs from now on; other outputs are left out of the container.
 
         A second selection is one of what the first left; `reset_out_keys` brings back all.
         Raises ValueError for a key that the module does not write.
@@ -220,7 +220,7 @@ class TensorDictModuleBase(nn.Module):
         return selected
 
     def reset_out_keys(self) -> Self:
-        """Keep all outputs again.
+        """Undo `select_out_keys`: write all outputs again.
 
         >>> from raffia.nn import TensorDictModule
         >>> halves = TensorDictModule(lambda x: x.chunk(2), in_keys=["x"], out_keys=["a", "b"])
@@ -236,7 +236,7 @@ class TensorDictModuleBase(nn.Module):
     # -- parameters
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Draw the parameters of all layers again, by their `reset_parameters`.
+        """Reinitialise all layers by their `reset_parameters`.
 
         parameters: a tree of parameters for this module, without batch dimensions: these are drawn
             again and returned as leaves that require gradients, and the module keeps its own.

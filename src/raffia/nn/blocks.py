@@ -1,4 +1,4 @@
-"""Plain layers that networks are built from; none shares an activation with another."""
+"""Layers that networks are built from: MLPs, residual blocks, an LSTM step, normalisation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def mlp(
     norm_last: bool = False,
     zero_last: bool = False,
 ) -> nn.Sequential:
-    """Linear layers, each but the last with normalisation and activation after it.
+    """An MLP: linear layers, each but the last followed by normalisation and activation.
 
     sizes: of the input, the hidden layers and the output.
     norm_type: "BN" or "LN", None for none.
@@ -83,7 +83,7 @@ def mlp(
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added, on images of one shape.
+    """A residual block of two 3x3 convolutions, for images of one shape.
 
     stride: 2 halves height and width (n becomes ceil(n / 2)); the input is then added through a
         third convolution, without normalisation.
@@ -179,7 +179,7 @@ class LSTMStep(nn.Module):
 
 
 class SimNorm(nn.Module):
-    """A softmax over each group of so many neighbours of a vector.
+    """Simplicial normalisation: a softmax over each group of `group_size` neighbouring features.
 
     Source: Hansen et al. (2024), TD-MPC2, section 3.1.
 

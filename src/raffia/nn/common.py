@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for names that stand in `raffia.nn`."""
+"""Names of `raffia.nn` under tensordict's module path `nn.common`."""
 
 from raffia.nn.base import (
     TensorDictModuleBase,

@@ -1,4 +1,4 @@
-"""The draws of a sequence as one distribution: that of each value given those before it."""
+"""The joint distribution of a probabilistic sequence: each value given those drawn before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function or keyed module recorded as a CUDA graph, which replays all its kernels in one call.
+"""CUDA graphs of functions and keyed modules: all kernels are replayed in one call.
 
 Source: CUDA graphs as in torch.cuda.graph; the interface is that of tensordict.nn.CudaGraphModule.
 """

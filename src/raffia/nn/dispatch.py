@@ -1,4 +1,4 @@
-"""Calling keyed modules with tensors, and skipping those whose outputs are already there."""
+"""`dispatch`, by which keyed modules are called with tensors, and `set_skip_existing`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_BATCH = torch.Size()
 
 
 class dispatch:
-    """Lets a method that takes a container also take the tensors, by position or by keyword.
+    """Decorate a method of a container so that it also takes tensors, by position or keyword.
 
     The first argument of the method (after `self`) must be named `tensordict`. Called with a
     container it runs as it is. Called with tensors, these are put into a container under the keys

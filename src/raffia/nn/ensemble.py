@@ -1,4 +1,4 @@
-"""Several copies of a keyed module, each with its own parameters, in one call."""
+"""Ensembles: copies of a keyed module with parameters of their own, run in one call."""
 
 from __future__ import annotations
 

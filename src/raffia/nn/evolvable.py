@@ -1,4 +1,4 @@
-"""A network whose depth, width and activation are data, so that different ones can be stacked.
+"""An MLP whose depth, width and activation are data, so that different ones can be stacked.
 
 Legend: L layers and N nodes of each that there can be at most, D the width between them.
 """

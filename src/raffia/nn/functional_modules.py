@@ -1,4 +1,4 @@
-"""Modules as functions of their parameters: take the parameters out, give them at each call.
+"""Functional modules: parameters are taken out and given at each call, as functorch did.
 
 The other way, which changes no module, is `TensorDict.from_modules` and `to_module`; both are shown
 side by side in docs/functional.md.

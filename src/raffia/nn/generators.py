@@ -1,4 +1,4 @@
-"""Sources of a module's random numbers, other than the global generator."""
+"""Random number generators of a module, in place of the global one."""
 
 from __future__ import annotations
 

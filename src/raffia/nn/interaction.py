@@ -1,4 +1,4 @@
-"""The value of a distribution that probabilistic modules take: its mode, its mean, a draw ..."""
+"""`InteractionType`: whether probabilistic modules take the mode, the mean or a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys under which a module writes log-probabilities, and whether it sums them."""
+"""Keys under which a probabilistic module writes log-probabilities, and whether they are summed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that hold in a block, in a function or from now on: the common part of such settings."""
+"""Modes that are context managers and decorators, or set for good with `set()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters in containers, and the slow copies of them (target networks) that bootstrapping needs.
+"""Target networks: copies of parameters and their hard or soft updates.
 
     target <- (1 - rate) target + rate online
 
