@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -21,10 +23,11 @@ ALIGNMENT = 64  # bytes: a cache line
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
-    """The tree as bytes: a record of names, dtypes and shapes, then the memory of its tensors.
+def pack(tree: TensorDictBase, room: int = 0, make: Callable[[int], Any] = bytearray) -> Any:
+    """The tree as a bytearray: a record of names, dtypes and shapes, then its tensors' memory.
 
     room: bytes that are left free at the front.
+    make: makes memory of so many bytes, which it is written to.
     Raises TypeError for entries that are no plain tensors.
 
     >>> unpack(pack(TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2, dtype=torch.bool)))))["a"]
@@ -40,7 +43,7 @@ def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
         size += -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT
     head = json.dumps({"nodes": nodes, "leaves": record}).encode()
     start = -(-(8 + len(head)) // ALIGNMENT) * ALIGNMENT
-    data = bytearray(room + start + size)
+    data = make(room + start + size)
     data[room : room + 8] = len(head).to_bytes(8, "little")
     data[room + 8 : room + 8 + len(head)] = head
     if size:
@@ -52,7 +55,7 @@ def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
     return data
 
 
-def unpack(data: bytearray | memoryview, room: int = 0) -> TensorDict:
+def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     """The tree that was packed, over this memory: it is not copied.
 
     >>> tree = TensorDict(x=torch.zeros(2, 3), empty=TensorDict(batch_size=[2]), batch_size=[2])

@@ -58,7 +58,7 @@ class Role(Protocol):
         """Stand where this state was taken."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        """The answer to a task. The arguments are not to be written to."""
+        """The answer to a task. What is given is not to be written to."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
+from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
@@ -61,21 +62,30 @@ class ProcessEngine:
 
     def put(self, weights: TensorDict) -> str:
         """The weights in shared memory; its name."""
-        data = pack(weights)
-        memory = SharedMemory(create=True, size=len(data))
+        names: list[str] = []
+
+        def shared(size: int) -> memoryview:
+            names.append(self._allocated(size))
+            found = self._weights[names[0]].buf
+            assert found is not None
+            return found
+
+        pack(weights, make=shared)
+        return names[0]
+
+    def _allocated(self, size: int) -> str:
+        memory = SharedMemory(create=True, size=size)
         self._weights[memory.name] = memory
         try:
             # Ask for the memory now: written to when there is none, it would end this process.
-            os.posix_fallocate(memory._fd, 0, len(data))  # type: ignore[attr-defined]
+            os.posix_fallocate(memory._fd, 0, size)  # type: ignore[attr-defined]
         except OSError as error:
             self.drop(memory.name)
             raise MemoryError(
-                f"shared memory has no room for weights of {len(data) / 2**20:.0f} MiB beside "
+                f"shared memory has no room for weights of {size / 2**20:.0f} MiB beside "
                 f"{len(self._weights)} other versions: give it more (docker run --shm-size), or "
                 "take actors.ahead smaller or actors.weights_every larger"
             ) from error
-        assert memory.buf is not None
-        memory.buf[: len(data)] = data
         return memory.name
 
     def drop(self, ref: str) -> None:
@@ -250,10 +260,11 @@ def _read(connection: Connection, messages: queue.SimpleQueue[bytes]) -> None:
 
 
 def _attached(name: str) -> TensorDict:
-    """A copy of the weights of this name."""
+    """The weights of this name, over the shared memory; what is written to is copied first."""
     memory = SharedMemory(name=name)
-    assert memory.buf is not None
     try:
-        return unpack(bytearray(memory.buf))
+        # It lives as long as a tensor over it, also when the leader has freed its name.
+        file = memory._fd  # type: ignore[attr-defined]
+        return unpack(mmap(file, memory.size, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE))
     finally:
         memory.close()
