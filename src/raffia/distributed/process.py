@@ -178,7 +178,10 @@ class ProcessWorker:
         code = self._process.exitcode
         if code is not None and code < 0:
             return f"worker {self.index} was ended by {signal.Signals(-code).name}"
-        return f"worker {self.index} has left with the exit status {code}"
+        return (
+            f"worker {self.index} has left with the exit status {code}; what it printed stands "
+            "above. A script must start under if __name__ == '__main__':"
+        )
 
     def close(self) -> None:
         """End the process."""
