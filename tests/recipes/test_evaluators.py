@@ -7,16 +7,23 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import torch
 
-from raffia.distributed import ChaosEngine, ProcessEngine
+from raffia.distributed import ChaosEngine, InlineEngine, ProcessEngine
 from raffia.distributed.engine import RoleError
+from raffia.recipes.efficientzero import evaluators
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
+from raffia.report.folder import read_run
+from raffia.tensordict import TensorDict
+from raffia.train import checkpoint
 from raffia.train.checkpoint import Checkpoints
+from raffia.train.nan_guard import NonFiniteError
+from raffia.train.record import EpisodeRecorder
 from raffia.train.session import TrainingSession
 from tests.recipes.runs import Quiet
 from tests.recipes.test_actors import EFFICIENTZERO, SMOKE, digest, trained, with_engine
@@ -202,7 +209,76 @@ def test_every_kind_of_environment_is_evaluated_elsewhere(base, tmp_path):
             assert path.read_bytes() == (tmp_path / "there" / name / path.name).read_bytes()
 
 
+def test_what_is_not_finite_is_dumped_as_in_the_loop(tmp_path, monkeypatch):
+    """By the update whose evaluation met it."""
+    play = evaluators.Evaluator.play
+
+    def with_nan(self, planner, *, check, **settings):
+        check(TensorDict(reward=torch.tensor([1.0, float("nan")]), batch_size=[2]))
+        return play(self, planner, check=check, **settings)
+
+    monkeypatch.setattr(evaluators.Evaluator, "play", with_nan)
+    with pytest.raises(NonFiniteError, match=r"update 1 is not finite: batch reward: nan"):
+        trained(LATE, tmp_path / "run", evaluators__num=1)
+    assert (tmp_path / "run" / "nan_dump" / "000000001").is_dir()
+
+
+def test_a_film_without_room_is_no_failure(tmp_path, monkeypatch):
+    def full(self, name):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EpisodeRecorder, "save", full)
+    messages, view = [], Quiet()
+    view.message = messages.append
+    config = with_all(NOW, evaluate__record="gif", evaluators__num=1)
+    assert train_run(EFFICIENTZERO, config, tmp_path / "run", view=view).reason == "finished"
+    assert any("an episode was not recorded" in text for text in messages)
+
+
+def test_a_score_that_found_no_room_is_written_later(plain, tmp_path, monkeypatch):
+    replace_extras, failures = checkpoint.replace_extras, iter([True])
+
+    def full_at_first(*arguments):
+        if next(failures, False):
+            raise OSError(28, "No space left on device")
+        return replace_extras(*arguments)
+
+    monkeypatch.setattr(checkpoint, "replace_extras", full_at_first)
+    trained(LATE, tmp_path / "late")
+    assert seen(tmp_path / "late") == plain["late"]
+
+
+def test_a_summary_of_a_run_does_not_go_back(plain, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with closing(EfficientZeroExperiment(LATE, folder, Quiet())) as experiment:
+        with closing(TrainingSession(experiment)) as session:
+            stop = iter([False] * 32)
+            session.run(lambda: next(stop, True))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    cut = len(kinds) - kinds[::-1].index("evaluate")
+    (folder / "metrics.jsonl").write_text("\n".join(lines[:cut]) + "\n")
+    assert read_run(folder).update == 30  # of the row of means, not of the evaluation behind it
+
+
 # -------------------------------------------------------------------------------- refusals
+
+
+def test_actors_and_evaluators_find_room_together(tmp_path, monkeypatch):
+    asked = []
+
+    class Small(InlineEngine):
+        def require_room(self, num_workers, needs):
+            asked.append(num_workers * needs.cpus)
+            if asked[-1] > 2:
+                raise ValueError("no room")
+
+    with_engine(monkeypatch, Small())
+    with pytest.raises(ValueError, match="no room"):
+        trained(LATE, tmp_path / "run", actors__num=2, evaluators__num=1)
+    assert asked == [pytest.approx(3.0)]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_settings_that_can_not_be_are_refused():

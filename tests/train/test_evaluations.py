@@ -32,7 +32,7 @@ def made(**settings):
         settings.pop("num", 2),
         join_after=settings.pop("join_after", 5),
         acting=lambda state: state.select("w"),
-        outcome=lambda count, answer: Evaluated(float(answer["score"]), {"count": count}),
+        outcome=lambda update, count, answer: Evaluated(float(answer["score"]), {"count": count}),
     )
 
 

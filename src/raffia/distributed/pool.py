@@ -166,6 +166,7 @@ class Pool:
         """Drop all open tasks and end all workers; those that are needed are started again."""
         for worker in range(self.num_workers):
             self._open[worker].clear()
+            self._num_losses[worker] = 0
             self._forget(worker)
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class RayEngine:
                 raise ValueError(
                     f"{num_workers} workers of {each:g} {name}s each find no room in the Ray "
                     f"cluster, which has {whole.get(name, 0):g}: take fewer, give each less "
-                    "(actors.cpus), or add machines"
+                    "(actors.cpus, evaluators.cpus), or add machines"
                 )
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> RayWorker:

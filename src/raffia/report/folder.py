@@ -190,8 +190,15 @@ class Run:
         return next((one for one in self.evaluations if one.score >= self.target_return), None)
 
     def _newest(self, key: str) -> float:
-        found = (number(row.get(key)) for row in reversed(self.rows))
-        return next((one for one in found if not math.isnan(one)), math.nan)
+        # The row of an evaluation that was played elsewhere names an earlier update than its
+        # neighbours; what is before a resume may name later ones.
+        largest = math.nan
+        for row in reversed(self.rows):
+            if not math.isnan(found := number(row.get(key))):
+                largest = found if math.isnan(largest) else max(largest, found)
+                if row.get("kind") != "evaluate":
+                    return largest
+        return largest
 
 
 def is_run(folder: Path) -> bool:

@@ -42,7 +42,7 @@ class Evaluations:
 
     engine: where the workers are; whoever made it closes it.
     role, config: of the workers. The answer to a task {"count"} with an update's weights is what
-        `outcome` makes an `Outcome` of.
+        `outcome(update, count, answer)` makes an `Outcome` of.
     join_after: updates from the one that is evaluated to the one that waits for it.
     acting: of a learner's state what an evaluation needs of it.
     """
@@ -56,7 +56,7 @@ class Evaluations:
         *,
         join_after: int,
         acting: Callable[[TensorDict], TensorDict],
-        outcome: Callable[[int, TensorDict], Outcome],
+        outcome: Callable[[int, int, TensorDict], Outcome],
         needs: Needs = ONE_CPU,
         max_restarts: int = 3,
     ) -> None:
@@ -104,7 +104,7 @@ class Evaluations:
             answer = self.pool.try_to_take(worker, update, SLICE)
         del self._open[update], self._worker_of[update]
         self.board.drop_below(next(iter(self._open), update + 1))
-        return Joined(update, count, self._outcome(count, answer))
+        return Joined(update, count, self._outcome(update, count, answer))
 
     def metrics(self) -> dict[str, float]:
         """What a row of means tells: open evaluations, and seconds waited for them so far."""

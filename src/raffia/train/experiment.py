@@ -100,7 +100,6 @@ class Experiment:
     plan: Plan
     learner: Learner
     stream: Stream
-    evaluations: Evaluations | None = None  # those that are played elsewhere, if they are
     env: BatchEnv | None = None  # the environment whose steps are learnt from, if any
 
     # The settings that shape a state, for the error about a checkpoint of other networks.
@@ -125,6 +124,11 @@ class Experiment:
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
         """Evaluate the learner; None if `stop` asked to stop meanwhile."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(state, stop)")
+
+    @property
+    def evaluations(self) -> Evaluations | None:
+        """The evaluations that are played elsewhere, if they are."""
+        return None
 
     def evaluation_begun(self, state: TensorDict) -> None:
         """Do what belongs to an evaluation of this state, which is now played elsewhere."""

@@ -89,10 +89,12 @@ class TrainingSession:
             begun=experiment.evaluation_begun,
             scored=self._score,
             stop=lambda: self._stop(),
+            waiting=lambda: experiment.clock.phase("evaluate"),
             of_returns=plan.of_returns,
         )
         # Whose evaluation is open may turn out to be the best.
-        self.checkpoints.held = lambda: self.evaluate.open
+        self.checkpoints.held = lambda: [*self.evaluate.open, *self._unwritten]
+        self._unwritten: dict[int, float] = {}  # scores that a full disk had no room for
         self.save = Save(
             self._try_to_save,
             every=plan.save_every,
@@ -273,13 +275,22 @@ class TrainingSession:
         return True
 
     def _score(self, update: int, score: float) -> None:
-        try:
-            self.checkpoints.score(update, score)
-        except (CheckpointError, OSError, ValueError) as error:
-            self.view.message(f"the checkpoint of update {update:,} has no score: {error}")
+        self._unwritten[update] = score
+        self._write_scores()
+
+    def _write_scores(self) -> None:
+        for update, score in sorted(self._unwritten.items()):
+            try:
+                self.checkpoints.score(update, score)
+            except (CheckpointError, OSError, ValueError) as error:
+                self.view.message(f"the checkpoint of update {update:,} has no score: {error}")
+                if not isinstance(error, ValueError):
+                    continue  # the next save tries again
+            del self._unwritten[update]
 
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)
+        self._write_scores()
         self.experiment.guard.check_state(state)
         try:
             payload = self.experiment.payload()

@@ -6,6 +6,7 @@ Each task keeps what it must know after a resume in `state`, a dict for JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -152,8 +153,9 @@ class Evaluate:
     num_simulations: of each search, where there are any; for the row.
     elsewhere: gives the evaluations that are played elsewhere; None where `play` plays them.
     begun: called with a state whose evaluation was asked for elsewhere.
-    scored: called with an update and its score, where that is joined at a later one.
+    scored: called with an update and its score, the best so far, where it is joined at a later one.
     stop: whether the run is to stop, which a wait for an evaluation looks at.
+    waiting: the context of such a wait.
     of_returns: whether the score is a mean return, which the view then shows.
     """
 
@@ -171,9 +173,11 @@ class Evaluate:
         begun: Callable[[TensorDict], None] = lambda state: None,
         scored: Callable[[int, float], None] = lambda update, score: None,
         stop: Callable[[], bool] = lambda: False,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         of_returns: bool = True,
     ) -> None:
         self._elsewhere, self._begun, self._scored, self._stop = elsewhere, begun, scored, stop
+        self._waiting = waiting
         self._play, self._records, self._log = play, records, log
         self._every, self._env_steps = every, env_steps
         self._target, self._of_returns = target, of_returns
@@ -240,10 +244,11 @@ class Evaluate:
 
     def _join(self, elsewhere: Evaluations, update: int) -> bool:
         """Wait for the oldest; whether it came."""
-        found = elsewhere.join(self._stop)
+        with self._waiting():
+            found = elsewhere.join(self._stop)
         if found is None:
             return False
-        if found.update != update:
+        if found.update != update and (self.best is None or found.outcome.score > self.best):
             self._scored(found.update, found.outcome.score)
         self._take(found.outcome, found.update, found.at)
         return True

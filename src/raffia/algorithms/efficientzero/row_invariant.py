@@ -55,8 +55,11 @@ class RowInvariantConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs [B, out_channels, H', W']."""
+        if x.dim() != 4:
+            return super().forward(x)
         x = x.permute(0, 2, 3, 1).contiguous()  # another order in memory has other sums
-        if self.kernel_size == (1, 1) and self.stride == (1, 1) and self.groups == 1:
+        is_plain = self.stride == (1, 1) and self.groups == 1 and self.padding in (0, (0, 0))
+        if is_plain and self.kernel_size == (1, 1):
             product = partial(nn.functional.linear, weight=self.weight.flatten(1), bias=self.bias)
             pixels = in_blocks(product, x.flatten(0, 2))
             return pixels.view(*x.shape[:3], -1).permute(0, 3, 1, 2)
@@ -111,12 +114,24 @@ class _ELU(_OfElements, nn.ELU): ...
 class _Tanh(_OfElements, nn.Tanh): ...
 
 
+class _Sigmoid(_OfElements, nn.Sigmoid): ...
+
+
+class _Softplus(_OfElements, nn.Softplus): ...
+
+
+class _Mish(_OfElements, nn.Mish): ...
+
+
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: RowInvariantConv2d,
     nn.GELU: _GELU,
     nn.SiLU: _SiLU,
     nn.ELU: _ELU,
     nn.Tanh: _Tanh,
+    nn.Sigmoid: _Sigmoid,
+    nn.Softplus: _Softplus,
+    nn.Mish: _Mish,
     EvolvableMLP: _EvolvableMLP,
 }
 _HEADS: dict[type[nn.Module], type[nn.Module]] = {

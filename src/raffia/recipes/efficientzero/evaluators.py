@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.actors import make_networks, make_planner, where
@@ -17,6 +18,7 @@ from raffia.recipes.running import threads
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.evaluate import Episodes
+from raffia.train.nan_guard import all_finite
 
 __all__ = ["EvaluateRole", "episodes_of"]
 
@@ -50,29 +52,59 @@ class EvaluateRole:
         """Play the evaluation of these weights."""
         assert weights is not None
         self.planner.refresh(weights)
-        before = self.planner.num_simulations
         seed = derive_seed(self.config.seed, "evaluate", int(task["count"]))
-        with threads(self.config.num_threads), tempfile.TemporaryDirectory() as folder:
-            films = None
-            if self._records:
-                suffix = self.config.evaluate.record
-                films = EpisodeFilms(Path(folder), lambda _: "film", num=1, suffix=suffix)
-            found = self.evaluator.play(self.planner, seed=seed, recording=films)
-            assert found is not None  # nothing asks it to stop
-            answer = TensorDict(
-                returns=torch.tensor(found.returns, dtype=torch.float64),
-                lengths=torch.tensor(found.lengths),
-                as_first=torch.tensor(found.as_first, dtype=torch.bool),
-                num_simulations=torch.tensor(self.planner.num_simulations - before),
+        try:
+            with threads(self.config.num_threads):
+                return self._recorded(seed) if self._records else self._played(seed, None)
+        except _NotFinite as error:
+            return TensorDict(not_finite=error.outputs)
+
+    def _recorded(self, seed: int) -> TensorDict:
+        """The answer with a film; with a warning, where there is no room for it."""
+        warnings: list[str] = []
+        suffix = self.config.evaluate.record
+        with tempfile.TemporaryDirectory() as folder:
+            films = EpisodeFilms(
+                Path(folder), lambda _: "film", num=1, suffix=suffix, warn=warnings.append
             )
-            if films is not None:
-                data = bytearray(films.files[0].read_bytes())
-                answer["film"] = torch.frombuffer(data, dtype=torch.uint8)
+            answer = self._played(seed, films)
+            for path in films.files:
+                answer["film"] = _as_bytes(path.read_bytes())
+        for text in warnings:
+            answer["warning"] = _as_bytes(text.encode())
         return answer
+
+    def _played(self, seed: int, films: EpisodeFilms | None) -> TensorDict:
+        before = self.planner.num_simulations
+        found = self.evaluator.play(self.planner, seed=seed, recording=films, check=_require_finite)
+        assert found is not None  # nothing asks it to stop
+        return TensorDict(
+            returns=torch.tensor(found.returns, dtype=torch.float64),
+            lengths=torch.tensor(found.lengths),
+            as_first=torch.tensor(found.as_first, dtype=torch.bool),
+            num_simulations=torch.tensor(self.planner.num_simulations - before),
+        )
 
     def close(self) -> None:
         """Close the environments."""
         self.evaluator.close()
+
+
+class _NotFinite(Exception):
+    """Ends an evaluation, whose last outputs of the environments are its answer."""
+
+    def __init__(self, outputs: TensorDict) -> None:
+        super().__init__("an environment's outputs are not finite")
+        self.outputs = outputs
+
+
+def _require_finite(outputs: TensorDict) -> None:
+    if not all_finite(outputs):
+        raise _NotFinite(outputs)
+
+
+def _as_bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def episodes_of(answer: TensorDict) -> Episodes:

@@ -77,6 +77,7 @@ class EfficientZeroExperiment(Experiment):
         self.plan = plan_of(config)
         self._update = 0
         self._num_simulations_elsewhere = 0
+        self._evaluations: Evaluations | None = None
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
             self._is_default_env = make_env is MAKE_ENV
@@ -153,14 +154,33 @@ class EfficientZeroExperiment(Experiment):
                 f"leave {used[0]}.* as they are"
             )
         self._engine = make_engine(config.engine) if used else None
+        if self._engine is not None:
+            self._require_room(self._engine, used)
+
+    def _require_room(self, engine: Engine, used: list[str]) -> None:
+        """ValueError where all workers together never find room; the engine is closed then."""
+        workers = [getattr(self.config, name) for name in used]
+        num = sum(max(1, one.num) for one in workers)
+        cpus = sum(max(1, one.num) * one.cpus for one in workers)
+        try:
+            engine.require_room(num, Needs(cpus=cpus / num))
+        except ValueError:
+            engine.close()
+            raise
+
+    @property
+    def evaluations(self) -> Evaluations | None:
+        """The evaluations that are played elsewhere, or were and are open still."""
+        found = self._evaluations
+        is_used = self.config.evaluators.play_elsewhere or (found is not None and found.updates)
+        return found if is_used else None
 
     def _make_evaluations(self) -> None:
-        """Have evaluations played by workers from now on."""
+        """Have evaluations played by workers; in this process, to join those of an earlier run."""
         config, evaluators = self.config, self.config.evaluators
-        if self._engine is None:  # a run that had evaluators is resumed without
-            self._engine = InlineEngine()
-        self.evaluations = Evaluations(
-            self._engine,
+        engine = self._engine if evaluators.play_elsewhere else None
+        self._evaluations = Evaluations(
+            InlineEngine() if engine is None else engine,
             f"{EvaluateRole.__module__}:{EvaluateRole.__name__}",
             actor_config(config),
             max(1, evaluators.num),
@@ -172,8 +192,8 @@ class EfficientZeroExperiment(Experiment):
         )
 
     def _close_evaluations(self) -> None:
-        if self.evaluations is not None:
-            self.evaluations.close()
+        if self._evaluations is not None:
+            self._evaluations.close()
 
     def _turns_of(self, engine: Engine) -> Turns:
         config, collect = self.config, self.config.collect
@@ -234,8 +254,10 @@ class EfficientZeroExperiment(Experiment):
 
     def restore(self, found: Checkpoint) -> TensorDict:
         """Restore environments, replay and population; returns the learner's state."""
-        if self.evaluations is None and found.has("evaluations"):
+        if self._evaluations is None and found.has("evaluations"):
             self._make_evaluations()
+            assert self._evaluations is not None
+            self._evaluations.load_state(found.tensors("evaluations"))
         state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
@@ -374,9 +396,13 @@ class EfficientZeroExperiment(Experiment):
         with self._guarded(state, self.collector.now):
             self._keep_tree(self.stream.num_env_steps)
 
-    def _evaluated_elsewhere(self, env_step: int, answer: TensorDict) -> Episodes:
+    def _evaluated_elsewhere(self, update: int, env_step: int, answer: TensorDict) -> Episodes:
         """What an evaluator answered; its film is written here."""
+        if "not_finite" in answer.keys():
+            self.guard.check(answer["not_finite"], update=update)
         self._num_simulations_elsewhere += int(answer["num_simulations"])
+        if "warning" in answer.keys():
+            self.view.message(answer["warning"].numpy().tobytes().decode())
         if "film" in answer.keys():
             folder, kind = self.folder / "episodes", self.config.evaluate.record
             try:
