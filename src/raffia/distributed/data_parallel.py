@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raffia.distributed.group import Group
+from raffia.functional.trees import aligned_leaves
 from raffia.learner import Learner, applies_stacks, join_metrics
 from raffia.tensordict.tensordict import TensorDict
 
@@ -100,22 +101,27 @@ def mean_over(
     """
     grads, grads_structure = pytree.tree_flatten(update["grads"])
     buffers, buffers_structure = pytree.tree_flatten(update["buffers"])
-    before = {leaf.data_ptr() for leaf in pytree.tree_leaves(state["buffers"])}
-    changed = [at for at, leaf in enumerate(buffers) if leaf.data_ptr() not in before]
+    before = aligned_leaves(update["buffers"], state["buffers"])[1]
+    changed = [
+        at
+        for at, (new, old) in enumerate(zip(buffers, before, strict=True))
+        if new.data_ptr() != old.data_ptr()
+    ]
     averaged = [at for at in changed if buffers[at].is_floating_point()]
     counted = {str(at): buffers[at] for at in changed if not buffers[at].is_floating_point()}
     form = _form(update, [*grads, *(buffers[at] for at in changed)])
-    own = TensorDict(metrics=metrics, counted=TensorDict(counted), form=form)
-    told = group.gather(own)
+    told = group.gather(TensorDict(metrics=metrics, counted=TensorDict(counted), form=form))
     for rank, other in enumerate(told):
         if not torch.equal(other["form"], form):
             raise ValueError(
                 f"process {rank} has gradients of other names or shapes than process "
                 f"{group.rank}: all must make the same learner, of one config"
             )
-    means = group.mean([*grads, *(buffers[at] for at in averaged)])
+    # Of buffers what was added, so that one that is as it was stays so to the bit.
+    added = [torch.where(buffers[at] == before[at], 0, buffers[at] - before[at]) for at in averaged]
+    means = group.mean([*grads, *added])
     for at, mean in zip(averaged, means[len(grads) :], strict=True):
-        buffers[at] = mean
+        buffers[at] = before[at] + mean
     for name in counted:  # the same in all, such as numbers of batches; else the first one's
         buffers[int(name)] = told[0]["counted", name].to(buffers[int(name)].device)
     mean_grads = grads_structure.unflatten(means[: len(grads)])

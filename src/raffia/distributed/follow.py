@@ -8,6 +8,9 @@ again: bit for bit what it had been. Followers whose leader is gone leave by the
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, cast, get_args
 
 import torch
@@ -22,6 +25,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Follower", "Followers"]
 
+MEET_SECONDS = 20.0
 HELLO, JOIN, STATE, PART, SUM, STEP = range(6)  # what a follower is told
 Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
 
@@ -186,14 +190,30 @@ class Followers:
                 self._start(index)
             self._ask(index, HELLO)
         self._take_all()  # all are there, and have made their learner
-        with Meeting(timeout=self.patience) as meeting:
+        with Meeting(timeout=self.patience) as meeting, self._ends_if_one_dies(meeting):
             port = torch.tensor(int(meeting.address.rpartition(":")[2]))
             for index in range(self.num):
                 self._ask(index, JOIN, port=port)
-            self._group = Group(
-                meeting.address, 0, self.size, sums=self.sums, timeout=self.patience
-            )
+            self._group = _group(meeting.address, 0, self.size, self.sums, self.patience)
             self._take_all()
+
+    @contextmanager
+    def _ends_if_one_dies(self, meeting: Meeting) -> Iterator[None]:
+        """Who waits for a follower at a meeting would not hear of its death."""
+        met = threading.Event()
+
+        def watch() -> None:
+            while not met.wait(0.1):
+                if not all(getattr(worker, "is_alive", True) for worker in self._workers):
+                    meeting.close()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            met.set()
+            thread.join()
 
     def _start(self, index: int) -> None:
         self._workers[index] = self._engine.start(
@@ -297,9 +317,7 @@ class Follower:
                 self._group.close()
             self._state = self._own = self._update = None
             address = f"{LOCALHOST}:{int(task['port'])}"
-            self._group = Group(
-                address, self._rank, self._size, sums=self._sums, timeout=self._timeout
-            )
+            self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
         elif word == STATE:
             self._state = self._there(self._group).broadcast(None)
         elif word == PART:
@@ -325,6 +343,12 @@ class Follower:
         """Leave the group."""
         if self._group is not None:
             self._group.close()
+
+
+def _group(address: str, rank: int, size: int, sums: Sums, patience: float) -> Group:
+    """All that meet have made their learner already, and come at once."""
+    limit = min(patience, MEET_SECONDS)
+    return Group(address, rank, size, sums=sums, timeout=patience, meet_seconds=limit)
 
 
 def _marks(tree: TensorDict) -> Marks:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, cast, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, TCPStore
 
 from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import Lost
@@ -41,7 +42,7 @@ class Meeting:
         # A socket of our own: the store's would listen to all networks.
         with socket.create_server((host, 0)) as server:
             port = server.getsockname()[1]
-            self._store: Any = dist.TCPStore(
+            self._store: Any = TCPStore(
                 *(host, port, None, True, timedelta(seconds=timeout)),
                 wait_for_workers=False,
                 master_listen_fd=server.detach(),
@@ -68,6 +69,7 @@ class Group:
         the members; of two members the sum is that of `Accumulate`. "ordered": each gets all
         numbers and adds them in order of rank, as `Accumulate` does; for small models and tests.
     timeout: seconds without another member after which it is taken for dead.
+    meet_seconds: the same until all are there; None: as many.
 
     All methods raise `Lost` where a member is gone or silent, and close the group.
 
@@ -77,7 +79,14 @@ class Group:
     """
 
     def __init__(
-        self, address: str, rank: int, size: int, *, sums: Sums = "ring", timeout: float = 60.0
+        self,
+        address: str,
+        rank: int,
+        size: int,
+        *,
+        sums: Sums = "ring",
+        timeout: float = 60.0,
+        meet_seconds: float | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} of {size} members must be one of 0 to {size - 1}")
@@ -91,7 +100,8 @@ class Group:
         if not host or not port.isdigit():
             raise ValueError(f"address={address!r} is not host:port: take that of a Meeting")
         with self._lost_in("waited for the others"):
-            self._group = _gloo(host, int(port), rank, size, timedelta(seconds=timeout))
+            limit = timedelta(seconds=meet_seconds or timeout)
+            self._group = _gloo(host, int(port), rank, size, limit)
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +125,7 @@ class Group:
     def _sum(self, flat: Tensor) -> Tensor:  # [N]
         if self.sums == "ring":
             with self._lost_in("summed"):
-                self._group.allreduce([flat]).wait()
+                self._group.allreduce([flat], self._limited(dist.AllreduceOptions())).wait()
             return flat
         first, *others = self._gathered(flat)
         for other in others:
@@ -133,7 +143,7 @@ class Group:
     def _gathered(self, flat: Tensor) -> list[Tensor]:  # [N]
         out = [torch.empty_like(flat) for _ in range(self.size)]
         with self._lost_in("gathered"):
-            self._group.allgather([out], [flat]).wait()
+            self._group.allgather([out], [flat], self._limited(AllgatherOptions())).wait()
         return out
 
     def broadcast(self, tree: TensorDict | None) -> TensorDict:
@@ -148,13 +158,17 @@ class Group:
             return tree
         data = torch.empty(int(size), dtype=torch.uint8)
         self._from_first(data)
-        return unpack(memoryview(data.numpy())).clone()  # each leaf in memory of its own
+        return unpack(memoryview(cast(Any, data.numpy()))).clone()  # each leaf in memory of its own
 
     def _from_first(self, data: Tensor) -> None:
-        options: Any = dist.BroadcastOptions()
-        options.rootRank, options.timeout = 0, timedelta(seconds=self.timeout)
+        options = self._limited(dist.BroadcastOptions())
+        options.rootRank = 0
         with self._lost_in("read what the first has"):
             self._group.broadcast([data], options).wait()
+
+    def _limited(self, options: Any) -> Any:
+        options.timeout = timedelta(seconds=self.timeout)
+        return options
 
     @contextmanager
     def _lost_in(self, doing: str) -> Iterator[None]:
@@ -195,7 +209,7 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
     options = gloo._Options()
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=host)]
-    store = dist.TCPStore(host, port, None, False, timeout)
+    store = TCPStore(host, port, None, False, timeout)
     return gloo(store, rank, size, options)
 
 
