@@ -14,7 +14,7 @@ import torch
 from raffia.functional.clipping import global_norm
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Accumulate", "Learner", "applies_stacks", "step_of"]
+__all__ = ["Accumulate", "Learner", "applies_stacks", "join_metrics", "step_of"]
 
 
 class Learner(Protocol):
@@ -113,7 +113,7 @@ class Accumulate:
             grads = grads + update["grads"]
             told.append(metrics)
         grads = grads / num
-        return update.copy().set("grads", grads), _joined(told, grads, members)
+        return update.copy().set("grads", grads), join_metrics(told, grads, members)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The step of the learner within."""
@@ -129,10 +129,16 @@ def step_of(state: TensorDict) -> int:
     return int(state["step"].max())
 
 
-def _joined(told: list[TensorDict], grads: TensorDict, members: int) -> TensorDict:
-    """The metrics of a batch out of those of its parts.
+def join_metrics(told: list[TensorDict], grads: TensorDict, members: int = 0) -> TensorDict:
+    """The metrics of a batch out of those of its parts: means, "priority" joined.
 
+    grads: the mean over the parts, of which "grad_norm" is the length.
     members: how many leading dimensions of the gradients count members.
+
+    >>> told = [TensorDict(loss=torch.tensor(x), priority=torch.tensor([x])) for x in (1.0, 2.0)]
+    >>> joined = join_metrics(told, TensorDict(w=torch.ones(2)))
+    >>> joined["loss"], joined["priority"]
+    (tensor(1.5000), tensor([1., 2.]))
     """
     out = TensorDict()
     for name in told[0].keys(True, True):

@@ -40,6 +40,15 @@ def test_a_scalar_tree_and_an_empty_one():
     assert unpack(pack(TensorDict(x=torch.tensor(7))))["x"] == 7
 
 
+def test_the_order_of_entries_is_kept():
+    """It is the order of sums in a norm."""
+    tree = TensorDict(z=torch.zeros(1), nest=TensorDict(b=torch.ones(1), a=TensorDict()))
+    tree["a"] = torch.zeros(2)
+    found = unpack(pack(tree))
+    assert list(found.keys()) == ["z", "nest", "a"]
+    assert list(found.keys(True)) == list(tree.keys(True))
+
+
 def test_what_is_packed_is_copied():
     tree = TensorDict(x=torch.zeros(3))
     data = pack(tree)

@@ -73,6 +73,7 @@ RUNS, WORDS = "tests/recipes/test_ilql.py::", "tests/recipes/test_ilql_settings.
 MODELS = "tests/recipes/test_ilql_language_models.py::"
 HERE = "tests/recipes/test_ilql_all_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
+LEARNERS = "tests/recipes/test_learners.py::"
 SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
 # Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
 # sees it act.
@@ -181,6 +182,8 @@ SETTINGS = {
     "num_updates": ("wordle", 7, "step"),
     "batch_size": ("wordle", 5, "batch"),
     "num_micro_batches": ("wordle", 2, "made"),
+    "learners.num": LEARNERS + "test_two_processes_learn_the_bits_of_two_parts",
+    "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",
     "evaluate.every_updates": ("wordle", 2, "evaluate"),
     "evaluate.num_episodes": ("wordle", 9, "evaluate"),
     "evaluate.batch_size": ("file", 2, "evaluate"),

@@ -37,7 +37,7 @@ Of runs of ILQL:
   --num_updates N              its length
   --decode.* --evaluate.* --checkpoint.*
                                how it speaks when evaluated, how often, how much
-  --num_micro_batches --device --num_threads --compile
+  --num_micro_batches --learners.* --device --num_threads --compile
                                where it runs
 
 Any other setting shaped what was learnt, and needs a run of its own.

@@ -1,4 +1,5 @@
-"""Where the parts of a run are computed: engines, pools of workers, versions of weights.
+"""Where the parts of a run are computed: engines, pools of workers, versions of weights,
+gradients.
 
 Knows no algorithm and no loop.
 """
@@ -6,16 +7,23 @@ Knows no algorithm and no loop.
 from raffia.distributed.board import Board
 from raffia.distributed.chaos import ChaosEngine
 from raffia.distributed.check_engine import check_engine
+from raffia.distributed.data_parallel import DataParallel
 from raffia.distributed.engine import Engine, InlineEngine, Lost, Needs, Role, RoleError, Worker
+from raffia.distributed.follow import Followers
+from raffia.distributed.group import Group, Meeting
 from raffia.distributed.pool import Pool
 from raffia.distributed.process import ProcessEngine
 
 __all__ = [
     "Board",
     "ChaosEngine",
+    "DataParallel",
     "Engine",
+    "Followers",
+    "Group",
     "InlineEngine",
     "Lost",
+    "Meeting",
     "Needs",
     "Pool",
     "ProcessEngine",

@@ -33,30 +33,25 @@ def pack(tree: TensorDictBase, room: int = 0, make: Callable[[int], Any] = bytea
     >>> unpack(pack(TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2, dtype=torch.bool)))))["a"]
     tensor([0, 1, 2])
     """
-    leaves: list[tuple[tuple[str, ...], Tensor]] = []
-    nodes: list[Any] = []
-    _walk(tree, (), leaves, nodes)
+    leaves: list[tuple[Tensor, int]] = []  # and where each begins
     record: list[Any] = []
-    size = 0
-    for path, leaf in leaves:
-        record.append([list(path), DTYPE_NAMES[leaf.dtype], list(leaf.shape), size])
-        size += -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT
-    head = json.dumps({"nodes": nodes, "leaves": record}).encode()
+    size = _walk(tree, (), leaves, record, 0)
+    head = json.dumps(record).encode()
     start = -(-(8 + len(head)) // ALIGNMENT) * ALIGNMENT
     data = make(room + start + size)
     data[room : room + 8] = len(head).to_bytes(8, "little")
     data[room + 8 : room + 8 + len(head)] = head
     if size:
         memory = torch.frombuffer(data, dtype=torch.uint8, offset=room + start)
-        for (_, leaf), (_, _, shape, at) in zip(leaves, record, strict=True):
+        for leaf, at in leaves:
             if leaf.numel():
-                target = memory[at : at + leaf.nbytes].view(leaf.dtype).view(shape)
+                target = memory[at : at + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
                 target.copy_(leaf.detach())
     return data
 
 
 def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
-    """The tree that was packed, over this memory: it is not copied.
+    """The tree that was packed, its entries in their order, over this memory: it is not copied.
 
     >>> tree = TensorDict(x=torch.zeros(2, 3), empty=TensorDict(batch_size=[2]), batch_size=[2])
     >>> unpack(pack(tree))["empty"].batch_size
@@ -66,13 +61,14 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     record = json.loads(bytes(data[room + 8 : room + 8 + length]))
     start = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
     made: dict[tuple[str, ...], TensorDict] = {}
-    for path, size in record["nodes"]:
-        node = TensorDict({}, batch_size=size)
-        made[tuple(path)] = node
-        if path:
-            made[tuple(path[:-1])][path[-1]] = node
-            made[tuple(path)] = made[tuple(path[:-1])][path[-1]]
-    for path, name, shape, at in record["leaves"]:
+    for path, name, shape, at in record:
+        if not name:
+            node = TensorDict({}, batch_size=shape)
+            made[tuple(path)] = node
+            if path:
+                made[tuple(path[:-1])][path[-1]] = node
+                made[tuple(path)] = made[tuple(path[:-1])][path[-1]]
+            continue
         dtype = DTYPES[name]
         count = math.prod(shape)
         if count:
@@ -84,17 +80,25 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
 
 
 def _walk(
-    node: Any, path: tuple[str, ...], leaves: list[tuple[tuple[str, ...], Tensor]], nodes: list[Any]
-) -> None:
-    nodes.append([list(path), list(node.batch_size)])
+    node: Any,
+    path: tuple[str, ...],
+    leaves: list[tuple[Tensor, int]],
+    record: list[Any],  # [path, dtype or "" of a nest, shape or batch size, place] of each
+    size: int,
+) -> int:
+    """Append what is below a nest, in its order; how many bytes there are then."""
+    record.append([list(path), "", list(node.batch_size), 0])
     for name, value in node.items():
         if isinstance(value, TensorDictBase):
-            _walk(value, (*path, name), leaves, nodes)
+            size = _walk(value, (*path, name), leaves, record, size)
         elif type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
-            leaves.append(((*path, name), value))
+            record.append([[*path, name], DTYPE_NAMES[value.dtype], list(value.shape), size])
+            leaves.append((value, size))
+            size += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
         else:
             raise TypeError(
                 f"entry {'.'.join((*path, name))} is a {type(value).__name__}: between processes "
                 "go trees of plain tensors; encode it as a tensor, such as "
                 "torch.frombuffer(text.encode(), dtype=torch.uint8)"
             )
+    return size

@@ -161,6 +161,33 @@ class Echo:
         return task
 
 
+class MeanLearner:
+    """A learner whose parameter moves to where the data are; for checks.
+
+    >>> learner = MeanLearner("{}", 0)
+    >>> batch = TensorDict(x=torch.arange(4.0), batch_size=[4])
+    >>> learner.grads(learner.init(0), batch)[0]["grads", "w"]
+    tensor(-1.5000)
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        pass
+
+    def init(self, seed: int) -> TensorDict:
+        """Nothing is drawn."""
+        return TensorDict(params=TensorDict(w=torch.zeros(())), buffers=TensorDict())
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Of half the squared distance."""
+        error = state["params", "w"] - batch["x"]
+        update = TensorDict(grads=TensorDict(w=error.mean()), buffers=state["buffers"])
+        return update, TensorDict(loss=error.square().mean() / 2, priority=error.abs())
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """A step of the whole gradient."""
+        return state.replace(params=state["params"] - update["grads"])
+
+
 def _a_killed_worker_is_lost(engine: Engine, kill: Callable[[Worker], None]) -> None:
     worker = engine.start(COUNTER, "{}", 0)
     worker.ask(_add(1))

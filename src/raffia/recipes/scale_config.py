@@ -7,7 +7,7 @@ from typing import Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 
-__all__ = ["ActorsConfig", "EngineConfig", "EvaluatorsConfig"]
+__all__ = ["ActorsConfig", "EngineConfig", "EvaluatorsConfig", "LearnersConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +83,22 @@ class EvaluatorsConfig:
     def play_elsewhere(self) -> bool:
         """Whether evaluations are asked for and joined, and not played in the loop when due."""
         return self.num > 0 or self.join_after > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnersConfig:
+    """Processes of this machine that share each batch.
+
+    >>> LearnersConfig(num=2).sums
+    'ring'
+    """
+
+    num: int = 1  # processes, of which the one that leads is the first; others differ in last bits
+    # How gradients are summed: each process a part of the numbers, or each all of them in order,
+    # which gives the bits of num_micro_batches with any number of processes.
+    sums: Literal["ring", "ordered"] = "ring"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_least(self, 1, "num")

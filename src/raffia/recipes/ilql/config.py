@@ -9,6 +9,7 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.scale_config import LearnersConfig
 
 __all__ = [
     "BranchingSettings",
@@ -26,6 +27,7 @@ __all__ = [
 MAY_CHANGE = (
     "num_updates",
     "num_micro_batches",
+    "learners.",
     "decode.",
     "evaluate.",
     "checkpoint.",
@@ -224,6 +226,7 @@ class ILQLRun(ILQLConfig):
     batch_size: int = 64  # dialogues
     num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
     compile: bool = False  # torch.compile of the gradients; pays on a GPU
+    learners: LearnersConfig = field(default_factory=LearnersConfig)
     evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -256,6 +259,7 @@ class ILQLRun(ILQLConfig):
                 "members learn from the same data: leave it out"
             )
         self.population.check_form(self.model.evolvable_heads)
+        self._check_learners()
         self._check_language_model()
         self._check_decoding()
 
@@ -263,6 +267,27 @@ class ILQLRun(ILQLConfig):
     def title(self) -> str:
         """What is done, without the seed."""
         return f"ILQL on {self.task}"
+
+    def _check_learners(self) -> None:
+        num = self.learners.num
+        if num == 1:
+            return
+        if self.batch_size % (num * self.num_micro_batches):
+            raise ValueError(
+                f"batch_size={self.batch_size} can't be shared evenly by learners.num={num} "
+                f"processes, each in num_micro_batches={self.num_micro_batches} parts: take a "
+                f"batch_size that {num * self.num_micro_batches} divides"
+            )
+        for what, is_so in (
+            (f"device={self.device}", self.device != "cpu"),
+            ("compile=True", self.compile),
+            (f"population.size={self.population.size}", self.population.size > 1),
+        ):
+            if is_so:
+                raise ValueError(
+                    f"learners.num={num} processes compute on the CPU, of one agent and without "
+                    f"torch.compile, and {what}: leave one of the two out"
+                )
 
     def _check_language_model(self) -> None:
         trunk, lora = self.model.trunk, self.lora

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.loss import with_row_means
+from raffia.distributed.data_parallel import DataParallel
+from raffia.distributed.follow import Followers
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
@@ -33,6 +34,7 @@ from raffia.recipes.ilql.evaluation import (
     with_estimate,
     with_member_decode,
 )
+from raffia.recipes.ilql.followers import make_followers, make_networks
 from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
@@ -62,12 +64,7 @@ class ILQLExperiment(Experiment):
         self.corpus = make_corpus(config, folder)
         refuse_unfit(config, self.corpus.tokenizer)
         self.making = begin_making(config, folder).on(config.device)
-        self.networks = ILQLLearner(
-            config,
-            num_updates=config.num_updates,
-            model_factory=self.making.fresh,
-            fixed=self.making.fixed,
-        )
+        self.networks = make_networks(self.making)
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
         if config.num_micro_batches > 1:
             self.learner = Accumulate(self.learner, config.num_micro_batches)
@@ -83,6 +80,17 @@ class ILQLExperiment(Experiment):
         view.message(f"learning from {describe_corpus(self.corpus)}")
         if template := describe_template(config):
             view.message(template)
+        self.followers: Followers | None = None
+        if config.learners.num > 1:
+            self.followers = make_followers(config, folder)
+            self.learner = DataParallel(self.learner, self.followers)
+            view.message(f"{config.learners.num} processes share each batch")
+
+    def close(self) -> None:
+        """End the processes that share batches."""
+        super().close()
+        if self.followers is not None:
+            self.followers.close()
 
     def init(self) -> TensorDict:
         """New networks by the run's seed, or those of the language model's folder."""
@@ -206,7 +214,7 @@ class ILQLExperiment(Experiment):
             with self.clock.phase("data"):
                 batch = next(batches)
                 self.num_tokens += int(batch["attn_mask"].sum())
-                if config.num_micro_batches > 1:
+                if config.num_micro_batches * config.learners.num > 1:
                     batch = with_row_means(batch, config.loss.mask)
                 batch = batch.to(config.device)
             yield batch

@@ -1,0 +1,366 @@
+"""Processes without a loop that share each batch with the one that leads.
+
+They hold a state and do what they are told: "this is the state", "take this part of the batch",
+"sum", "make the step". One that dies is started again, is told the state, and the update is made
+again: bit for bit what it had been. Followers whose leader is gone leave by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self, cast, get_args
+
+import torch
+from torch import Tensor
+
+from raffia.distributed.data_parallel import mean_over, part_of
+from raffia.distributed.engine import Lost, Needs, RoleError, Worker, make_role
+from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums
+from raffia.distributed.process import ProcessEngine
+from raffia.learner import Learner
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Follower", "Followers"]
+
+MEET_SECONDS = 20.0
+HELLO, JOIN, STATE, PART, SUM, STEP = range(6)  # what a follower is told
+Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
+
+
+class Followers:
+    """Processes of this machine that share batches with this one, which leads.
+
+    role: an importable factory "package.module:name" of (config, index), which gives the learner
+        that `DataParallel` has here; as with workers it is named and not sent.
+    config: JSON that the factory reads.
+    num: how many follow; parts of a batch are one more.
+    sums: see `Group`.
+    num_threads: of torch in each follower; None: as many as here, for sums may differ by it.
+    max_restarts: how often followers may be lost in one update; once more is an error.
+    patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
+
+    States are broadcast where they are not what `apply` gave last. A program that makes followers
+    is imported by them: what it runs stands under `if __name__ == "__main__":`.
+
+    >>> from raffia.distributed.check_engine import MeanLearner
+    >>> from raffia.distributed.data_parallel import DataParallel
+    >>> role = "raffia.distributed.check_engine:MeanLearner"  # moves to where the data are
+    >>> with Followers(role, "{}", num=1) as group:
+    ...     learner = DataParallel(MeanLearner("{}", 0), group)
+    ...     state, batch = learner.init(0), TensorDict(x=torch.arange(4.0), batch_size=[4])
+    ...     update, metrics = learner.grads(state, batch)
+    ...     state = learner.apply(state, update)
+    >>> update["grads", "w"], metrics["priority"], state["params", "w"]
+    (tensor(-1.5000), tensor([0., 1., 2., 3.]), tensor(1.5000))
+    """
+
+    def __init__(
+        self,
+        role: str,
+        config: str,
+        num: int,
+        *,
+        sums: Sums = "ring",
+        num_threads: int | None = None,
+        max_restarts: int = 3,
+        patience: float = 300.0,
+        engine: ProcessEngine | None = None,
+    ) -> None:
+        if num < 1:
+            raise ValueError(
+                f"num={num} followers must be at least 1: without any, use the learner as it is"
+            )
+        if sums not in get_args(Sums):
+            raise ValueError(f"sums={sums!r} must be one of {', '.join(get_args(Sums))}")
+        if patience <= 0 or max_restarts < 0:
+            raise ValueError(
+                f"patience={patience} must be above 0, and max_restarts={max_restarts} at least 0"
+            )
+        self.role, self.num, self.sums = role, num, sums
+        self.max_restarts, self.patience = max_restarts, patience
+        self.num_restarts = 0
+        self.num_broadcasts = 0
+        self._engine = ProcessEngine() if engine is None else engine
+        self._needs = Needs(cpus=num_threads or torch.get_num_threads())
+        told = {"role": role, "config": config, "size": num + 1, "sums": sums, "timeout": patience}
+        self._config = json.dumps(told)
+        self._workers: list[Worker | None] = [None] * num
+        self._was_lost = [False] * num
+        self._open = [0] * num  # answers that a worker owes
+        self._group: Group | None = None
+        self._state: Marks | None = None  # that followers hold too
+        self._update: Marks | None = None  # ...
+        self._is_closed = False
+        for index in range(num):  # they load while the program goes on
+            self._start(index)
+
+    @property
+    def size(self) -> int:
+        """How many processes share a batch, the leader counted."""
+        return self.num + 1
+
+    @property
+    def workers(self) -> list[Worker | None]:
+        """The followers that run."""
+        return list(self._workers)
+
+    # -- what DataParallel asks
+
+    def grads(
+        self, learner: Learner, state: TensorDict, batch: TensorDict
+    ) -> tuple[TensorDict, TensorDict]:
+        """The mean gradients over the parts; a follower that is lost meanwhile is replaced."""
+        if self._is_closed:
+            raise RuntimeError("these followers were closed; make others")
+        elsewhere = {leaf.device.type for leaf in state.values(True, True)} - {"cpu"}
+        if elsewhere:
+            raise ValueError(
+                f"followers compute on the CPU, and this state lies on {', '.join(elsewhere)}: "
+                "pass state.to('cpu'), or use the learner without followers"
+            )
+        members = len(state.batch_size)
+        parts = [part_of(batch, rank, self.size, members) for rank in range(self.size)]
+        own: tuple[TensorDict, TensorDict] | None = None
+        failures = 0
+        while True:
+            try:
+                self._tell_state(state)
+                for index, part in enumerate(parts[1:]):
+                    self._ask(index, PART, part=part)
+                if own is None:
+                    own = learner.grads(state, parts[0])
+                self._take_all()  # so that nobody sums before all have something to sum
+                for index in range(self.num):
+                    self._ask(index, SUM)
+                assert self._group is not None
+                update, metrics = mean_over(self._group, state, *own)
+                self._take_all()
+                break
+            except Lost as error:
+                failures += 1
+                self._recover()
+                if failures > self.max_restarts:
+                    raise Lost(
+                        f"followers of {self.role} were lost {failures} times in one update, the "
+                        f"last time thus: {error}"
+                    ) from error
+            except BaseException:
+                self._reset()
+                raise
+        self._update = _marks(update)
+        return update, metrics
+
+    def apply(self, learner: Learner, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The state after the update, here and in all followers."""
+        follows = _unchanged(self._state, state) and _unchanged(self._update, update)
+        self._state = self._update = None
+        if follows:
+            try:
+                for index in range(self.num):
+                    self._ask(index, STEP)
+            except Lost:
+                follows = False  # found out, and mended, by the next gradients
+        state = learner.apply(state, update)
+        if follows:
+            self._state = _marks(state)
+        return state
+
+    # -- followers
+
+    def _tell_state(self, state: TensorDict) -> None:
+        """Have all followers, in a group with this process, stand at a state."""
+        if self._group is None:
+            self._state = None
+            self._meet()
+        if not _unchanged(self._state, state):
+            self._state = None
+            for index in range(self.num):
+                self._ask(index, STATE)
+            assert self._group is not None
+            self._group.broadcast(state)
+            self.num_broadcasts += 1
+            self._state = _marks(state)
+
+    def _meet(self) -> None:
+        for index in range(self.num):
+            if self._workers[index] is None:
+                self._start(index)
+            self._ask(index, HELLO)
+        self._take_all()  # all are there, and have made their learner
+        with Meeting(timeout=self.patience) as meeting, self._ends_if_one_dies(meeting):
+            port = torch.tensor(int(meeting.address.rpartition(":")[2]))
+            for index in range(self.num):
+                self._ask(index, JOIN, port=port)
+            self._group = _group(meeting.address, 0, self.size, self.sums, self.patience)
+            self._take_all()
+
+    @contextmanager
+    def _ends_if_one_dies(self, meeting: Meeting) -> Iterator[None]:
+        """Who waits for a follower at a meeting would not hear of its death."""
+        met = threading.Event()
+
+        def watch() -> None:
+            while not met.wait(0.1):
+                if not all(getattr(worker, "is_alive", True) for worker in self._workers):
+                    meeting.close()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            met.set()
+            thread.join()
+
+    def _start(self, index: int) -> None:
+        self._workers[index] = self._engine.start(
+            f"{__name__}:Follower", self._config, index, self._needs
+        )
+        self._open[index] = 0
+        self.num_restarts += self._was_lost[index]
+        self._was_lost[index] = False
+
+    def _ask(self, index: int, word: int, **given: Tensor | TensorDict) -> None:
+        worker = self._workers[index]
+        if worker is None:
+            raise Lost(f"follower {index} is gone")
+        self._open[index] += 1  # even if it is gone, which is then found out
+        worker.ask(TensorDict({"word": torch.tensor(word), **given}))
+
+    def _take_all(self) -> None:
+        """Wait until all have done what they were told."""
+        for index, worker in enumerate(self._workers):
+            while worker is not None and self._open[index]:
+                try:
+                    worker.take(self.patience)
+                except RoleError as error:
+                    self._open[index] -= 1
+                    if str(error).startswith("Lost: "):  # it lost another
+                        raise Lost(f"follower {index}: {str(error)[6:]}") from None
+                    raise RoleError(f"follower {index} of {self.role}: {error}") from error
+                self._open[index] -= 1
+
+    def _recover(self) -> None:
+        """Leave the group; end whoever does not answer to what was told."""
+        self._leave()
+        for index, worker in enumerate(self._workers):
+            while worker is not None and self._open[index]:
+                try:
+                    worker.take(self.patience)
+                except RoleError:
+                    pass  # it has lost the others, as was to be
+                except Lost:
+                    worker.close()
+                    self._workers[index] = worker = None
+                    self._was_lost[index] = True
+                    break
+                self._open[index] -= 1
+
+    def _leave(self) -> None:
+        self._state = self._update = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _reset(self) -> None:
+        """End all followers; those that are needed are started again."""
+        self._leave()
+        for index, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.close()
+            self._workers[index] = None
+
+    def close(self) -> None:
+        """End all followers."""
+        self._is_closed = True
+        self._reset()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Follower:
+    """The role of a process that follows; `Followers` start it.
+
+    >>> told = dict(role="raffia.distributed.check_engine:MeanLearner", config="{}")
+    >>> follower = Follower(json.dumps({**told, "size": 2, "sums": "ring", "timeout": 60.0}), 0)
+    >>> follower.do(TensorDict(word=torch.tensor(HELLO)), None).is_empty()
+    True
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        told = json.loads(config)
+        self._rank, self._size = index + 1, told["size"]
+        self._sums: Sums = told["sums"]
+        self._timeout: float = told["timeout"]
+        self._learner = cast(Learner, make_role(told["role"], told["config"], index))
+        self._group: Group | None = None
+        self._state: TensorDict | None = None
+        self._own: tuple[TensorDict, TensorDict] | None = None
+        self._update: TensorDict | None = None
+
+    def load(self, state: TensorDict) -> None:
+        """Nothing: a follower is given its state in a sum."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """What the leader says."""
+        word = int(task["word"])
+        if word == JOIN:
+            if self._group is not None:
+                self._group.close()
+            self._state = self._own = self._update = None
+            address = f"{LOCALHOST}:{int(task['port'])}"
+            self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
+        elif word == STATE:
+            self._state = self._there(self._group).broadcast(None)
+        elif word == PART:
+            # Cloned, to lie in memory as it does where the leader computes.
+            self._own = self._learner.grads(self._there(self._state), task["part"].clone())
+        elif word == SUM:
+            state, group = self._there(self._state), self._there(self._group)
+            self._update, _ = mean_over(group, state, *self._there(self._own))
+            self._own = None
+        elif word == STEP:
+            state, self._state = self._there(self._state), None
+            self._state = self._learner.apply(state, self._there(self._update))
+            self._update = None
+        return TensorDict()
+
+    @staticmethod
+    def _there(found: Any) -> Any:
+        if found is None:
+            raise Lost("this follower was not told what comes before")
+        return found
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+
+
+def _group(address: str, rank: int, size: int, sums: Sums, patience: float) -> Group:
+    """All that meet have made their learner already, and come at once."""
+    limit = min(patience, MEET_SECONDS)
+    return Group(address, rank, size, sums=sums, timeout=patience, meet_seconds=limit)
+
+
+def _marks(tree: TensorDict) -> Marks:
+    return [(leaf, leaf._version) for leaf in tree.values(True, True)]
+
+
+def _unchanged(marks: Marks | None, tree: TensorDict) -> bool:
+    """Whether these are the very tensors, and nobody wrote to them since."""
+    if marks is None:
+        return False
+    leaves = list(tree.values(True, True))
+    return len(leaves) == len(marks) and all(
+        leaf is known and leaf._version == version
+        for leaf, (known, version) in zip(leaves, marks, strict=True)
+    )

@@ -1,0 +1,227 @@
+"""Processes that sum: all of them call the same in the same order, and get the same bits.
+
+Over gloo of torch.distributed, but not its group of the whole program: a group that lost a member
+is closed, and another is made.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, cast, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, TCPStore
+
+from raffia.distributed.arrays import pack, unpack
+from raffia.distributed.engine import Lost
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Group", "Meeting", "Sums"]
+
+Sums = Literal["ring", "ordered"]
+BUCKET = 25 * 2**20  # bytes that are summed at once
+LOCALHOST = "127.0.0.1"
+
+
+class Meeting:
+    """Where the members of a group to be find each other; kept until all have.
+
+    >>> with Meeting() as meeting:
+    ...     meeting.address.startswith("127.0.0.1:")
+    True
+    """
+
+    def __init__(self, host: str = LOCALHOST, timeout: float = 60.0) -> None:
+        # A socket of our own: the store's would listen to all networks.
+        with socket.create_server((host, 0)) as server:
+            port = server.getsockname()[1]
+            self._store: Any = TCPStore(
+                *(host, port, None, True, timedelta(seconds=timeout)),
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )
+        self.address = f"{host}:{port}"
+
+    def close(self) -> None:
+        """Nobody is found any more."""
+        self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Group:
+    """One member's place among processes that sum; making it waits until all are there.
+
+    address: of the `Meeting`.
+    rank: this member's number, from 0 to size - 1.
+    sums: "ring": each member sums a part of the numbers, so that what is sent does not grow with
+        the members; of two members the sum is that of `Accumulate`. "ordered": each gets all
+        numbers and adds them in order of rank, as `Accumulate` does; for small models and tests.
+    timeout: seconds without another member after which it is taken for dead.
+    meet_seconds: the same until all are there; None: as many.
+
+    All methods raise `Lost` where a member is gone or silent, and close the group.
+
+    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    ...     group.mean([torch.tensor([1.0, 2.0])])
+    [tensor([1., 2.])]
+    """
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        size: int,
+        *,
+        sums: Sums = "ring",
+        timeout: float = 60.0,
+        meet_seconds: float | None = None,
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} of {size} members must be one of 0 to {size - 1}")
+        if sums not in get_args(Sums):
+            raise ValueError(f"sums={sums!r} must be one of {', '.join(get_args(Sums))}")
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout} must be above 0")
+        self.rank, self.size, self.sums, self.timeout = rank, size, sums, timeout
+        self._group: Any = None
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"address={address!r} is not host:port: take that of a Meeting")
+        with self._lost_in("waited for the others"):
+            limit = timedelta(seconds=meet_seconds or timeout)
+            self._group = _gloo(host, int(port), rank, size, limit)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a group still."""
+        return self._group is not None
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The means of each tensor [*] over all members, who have the same shapes."""
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                raise TypeError(f"a mean of {tensor.dtype} is not defined: pass floating point")
+        out = [torch.empty_like(tensor) for tensor in tensors]
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensors[at].detach().reshape(-1).cpu() for at in bucket])
+            flat = self._sum(flat).div_(self.size)
+            parts = flat.split([tensors[at].numel() for at in bucket])
+            for at, part in zip(bucket, parts, strict=True):
+                out[at].copy_(part.view(out[at].shape))
+        return out
+
+    def _sum(self, flat: Tensor) -> Tensor:  # [N]
+        if self.sums == "ring":
+            with self._lost_in("summed"):
+                self._group.allreduce([flat], self._limited(dist.AllreduceOptions())).wait()
+            return flat
+        first, *others = self._gathered(flat)
+        for other in others:
+            first += other
+        return first
+
+    def gather(self, tree: TensorDict) -> list[TensorDict]:
+        """The trees of all members, in order of rank; on the CPU."""
+        own = torch.frombuffer(pack(tree), dtype=torch.uint8)
+        sizes = [int(size) for size in self._gathered(torch.tensor([len(own)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        return [unpack(bytearray(data.numpy())) for data in self._gathered(padded)]
+
+    def _gathered(self, flat: Tensor) -> list[Tensor]:  # [N]
+        out = [torch.empty_like(flat) for _ in range(self.size)]
+        with self._lost_in("gathered"):
+            self._group.allgather([out], [flat], self._limited(AllgatherOptions())).wait()
+        return out
+
+    def broadcast(self, tree: TensorDict | None) -> TensorDict:
+        """The tree that member 0 has; the others pass None, and get it on the CPU."""
+        if (tree is None) != (self.rank > 0):
+            raise ValueError("member 0 passes the tree, and all others None")
+        data = torch.empty(0) if tree is None else torch.frombuffer(pack(tree), dtype=torch.uint8)
+        size = torch.tensor([len(data)])
+        self._from_first(size)
+        if tree is not None:
+            self._from_first(data)
+            return tree
+        data = torch.empty(int(size), dtype=torch.uint8)
+        self._from_first(data)
+        return unpack(memoryview(cast(Any, data.numpy()))).clone()  # each leaf in memory of its own
+
+    def _from_first(self, data: Tensor) -> None:
+        options = self._limited(dist.BroadcastOptions())
+        options.rootRank = 0
+        with self._lost_in("read what the first has"):
+            self._group.broadcast([data], options).wait()
+
+    def _limited(self, options: Any) -> Any:
+        options.timeout = timedelta(seconds=self.timeout)
+        return options
+
+    @contextmanager
+    def _lost_in(self, doing: str) -> Iterator[None]:
+        """Errors of gloo as `Lost`."""
+        who = f"member {self.rank} of {self.size}"
+        if self._group is None and doing != "waited for the others":
+            raise Lost(f"{who}: the group is closed; make another")
+        try:
+            yield
+        except RuntimeError as error:
+            self.close()
+            lines = re.sub(r"^\[[^]]*\] *", "", str(error)).splitlines() or [""]
+            cause = lines[0].partition(" This is typically")[0]
+            raise Lost(f"{who} lost another while it {doing}: {cause}") from None
+        except BaseException:  # such as Ctrl-C: the others are not where this one is
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave; members that wait for this one are told at once."""
+        self._group = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group of its own, which torch's functions for the whole program do not know."""
+    gloo = cast(Any, dist.ProcessGroupGloo)
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=host)]
+    store = TCPStore(host, port, None, False, timeout)
+    return gloo(store, rank, size, options)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of tensors that are summed at once: of one dtype, in their order."""
+    out: list[list[int]] = []
+    size = 0
+    for at, tensor in enumerate(tensors):
+        if out and tensor.dtype is tensors[out[-1][0]].dtype and size + tensor.nbytes <= BUCKET:
+            out[-1].append(at)
+            size += tensor.nbytes
+        else:
+            out.append([at])
+            size = tensor.nbytes
+    return out

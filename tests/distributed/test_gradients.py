@@ -1,0 +1,546 @@
+"""Gradients that processes share are those of one, to the bit, whoever dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.loss import with_row_means
+from raffia.distributed import (
+    DataParallel,
+    Followers,
+    Group,
+    Lost,
+    Meeting,
+    RoleError,
+    data_parallel,
+    follow,
+)
+from raffia.distributed.data_parallel import mean_over, part_of
+from raffia.learner import Accumulate
+from raffia.tensordict.tensordict import TensorDict
+from tests.algorithms.ilql.small import batch_of, float32
+from tests.distributed.learners import Small, ilql
+from tests.distributed.test_engines import gone
+
+SMALL = "tests.distributed.learners:Small"
+
+
+def members(num, do, **options):
+    """What `do(group)` gives in each of so many threads, or the error."""
+    found = [None] * num
+
+    def run(rank):
+        try:
+            with Group(meeting.address, rank, num, **options) as group:
+                found[rank] = do(group)
+        except Exception as error:
+            found[rank] = error
+
+    with Meeting() as meeting:
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def batches(num, rows=8):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(num):
+        x, y = torch.randn(rows, 8, generator=generator).split([5, 3], 1)
+        yield TensorDict(x=x, y=y, batch_size=[rows])
+
+
+def trained(learner, num=6, before=lambda update, state: state, make=batches):
+    """The last state, and all that was told."""
+    state, told = learner.init(0), []
+    for number, batch in enumerate(make(num)):
+        state = before(number, state)
+        update, metrics = learner.grads(state, batch)
+        told.append(metrics)
+        state = learner.apply(state, update)
+    return state, told
+
+
+def same(found, expected):
+    (state, told), (other, told_there) = found, expected
+    trees = zip([state, *told], [other, *told_there], strict=True)
+    for tree, there in trees:
+        assert list(tree.keys(True, True)) == list(there.keys(True, True))
+        for key, value in there.items(True, True):
+            if not torch.equal(tree[key], value):
+                return False
+    return True
+
+
+def small(**config):
+    return Small(json.dumps(config), -1)
+
+
+# ------------------------------------------------------------------------------------ groups
+
+
+@pytest.mark.parametrize("sums", ["ring", "ordered"])
+def test_means_are_the_same_bits_in_all_members(sums):
+    def mean(group):
+        torch_generator = torch.Generator().manual_seed(group.rank)
+        sizes = [(), (3, 4), (0,), (4_000_000,), (5_000_000,), (7,)]  # more than one bucket
+        tensors = [torch.randn(size, generator=torch_generator) for size in sizes]
+        tensors.insert(2, torch.randn(9, generator=torch_generator).to(torch.bfloat16))
+        return tensors, group.mean([*tensors[:1], tensors[1].t(), *tensors[2:]])
+
+    found = members(3, mean, sums=sums)
+    for at in range(7):
+        parts = [tensors[at] for tensors, _ in found]
+        means = [mean[at].t() if at == 1 else mean[at] for _, mean in found]
+        assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
+        if sums == "ordered":
+            assert torch.equal(means[0], (parts[0] + parts[1] + parts[2]) / 3)
+        torch.testing.assert_close(means[0], (parts[0] + parts[1] + parts[2]) / 3)
+        assert means[0].shape == parts[0].shape and means[0].dtype is parts[0].dtype
+
+
+def test_trees_of_unlike_sizes_are_gathered_and_the_first_is_broadcast():
+    def both(group):
+        own = TensorDict(x=torch.full((group.rank + 1,), group.rank))
+        first = TensorDict(z=torch.zeros(2), a=TensorDict(w=torch.ones(3, dtype=torch.bool)))
+        return group.gather(own), group.broadcast(first if group.rank == 0 else None)
+
+    for gathered, first in members(3, both):
+        assert [tree["x"].tolist() for tree in gathered] == [[0], [1, 1], [2, 2, 2]]
+        assert list(first.keys(True, True)) == ["z", ("a", "w")]
+        assert first["a", "w"].all()
+
+
+def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
+    def leaves(group):
+        group.mean([torch.ones(1)])
+        if group.rank == 1:
+            return None
+        began = time.monotonic()
+        with pytest.raises(Lost, match="member 0 of 2 lost another while it summed: "):
+            group.mean([torch.ones(1)])
+        assert not group.is_open
+        with pytest.raises(Lost, match="the group is closed; make another"):
+            group.mean([torch.ones(1)])
+        return time.monotonic() - began
+
+    seconds, other = members(2, leaves, timeout=60.0)
+    assert other is None and seconds < 10
+
+    def is_silent(group):
+        if group.rank == 1:
+            time.sleep(2)
+            return None
+        with pytest.raises(Lost, match="member 0 of 2 lost another .* summed: "):
+            group.mean([torch.ones(1)])
+        return "told"
+
+    assert members(2, is_silent, timeout=0.5)[0] == "told"
+
+
+def test_who_does_not_come_is_not_waited_for_for_ever():
+    with Meeting() as meeting:
+        began = time.monotonic()
+        with pytest.raises(Lost, match="member 0 of 2 lost another while it waited for the others"):
+            Group(meeting.address, 0, 2, timeout=0.5)
+        assert time.monotonic() - began < 20
+
+
+def test_groups_that_can_not_be_are_refused():
+    with pytest.raises(ValueError, match="rank=2 of 2 members must be one of 0 to 1"):
+        Group("127.0.0.1:1", 2, 2)
+    with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
+        Group("127.0.0.1:1", 0, 2, sums="tree")
+    with pytest.raises(ValueError, match="timeout=0 must be above 0"):
+        Group("127.0.0.1:1", 0, 2, timeout=0)
+    with pytest.raises(ValueError, match="address='localhost' is not host:port"):
+        Group("localhost", 0, 2)
+    with Meeting() as meeting, Group(meeting.address, 0, 1) as group:
+        with pytest.raises(TypeError, match="a mean of torch.int64 is not defined"):
+            group.mean([torch.ones(2, dtype=torch.int64)])
+        with pytest.raises(ValueError, match="member 0 passes the tree, and all others None"):
+            group.broadcast(None)
+
+
+# ------------------------------------------------------------ members that all run the loop
+
+
+@pytest.mark.parametrize(("num", "sums"), [(2, "ring"), (2, "ordered"), (4, "ordered")])
+def test_members_with_loops_of_their_own(num, sums):
+    first = small().init(0)  # torch's own generator is shared by threads
+
+    def shared(group):
+        learner = DataParallel(small(), group)
+        learner.init = lambda seed: first.clone()
+        return trained(learner)
+
+    expected = trained(Accumulate(small(), num))
+    for one in members(num, shared, sums=sums):
+        assert same(one, expected)
+
+
+def test_stacked_members_are_cut_along_the_rows():
+    class Stacked:
+        def grads(self, state, batch):
+            error = state["params", "w"] - batch["x"].mean(-1)
+            update = TensorDict(grads=TensorDict(w=error), buffers=TensorDict())
+            return update, TensorDict(priority=batch["x"], grad_norm=error)
+
+    state = TensorDict(params=TensorDict(w=torch.zeros(3)), buffers=TensorDict())
+    state.batch_size = [3]
+    batch = TensorDict(x=torch.arange(12.0).view(3, 4), batch_size=[3, 4])
+    expected = Accumulate(Stacked(), 2).grads(state, batch)
+    for update, told in members(
+        2, lambda group: DataParallel(Stacked(), group).grads(state, batch)
+    ):
+        assert torch.equal(update["grads", "w"], expected[0]["grads", "w"])
+        assert torch.equal(told["priority"], batch["x"])
+        assert torch.equal(told["grad_norm"], expected[1]["grad_norm"])
+
+
+def test_statistics_of_batches_are_means():
+    learner = small(norm=True)
+    state, batch = learner.init(0), next(batches(1, rows=9))
+    parts = [learner.grads(state, part)[0]["buffers"] for part in batch.split(3)]
+
+    def shared(group):
+        return mean_over(
+            group, state, *small(norm=True).grads(state, part_of(batch, group.rank, 3))
+        )
+
+    for update, _ in members(3, shared):
+        buffers = update["buffers"]
+        for name in ("1.running_mean", "1.running_var"):
+            mean = torch.stack([part[name] for part in parts]).mean(0)
+            torch.testing.assert_close(buffers[name], mean, rtol=1e-6, atol=1e-7)
+        assert buffers["1.num_batches_tracked"] == 1
+        assert torch.equal(
+            buffers["never"], state["buffers", "never"]
+        )  # a third of 0.1 thrice is not
+
+
+def test_a_batch_that_can_not_be_shared_evenly_is_refused():
+    with pytest.raises(ValueError, match=r"a batch of 8 can't be shared by 3 .* \[1, 2, 4, 8\]"):
+        part_of(next(batches(1)), 0, 3)
+
+
+# --------------------------------------------------------------------------------- followers
+
+
+@pytest.mark.parametrize("sums", ["ring", "ordered"])
+def test_two_processes_give_the_bits_of_two_parts(sums):
+    with Followers(SMALL, "{}", 1, sums=sums) as group:
+        learner = DataParallel(small(), group)
+        assert same(trained(learner), trained(Accumulate(small(), 2)))
+        assert group.num_broadcasts == 1 and group.num_restarts == 0
+
+
+def test_four_processes_in_order_give_the_bits_of_four_parts():
+    expected = trained(Accumulate(small(), 4))
+    with Followers(SMALL, "{}", 3, sums="ordered") as group:
+        assert same(trained(DataParallel(small(), group)), expected)
+
+
+def test_four_processes_in_a_ring_give_the_same_bits_each_time():
+    with Followers(SMALL, "{}", 3) as group:
+        learner = DataParallel(small(), group)
+        found = trained(learner)
+        assert same(trained(learner), found)
+        assert group.num_broadcasts == 2
+    torch.testing.assert_close(
+        dict(found[0]["params"].items(True, True)),
+        dict(trained(Accumulate(small(), 4))[0]["params"].items(True, True)),
+    )
+
+
+def ilql_batches(num):
+    rows = torch.Generator().manual_seed(0)
+    for _ in range(num):
+        batch = float32(batch_of("B"))[torch.randint(5, (4,), generator=rows)]
+        yield with_row_means(batch)
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ilql_learns_the_same_bits(num):
+    expected = trained(Accumulate(ilql("{}", 0), num), make=ilql_batches)
+    sums = "ring" if num == 2 else "ordered"
+    with Followers("tests.distributed.learners:ilql", "{}", num - 1, sums=sums) as group:
+        found = trained(DataParallel(ilql("{}", 0), group), make=ilql_batches)
+        assert same(found, expected)
+        assert group.num_broadcasts == 1
+
+
+def test_a_state_that_is_not_the_last_is_broadcast():
+    """A resume, a generation, or one that somebody has written to."""
+
+    def changed(update, state):
+        if update == 2:
+            state["params", "0", "bias"].mul_(2)
+        if update == 4:
+            state = state.clone()
+        return state
+
+    expected = trained(Accumulate(small(), 2), before=changed)
+    with Followers(SMALL, "{}", 1) as group:
+        assert same(trained(DataParallel(small(), group), before=changed), expected)
+        assert group.num_broadcasts == 3
+
+
+def test_an_update_that_was_changed_before_it_is_applied():
+    def run(learner):
+        state = learner.init(0)
+        for number, batch in enumerate(batches(4)):
+            update, told = learner.grads(state, batch)
+            if number == 1:
+                update["grads"] = update["grads"] * 2
+            state = learner.apply(state, update)
+        return state, [told]
+
+    with Followers(SMALL, "{}", 1) as group:
+        assert same(run(DataParallel(small(), group)), run(Accumulate(small(), 2)))
+        assert group.num_broadcasts == 2
+
+
+# -- twins that must fail
+
+
+def test_parts_that_all_are_the_first_would_be_noticed(monkeypatch):
+    def first(batch, rank, size, members=0):
+        return part_of(batch, 0, size, members)
+
+    monkeypatch.setattr(follow, "part_of", first)
+    with Followers(SMALL, "{}", 1) as group:
+        assert not same(trained(DataParallel(small(), group)), trained(Accumulate(small(), 2)))
+
+
+def test_followers_that_keep_an_old_state_would_be_noticed(monkeypatch):
+    def changed(update, state):
+        state["params", "0", "bias"].mul_(2 if update == 2 else 1)
+        return state
+
+    monkeypatch.setattr(follow, "_unchanged", lambda marks, tree: marks is not None)
+    expected = trained(Accumulate(small(), 2), before=changed)
+    with Followers(SMALL, "{}", 1) as group:
+        assert not same(trained(DataParallel(small(), group), before=changed), expected)
+
+
+def test_sums_out_of_order_would_be_noticed(monkeypatch):
+    gathered = Group._gathered
+    monkeypatch.setattr(Group, "_gathered", lambda self, flat: gathered(self, flat)[::-1])
+    parts = [torch.tensor([1e8]), torch.tensor([-1e8]), torch.tensor([1.0])]
+    found = members(3, lambda group: group.mean([parts[group.rank]])[0], sums="ordered")
+    assert found[0] != (parts[0] + parts[1] + parts[2]) / 3
+
+
+# -- deaths
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["part", "sum", "apply"])
+def test_a_follower_that_is_killed_changes_nothing(place, num, tmp_path):
+    expected = trained(Accumulate(small(), num))
+    config = json.dumps({"die": [place, 3, str(tmp_path / "died")]})
+    with Followers(SMALL, config, num - 1, sums="ordered") as group:
+        assert same(trained(DataParallel(small(), group)), expected)
+        assert (tmp_path / "died").exists()
+        assert group.num_restarts == 1 and group.num_broadcasts == 2
+
+
+def test_a_follower_that_is_killed_while_idle_changes_nothing():
+    expected = trained(Accumulate(small(), 2))
+
+    def kill(update, state):
+        if update == 3:
+            os.kill(group.workers[0].pid, signal.SIGKILL)
+            time.sleep(0.1)
+        return state
+
+    with Followers(SMALL, "{}", 1) as group:
+        assert same(trained(DataParallel(small(), group), before=kill), expected)
+        assert group.num_restarts == 1
+
+
+@pytest.mark.slow
+def test_twenty_deaths_at_any_time_change_nothing():
+    expected = trained(Accumulate(small(), 2), num=60)
+    with Followers(SMALL, json.dumps({"sleep": 0.02}), 1, max_restarts=20) as group:
+        killed, ended = [], threading.Event()
+
+        def kill():
+            while not ended.wait(0.05 + 0.03 * len(killed)) and len(killed) < 20:
+                worker = group.workers[0]
+                if worker is not None and worker.pid not in killed:
+                    killed.append(worker.pid)
+                    os.kill(worker.pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            found = trained(DataParallel(small(sleep=0.02), group), num=60)
+            while not ended.is_set() and len(killed) < 20:
+                found = trained(DataParallel(small(sleep=0.02), group), num=60)
+        finally:
+            ended.set()
+            thread.join()
+        assert same(found, expected)
+        assert len(killed) == 20
+
+
+def test_a_follower_that_is_killed_while_it_joins_is_not_waited_for(tmp_path):
+    config = json.dumps({"die": ["join", 3, str(tmp_path / "died")]})
+    with Followers(SMALL, config, 2, sums="ordered") as group:
+        began = time.monotonic()
+        found = trained(DataParallel(small(), group), make=nines)
+        assert same(found, trained(Accumulate(small(), 3), make=nines))
+        assert group.num_restarts == 1 and time.monotonic() - began < 15
+
+
+def nines(num):
+    return batches(num, rows=9)
+
+
+@pytest.mark.parametrize("place", ["part", "sum"])
+def test_a_follower_that_hangs_is_replaced(place, tmp_path):
+    config = json.dumps({"die": [place, 1, str(tmp_path / "hung")], "signal": "SIGSTOP"})
+    with Followers(SMALL, config, 1, patience=3.0) as group:
+        learner = DataParallel(small(), group)
+        assert same(trained(learner, num=3), trained(Accumulate(small(), 2), num=3))
+        assert group.num_restarts == 1
+
+
+def test_a_follower_that_dies_again_and_again_ends_it():
+    config = json.dumps({"die": ["part", 1, ""]})
+    with Followers(SMALL, config, 1, max_restarts=1) as group:
+        learner = DataParallel(small(), group)
+        first, second = batches(2)
+        state = learner.init(0)
+        state = learner.apply(state, learner.grads(state, first)[0])
+        with pytest.raises(Lost, match="Small were lost 2 times .* ended by SIGKILL"):
+            learner.grads(state, second)
+        assert group.num_restarts == 1
+
+
+# -- errors
+
+
+def test_a_follower_s_error_is_told_and_the_next_update_goes_on():
+    expected = trained(Accumulate(small(), 2), num=2)
+    with Followers(SMALL, json.dumps({"fail": 1}), 1) as group:
+        learner = DataParallel(small(), group)
+        state = learner.init(0)
+        first, second = batches(2)
+        state = learner.apply(state, learner.grads(state, first)[0])
+        with pytest.raises(RoleError, match="follower 0 of .*Small: ValueError: this part fails"):
+            learner.grads(state, second)
+        state["step"] = torch.tensor(0)
+        update, metrics = learner.grads(state, second)
+        assert torch.equal(metrics["loss"], expected[1][1]["loss"])
+
+
+def test_an_error_of_the_leader_leaves_followers_that_can_go_on():
+    with Followers(SMALL, "{}", 1) as group:
+        learner = DataParallel(small(fail=1), group)
+        state = learner.init(0)
+        first, second = batches(2)
+        state = learner.apply(state, learner.grads(state, first)[0])
+        with pytest.raises(ValueError, match="this part fails"):
+            learner.grads(state, second)
+        learner = DataParallel(small(), group)
+        assert same(trained(learner), trained(Accumulate(small(), 2)))
+
+
+def test_a_role_that_is_not_there_is_told():
+    with Followers("tests.distributed.learners:Nobody", "{}", 1) as group:
+        learner = DataParallel(small(), group)
+        with pytest.raises(RoleError, match="follower 0 .*Nobody"):
+            learner.grads(learner.init(0), next(batches(1)))
+
+
+def test_unlike_learners_are_told():
+    with Followers("tests.distributed.learners:Odd", "{}", 1) as group:
+        learner = DataParallel(small(), group)
+        with pytest.raises((ValueError, RoleError), match="has gradients of other names or shapes"):
+            learner.grads(learner.init(0), next(batches(1)))
+
+
+def test_what_can_not_be_is_refused():
+    with pytest.raises(ValueError, match="num=0 followers must be at least 1: without any, use"):
+        Followers(SMALL, "{}", 0)
+    with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
+        Followers(SMALL, "{}", 1, sums="tree")
+    with pytest.raises(ValueError, match="patience=0 must be above 0"):
+        Followers(SMALL, "{}", 1, patience=0)
+    with Followers(SMALL, "{}", 1) as group:
+        learner = DataParallel(small(), group)
+        state = learner.init(0)
+        with pytest.raises(ValueError, match="a batch of 7 can't be shared by 2 processes evenly"):
+            learner.grads(state, next(batches(1, rows=7)))
+        with pytest.raises(ValueError, match="this state lies on meta"):
+            learner.grads(state.to("meta"), next(batches(1)))
+    with pytest.raises(RuntimeError, match="these followers were closed; make others"):
+        learner.grads(state, next(batches(1)))
+
+
+# -- the leader
+
+LEADER = """
+import json, sys
+from tests.distributed.test_gradients import DataParallel, Followers, SMALL, batches, small
+
+if __name__ == "__main__":
+    with Followers(SMALL, json.dumps({"sleep": float(sys.argv[1])}), 2) as group:
+        learner = DataParallel(small(), group)
+        state = learner.init(0)
+        print(*[worker.pid for worker in group.workers], flush=True)
+        for batch in batches(10_000, rows=9):
+            state = learner.apply(state, learner.grads(state, batch)[0])
+            print("update", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sleep", [0.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_followers_leave_when_their_leader_is_killed(sleep, tmp_path):
+    """In the midst of sums, or of long parts."""
+    program = tmp_path / "leader.py"
+    program.write_text(LEADER)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    leader = subprocess.Popen(
+        [sys.executable, program, str(sleep)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), paths])},
+    )
+    assert leader.stdout is not None
+    pids = leader.stdout.readline().split()
+    if sleep:
+        time.sleep(5)
+    else:
+        for _ in range(20):
+            leader.stdout.readline()
+    assert len(pids) == 2 and not any(gone(pid) for pid in pids)
+    leader.kill()
+    leader.wait()
+    leader.stdout.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not all(gone(pid) for pid in pids):
+        time.sleep(0.05)
+    assert all(gone(pid) for pid in pids)
+
+
+def test_the_room_s_words_are_those_of_its_learners():
+    """`DataParallel` shows what the learner within says of itself."""
+    learner = small()
+    learner.applies_stacks = learner.learns_faster_alone = True
+    with Meeting() as meeting, Group(meeting.address, 0, 1) as group:
+        wrapped = data_parallel.DataParallel(learner, group)
+        assert wrapped.applies_stacks and wrapped.learns_faster_alone
