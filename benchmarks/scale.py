@@ -1,4 +1,4 @@
-"""Actors in other processes against the loop that plays itself.
+"""Work in other processes against the same in one.
 
     OMP_NUM_THREADS=1 python -m benchmarks.scale                  # processes of this machine
     OMP_NUM_THREADS=1 python -m benchmarks.scale --engines process ray
@@ -9,6 +9,10 @@ scale_actors    environment steps/s of two actors, nobody learning, / those of t
 scale_turn      the loop's own CPU time for a turn of actors / the time of the same turn in the loop
 scale_weights   a version of 32 MB to two workers / copying it once
 scale_recovery  seconds from kill -9 of an actor to the turn that it had open
+
+and of 6.6 million weights, 512 rows, one thread in each process:
+
+scale_gradients an update that two processes share / by one
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.scale_learner import DenseLearner, batch
 from raffia.algorithms.efficientzero.actor import act
+from raffia.distributed import DataParallel, Followers
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero.actors import (
     ActorRole,
@@ -164,6 +170,25 @@ def weights_ratio(engine_name: str) -> float:
         engine.close()
 
 
+def gradients_ratio(rounds: int) -> float:
+    """An update by two processes, against one by one."""
+    alone, rows = DenseLearner(), batch(512)
+    with Followers("benchmarks.scale_learner:DenseLearner", "{}", num=1) as group:
+        shared = DataParallel(alone, group)
+        states = {learner: learner.init(0) for learner in (alone, shared)}
+        ratios = []
+        for number in range(rounds + 2):
+            seconds = {}
+            for learner, state in states.items():
+                began = time.perf_counter()
+                update, _ = learner.grads(state, rows)
+                states[learner] = learner.apply(state, update)
+                seconds[learner] = time.perf_counter() - began
+            if number >= 2:  # else the followers are still being told the state
+                ratios.append(seconds[shared] / seconds[alone])
+    return statistics.median(ratios)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -192,6 +217,7 @@ def main() -> None:
             actors.turns.close()
         row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
         print(f"{engine:<10}{row}{weights_ratio(engine):>15.1f}{recovery:>14.1f} s")
+    print(f"scale_gradients {gradients_ratio(10 * args.rounds):.2f}")
 
 
 if __name__ == "__main__":
