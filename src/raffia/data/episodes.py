@@ -65,10 +65,8 @@ class EpisodeIndex:
         >>> EpisodeIndex(8, look_ahead=2).clear()
         """
         rows = torch.arange(self.num_rows)
-        self.preceding, self.following = (
-            rows.clone(),
-            rows.clone(),
-        )  # [N], see `Ring` in segments.py
+        # [N]: the rows before and after each in its episode, see `Ring` in segments.py
+        self.preceding, self.following = rows.clone(), rows.clone()
         self.episode = torch.full_like(rows, NONE)  # [N] its name; NONE where it is lost
         self.kind = torch.zeros_like(rows, dtype=torch.uint8)  # [N]
         self.drawable = torch.zeros_like(rows, dtype=torch.bool)  # [N]
@@ -78,9 +76,8 @@ class EpisodeIndex:
         # For each known environment, by its position in the order of their numbers:
         nobody = torch.empty(0, dtype=torch.int64)
         self._env = nobody  # [E] its number
-        self._last = (
-            nobody  # [E] item of its newest step; NONE where the next one starts an episode
-        )
+        # [E] item of its newest step; NONE where the next one starts an episode
+        self._last = nobody
         self._name = nobody  # [E] its episode, or NONE
         self._length = nobody  # [E] steps of this episode so far
         self._dropped = nobody  # [E] how many of these were overwritten

@@ -58,15 +58,12 @@ class SegmentReplayBuffer(Buffer):
     storage: a `TensorStorage` or `MemmapStorage` with a `max_size`, which belongs to this buffer. A
         row of it is a step, or the closing row of an episode: its last observation.
     unroll_steps, n_step: a segment has L = unroll_steps + n_step + 1 rows: the start, the steps
-    that
-        are unrolled, and n_step more, from which values are bootstrapped.
+        that are unrolled, and n_step more, from which values are bootstrapped.
     observation_keys: entries of a state, which there are after the last action too: the
-    observation; or the
-        legal actions, whose turn it is, a value ...
+        observation; or the legal actions, whose turn it is, a value ...
     terminated_key, truncated_key: the entries that mark the end of an episode. Where these lie
-    under
-        "next", as ("next", "terminated"), everything else that lies there is stored with the step
-        too, as ("next", "reward"), but for the observation_keys.
+        under "next", as ("next", "terminated"), everything else that lies there is stored with the
+        step too, as ("next", "reward"), but for the observation_keys.
     frame_stack: S. The newest frame is stored, once; segments have stacks of the S newest. Of
         several observation_keys name those to be stacked, with their numbers:
         frame_stack={"pixels": 4}.
@@ -74,8 +71,7 @@ class SegmentReplayBuffer(Buffer):
         there count in the loss, and nothing is bootstrapped from them. Rows behind other ends are
         masked. () masks both.
     alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn uniformly. `beta` can
-    be
-        set at any time. eps is added to every priority.
+        be set at any time. eps is added to every priority.
     importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
         of all steps that can be drawn is, as in `PrioritizedSampler`.
     replacement: False draws different starts for one batch; None does so where there are as many.
@@ -568,9 +564,8 @@ class SegmentReplayBuffer(Buffer):
         index: numbers of rows, such as a sample's "step_index" or a part of it; -1 is passed over.
             Where one stands twice, the last counts.
         entries: of the batch size `index.shape`: any of the stored ones, but for the flags that
-        mark
-            where episodes end. To closing rows only those of `observation_keys` are written. Of
-            stacked frames it is the newest one that is stored.
+            mark where episodes end. To closing rows only those of `observation_keys` are written.
+            Of stacked frames it is the newest one that is stored.
         Raises KeyError, ValueError or IndexError, and changes nothing, if they don't fit.
 
         >>> from raffia.data.segment import SegmentReplayBuffer

@@ -30,8 +30,7 @@ class SliceSampler(Sampler):
         given it is ("collector", "traj_ids") or "episode", if items have it, and ("next", "done")
         marks the last step else.
     truncated_key: where batches mark the end of a slice; ("next", "done") is marked beside it.
-    None:
-        batches do not mark it.
+        None: batches do not mark it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
         whole, so that a batch may be smaller.
 

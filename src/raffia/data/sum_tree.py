@@ -1,7 +1,7 @@
 """`SumTree` draws rows in proportion to their priority, and changes priorities, in a few steps.
 
 Every node has 16 children and is their sum; the leaves are the priorities. All levels lie in one
-tensor, each padded with zeros to whole blocks of 16. Nodes are always always recomputed from their
+tensor, each padded with zeros to whole blocks of 16. Nodes are always recomputed from their
 children, never corrected by a difference: the tree does not drift, and two ways to the same leaves
 give the same bits. The order of additions is fixed, in the compiled loops as in the tensor
 operations: a block is summed in pairs, pairs of pairs and so on; the search for a child adds from

@@ -111,8 +111,7 @@ def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
     """The value of a position for the player to move, who owns `own`; outside alpha..beta a bound.
 
     depth: plies that are looked ahead; wins that are one ply further are found, too. With as many
-    as
-        cells are free the answer is exact: 0 or beyond +-WIN.
+        as cells are free the answer is exact: 0 or beyond +-WIN.
 
     >>> negamax(0b111, 0b111 << 7, 1, -2 * WIN, 2 * WIN) == WIN + 35  # wins at once, 35 cells free
     True

@@ -31,8 +31,7 @@ class Population:
     size: P.
     batches: "shared": a batch [B] is for all of them; "own": batches [P, B].
     hyper: of members that begin with different values, each [P]; of what the learner's "hyper" has,
-    and
-        "batch_size": members that take the first so many samples of a batch only. Those with as
+        and "batch_size": members that take the first so many samples of a batch only. Those with as
         many are a group, and each group is a program.
     grads: all members' by one "vmap", or "each" for itself; "traced" is vmap, of which after some
         steps the operations are recorded and repeated (see `Traced`: for learners whose `grads`

@@ -59,8 +59,7 @@ class ReplayLog:
     folder: where the chunks are. It may hold a folder for a `MemmapStorage` besides: that is then
         room for the rows and no more, and is filled again by `restore`.
     mutable: what `buffer.update` is called with. Of the buffer's `observation_keys`, those that are
-    not
-        named here must never be updated: they are written once.
+        not named here must never be updated: they are written once.
     name: of the part of a checkpoint, and in its extras; of several logs each has its own, and its
         own folder.
 
