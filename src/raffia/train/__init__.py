@@ -28,10 +28,10 @@ _NAMES = {
     "loop": ["Ended", "train"],
     "metrics": ["PhaseClock"],
     "nan_guard": ["NaNGuard", "NonFiniteError"],
+    "outcome": ["Evaluated"],
     "replay_log": ["ReplayLog"],
     "session": ["RunResult", "TrainingSession"],
     "stream": ["OfflineStream", "OnlineStream"],
-    "tasks": ["Evaluated"],
 }
 _HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names}
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)
