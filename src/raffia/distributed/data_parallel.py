@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,19 @@ from raffia.functional.trees import aligned_leaves
 from raffia.learner import Learner, applies_stacks, join_metrics
 from raffia.tensordict.tensordict import TensorDict
 
-if TYPE_CHECKING:
-    from raffia.distributed.follow import Followers
-
 __all__ = ["DataParallel", "mean_over", "part_of"]
+
+
+class Leading(Protocol):
+    """A group that this process leads: `raffia.distributed.Followers`."""
+
+    def grads(
+        self, learner: Learner, state: TensorDict, batch: TensorDict
+    ) -> tuple[TensorDict, TensorDict]:
+        """The mean gradients over the parts of a batch."""
+
+    def apply(self, learner: Learner, state: TensorDict, update: TensorDict) -> TensorDict:
+        """The state after the update, here and in all others."""
 
 
 class DataParallel:
@@ -42,7 +51,7 @@ class DataParallel:
     (tensor(-1.5000), tensor([0., 1., 2., 3.]))
     """
 
-    def __init__(self, learner: Learner, group: Group | Followers) -> None:
+    def __init__(self, learner: Learner, group: Group | Leading) -> None:
         self.learner, self.group = learner, group
         self.applies_stacks = applies_stacks(learner)
         self.learns_faster_alone = bool(getattr(learner, "learns_faster_alone", False))
