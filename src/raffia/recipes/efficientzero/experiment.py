@@ -254,11 +254,11 @@ class EfficientZeroExperiment(Experiment):
 
     def restore(self, found: Checkpoint) -> TensorDict:
         """Restore environments, replay and population; returns the learner's state."""
+        state = super().restore(found)
         if self._evaluations is None and found.has("evaluations"):
             self._make_evaluations()
             assert self._evaluations is not None
             self._evaluations.load_state(found.tensors("evaluations"))
-        state = super().restore(found)
         if self.members is not None:
             self.members.restore(found)
         return state
