@@ -60,6 +60,16 @@ def seen(folder):
     return digest(folder), rows(folder), scores(folder)
 
 
+def stopped(config, folder, num_updates):
+    """A run that is stopped after so many updates; how many evaluations are open then."""
+    folder.mkdir()
+    with closing(EfficientZeroExperiment(config, folder, Quiet())) as experiment:
+        with closing(TrainingSession(experiment)) as session:
+            stop = iter([False] * num_updates)
+            assert session.run(lambda: next(stop, True)).reason == "stopped"
+            return len(session.evaluate.open)
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """Of runs in one process: evaluated at once, and joined later."""
@@ -158,14 +168,8 @@ def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
 def test_a_resume_asks_again_for_what_was_open(stop_at, plain, tmp_path):
     """With the weights that it was asked for with, and by others."""
     folder = tmp_path / "run"
-    folder.mkdir()
     settings = with_all(LATE, evaluators__num=2, evaluators__join_after=100)
-    with closing(EfficientZeroExperiment(settings, folder, Quiet())) as experiment:
-        with closing(TrainingSession(experiment)) as session:
-            stop = iter([False] * stop_at + [True] * 9)
-            assert session.run(lambda: next(stop, True)).reason == "stopped"
-            num_open = len(session.evaluate.open)
-    assert num_open > 1 or stop_at < 17
+    assert stopped(settings, folder, stop_at) > 1 or stop_at < 17
     write_config(folder, settings, "", (), EFFICIENTZERO)
     assert resume_run(folder, config=LATE, view=Quiet()).reason == "finished"
     assert seen(folder) == plain["late"]
@@ -173,12 +177,7 @@ def test_a_resume_asks_again_for_what_was_open(stop_at, plain, tmp_path):
 
 def test_a_resume_without_evaluators_joins_what_was_open(plain, tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    with closing(EfficientZeroExperiment(LATE, folder, Quiet())) as experiment:
-        with closing(TrainingSession(experiment)) as session:
-            stop = iter([False] * 17)
-            assert session.run(lambda: next(stop, True)).reason == "stopped"
-            assert session.evaluate.open
+    assert stopped(LATE, folder, 17)
     write_config(folder, LATE, "", (), EFFICIENTZERO)
     without = replace(LATE, evaluators=EvaluatorsConfig())
     assert resume_run(folder, config=without, view=Quiet()).reason == "finished"
@@ -250,11 +249,7 @@ def test_a_score_that_found_no_room_is_written_later(plain, tmp_path, monkeypatc
 
 def test_a_summary_of_a_run_does_not_go_back(plain, tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    with closing(EfficientZeroExperiment(LATE, folder, Quiet())) as experiment:
-        with closing(TrainingSession(experiment)) as session:
-            stop = iter([False] * 32)
-            session.run(lambda: next(stop, True))
+    stopped(LATE, folder, 32)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     cut = len(kinds) - kinds[::-1].index("evaluate")
