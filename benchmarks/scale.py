@@ -10,6 +10,11 @@ scale_turn      the loop's own CPU time for a turn of actors / the time of the s
 scale_weights   a version of 32 MB to two workers / copying it once
 scale_recovery  seconds from kill -9 of an actor to the turn that it had open
 
+of CartPole's networks, batches of 128 of which three quarters are searched again, so that making
+a batch takes about as long as learning from it:
+
+scale_ahead     an update with one reanalyzer, 8 updates ahead / in turn, in one process
+
 and of 6.6 million weights, 512 rows, one thread in each process:
 
 scale_gradients an update that two processes share / by one
@@ -18,12 +23,16 @@ scale_gradients an update that two processes share / by one
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,16 +50,19 @@ from raffia.recipes.efficientzero.actors import (
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.engines import make_engine
-from raffia.recipes.scale_config import ActorsConfig, EngineConfig
+from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.turns import Schedule, Turns
+from raffia.train.view import PlainView
 
 NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = 16, 8, 2, 4
 TURN = NUM_ENVS * ROLLOUT
 FOREVER = 10**9
+REANALYZE_RATIO = 0.75
 MEGABYTES = 32
 
 
@@ -189,6 +201,55 @@ def gradients_ratio(rounds: int) -> float:
     return statistics.median(ratios)
 
 
+class Updates:
+    """The updates of a run without its tasks."""
+
+    def __init__(self, folder: Path, reanalyzers: ReanalyzersConfig, engine: EngineConfig) -> None:
+        run = PRESETS["cartpole"]
+        run = replace(
+            run,
+            collect=replace(
+                run.collect,
+                num_env_steps=FOREVER,
+                random_env_steps=1_000,
+                updates_per_env_step=1.0,
+            ),
+            replay=replace(run.replay, capacity=10_000),
+            targets=replace(run.targets, reanalyze_ratio=REANALYZE_RATIO),
+            reanalyzers=reanalyzers,
+            engine=engine,
+        )
+        self.run = EfficientZeroExperiment(run, folder, PlainView(io.StringIO()))
+        self.state = self.run.init()
+
+    def __call__(self, num: int) -> float:
+        """Seconds of so many updates."""
+        run, began = self.run, time.perf_counter()
+        for _ in range(num):
+            batch = run.stream.next(self.state)
+            update, metrics = run.learner.grads(self.state, batch)
+            self.state = run.learner.apply(self.state, update)
+            run.stream.on_update(batch, metrics)
+        return time.perf_counter() - began
+
+
+def ahead_ratio(engine: str, rounds: int) -> float:
+    """An update whose batch a worker made, against one whose batch was made in turn."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
+        made = []
+        for name, num in (("here", 0), ("there", 1)):
+            path = Path(folder) / name
+            path.mkdir()
+            workers = ReanalyzersConfig(num=num, ahead=8 * num, cpus=0.5)
+            at = EngineConfig(name=engine if num else "inline")  # type: ignore[arg-type]
+            made.append(Updates(path, workers, at))
+            opened.callback(made[-1].run.close)
+            made[-1](20)
+        here, there = made
+        ratios = [there(50) / here(50) for _ in range(rounds)]
+    return statistics.median(ratios)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -202,7 +263,7 @@ def main() -> None:
     state = make_networks(run, env.spec).init(0)
     loop = Loop(run, state)
     print(f"{'engine':<10}{'scale_actors':>14}{'scale_turn':>12}{'scale_weights':>15}", end="")
-    print(f"{'scale_recovery':>16}")
+    print(f"{'scale_recovery':>16}{'scale_ahead':>13}")
     for engine in args.engines:
         actors = Actors(run, state, engine)
         try:
@@ -216,7 +277,8 @@ def main() -> None:
         finally:
             actors.turns.close()
         row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
-        print(f"{engine:<10}{row}{weights_ratio(engine):>15.1f}{recovery:>14.1f} s")
+        row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
+        print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")
     print(f"scale_gradients {gradients_ratio(10 * args.rounds):.2f}")
 
 

@@ -11,6 +11,7 @@ import torch
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero import evaluation as evaluation_module
 from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero import reanalyzers
 from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.train.checkpoint import Checkpoints
@@ -57,7 +58,7 @@ class Diary:
 
     def _watch_playing(self, patch):
         run, act, at_random = self.run, run_module.act, run_module.act_at_random
-        make_batch, save_tree = run_module.make_batch, run_module.save_tree
+        make_batch, save_tree = reanalyzers.make_batch, run_module.save_tree
 
         def acts(planner, state, *, temperature, noise, seed=None, num_simulations=None):
             assert planner is run.actor
@@ -107,7 +108,7 @@ class Diary:
 
         patch.setattr(run_module, "act", acts)
         patch.setattr(run_module, "act_at_random", acts_at_random)
-        patch.setattr(run_module, "make_batch", makes_batch)
+        patch.setattr(reanalyzers, "make_batch", makes_batch)
         patch.setattr(run_module, "save_tree", saves_tree)
         patch.setattr(evaluation_module, "act", evaluates)
 

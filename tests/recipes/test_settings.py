@@ -295,6 +295,18 @@ SETTINGS = {
     "actors.ahead": ("vector", 2, "made"),
     "actors.weights_every": ("vector", 2, "made"),
     "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
+    "reanalyzers.num": (
+        "tests/recipes/test_reanalyzers.py::test_how_many_reanalyzers_there_are_changes_nothing"
+    ),
+    "reanalyzers.ahead": (
+        "tests/train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then"
+    ),
+    "reanalyzers.cpus": (
+        "tests/recipes/test_reanalyzers.py::test_the_settings_of_reanalyzers_get_there"
+    ),
+    "reanalyzers.gpus": (
+        "tests/recipes/test_reanalyzers.py::test_the_settings_of_reanalyzers_get_there"
+    ),
     "evaluators.num": (
         "tests/recipes/test_evaluators.py::test_how_many_evaluators_play_changes_nothing"
     ),

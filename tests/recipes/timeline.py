@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.efficientzero import evaluation
+from raffia.recipes.efficientzero import evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql import experiment as ilql_module
@@ -95,7 +95,7 @@ def timeline(config, folder):
             return call
 
         act = run_module.act
-        make_batch = run_module.make_batch
+        make_batch = reanalyzers.make_batch
         play, play_members = evaluation.play_episodes, evaluation.play_members
         save = Checkpoints.save
 
@@ -113,7 +113,7 @@ def timeline(config, folder):
         patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", Noted)
         patch.setattr(run_module, "act", noted("act", act))
         patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
-        patch.setattr(run_module, "make_batch", makes_batch)
+        patch.setattr(reanalyzers, "make_batch", makes_batch)
         patch.setattr(evaluation, "play_episodes", noted("evaluate", play))
         patch.setattr(evaluation, "play_members", noted("evaluate", play_members))
         patch.setattr(Checkpoints, "save", saves)

@@ -84,7 +84,7 @@ class ProcessEngine:
             raise MemoryError(
                 f"shared memory has no room for weights of {size / 2**20:.0f} MiB beside "
                 f"{len(self._weights)} other versions: give it more (docker run --shm-size), or "
-                "take actors.ahead and evaluators.join_after smaller"
+                "take actors.ahead, reanalyzers.ahead and evaluators.join_after smaller"
             ) from error
         return memory.name
 

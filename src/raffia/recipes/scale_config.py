@@ -7,7 +7,13 @@ from typing import Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 
-__all__ = ["ActorsConfig", "EngineConfig", "EvaluatorsConfig", "LearnersConfig"]
+__all__ = [
+    "ActorsConfig",
+    "EngineConfig",
+    "EvaluatorsConfig",
+    "LearnersConfig",
+    "ReanalyzersConfig",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,30 @@ class ActorsConfig:
     def play_elsewhere(self) -> bool:
         """Whether turns are asked for, and not played in the loop when they are due."""
         return self.num > 0 or self.ahead > 0 or self.weights_every > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReanalyzersConfig:
+    """Workers that make batches: they search stored steps again and compute targets.
+
+    >>> ReanalyzersConfig(num=2, ahead=8).play_elsewhere
+    True
+    """
+
+    num: int = 0  # workers; 0: the loop makes them
+    ahead: int = 0  # updates between drawing a batch and learning from it; makes another run
+    cpus: float = 1.0  # of each, for Ray
+    gpus: float = 0.0  # of each, for Ray; a share where several are to search on one card
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "num", "ahead", "gpus")
+        check_above_zero(self, "cpus")
+
+    @property
+    def play_elsewhere(self) -> bool:
+        """Whether batches are asked for, and not made in the loop when they are due."""
+        return self.num > 0 or self.ahead > 0
 
 
 @dataclass(frozen=True, kw_only=True)

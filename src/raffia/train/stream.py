@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.ahead import BatchesAhead
 from raffia.train.collect import Act
 from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
@@ -82,6 +83,7 @@ class OnlineStream:
     begin_rollout: from the learner's state to how its agent acts; asked before each turn.
     act_first: how to act in the first `random_env_steps`.
     make_batch: from the learner's state and segments of the replay to a batch.
+    ahead: makes the batches instead, elsewhere and before they are due.
     updates_per_env_step: update u comes after random_env_steps + u / updates_per_env_step steps of
         all environments together, or after num_env_steps if that is less.
     beta: of the priorities, by the number of the update.
@@ -115,6 +117,7 @@ class OnlineStream:
         begin_rollout: BeginRollout,
         act_first: Act,
         make_batch: MakeBatch,
+        ahead: BatchesAhead | None = None,
         batch_size: int,
         updates_per_env_step: float,
         random_env_steps: int,
@@ -133,7 +136,7 @@ class OnlineStream:
         self._batch_size, self._ratio = batch_size, updates_per_env_step
         self._first, self._last = random_env_steps, num_env_steps
         self._rollout_length = rollout_length
-        self._clock, self._beta = clock, beta
+        self._clock, self._beta, self._ahead = clock, beta, ahead
 
     @property
     def num_env_steps(self) -> int:
@@ -149,9 +152,15 @@ class OnlineStream:
             while self.num_env_steps < due or not len(self.replay):
                 self._turn(state)
         with self._clock.phase("targets"):
-            if self._beta is not None:
-                self.replay.beta = self._beta(update)
-            return self._make_batch(state, self.replay.sample(self._batch_size))
+            if self._ahead is not None:
+                return self._ahead.next(state, self._draw)
+            return self._make_batch(state, self._draw(update))
+
+    def _draw(self, update: int) -> TensorDict:
+        """The segments of an update's batch."""
+        if self._beta is not None:
+            self.replay.beta = self._beta(update)
+        return self.replay.sample(self._batch_size)
 
     def _turn(self, state: TensorDict) -> None:
         act = self._act_first if self.num_env_steps < self._first else self._begin_rollout(state)
@@ -171,12 +180,16 @@ class OnlineStream:
         return ended
 
     def state(self) -> TensorDict:
-        """The state of the environments; the replay is saved by itself."""
-        return TensorDict(collector=self.collector.state())
+        """The state of the environments and of open batches; the replay is saved by itself."""
+        state = TensorDict(collector=self.collector.state())
+        ahead = TensorDict() if self._ahead is None else self._ahead.state()
+        return state if ahead.is_empty() else state.set("ahead", ahead)
 
     def load_state(self, state: TensorDict) -> None:
-        """Restore the environments."""
+        """Restore the environments, and what was drawn ahead; else it is drawn again when due."""
         self.collector.load_state(state["collector"])
+        if self._ahead is not None:
+            self._ahead.load_state(state["ahead"] if "ahead" in state.keys() else TensorDict())
 
 
 class OfflineStream:

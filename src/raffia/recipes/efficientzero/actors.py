@@ -17,6 +17,7 @@ from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
+from raffia.envs.config import EnvConfig
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
@@ -77,6 +78,15 @@ def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:
     0.25
     """
     return min(1.0, num_env_steps / max(1, config.collect.num_env_steps))
+
+
+def one_env(env: EnvConfig) -> EnvConfig:
+    """One environment, for what its kind says of itself: it is never stepped.
+
+    >>> one_env(EfficientZeroRun().env).num_envs
+    1
+    """
+    return replace(env, num_envs=1, num_workers=0)
 
 
 def acting_weights(state: TensorDict) -> TensorDict:

@@ -15,7 +15,12 @@ from raffia.envs.checked import (
 )
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import ActorsConfig, EngineConfig, EvaluatorsConfig
+from raffia.recipes.scale_config import (
+    ActorsConfig,
+    EngineConfig,
+    EvaluatorsConfig,
+    ReanalyzersConfig,
+)
 
 __all__ = [
     "MAY_CHANGE",
@@ -41,6 +46,9 @@ MAY_CHANGE = (
     "engine.",
     "actors.num",
     "actors.cpus",
+    "reanalyzers.num",
+    "reanalyzers.cpus",
+    "reanalyzers.gpus",
     "evaluators.",
 )
 
@@ -130,6 +138,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     actors: ActorsConfig = field(default_factory=ActorsConfig)
+    reanalyzers: ReanalyzersConfig = field(default_factory=ReanalyzersConfig)
     evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
     compile: bool = False  # torch.compile the gradients; pays on a GPU
 
@@ -150,15 +159,22 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "environments, which are not as many for each: take env.num_envs="
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
-        if self.engine.name != "inline" and not self.actors.num + self.evaluators.num:
+        num_workers = self.actors.num + self.reanalyzers.num + self.evaluators.num
+        if self.engine.name != "inline" and not num_workers:
             raise ValueError(
                 f"engine.name={self.engine.name} and no workers: set actors.num, such as "
-                "actors.num=2, or evaluators.num"
+                "actors.num=2, or reanalyzers.num or evaluators.num"
             )
         if self.evaluators.play_elsewhere and self.population.size > 1:
             raise ValueError(
                 f"evaluators.* with population.size={self.population.size}: a population evolves "
                 "by its evaluation, so the loop plays it: leave evaluators.* out"
+            )
+        if self.reanalyzers.play_elsewhere and self.population.size > 1:
+            raise ValueError(
+                f"reanalyzers.* with population.size={self.population.size}: a generation changes "
+                "the networks that batches are made with, so the loop makes them: leave "
+                "reanalyzers.* out"
             )
 
     def _check_population(self) -> None:

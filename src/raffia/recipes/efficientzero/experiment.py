@@ -17,13 +17,12 @@ from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import ModelFactory
-from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.distributed.engine import Engine, InlineEngine, Needs
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
-from raffia.functional.seeds import derive_seed, generator_for
+from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.efficientzero.actors import (
@@ -34,16 +33,25 @@ from raffia.recipes.efficientzero.actors import (
     fraction_done,
     make_networks,
     make_planner,
+    one_env,
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.efficientzero.evaluators import EvaluateRole, describe_evaluators, episodes_of
+from raffia.recipes.efficientzero.reanalyzers import (
+    BatchMaking,
+    ReanalyzeRole,
+    batch_of,
+    describe_reanalyzers,
+    reanalyze_weights,
+)
 from raffia.recipes.engines import make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.ahead import BatchesAhead
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
@@ -83,8 +91,7 @@ class EfficientZeroExperiment(Experiment):
             self._is_default_env = make_env is MAKE_ENV
             # Where actors play, one is made for what it says of all, and never stepped.
             elsewhere = config.actors.play_elsewhere
-            one = replace(config.env, num_envs=1, num_workers=0)
-            self.env = make_env(one if elsewhere else config.env)
+            self.env = make_env(one_env(config.env) if elsewhere else config.env)
             require_batch(self.env)
             opened.callback(self.env.close)
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
@@ -104,6 +111,11 @@ class EfficientZeroExperiment(Experiment):
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
+            self.ahead: BatchesAhead | None = None
+            if config.reanalyzers.play_elsewhere:
+                self.ahead = self._make_ahead()
+                opened.callback(self.ahead.close)
+                view.message(describe_reanalyzers(config))
             self.stream = self._make_stream()
             if remark := wants_a_gpu(config, self.env.spec):
                 view.message(remark)
@@ -146,7 +158,8 @@ class EfficientZeroExperiment(Experiment):
     def _require_engine(self, networks: ModelFactory | None) -> None:
         """Make the engine of the run's workers, if it has any."""
         config = self.config
-        used = [name for name in ("actors", "evaluators") if getattr(config, name).play_elsewhere]
+        kinds = ("actors", "reanalyzers", "evaluators")
+        used = [name for name in kinds if getattr(config, name).play_elsewhere]
         if used and (networks is not None or not self._is_default_env):
             raise ValueError(
                 f"{used[0]}.* with a make_env or networks of your own: {used[0]} are made from the "
@@ -159,14 +172,34 @@ class EfficientZeroExperiment(Experiment):
 
     def _require_room(self, engine: Engine, used: list[str]) -> None:
         """ValueError where all workers together never find room; the engine is closed then."""
-        workers = [getattr(self.config, name) for name in used]
-        num = sum(max(1, one.num) for one in workers)
-        cpus = sum(max(1, one.num) * one.cpus for one in workers)
+        workers = [(max(1, one.num), one) for one in (getattr(self.config, name) for name in used)]
+        num = sum(num for num, _ in workers)
+        cpus = sum(num * one.cpus for num, one in workers)
+        gpus = self.config.reanalyzers.gpus * max(1, self.config.reanalyzers.num)
+        gpus = gpus if "reanalyzers" in used else 0.0
         try:
-            engine.require_room(num, Needs(cpus=cpus / num))
+            engine.require_room(num, Needs(cpus=cpus / num, gpus=gpus / num))
         except ValueError:
             engine.close()
             raise
+
+    def _make_ahead(self) -> BatchesAhead:
+        """Have batches made by workers."""
+        config, workers = self.config, self.config.reanalyzers
+        assert self._engine is not None
+        self._making = BatchMaking(config, self.steps, self.guard)
+        return BatchesAhead(
+            self._engine,
+            f"{ReanalyzeRole.__module__}:{ReanalyzeRole.__name__}",
+            actor_config(config),
+            max(1, workers.num),
+            self._making,
+            ahead=workers.ahead,
+            num_updates=config.num_updates,
+            needs=Needs(cpus=workers.cpus, gpus=workers.gpus),
+            max_restarts=config.engine.max_restarts,
+            patience=config.engine.patience_seconds,
+        )
 
     @property
     def evaluations(self) -> Evaluations | None:
@@ -233,6 +266,7 @@ class EfficientZeroExperiment(Experiment):
             begin_rollout=self._begin_rollout,
             act_first=self._act_first,
             make_batch=self._make_batch,
+            ahead=self.ahead,
             batch_size=self.config.population.longest_batch(replay.batch_size),
             updates_per_env_step=collect.updates_per_env_step,
             random_env_steps=collect.random_env_steps,
@@ -283,6 +317,8 @@ class EfficientZeroExperiment(Experiment):
         found = self.actor.num_simulations + self.reanalyze_planner.num_simulations
         if isinstance(self.collector, Turns):
             found += self.collector.num_simulations
+        if self.ahead is not None:
+            found += self._making.num_simulations
         return {"simulations": found + self._num_simulations_elsewhere}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
@@ -295,6 +331,8 @@ class EfficientZeroExperiment(Experiment):
             found["learning_rate"] = self.networks.learning_rate(update)
         if isinstance(self.collector, Turns):
             found |= self.collector.metrics()
+        if self.ahead is not None:
+            found |= self.ahead.metrics()
         if self.evaluations is not None:
             found |= self.evaluations.metrics()
         return found
@@ -323,23 +361,16 @@ class EfficientZeroExperiment(Experiment):
 
     def _make_batch(self, state: TensorDict, segments: TensorDict) -> TensorDict:
         """Make a batch. segments: [B]; of members [P, B], as the batch is then."""
-        targets, update = self.config.targets, step_of(state)
-        if update % targets.target_interval == 0 or not self._reanalyze_is_current:
+        update = step_of(state)
+        if update % self.config.targets.target_interval == 0 or not self._reanalyze_is_current:
             self._refresh_reanalyze(state)
-        horizon = targets.horizon_fraction * self.config.collect.num_env_steps
         shape, flat, total = segments.batch_size, segments, self.steps.buffers[0].storage.total
         if self.members is not None:
             flat = segments.reshape(-1)
             flat["member"] = torch.arange(len(segments)).repeat_interleave(shape[1])
             total = flat["total"]
         with self._guarded(state, segments):
-            batch, fresh = make_batch(
-                flat,
-                self.reanalyze_planner,
-                generator=generator_for(self.config.seed, "targets", update),
-                total=total,
-                correction_interval=round(horizon) if targets.correct_horizon else 0,
-            )
+            batch, fresh = batch_of(self.config, self.reanalyze_planner, flat, update, total)
         if fresh is not None:
             self.steps.update(fresh, 0 if self.members is None else self.members.best)
         batch = batch.reshape(shape)
@@ -348,7 +379,7 @@ class EfficientZeroExperiment(Experiment):
         return batch.to(self.config.device)
 
     def _refresh_reanalyze(self, state: TensorDict) -> None:
-        self.reanalyze_planner.refresh(state["target"].copy().set("hyper", state["hyper"]))
+        self.reanalyze_planner.refresh(reanalyze_weights(state))
         self._reanalyze_is_current = True
 
     @contextlib.contextmanager

@@ -1,0 +1,176 @@
+"""How a run's batches are made: in the loop, or ahead by workers that search stored steps again."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor
+
+from raffia.algorithms.efficientzero.observations import frames_of
+from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero.targets import make_batch
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segments import stacked
+from raffia.envs.make import make_env
+from raffia.functional.seeds import generator_for
+from raffia.learner import step_of
+from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env, where
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.data import SEARCHED, Replays
+from raffia.recipes.running import threads
+from raffia.search.errors import UnfitOutputError
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.config import from_json
+from raffia.train.nan_guard import NaNGuard
+
+__all__ = ["BatchMaking", "ReanalyzeRole", "batch_of", "reanalyze_weights"]
+
+
+def batch_of(
+    config: EfficientZeroRun,
+    planner: Planner,  # refreshed with `reanalyze_weights`
+    segments: TensorDict,
+    update: int,
+    total: int | Tensor,  # rows that the replay ever stored
+) -> tuple[TensorDict, TensorDict | None]:
+    """The batch of an update, and the steps that were searched again for it, or None."""
+    targets = config.targets
+    horizon = targets.horizon_fraction * config.collect.num_env_steps
+    return make_batch(
+        segments,
+        planner,
+        generator=generator_for(config.seed, "targets", update),
+        total=total,
+        correction_interval=round(horizon) if targets.correct_horizon else 0,
+    )
+
+
+def reanalyze_weights(state: TensorDict) -> TensorDict:
+    """What searches of stored steps need of a learner's state: the target network."""
+    weights: TensorDict = state["target"].copy()
+    return weights.set("hyper", state["hyper"])
+
+
+class ReanalyzeRole:
+    """Makes a batch for each task; see `raffia.train.ahead.BatchesAhead`.
+
+    >>> from raffia.recipes.efficientzero.actors import actor_config
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> role = ReanalyzeRole(actor_config(PRESETS["smoke"]), 0)
+    >>> role.planner.spec.action.n
+    2
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
+        env = make_env(one_env(run.env))
+        try:
+            self.planner = make_planner(make_networks(run, env.spec), run, env.spec)
+        finally:
+            env.close()
+        self._version = -1
+
+    def load(self, state: TensorDict) -> None:
+        """It has no state."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Make the batch of an update."""
+        run, version, before = self.config, int(task["version"]), self.planner.num_simulations
+        if version != self._version:
+            assert weights is not None
+            self.planner.refresh(weights)
+            self._version = version
+        segments = _with_stacks(task["segments"], run.env.frame_stack)
+        try:
+            with threads(run.num_threads):
+                batch, fresh = batch_of(
+                    run, self.planner, segments, int(task["update"]), int(task["total"])
+                )
+        except UnfitOutputError as error:
+            return TensorDict(
+                not_finite=torch.frombuffer(bytearray(str(error).encode()), dtype=torch.uint8)
+            )
+        simulations = torch.tensor(self.planner.num_simulations - before)
+        answer = TensorDict(batch=batch, num_simulations=simulations)
+        return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+class BatchMaking:
+    """What is drawn, sent, taken and saved of batches ahead: a `raffia.train.ahead.Making`.
+
+    replays: the run's, of one agent.
+    guard: stops the run where a search met NaN.
+    """
+
+    def __init__(self, config: EfficientZeroRun, replays: Replays, guard: NaNGuard) -> None:
+        self._config, self._replays, self._guard = config, replays, guard
+        self.num_simulations = 0  # of all batches that were taken
+
+    @property
+    def _buffer(self) -> SegmentReplayBuffer:
+        return self._replays.buffers[0]
+
+    def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
+        """The target network, and the update after which it was copied."""
+        interval = self._config.targets.target_interval
+        return step_of(state) // interval * interval, reanalyze_weights(state)
+
+    def task(self, segments: TensorDict) -> TensorDict:
+        """The segments, each frame once."""
+        stack = self._config.env.frame_stack
+        own = segments.exclude("observation").clone()
+        seen = segments["observation"]
+        own["observation"] = frames_of(seen, seen.shape[1], stack)
+        return TensorDict(segments=own, total=torch.tensor(self._buffer.storage.total))
+
+    def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
+        """The batch on the learner's device; what was searched is written to the replay."""
+        if "not_finite" in answer.keys():
+            why = answer["not_finite"].numpy().tobytes().decode()
+            self._guard.searched(state, task["segments"], why)
+        self.num_simulations += int(answer["num_simulations"])
+        if "fresh" in answer.keys():
+            self._replays.update(answer["fresh"], 0)
+        batch: TensorDict = answer["batch"].to(self._config.device)
+        return batch
+
+    def save(self, task: TensorDict) -> TensorDict:
+        """The starts, and what may change in the replay; all, where steps were overwritten."""
+        segments = task["segments"]
+        if self._buffer.contains(segments["index"]).all():
+            changing = [key for key in (*SEARCHED, "priority_weight") if key in segments.keys()]
+            segments = segments.select("index", *changing)
+        return task.copy().set("segments", segments)
+
+    def load(self, saved: TensorDict) -> TensorDict:
+        """The task, its segments read again where the replay still has them."""
+        task, segments = saved.copy(), saved["segments"].copy()
+        segments.batch_size = segments["index"].shape
+        if "observation" not in segments.keys():
+            found = self.task(self._buffer.read(segments["index"]))["segments"]
+            segments = found.update(segments)
+        return task.set("segments", segments)
+
+
+def _with_stacks(segments: TensorDict, frame_stack: int) -> TensorDict:
+    """The segments as the replay gave them, stacks over the frames that travelled."""
+    if frame_stack == 1:
+        return segments
+    return segments.copy().set("observation", stacked(segments["observation"], frame_stack))
+
+
+def describe_reanalyzers(run: EfficientZeroRun) -> str:
+    """Where batches are made, for the start of a run.
+
+    >>> from raffia.recipes.scale_config import ReanalyzersConfig
+    >>> describe_reanalyzers(EfficientZeroRun(reanalyzers=ReanalyzersConfig(num=2, ahead=8)))
+    '2 reanalyzers in this process make batches, 8 updates ahead'
+    """
+    num = max(1, run.reanalyzers.num)
+    several = f"{num} reanalyzers" if num > 1 else "1 reanalyzer"
+    make = "make" if num > 1 else "makes"
+    return f"{several} {where(run.engine)} {make} batches, {run.reanalyzers.ahead} updates ahead"

@@ -1,0 +1,152 @@
+"""Batches that workers make before they are due, while the loop goes on.
+
+Batch u is drawn `ahead` updates before update u learns from it, from the replay as it is then, and
+made with the weights of then. So neither who makes it, nor how fast, changes a bit of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from raffia.distributed.board import Board
+from raffia.distributed.engine import ONE_CPU, Engine, Needs
+from raffia.distributed.pool import Pool
+from raffia.learner import step_of
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["BatchesAhead", "Making"]
+
+
+class Making(Protocol):
+    """What an algorithm says of the making of its batches."""
+
+    def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
+        """What a batch that is drawn now is made with, and its version: equal where these are."""
+
+    def task(self, segments: TensorDict) -> TensorDict:
+        """What the workers are given, in memory of its own."""
+
+    def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
+        """The batch of a worker's answer, when it is due; what else was answered is used now."""
+
+    def save(self, task: TensorDict) -> TensorDict:
+        """A task for a checkpoint: what the replay can't give again."""
+
+    def load(self, saved: TensorDict) -> TensorDict:
+        """The task that was saved, once the replay is restored."""
+
+
+class _Open(NamedTuple):
+    version: int
+    task: TensorDict
+
+
+class BatchesAhead:
+    """Open batches: drawn and asked for ahead, taken in their order.
+
+    engine: where the workers are; whoever made it closes it.
+    role, config: of the workers. Each is given "update" and "version" besides the entries of
+        `making.task`, and the weights of `making.weights`.
+    ahead: updates from when a batch is drawn to when it is learnt from.
+    num_updates: of the run; no batch is drawn for later ones.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        role: str,
+        config: str,
+        num_workers: int,
+        making: Making,
+        *,
+        ahead: int,
+        num_updates: int,
+        needs: Needs = ONE_CPU,
+        max_restarts: int = 3,
+        patience: float = 60.0,
+    ) -> None:
+        self.ahead, self._num_updates, self._making = ahead, num_updates, making
+        self.board = Board(engine)
+        self.pool = Pool(
+            engine,
+            role,
+            config,
+            num_workers,
+            needs=needs,
+            max_restarts=max_restarts,
+            patience=patience,
+        )
+        self._open: dict[int, _Open] = {}  # by update, rising
+        self._saved = TensorDict()  # those of a checkpoint, until they are asked for again
+
+    def next(self, state: TensorDict, draw: Callable[[int], TensorDict]) -> TensorDict:
+        """The batch of this update, waited for; those that are drawn now are asked for before.
+
+        draw: gives the segments of an update's batch.
+        """
+        update = step_of(state)
+        self._ask_again()
+        first = max(self._open, default=update - 1) + 1
+        for number in range(
+            first, max(update, min(update + self.ahead, self._num_updates - 1)) + 1
+        ):
+            version, weights = self._making.weights(state)
+            self.board.publish(version, weights)
+            self._ask(number, version, self._making.task(draw(number)))
+        answer = self.pool.take(self._worker(update), update)
+        taken = self._open.pop(update)
+        versions = [one.version for one in self._open.values()]
+        self.board.drop_below(min(versions, default=taken.version))
+        return self._making.batch(state, taken.task, answer)
+
+    def _worker(self, update: int) -> int:
+        return update % self.pool.num_workers
+
+    def _ask(self, update: int, version: int, task: TensorDict) -> None:
+        self._open[update] = _Open(version, task)
+        asked = task.copy()
+        asked["update"], asked["version"] = torch.tensor(update), torch.tensor(version)
+        self.pool.ask(self._worker(update), update, asked, self.board.ref(version))
+
+    def _ask_again(self) -> None:
+        """Ask for the batches that a checkpoint has: now, as the replay is restored after this."""
+        saved, self._saved = self._saved, TensorDict()
+        for name in sorted(saved.keys(), key=int):
+            one = saved[name]
+            self._ask(int(name), int(one["version"]), self._making.load(one["task"]))
+
+    def metrics(self) -> dict[str, float]:
+        """What a row of means tells: open batches, seconds waited and restarts so far."""
+        return {
+            "batches_open": float(len(self._open)),
+            "seconds_waited_for_batches": round(self.pool.seconds_waited, 3),
+            "reanalyzer_restarts": float(self.pool.num_restarts),
+        }
+
+    def state(self) -> TensorDict:
+        """The open batches, as they were drawn, and their weights; nothing if there are none."""
+        drawn = self._saved.copy()
+        for update, one in self._open.items():
+            task = self._making.save(one.task)
+            drawn[str(update)] = TensorDict(version=torch.tensor(one.version), task=task)
+        if drawn.is_empty():
+            return TensorDict()
+        return TensorDict(drawn=drawn, weights=self.board.state())
+
+    def load_state(self, state: TensorDict) -> None:
+        """Ask again for those that were open, at the next update."""
+        self.pool.reset()
+        self._open = {}
+        self.board.clear()
+        self._saved = TensorDict()
+        if not state.is_empty():
+            self.board.load_state(state["weights"])
+            self._saved = state["drawn"]
+
+    def close(self) -> None:
+        """End the workers."""
+        self.pool.close()
+        self.board.clear()

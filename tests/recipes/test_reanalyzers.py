@@ -1,0 +1,228 @@
+"""Batches that are made elsewhere and ahead: the same bits, whoever makes them, and who dies."""
+
+import os
+import signal
+from contextlib import closing
+
+import pytest
+
+from raffia.distributed import ChaosEngine, InlineEngine, ProcessEngine
+from raffia.distributed.engine import RoleError
+from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero import reanalyzers
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.run_folder import write_config
+from raffia.recipes.running import resume_run
+from raffia.recipes.scale_config import EngineConfig, ReanalyzersConfig
+from raffia.search.errors import UnfitOutputError
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.experiment import RunError
+from raffia.train.nan_guard import NonFiniteError
+from raffia.train.session import TrainingSession
+from tests.recipes.runs import Quiet
+from tests.recipes.test_actors import EFFICIENTZERO, SMOKE, digest, trained, with_engine
+from tests.recipes.test_settings import BASES, with_all
+
+# The ring is overwritten while batches are open, and the target network is copied meanwhile.
+NOW = with_all(
+    SMOKE,
+    targets__reanalyze_ratio=0.5,
+    targets__target_interval=4,
+    replay__capacity=120,
+    collect__rollout_length=2,
+)
+LATE = with_all(NOW, reanalyzers__ahead=7)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Of runs in one process: made when they are due, and drawn ahead."""
+    folder = tmp_path_factory.mktemp("plain")
+    found = {"now": trained(NOW, folder / "now"), "late": trained(LATE, folder / "late")}
+    assert found["now"] != found["late"]
+    return found
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_how_many_reanalyzers_there_are_changes_nothing(num, plain, tmp_path):
+    assert trained(NOW, tmp_path / "now", reanalyzers__num=num) == plain["now"]
+    assert trained(LATE, tmp_path / "late", reanalyzers__num=num) == plain["late"]
+
+
+def test_processes_make_the_same(plain, tmp_path):
+    there = dict(reanalyzers__num=2, engine__name="process", actors__num=2, evaluators__num=1)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_cluster_makes_the_same(plain, tmp_path):
+    there = dict(reanalyzers__num=2, engine__name="ray", reanalyzers__cpus=0.5)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_reanalyzers_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
+    engine = ChaosEngine(seed, lost=0.15, wasted=0.15)
+    with_engine(monkeypatch, engine)
+    there = dict(reanalyzers__num=2, engine__max_restarts=50)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+    assert engine.num_lost > 3
+
+
+class Killing(ProcessEngine):
+    """Processes, of which one is killed at each so-manyth task."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every, self.num_tasks, self.num_killed = every, 0, 0
+
+    def start(self, *arguments):
+        worker = super().start(*arguments)
+        ask = worker.ask
+
+        def deadly(*task):
+            ask(*task)
+            self.num_tasks += 1
+            if self.num_tasks % self.every == 0:
+                self.num_killed += 1
+                os.kill(worker.pid, signal.SIGKILL)
+
+        worker.ask = deadly
+        return worker
+
+
+@pytest.mark.parametrize("every", [20, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.timeout(300)
+def test_reanalyzers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypatch):
+    engine = Killing(every)
+    with_engine(monkeypatch, engine)
+    assert trained(LATE, tmp_path / "late", reanalyzers__num=2) == plain["late"]
+    assert engine.num_killed >= 2
+
+
+def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
+    with_engine(monkeypatch, Killing(1))
+    with pytest.raises(RoleError, match=r"ReanalyzeRole was lost 2 times at task 0, .*SIGKILL"):
+        trained(LATE, tmp_path / "late", reanalyzers__num=1, engine__max_restarts=1)
+
+
+def stopped(config, folder, num_updates):
+    """Of a run that is stopped: its update, and what the checkpoint has of open batches."""
+    folder.mkdir()
+    with closing(EfficientZeroExperiment(config, folder, Quiet())) as experiment:
+        with closing(TrainingSession(experiment)) as session:
+            stop = iter([False] * num_updates)
+            assert session.run(lambda: next(stop, True)).reason == "stopped"
+    write_config(folder, config, "", (), EFFICIENTZERO)
+    found = Checkpoints(folder / "checkpoints").newest(print)
+    return found.update, found.tensors("stream")["ahead", "drawn"]
+
+
+@pytest.mark.parametrize("stop_at", [3, 40, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_resume_asks_again_for_what_was_drawn(stop_at, plain, tmp_path):
+    """With the weights of then and the values that the replay had then, and by others."""
+    folder = tmp_path / "run"
+    update, drawn = stopped(with_all(LATE, reanalyzers__num=2), folder, stop_at)
+    assert sorted(map(int, drawn.keys())) == [*range(update, min(40, update + 7))]
+    whole = ["observation" in drawn[name, "task", "segments"].keys() for name in drawn.keys()]
+    assert not any(whole) if stop_at == 3 else any(whole)  # of what was overwritten since
+    assert resume_run(folder, config=LATE, view=Quiet()).reason == "finished"
+    assert digest(folder) == plain["late"]
+
+
+def test_the_lead_can_not_change_at_a_resume(tmp_path):
+    stopped(LATE, tmp_path / "run", 5)
+    with pytest.raises(RunError, match=r"reanalyzers.ahead: .* was started with other values"):
+        resume_run(tmp_path / "run", config=NOW, view=Quiet())
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["box", "stack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("board", "gumbel"))],
+)
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_every_kind_of_batch_is_made_elsewhere(base, ahead, tmp_path):
+    config = with_all(BASES[base], evaluate__num_episodes=2, reanalyzers__ahead=ahead)
+    assert trained(config, tmp_path / "here") == trained(
+        config, tmp_path / "there", reanalyzers__num=2
+    )
+
+
+def test_stacks_are_read_again_at_a_resume(tmp_path):
+    config = with_all(BASES["stack"], evaluate__num_episodes=2, reanalyzers__ahead=4)
+    _, drawn = stopped(config, tmp_path / "run", 2)
+    assert not any("observation" in drawn[name, "task", "segments"].keys() for name in drawn.keys())
+    assert resume_run(tmp_path / "run", config=config, view=Quiet()).reason == "finished"
+    assert digest(tmp_path / "run") == trained(config, tmp_path / "whole")
+
+
+def test_simulations_are_counted_wherever_they_are(tmp_path):
+    counts = []
+    for num in (0, 2):
+        config, folder = with_all(NOW, reanalyzers__num=num), tmp_path / str(num)
+        folder.mkdir()
+        with closing(EfficientZeroExperiment(config, folder, Quiet())) as experiment:
+            with closing(TrainingSession(experiment)) as session:
+                stop = iter([False] * 5)
+                session.run(lambda stop=stop: next(stop, True))
+            counts.append(experiment.counters()["simulations"])
+    assert counts[0] == counts[1] > 0
+
+
+def test_what_is_not_finite_stops_the_run_as_in_the_loop(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise UnfitOutputError("root.value is NaN")
+
+    monkeypatch.setattr(reanalyzers, "make_batch", broken)
+    for num in (0, 1):
+        with pytest.raises(NonFiniteError, match=r"update 1 is not finite: root.value is NaN"):
+            trained(NOW, tmp_path / str(num), reanalyzers__num=num)
+        assert (tmp_path / str(num) / "nan_dump" / "000000001").is_dir()
+
+
+# -------------------------------------------------------------------------------- refusals
+
+
+def test_settings_that_can_not_be_are_refused():
+    with pytest.raises(ValueError, match=r"ahead=-1"):
+        ReanalyzersConfig(ahead=-1)
+    with pytest.raises(ValueError, match=r"reanalyzers.* with population.size=2: a generation"):
+        with_all(SMOKE, population=PopulationConfig(size=2), reanalyzers__ahead=5)
+    with pytest.raises(ValueError, match=r"no workers: set actors.num, .* or reanalyzers.num"):
+        with_all(SMOKE, engine=EngineConfig(name="process"))
+
+
+def test_workers_find_room_together(tmp_path, monkeypatch):
+    asked = []
+
+    class Small(InlineEngine):
+        def require_room(self, num_workers, needs):
+            asked.append((num_workers, needs.cpus * num_workers, needs.gpus * num_workers))
+            raise ValueError("no room")
+
+    with_engine(monkeypatch, Small())
+    there = dict(reanalyzers__num=2, reanalyzers__cpus=2.0, reanalyzers__gpus=0.25, actors__num=1)
+    with pytest.raises(ValueError, match="no room"):
+        trained(NOW, tmp_path / "run", **there)
+    assert asked == [(3, pytest.approx(5.0), pytest.approx(0.5))]
+
+
+def test_the_settings_of_reanalyzers_get_there(tmp_path, monkeypatch):
+    made = {}
+
+    class Seen(run_module.BatchesAhead):
+        def __init__(self, engine, role, config, num_workers, making, **settings):
+            made.update(settings, num_workers=num_workers)
+            super().__init__(engine, role, config, num_workers, making, **settings)
+
+    monkeypatch.setattr(run_module, "BatchesAhead", Seen)
+    config = ReanalyzersConfig(num=2, ahead=7, cpus=0.25, gpus=0.5)
+    trained(LATE, tmp_path, reanalyzers=config, engine__patience_seconds=9.0)
+    assert made["num_workers"] == 2 and made["ahead"] == 7 and made["patience"] == 9.0
+    assert (made["needs"].cpus, made["needs"].gpus) == (0.25, 0.5)
+
+
+def test_by_default_the_loop_makes_them():
+    assert not SMOKE.reanalyzers.play_elsewhere

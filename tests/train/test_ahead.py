@@ -1,0 +1,158 @@
+"""Batches ahead: when each is drawn, with which weights, and again after a resume."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.tensordict import TensorDict
+from raffia.train.ahead import BatchesAhead
+
+NUM_UPDATES = 12
+
+
+class Tell:
+    """A role that answers with what it was given."""
+
+    def __init__(self, config, index):
+        pass
+
+    def load(self, state):
+        pass
+
+    def do(self, task, weights):
+        return task.copy().set("weights", weights["w"].clone())
+
+
+class Drawn:
+    """Every second update has new weights; a segment is the number that was drawn."""
+
+    def weights(self, state):
+        version = int(state["step"]) // 2 * 2
+        return version, TensorDict(w=torch.tensor(float(version)))
+
+    def task(self, segments):
+        return TensorDict(segments=segments)
+
+    def batch(self, state, task, answer):
+        assert task["segments", "x"] == answer["segments", "x"]
+        return answer
+
+    def save(self, task):
+        return TensorDict(kept=task["segments", "x"])
+
+    def load(self, saved):
+        return TensorDict(segments=TensorDict(x=saved["kept"]))
+
+
+class Loop:
+    """The part of a run's loop that draws: `drawn` has when each batch was, and in which order."""
+
+    def __init__(self, engine=None, num=2, ahead=3):
+        self.ahead = BatchesAhead(
+            engine or InlineEngine(),
+            f"{__name__}:Tell",
+            "{}",
+            num,
+            Drawn(),
+            ahead=ahead,
+            num_updates=NUM_UPDATES,
+            max_restarts=50,
+        )
+        self.drawn, self.num_drawn, self.update = [], 0, 0
+
+    def close(self):
+        self.ahead.close()
+
+    def draw(self, number):
+        self.drawn.append((self.update, number))
+        self.num_drawn += 1
+        return TensorDict(x=torch.tensor(self.num_drawn))
+
+    def run(self, until=NUM_UPDATES):
+        """(what was drawn, made for which update, with which weights) of each update."""
+        found = []
+        while self.update < until:
+            batch = self.ahead.next(TensorDict(step=torch.tensor(self.update)), self.draw)
+            found.append([float(batch[key]) for key in (("segments", "x"), "update", "weights")])
+            self.update += 1
+        return found
+
+
+def expected(ahead):
+    return [[update + 1, update, max(0, update - ahead) // 2 * 2] for update in range(NUM_UPDATES)]
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+@pytest.mark.parametrize("ahead", [0, 1, 3, 40])
+def test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then(num, ahead):
+    with closing(Loop(num=num, ahead=ahead)) as loop:
+        assert loop.run() == expected(ahead)
+        assert loop.drawn == [(max(0, number - ahead), number) for number in range(NUM_UPDATES)]
+        assert len(loop.ahead.board.versions) == 1
+        assert loop.ahead.state().is_empty()
+
+
+def test_no_more_versions_are_kept_than_open_batches_name():
+    with closing(Loop(ahead=3)) as loop:
+        for update in range(1, NUM_UPDATES):
+            loop.run(update)
+            assert len(loop.ahead.board.versions) <= 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_that_die_change_nothing(seed):
+    engine = ChaosEngine(seed, lost=0.2, wasted=0.2)
+    with closing(Loop(engine)) as loop:
+        assert loop.run() == expected(3)
+    assert engine.num_lost
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11])
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_a_resume_asks_again_for_what_was_drawn(stop, saved_again):
+    with closing(Loop(num=2)) as before:
+        found = before.run(stop)
+        saved = before.ahead.state()
+    if saved_again:  # before anything was learnt
+        with closing(Loop(num=1)) as between:
+            between.ahead.load_state(saved)
+            saved = between.ahead.state()
+    with closing(Loop(num=3)) as loop:
+        # The order of a checkpoint's entries is not that of the updates.
+        backwards = TensorDict(dict(reversed([*saved["drawn"].items()])))
+        loop.ahead.load_state(saved.copy().set("drawn", backwards))
+        loop.update, loop.num_drawn = stop, before.num_drawn
+        assert found + loop.run() == expected(3)
+        assert [number for _, number in before.drawn + loop.drawn] == [*range(NUM_UPDATES)]
+
+
+def test_a_shorter_lead_takes_what_was_drawn_first():
+    with closing(Loop(ahead=5)) as before:
+        found = before.run(4)
+        saved = before.ahead.state()
+    with closing(Loop(ahead=1)) as loop:
+        loop.ahead.load_state(saved)
+        loop.update, loop.num_drawn = 4, before.num_drawn
+        found += loop.run()
+    assert [row[0] for row in found] == [*range(1, NUM_UPDATES + 1)]
+    assert loop.drawn[0] == (8, 9)
+
+
+def test_a_resume_without_open_batches_forgets_those_that_there_were():
+    with closing(Loop()) as loop:
+        loop.run(4)
+        loop.ahead.load_state(TensorDict())
+        assert loop.ahead.state().is_empty() and not loop.ahead.board.versions
+        loop.drawn.clear()
+        loop.run(5)
+        assert loop.drawn == [(4, number) for number in range(4, 8)]
+
+
+def test_what_is_open_is_told():
+    with closing(Loop(num=1, ahead=3)) as loop:
+        loop.run(2)
+        metrics = loop.ahead.metrics()
+    assert metrics["batches_open"] == 3.0 and metrics["reanalyzer_restarts"] == 0.0
+    assert metrics["seconds_waited_for_batches"] >= 0.0
