@@ -417,6 +417,11 @@ LEFT_OUT = {
     "from_json": "reads a text file: the parser's time",
     "to_json": "writes a text file: the file system's time",
     "from_dataclass": "makes a class at each call, in which neither has a hot path",
+    **dict.fromkeys(
+        """send isend recv irecv asend arecv init_remote from_remote_init broadcast all_reduce
+        reduce all_gather gather_and_stack scatter""".split(),
+        "needs processes: see benchmarks/messages.py",
+    ),
 }
 
 # by kind of container, what it is not called with

@@ -1,7 +1,7 @@
-"""A consolidated container as one file: the block of its entries, then the record of the tree.
+"""A consolidated container as a block of its entries, and the record of the tree: as one file.
 
 The record is the one of disk.py; it ends with its length and a mark, so that the block begins at 0
-and can be mapped.
+and can be mapped. What collectives.py sends to other processes is the same block and record.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def jagged_tensor(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: 
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
 
 
-def write_block(td: Any, filename: Path) -> list[int]:
-    """Write a container as one block to a file, at once or not at all; where each leaf begins."""
+def described(td: Any) -> tuple[bytes, list[Tensor], list[int]]:
+    """The record of a container as one block; its leaves in their order, and where each begins."""
     leaves: list[Tensor] = []
     starts: list[int] = []
     known: dict[int, int] = {}  # where what several nested tensors share begins
@@ -129,7 +129,12 @@ def write_block(td: Any, filename: Path) -> list[int]:
             listed[name] = jagged(entry) if entry.is_nested else put(entry)
         return {**plan.record, "entries": listed}
 
-    record = dump(titled(place(outline(td, jagged=True))))
+    return dump(titled(place(outline(td, jagged=True)))), leaves, starts
+
+
+def write_block(td: Any, filename: Path) -> list[int]:
+    """Write a container as one block to a file, at once or not at all; where each leaf begins."""
+    record, leaves, starts = described(td)
 
     def write(file: BinaryIO) -> None:
         for leaf in leaves:
@@ -229,9 +234,17 @@ def from_consolidated(cls: Any, filename: Path) -> Any:
             raise DamagedFileError(path, "it is not a consolidated container, or not all of it")
         file.seek(length - ENDING - size)
         record = parse_json(path, file.read(size))
-    reader = BlockReader(path, None, False)
+    return over_block(path, record, mapped_block(path, length - ENDING - size, shared=False))
+
+
+def over_block(source: str, record: Any, block: Tensor) -> Any:
+    """The container that a record describes, its entries views of a block; not locked.
+
+    source: where both are from, for errors.
+    """
+    reader = BlockReader(source, None if block.device.type == "cpu" else block.device, False)
     reader.check_version(record)
-    reader.block = mapped_block(path, length - ENDING - size, shared=False)
+    reader.block = block
     td = rebuild(reader, record)
-    td._buffer = reader.block
+    td._buffer = block
     return td

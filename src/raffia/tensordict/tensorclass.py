@@ -976,6 +976,8 @@ _RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items n
 _GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
     from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_
     make_memmap make_memmap_from_tensor make_memmap_from_storage save dumps load_
+    send isend recv irecv asend arecv init_remote broadcast all_reduce reduce all_gather
+    gather_and_stack scatter
     _unwrapped _is_data __iter__ __bool__ __hash__ __copy__
     __getstate__ __setstate__""".split()
 # methods that heed the class's `cast_filter`

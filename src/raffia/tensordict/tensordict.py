@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from raffia.tensordict import (
     build,
+    collectives,
     consolidated,
     convert,
     dim_names,
@@ -24,6 +25,7 @@ from raffia.tensordict import (
     entries,
     index,
     lock,
+    messages,
     modes,
     modules,
     pickled,
@@ -291,6 +293,22 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
     unlock_ = lock.unlock_
     __enter__ = lock.enter
     __exit__ = lock.exit_
+
+    # between processes (messages.py, collectives.py)
+    send = messages.send
+    isend = messages.isend
+    recv = messages.recv
+    irecv = messages.irecv
+    asend = collectives.asend
+    arecv = collectives.arecv
+    init_remote = collectives.init_remote
+    from_remote_init = classmethod(collectives.from_remote_init)
+    broadcast = collectives.broadcast
+    all_reduce = collectives.all_reduce
+    reduce = collectives.reduce
+    all_gather = collectives.all_gather
+    gather_and_stack = collectives.gather_and_stack
+    scatter = collectives.scatter
 
     # names of dimensions (dim_names.py)
     names = property(dim_names.get_names, dim_names.set_names)

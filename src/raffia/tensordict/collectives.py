@@ -1,0 +1,589 @@
+"""What the processes of a `torch.distributed` group do together with containers.
+
+Sums are over the memory that is there: all processes compare what leaves they have, by one number,
+before any of it is sent, for gloo ends a process that is sent more than it has room for. Whole
+containers go as a record (JSON, no pickle) and the block of their entries. Where one process can't
+take part, it tells the others, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from raffia.files import parse_json
+from raffia.tensordict.consolidated import described, over_block
+from raffia.tensordict.messages import (
+    LARGE,
+    Group,
+    Layout,
+    Listed,
+    as_bytes,
+    as_text,
+    difference,
+    layout,
+    wire,
+)
+
+BUCKET = 25 * 2**20  # bytes of small leaves that are summed at once
+
+
+# -------------------------------------------------------------------------------------- like trees
+
+
+def agreed(td: Any, doing: str, group: Group) -> Layout:
+    """The leaves of a container, if all processes have the same; ValueError in all if they do not.
+
+    One number of each is compared; what the trees are is sent only where they differ.
+    """
+    where, mine, error = wire(group), None, None
+    try:
+        mine = layout(td, doing, values=False)
+        text = mine.text()
+    except TypeError as raised:
+        error, text = raised, json.dumps(str(raised)).encode()
+    number = fingerprint(text)
+    both = torch.tensor([number, -number], device=where)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    if int(both[0]) != -int(both[1]):
+        texts = gathered_texts(text, group, where)
+        if error is None:
+            raise unlike(doing, [json.loads(found) for found in texts], group)
+    if error is not None:
+        raise error
+    return cast(Layout, mine)
+
+
+def fingerprint(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def gathered_texts(text: bytes, group: Group, device: torch.device) -> list[bytes]:
+    num = dist.get_world_size(group)
+    lengths = gathered(torch.tensor([len(text)], device=device), num, group)
+    sizes = [int(length) for length in lengths]
+    data = padded(as_bytes(text, device), max(sizes))
+    found = zip(gathered(data, num, group), sizes, strict=True)
+    return [as_text(data[:size]) for data, size in found]
+
+
+def gathered(tensor: Tensor, num: int, group: Group) -> list[Tensor]:
+    out = [torch.empty_like(tensor) for _ in range(num)]
+    dist.all_gather(out, tensor, group=group)
+    return out
+
+
+def padded(data: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(data, (0, size - len(data))) if len(data) < size else data
+
+
+def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) -> Exception:
+    """The error of trees that differ: the first two that do; a text is the error of that rank."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for rank, listed in zip(ranks, listings, strict=True):
+        if isinstance(listed, str):
+            return ValueError(f"{doing}: rank {rank} can't take part: {listed}")
+    found = [(r, e) for r, e in zip(ranks, listings, strict=True) if e is not None]
+    first, theirs = cast(tuple[int, Listed], found[0])
+    for rank, other in found[1:]:
+        if other != theirs:
+            told = difference(theirs, cast(Listed, other), f"on rank {first}", f"on rank {rank}")
+            return ValueError(
+                f"{doing}: the containers of ranks {first} and {rank} differ: {told}. Nothing was "
+                "sent. Give all the same keys, shapes and dtypes, such as with td.broadcast(src)"
+            )
+    raise AssertionError("no listing differs")
+
+
+# -------------------------------------------------------------------------------------------- sums
+
+
+def all_reduce(
+    td: Any,
+    op: Any = None,
+    *,
+    group: Group = None,
+    async_op: bool = False,
+    bucket_bytes: int | None = None,
+) -> list[Any] | None:
+    """Sum each entry over all processes, in place: all of them have the sums.
+
+    Small entries of one dtype are summed at once. All processes call it with the same keys, shapes
+    and dtypes. Non-tensor entries are left alone.
+
+    op: of `torch.distributed.ReduceOp`; None for the sum.
+    async_op: give a list of what is under way; call `wait()` of each before the entries are used.
+    bucket_bytes: entries of one dtype are summed at once up to so many bytes; larger ones by
+        themselves, without a copy. None: those under 256 KiB, up to 25 MiB at once.
+    Raises ValueError in all processes, which names what differs, if the containers are unlike.
+
+    >>> def program(rank):  # each process calls it
+    ...     td = TensorDict(a=torch.ones(2))
+    ...     td.all_reduce()  # td["a"] is the number of processes
+    """
+    found = agreed(td, "all_reduce", group)
+
+    def start(flat: Tensor) -> Any:
+        return dist.all_reduce(flat, op=_op(op), group=group, async_op=True)
+
+    works = reductions(found.leaves, bucket_bytes, start, "all_reduce", wire(group), True)
+    if async_op:
+        return works
+    _finish(works)
+    return None
+
+
+def reduce(
+    td: Any,
+    dst: int,
+    op: Any = None,
+    async_op: bool = False,
+    return_premature: bool = False,
+    group: Group = None,
+    *,
+    bucket_bytes: int | None = None,
+) -> list[Any] | None:
+    """Sum each entry over all processes into the container of one of them, in place.
+
+    What the others hold afterwards is not defined: some entries may be partial sums.
+
+    dst: the rank that has the sums.
+    op, group, bucket_bytes: as of `all_reduce`.
+    async_op, return_premature: with both, give a list of what is under way; call `wait()` of each
+        before the entries are used.
+    Raises ValueError in all processes, which names what differs, if the containers are unlike.
+
+    >>> def program(rank):
+    ...     td = TensorDict(a=torch.ones(2))
+    ...     td.reduce(dst=0)
+    """
+    found = agreed(td, "reduce", group)
+
+    def start(flat: Tensor) -> Any:
+        return dist.reduce(flat, dst, op=_op(op), group=group, async_op=True)
+
+    kept = dist.get_rank() == dst
+    works = reductions(found.leaves, bucket_bytes, start, "reduce", wire(group), kept)
+    if async_op and return_premature:
+        return works
+    _finish(works)
+    return None
+
+
+def _op(op: Any) -> Any:
+    return dist.ReduceOp.SUM if op is None else op
+
+
+def reductions(
+    leaves: list[Tensor],
+    bucket_bytes: int | None,
+    start: Callable[[Tensor], Any],
+    doing: str,
+    device: torch.device,
+    kept: bool,
+) -> list[Any]:
+    """Begin a reduction of each bucket of leaves; what to wait for.
+
+    kept: whether what comes out is written into the leaves.
+    """
+    if bucket_bytes is not None and bucket_bytes <= 0:
+        raise ValueError(f"{doing}: bucket_bytes={bucket_bytes} must be above 0, or None")
+    alone, most = (LARGE, BUCKET) if bucket_bytes is None else (bucket_bytes, bucket_bytes)
+    works = []
+    for bucket in buckets(leaves, alone, most):
+        whole = len(bucket) == 1 and bucket[0].is_contiguous()
+        flat = bucket[0] if whole else _flatten_dense_tensors([x.contiguous() for x in bucket])
+        if device.type != "cpu":
+            flat = flat.to(device)
+        work = start(flat)
+        if kept and flat is not bucket[0]:
+            work = work.get_future().then(_writes(flat, bucket))
+        works.append(work)
+    return works
+
+
+def buckets(leaves: list[Tensor], alone: int, most: int) -> list[list[Tensor]]:
+    """Leaves of one device and dtype, of `most` bytes together; those of `alone` by themselves."""
+    out: list[list[Tensor]] = []
+    open_: dict[Any, tuple[list[Tensor], int]] = {}
+    for leaf in leaves:
+        num = leaf.nbytes
+        if not num:
+            continue
+        key = (leaf.dtype, leaf.device.type)
+        bucket, size = open_.get(key, ([], 0))
+        if num >= alone:
+            out.append([leaf])
+        elif bucket and size + num <= most:
+            bucket.append(leaf)
+            open_[key] = bucket, size + num
+        else:
+            out.append([leaf])
+            open_[key] = out[-1], num
+    return out
+
+
+def _writes(flat: Tensor, bucket: list[Tensor]) -> Callable[[Any], None]:
+    def write(_: Any) -> None:
+        with torch.no_grad():  # a thread of the backend may run it
+            torch._foreach_copy_(bucket, list(_unflatten_dense_tensors(flat, bucket)))
+
+    return write
+
+
+def _finish(works: list[Any]) -> None:
+    """Wait for all, also where one fails; raises the first error."""
+    errors = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+# -------------------------------------------------------------------------------- whole containers
+
+
+def sealed(td: Any, device: Any) -> tuple[Any, bytes]:
+    """The container as one block, whose places are those of its record, and the record."""
+    out = td
+    if not td.is_consolidated() or device is not None:
+        out = td.consolidate(device=device)
+    record, leaves, starts = described(out)
+    begin, end = out._buffer.data_ptr(), len(out._buffer)
+    for leaf, at in zip(leaves, starts, strict=True):
+        lies = leaf.data_ptr() == begin + at and leaf.is_contiguous() and at + leaf.nbytes <= end
+        if leaf.numel() and not lies:  # it was consolidated once, and changed
+            return sealed(td.clone(), device)
+    return out, record
+
+
+def _put(td: Any, device: Any, where: torch.device, put: Callable[[Tensor], Any]) -> Any:
+    """Send a whole container; if it can't be sent, send why, and raise that."""
+    try:
+        out, record = sealed(td, device)
+    except Exception as error:
+        text = as_bytes(str(error).encode(), where)
+        put(torch.tensor([0, len(text), 0], device=where))
+        if len(text):
+            put(text)
+        raise
+    put(torch.tensor([1, len(record), len(out._buffer)], device=where))
+    put(as_bytes(record, where))
+    if len(out._buffer):
+        put(out._buffer.to(where))
+    return out
+
+
+def _taken(src: int, doing: str, where: torch.device, take: Callable[[Tensor], Any]) -> Any:
+    """Receive what `_put` sends."""
+
+    def part(num: int) -> Tensor:
+        out = torch.empty(num, dtype=torch.uint8, device=where)
+        if num:
+            take(out)
+        return out
+
+    head = torch.empty(3, dtype=torch.int64, device=where)
+    take(head)
+    fine, length, size = head.tolist()
+    text = as_text(part(length))
+    if not fine:
+        raise RuntimeError(f"{doing}: rank {src} could not send its container: {text.decode()}")
+    return _over(src, text, part(size))
+
+
+def _over(src: int, record: bytes, block: Tensor, device: Any = None) -> Any:
+    source = f"what rank {src} sent"
+    block = block if device is None else block.to(device)
+    return over_block(source, parse_json(source, record, deepest=None), block)
+
+
+def _on(td: Any, device: Any) -> Any:
+    return td if device is None or td._buffer.device == torch.device(device) else td.to(device)
+
+
+def broadcast(td: Any, src: int, *, group: Group = None, device: Any = None) -> Any:
+    """Give all processes the container of one of them; they need none of that form.
+
+    Its non-tensor entries and tensorclasses come along, too, as in a file: no pickle is sent.
+
+    src: the rank that sends. There the container itself comes back if it is consolidated, and
+        otherwise a copy that is.
+    device: where the entries are then.
+    Raises TypeError at `src` for what no file can hold, and RuntimeError in the others.
+
+    >>> def program(rank):
+    ...     td = TensorDict(a=torch.arange(3)) if rank == 0 else TensorDict()
+    ...     td = td.broadcast(src=0)
+    """
+    where = wire(group)
+
+    def send(tensor: Tensor) -> None:
+        dist.broadcast(tensor, src, group=group)
+
+    if dist.get_rank() == src:
+        return _put(td, device, where, send)
+    return _on(_taken(src, "broadcast", where, send), device)
+
+
+def init_remote(
+    td: Any,
+    dst: int | None = None,
+    group: Group = None,
+    device: Any = None,
+    use_broadcast: bool = False,
+) -> None:
+    """Send the container to a process that has none yet: it calls `TensorDict.from_remote_init`.
+
+    What comes next of the same form goes by `send(consolidated=True)` into what it made.
+
+    dst: the rank of the receiver.
+    device: through whose memory it goes; with NCCL a CUDA device.
+    use_broadcast: send to all processes of the group, by `broadcast`.
+    Raises TypeError for what no file can hold.
+
+    >>> def program(rank):
+    ...     if rank == 0:
+    ...         TensorDict(a=torch.arange(3), b="text").init_remote(dst=1)
+    ...     else:
+    ...         td = TensorDict.from_remote_init(src=0)
+    """
+    if use_broadcast:
+        broadcast(td, dist.get_rank(), group=group, device=device)
+        return
+    if dst is None:
+        raise ValueError("init_remote: pass dst, the rank of the receiver, or use_broadcast=True")
+    _put(td, None, wire(group, device), lambda tensor: dist.send(tensor, dst, group=group))
+
+
+def from_remote_init(
+    cls: Any, src: int, group: Group = None, device: Any = None, use_broadcast: bool = False
+) -> Any:
+    """The container that another process sends with `init_remote`; it is consolidated.
+
+    It is of the class that was sent; tensorclasses must be defined here, too.
+
+    src: the rank of the sender.
+    device: where the entries are; with NCCL a CUDA device.
+    use_broadcast: as the sender says.
+    Raises RuntimeError if the sender could not send it, DamagedFileError for unknown tensorclasses.
+
+    >>> def program(rank):
+    ...     if rank == 0:
+    ...         TensorDict(a=torch.arange(3), b="text").init_remote(dst=1)
+    ...     else:
+    ...         td = TensorDict.from_remote_init(src=0)
+    """
+    if use_broadcast:
+        return broadcast(None, src, group=group, device=device)
+    where = wire(group, device)
+    return _taken(
+        src, "from_remote_init", where, lambda tensor: dist.recv(tensor, src, group=group)
+    )
+
+
+async def asend(td: Any, dst: int, *, group: Group = None) -> None:
+    """`init_remote` to a rank, for `await`: other coroutines run on while it sends.
+
+    >>> async def program(rank):
+    ...     return await (TensorDict(a=1).asend(1) if rank == 0 else TensorDict().arecv(0))
+    """
+    await asyncio.to_thread(init_remote, td, dst, group)
+
+
+async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -> Any:
+    """What another process sends with `asend`, for `await`; use what it gives.
+
+    That is this container, with the values written into it, if it has the same keys, shapes and
+    dtypes, and another otherwise.
+
+    device: where another is made.
+
+    >>> async def program(rank):
+    ...     return await (TensorDict(a=1).asend(1) if rank == 0 else TensorDict().arecv(0))
+    """
+    out = await asyncio.to_thread(from_remote_init, type(td), src, group, device)
+    theirs, mine = layout(out, "arecv"), layout(td, "arecv")
+    if not mine.leaves or theirs.listed != mine.listed:
+        return out
+    with torch.no_grad():
+        torch._foreach_copy_(mine.leaves, theirs.leaves)
+    return td
+
+
+def all_gather(td: Any, *, group: Group = None) -> list[Any]:
+    """The containers of all processes, in order of rank, in each of them; they may be unlike.
+
+    They are new and consolidated, and have their non-tensor entries.
+
+    Raises TypeError in a process whose container no file can hold, and RuntimeError in the others.
+
+    >>> def program(rank):
+    ...     tds = TensorDict(a=torch.full((2,), rank)).all_gather()
+    """
+    where = wire(group)
+    data, head, error = _packed(td, where)
+    num = dist.get_world_size(group)
+    heads = [found.tolist() for found in gathered(head, num, group)]
+    parts = gathered(padded(data, max([sum(found[1:3]) for found in heads])), num, group)
+    if error is not None:
+        raise error
+    return _opened("all_gather", heads, parts, _ranks(group))
+
+
+def _ranks(group: Group) -> list[int]:
+    return dist.get_process_group_ranks(group or dist.group.WORLD)
+
+
+def _packed(td: Any, where: torch.device) -> tuple[Tensor, Tensor, Exception | None]:
+    """Block and record of a container in a row, whether it worked and how long they are.
+
+    If it did not work, the text of the error takes the place of the record.
+    """
+    try:
+        out, record = sealed(td, None)
+    except Exception as error:
+        text = as_bytes(str(error).encode(), where)
+        return text, torch.tensor([0, 0, len(text)], device=where), error
+    head = torch.tensor([1, len(out._buffer), len(record)], device=where)
+    return torch.cat([out._buffer.to(where), as_bytes(record, where)]), head, None
+
+
+def _opened(
+    doing: str, heads: Sequence[list[int]], parts: Sequence[Tensor], ranks: Sequence[int]
+) -> list[Any]:
+    """The containers that `_packed` packed; RuntimeError if one could not be."""
+    out = []
+    for (fine, size, length, *_), data, rank in zip(heads, parts, ranks, strict=True):
+        text = as_text(data[size : size + length])
+        if not fine:
+            raise RuntimeError(
+                f"{doing}: rank {rank} could not send its container: {text.decode()}"
+            )
+        out.append(_over(rank, text, data[:size]))
+    return out
+
+
+def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
+    """Stack the containers of all other processes into the one at `dst`, in place.
+
+    dst: the rank that receives; its batch size begins with the number of the others, in the order
+        of whose ranks the rows are. There the container comes back, None elsewhere.
+    Raises ValueError in all processes, which names what differs, if those that send are unlike.
+
+    >>> def program(rank):
+    ...     if rank == 0:
+    ...         td = TensorDict(a=torch.zeros(1, 2), batch_size=[1]).gather_and_stack(dst=0)
+    ...     else:
+    ...         TensorDict(a=torch.ones(2)).gather_and_stack(dst=0)
+    """
+    doing, where, ranks = "gather_and_stack", wire(group), _ranks(group)
+    num = len(ranks)
+    receives, listed, error = dist.get_rank() == dst, None, None
+    data = torch.empty(0, dtype=torch.uint8, device=where)
+    head = torch.tensor([1, 0, 0], device=where)
+    if not receives:
+        data, head, error = _packed(td, where)
+    if not receives and error is None:
+        try:
+            listed = layout(td, doing, values=False)
+        except TypeError:  # such as jagged ones, which are compared by stacking them
+            pass
+    number = 0 if listed is None else fingerprint(listed.text())
+    heads = [
+        found.tolist()
+        for found in gathered(torch.cat([head, head.new_tensor([number])]), num, group)
+    ]
+    if len({found[3] for found in heads if found[3]}) > 1:
+        text = b"null" if listed is None else listed.text()
+        raise unlike(doing, [json.loads(t) for t in gathered_texts(text, group, where)], group)
+    data = padded(data, max([sum(found[1:3]) for found in heads]))
+    parts = [torch.empty_like(data) for _ in range(num)] if receives else None
+    dist.gather(data, parts, dst=dst, group=group)
+    if error is not None:
+        raise error
+    if parts is None:
+        for rank, found in zip(ranks, heads, strict=True):
+            if not found[0]:
+                raise RuntimeError(f"{doing}: rank {rank} could not send its container")
+        return None
+    others = [at for at, rank in enumerate(ranks) if rank != dst]
+    rows = _opened(
+        doing,
+        [heads[at] for at in others],
+        [parts[at] for at in others],
+        [ranks[at] for at in others],
+    )
+    if not td._batch_size or td._batch_size[0] != len(rows):
+        raise ValueError(
+            f"{doing}: {len(rows)} other processes sent a row each, and the batch size here is "
+            f"{list(td._batch_size)}: it must begin with {len(rows)}"
+        )
+    td.update(torch.stack(rows, 0), inplace=True)
+    return td
+
+
+def scatter(
+    td: Any,
+    src: int,
+    tensordicts: Sequence[Any] | None = None,
+    *,
+    group: Group = None,
+    device: Any = None,
+) -> Any:
+    """The container that one process has for this one, out of a list of one for each.
+
+    The container that it is called on plays no part: `TensorDict().scatter(...)`.
+
+    src: the rank that has the list.
+    tensordicts: at `src` a container for each process, in order of rank; they may be unlike.
+    device: where the entries are.
+    Raises ValueError at `src` if there are not as many, TypeError for what no file can hold, and
+    RuntimeError in the others then.
+
+    >>> def program(rank, num):
+    ...     tds = [TensorDict(a=i) for i in range(num)] if rank == 0 else None
+    ...     td = TensorDict().scatter(0, tds)
+    """
+    where, num = wire(group), dist.get_world_size(group)
+    mine: list[Tensor] | None = None
+    error: Exception | None = None
+    head = torch.empty(4, dtype=torch.int64, device=where)
+    rows: list[tuple[Tensor, Tensor]] = []
+    if dist.get_rank() == src:
+        if tensordicts is None or len(tensordicts) != num:
+            given = "None" if tensordicts is None else len(tensordicts)
+            error = ValueError(
+                f"scatter: {num} processes take one container each, got {given}: pass a list of "
+                f"{num} at rank {src}"
+            )
+        else:
+            for one in tensordicts:
+                data, of_it, failed = _packed(one, where)
+                rows.append((data, of_it))
+                error = error or failed
+        if error is not None:
+            text = as_bytes(str(error).encode(), where)
+            rows = [(text, torch.tensor([0, 0, len(text)], device=where))] * num
+        most = max([len(data) for data, _ in rows])
+        heads = [torch.cat([of_it, of_it.new_tensor([most])]) for _, of_it in rows]
+        dist.scatter(head, heads, src=src, group=group)
+        mine = [padded(data, most) for data, _ in rows]
+    else:
+        dist.scatter(head, None, src=src, group=group)
+    data = torch.empty(int(head[3]), dtype=torch.uint8, device=where)
+    dist.scatter(data, mine, src=src, group=group)
+    if error is not None:
+        raise error
+    return _on(_opened("scatter", [head.tolist()], [data], [src])[0], device)
