@@ -401,12 +401,12 @@ def test_what_was_made_takes_the_next_as_one_block(ranks):
 
 
 def changed_since(rank):
-    """A container that was consolidated once, and has entries in other places of its block now."""
+    """A container that is one block, with entries in other places of it than it had."""
+    td = TensorDict(a=torch.ones(4), b=torch.zeros(4)).all_gather()[0]
     if rank == 1:
         return shown(TensorDict.from_remote_init(0)), shown(TensorDict.from_remote_init(0))
-    td = TensorDict(a=torch.ones(4), b=torch.zeros(4)).consolidate()
-    td.unlock_()
     td["a"], td["b"] = td["b"], td["a"]
+    assert td.is_consolidated()
     td.init_remote(1)
     td.del_("a").init_remote(1)
 
