@@ -489,7 +489,8 @@ def recv(
 ) -> int | None:
     """Receive what another process sends with `send`, into the entries; the tag of the last.
 
-    Also into those of a locked container, of parameters, and of files that are mapped.
+    Also into those of a locked container, of parameters, and of files that are mapped. Batch sizes
+    and names of dimensions are not compared.
 
     src, group, group_src, init_tag, pseudo_rand: as of `send`.
     consolidated: take the block as it is; this container is consolidated, with its entries in the
