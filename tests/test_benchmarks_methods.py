@@ -50,6 +50,7 @@ def test_what_is_said_of_names_is_said_of_names_there_are():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_runs(kind):
     failed = {}
