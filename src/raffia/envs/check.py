@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from raffia.envs import check_play as play
 from raffia.envs.check_play import Bare, ContractError, ContractNote
 from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
 from raffia.tensordict.tensordict import TensorDict
+
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,42 @@ class Report:
             raise AssertionError(str(self))
 
 
+def report_of(
+    name: str,
+    subject: Subject,
+    first: Sequence[Callable[[Subject], str]],
+    others: Sequence[Callable[[Subject], str]],
+) -> Report:
+    """The results of checks, whose docstrings are their names; after one of `first` fails, no more.
+
+    >>> def spec(subject):
+    ...     "spec"
+    ...     raise ContractError(f"{subject} has none", "give it one")
+    >>> print(report_of("mine", "it", [spec], [lambda subject: "never called"]))
+    mine does not keep the contract
+    fails  spec: it has none
+           to fix it: give it one
+    """
+    findings: list[Finding] = []
+    for check in (*first, *others):
+        findings.append(_finding(check, subject))
+        if findings[-1].verdict == "fails" and check in first:
+            break  # the others would only stumble over the same
+    return Report(name, tuple(findings))
+
+
+def _finding(check: Callable[[Subject], str], subject: Subject) -> Finding:
+    name = check.__doc__ or ""
+    try:
+        return Finding(name, "ok", check(subject))
+    except ContractNote as noted:
+        return Finding(name, "note", noted.found, noted.fix)
+    except ContractError as found:
+        return Finding(name, "fails", found.found, found.fix)
+    except Exception as error:  # the environment's own, which is a finding too
+        return Finding(name, "fails", f"raised {type(error).__name__}: {error}")
+
+
 def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     """Check that an environment keeps the contract, by playing in it with random actions.
 
@@ -95,15 +133,10 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     others = [env(), env()] if makes_more else []
     subject = EnvUnderTest(first, others, seed, num_steps)
     name = getattr(subject.spec, "name", "") or type(first).__name__
-    findings: list[Finding] = []
-    for check in CHECKS:
-        finding = _finding(check, subject)
-        findings.append(finding)
-        if finding.verdict == "fails" and check in FIRST:
-            break  # the others would only stumble over the same
+    report = report_of(name, subject, FIRST, CHECKS)
     for made in (first, *others):
         made.close()
-    return Report(name, tuple(findings))
+    return report
 
 
 class EnvUnderTest:
@@ -372,7 +405,6 @@ Check = Callable[[EnvUnderTest], str]
 
 FIRST: tuple[Check, ...] = (_check_spec, _check_reset, _check_step)
 CHECKS: tuple[Check, ...] = (
-    *FIRST,
     _check_numbers,
     _check_pictures,
     _check_masks,
@@ -385,15 +417,3 @@ CHECKS: tuple[Check, ...] = (
     _check_memory,
     _check_render,
 )
-
-
-def _finding(check: Check, subject: EnvUnderTest) -> Finding:
-    name = check.__doc__ or ""
-    try:
-        return Finding(name, "ok", check(subject))
-    except ContractNote as noted:
-        return Finding(name, "note", noted.found, noted.fix)
-    except ContractError as found:
-        return Finding(name, "fails", found.found, found.fix)
-    except Exception as error:  # the environment's own, which is a finding too
-        return Finding(name, "fails", f"raised {type(error).__name__}: {error}")

@@ -5,43 +5,33 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.lm.data import (
-        ConstantTokenReward,
-        DataPoint,
-        DialogueDataset,
-        Iterable_RL_Dataset,
-        List_RL_Dataset,
-        RL_Dataset,
-        SpecifiedTokenReward,
-        TokenReward,
-        read_dialogues,
-    )
-    from raffia.lm.envs import (
+    from raffia.lm.data.data_point import DataPoint
+    from raffia.lm.data.dialogue import DialogueDataset
+    from raffia.lm.data.dialogue_sources import read_dialogues
+    from raffia.lm.data.rl_dataset import Iterable_RL_Dataset, List_RL_Dataset, RL_Dataset
+    from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
+    from raffia.lm.data.utterances import Utterance
+    from raffia.lm.envs.check import check_language_environment
+    from raffia.lm.envs.contract import (
         BatchLanguagePolicy,
-        Draws,
         Language_Environment,
         Language_Observation,
         LanguagePolicy,
-        Played,
-        TabularPolicy,
-        TabularValues,
-        Utterance,
-        check_language_environment,
-        dialogue_row,
-        play_dialogues,
-        tabular_values,
-        write_dialogues,
     )
+    from raffia.lm.envs.dialogues import dialogue_row, write_dialogues
+    from raffia.lm.envs.draws import Draws
+    from raffia.lm.envs.play import Played, play_dialogues
+    from raffia.lm.envs.tabular import TabularPolicy, TabularValues, tabular_values
     from raffia.lm.folder import load_gpt2, save_gpt2
     from raffia.lm.kv_cache import KeyValueCache
-    from raffia.lm.tokenizers import (
+    from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+    from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+    from raffia.lm.tokenizers.tokenizer import (
         SPECIAL_TOKENS,
-        HFTokenizer,
         PieceTokenizer,
         Tokenizer,
         WordTokenizer,
         character_tokenizer,
-        load_tokenizer,
     )
     from raffia.lm.transformer import CausalLM
 
@@ -83,45 +73,25 @@ __all__ = [
 ]
 
 _NAMES = {
-    "data": [
-        "ConstantTokenReward",
-        "DataPoint",
-        "DialogueDataset",
-        "Iterable_RL_Dataset",
-        "List_RL_Dataset",
-        "RL_Dataset",
-        "SpecifiedTokenReward",
-        "TokenReward",
-        "read_dialogues",
-    ],
-    "envs": [
-        "BatchLanguagePolicy",
-        "Draws",
-        "LanguagePolicy",
-        "Language_Environment",
-        "Language_Observation",
-        "Played",
-        "TabularPolicy",
-        "TabularValues",
-        "Utterance",
-        "check_language_environment",
-        "dialogue_row",
-        "play_dialogues",
-        "tabular_values",
-        "write_dialogues",
-    ],
-    "folder": ["load_gpt2", "save_gpt2"],
-    "kv_cache": ["KeyValueCache"],
-    "tokenizers": [
-        "HFTokenizer",
-        "PieceTokenizer",
-        "SPECIAL_TOKENS",
-        "Tokenizer",
-        "WordTokenizer",
-        "character_tokenizer",
-        "load_tokenizer",
-    ],
-    "transformer": ["CausalLM"],
+    "data.data_point": "DataPoint",
+    "data.dialogue": "DialogueDataset",
+    "data.dialogue_sources": "read_dialogues",
+    "data.rl_dataset": "Iterable_RL_Dataset List_RL_Dataset RL_Dataset",
+    "data.token_reward": "ConstantTokenReward SpecifiedTokenReward TokenReward",
+    "data.utterances": "Utterance",
+    "envs.check": "check_language_environment",
+    "envs.contract": "BatchLanguagePolicy LanguagePolicy Language_Environment Language_Observation",
+    "envs.dialogues": "dialogue_row write_dialogues",
+    "envs.draws": "Draws",
+    "envs.play": "Played play_dialogues",
+    "envs.tabular": "TabularPolicy TabularValues tabular_values",
+    "folder": "load_gpt2 save_gpt2",
+    "kv_cache": "KeyValueCache",
+    "tokenizers.hf_tokenizer": "HFTokenizer",
+    "tokenizers.saved_tokenizer": "load_tokenizer",
+    "tokenizers.tokenizer": "PieceTokenizer SPECIAL_TOKENS Tokenizer WordTokenizer "
+    "character_tokenizer",
+    "transformer": "CausalLM",
 }
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names}
+_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names.split()}
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -155,7 +155,7 @@ def test_wordle_keeps_the_contract():
         (ByChance, "seeds repeat: the dialogue with seed 0 was another one"),
         (NoText, "utterances: an utterance is"),
         (NotANumber, "utterances: the reward of '[01]' is nan"),
-        (Broken, "steps: ZeroDivisionError: of its own"),
+        (Broken, "steps: raised ZeroDivisionError: of its own"),
         (Tensors, "metadata: .* is not JSON"),
     ],
 )

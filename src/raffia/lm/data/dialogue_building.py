@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from raffia.data.readers.episode import Location as Place
-from raffia.data.readers.episode import MalformedDataError, Path
+from raffia.data.readers.episode import Location, MalformedDataError, Path
 from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_rows import TokenRow
@@ -121,9 +120,9 @@ def read_points(
 
 
 def _point(
-    read: Callable[[Any, Place], Any],
+    read: Callable[[Any, Location], Any],
     raw: Any,
-    location: Place,
+    location: Location,
     tokenizer: Tokenizer,
     token_reward: TokenReward | None,
 ) -> DataPoint:
@@ -148,7 +147,7 @@ def _point(
     return point
 
 
-def _too_long(location: Place, length: int, max_len: int) -> RowTooLongError:
+def _too_long(location: Location, length: int, max_len: int) -> RowTooLongError:
     return RowTooLongError(
         location.path,
         location.where,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raffia.data.readers.episode import Location as Place
+from raffia.data.readers.episode import Location
 from raffia.hints import nearest
 from raffia.lm.data.utterances import Utterance, shown
 
@@ -84,13 +84,13 @@ class TokenRow(NamedTuple):
     terminal: bool = True
 
 
-def dialogue_of(row: Mapping[str, Any], location: Place, roles: Mapping[str, bool]) -> Any:
+def dialogue_of(row: Mapping[str, Any], location: Location, roles: Mapping[str, bool]) -> Any:
     """The `Dialogue` or the `TokenRow` of an object; raises MalformedDataError.
 
     Other entries than those of the form are left alone, but for one whose name is nearly right.
 
     >>> row = {"utterances": ["hi", "hello"], "rewards": [None, 1]}
-    >>> dialogue_of(row, Place("a.jsonl", "line 1"), ROLES).sequence
+    >>> dialogue_of(row, Location("a.jsonl", "line 1"), ROLES).sequence
     [('hi', None), ('hello', 1.0)]
     """
     row = {name: value for name, value in row.items() if value is not None}
@@ -121,7 +121,7 @@ def dialogue_of(row: Mapping[str, Any], location: Place, roles: Mapping[str, boo
     return _token_row(row, location, terminal)
 
 
-def check_names(entries: Mapping[str, Any], allowed: set[str], location: Place) -> None:
+def check_names(entries: Mapping[str, Any], allowed: set[str], location: Location) -> None:
     """Refuse a name that has no meaning in this form, or that is nearly one that has."""
     for name in entries:
         if name in allowed:
@@ -136,14 +136,14 @@ def check_names(entries: Mapping[str, Any], allowed: set[str], location: Place) 
 
 
 def messages_of(
-    messages: Any, location: Place, roles: Mapping[str, bool], reward: Any = None
+    messages: Any, location: Location, roles: Mapping[str, bool], reward: Any = None
 ) -> list[Utterance]:
     """The utterances of a chat transcript; an agent's message without a reward has 0.
 
     reward: of the whole conversation, for the agent's last message.
 
     >>> chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    >>> messages_of(chat, Place("the list", "row 0"), ROLES, reward=0.5)
+    >>> messages_of(chat, Location("the list", "row 0"), ROLES, reward=0.5)
     [('hi', None), ('hello', 0.5)]
     """
     if not isinstance(messages, list):
@@ -199,7 +199,7 @@ def messages_of(
     return found
 
 
-def _answered(row: Mapping[str, Any], location: Place) -> list[Utterance]:
+def _answered(row: Mapping[str, Any], location: Location) -> list[Utterance]:
     for name in ("prompt", "response"):
         if not isinstance(row.get(name), str):
             location.fail(f"{_found(row.get(name))} where a text is expected", name)
@@ -208,7 +208,7 @@ def _answered(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     return [(row["prompt"], None), (row["response"], earned)]
 
 
-def _pairs(sequence: Any, location: Place) -> list[Utterance]:
+def _pairs(sequence: Any, location: Location) -> list[Utterance]:
     if not isinstance(sequence, list):
         location.fail(
             f"{_found(sequence)} where a list of pairs [text, reward] is expected", "sequence"
@@ -227,7 +227,7 @@ def _pairs(sequence: Any, location: Place) -> list[Utterance]:
     return found
 
 
-def _parallel(row: Mapping[str, Any], location: Place) -> list[Utterance]:
+def _parallel(row: Mapping[str, Any], location: Location) -> list[Utterance]:
     texts, rewards = row["utterances"], row.get("rewards")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         location.fail(f"{_found(texts)} where a list of texts is expected", "utterances")
@@ -240,7 +240,7 @@ def _parallel(row: Mapping[str, Any], location: Place) -> list[Utterance]:
     ]
 
 
-def _token_row(row: Mapping[str, Any], location: Place, terminal: bool) -> TokenRow:
+def _token_row(row: Mapping[str, Any], location: Location, terminal: bool) -> TokenRow:
     tokens, actions = row["tokens"], row.get("action_idxs", [])
     rewards = row.get("rewards", [])
     for name, values in (("tokens", tokens), ("action_idxs", actions)):
@@ -255,18 +255,18 @@ def _token_row(row: Mapping[str, Any], location: Place, terminal: bool) -> Token
     )
 
 
-def _check_length(rewards: Any, num: int, of: str, location: Place) -> None:
+def _check_length(rewards: Any, num: int, of: str, location: Location) -> None:
     if not isinstance(rewards, list):
         location.fail(f"{_found(rewards)} where a list of numbers is expected", "rewards")
     if len(rewards) != num:
         location.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
 
 
-def _reward_or_none(value: Any, number: int, location: Place, column: str) -> float | None:
+def _reward_or_none(value: Any, number: int, location: Location, column: str) -> float | None:
     return None if value is None else _number(value, f"of utterance {number}", location, column)
 
 
-def _number(value: Any, which: str, location: Place, column: str) -> float:
+def _number(value: Any, which: str, location: Location, column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         location.fail(f"the reward {which} is {_found(value)}, not a number", column)
     try:

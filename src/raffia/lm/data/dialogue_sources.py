@@ -14,8 +14,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from raffia.data.readers.arrow import pyarrow, read_batches
-from raffia.data.readers.episode import Location as Place
-from raffia.data.readers.episode import Path, existing_file
+from raffia.data.readers.episode import Location, Path, existing_file
 from raffia.data.readers.json_text import DECODER, opened, parse
 from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
 from raffia.lm.data.utterances import Observation
@@ -42,13 +41,13 @@ class DialogueSource(Protocol):
     'row 0'
     """
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
+    def rows(self) -> Iterator[tuple[Location, Any]]:
         """The rows unparsed; raises MalformedDataError where nothing more can be read.
 
         It starts over at each call.
         """
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The observation or the `TokenRow` in a row; raises MalformedDataError."""
 
     def settings(self) -> dict[str, Any]:
@@ -67,10 +66,10 @@ class ListDialogues:
     def __init__(self, items: Sequence[Any], name: str) -> None:
         self.items, self.name = items, name
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
+    def rows(self) -> Iterator[tuple[Location, Any]]:
         """Each with its number, from 0."""
         for number, item in enumerate(self.items):
-            yield Place(self.name, f"row {number}"), item
+            yield Location(self.name, f"row {number}"), item
 
     def stamp(self) -> None:
         """There is no cheap sign of a list."""
@@ -97,10 +96,10 @@ class TranscriptDialogues(ListDialogues):
         super().__init__(chats, name)
         self._roles = {**ROLES, **(roles or {})}
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The dialogue of a chat.
 
-        >>> location = Place("the list", "row 0")
+        >>> location = Location("the list", "row 0")
         >>> TranscriptDialogues([]).read([{"role": "user", "content": "hi"}], location).sequence
         [('hi', None)]
         """
@@ -138,10 +137,10 @@ class ObservationDialogues(ListDialogues):
     ) -> None:
         super().__init__(observations, name)
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The observation itself.
 
-        >>> ObservationDialogues([]).read(Dialogue([]), Place("the observations", "row 0"))
+        >>> ObservationDialogues([]).read(Dialogue([]), Location("the observations", "row 0"))
         Dialogue(sequence=[], terminal=True)
         """
         if not hasattr(raw, "to_sequence"):
@@ -201,7 +200,7 @@ class FileDialogues:
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _object(self, row: Mapping[str, Any], location: Place) -> Any:
+    def _object(self, row: Mapping[str, Any], location: Location) -> Any:
         """A row of the file, with its entries renamed by `columns`."""
         renamed: dict[str, Any] = {}
         for name, value in row.items():
@@ -236,11 +235,11 @@ class JsonLineDialogues(FileDialogues):
         super().__init__(path, columns=columns, roles=roles)
         self._max_line_bytes = max_line_bytes
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
+    def rows(self) -> Iterator[tuple[Location, Any]]:
         """The lines, from 1; of one that is too long, the beginning. Of a list the rows, from 0."""
         with opened(self.path) as file:
             for number in count(1):
-                location = Place(self.path, f"line {number}")
+                location = Location(self.path, f"line {number}")
                 with location.foreign():
                     line = passed = file.readline(self._max_line_bytes + 1)
                     if number == 1 and line.lstrip()[:1] == b"[":
@@ -253,8 +252,8 @@ class JsonLineDialogues(FileDialogues):
                 yield location, line
         yield from self._of_list(line + rest)
 
-    def _of_list(self, text: bytes) -> Iterator[tuple[Place, Any]]:
-        whole = Place(self.path, "the file")
+    def _of_list(self, text: bytes) -> Iterator[tuple[Location, Any]]:
+        whole = Location(self.path, "the file")
         if len(text) > self._max_line_bytes:
             whole.fail(
                 f"it is one list of more than {self._max_line_bytes} bytes, which would be read at "
@@ -267,9 +266,9 @@ class JsonLineDialogues(FileDialogues):
         except (ValueError, RecursionError) as error:
             whole.fail(f"it begins like one list, and is no JSON: {error}")
         for number, row in enumerate(found):
-            yield Place(self.path, f"row {number}"), row
+            yield Location(self.path, f"row {number}"), row
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The dialogue of a line, or of a row of a list."""
         if isinstance(raw, list):
             return Dialogue(messages_of(raw, location, self._roles))
@@ -304,9 +303,9 @@ class ParquetDialogues(FileDialogues):
     [[('hi', None), ('hello', -0.5)]]
     """
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
+    def rows(self) -> Iterator[tuple[Location, Any]]:
         """The rows, from 0."""
-        whole = Place(self.path, "the file")
+        whole = Location(self.path, "the file")
         pa = pyarrow()
         with whole.foreign(), pa.parquet.ParquetFile(self.path) as file:
             num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
@@ -314,13 +313,13 @@ class ParquetDialogues(FileDialogues):
         if not paths:
             whole.fail("it has no columns, or `columns` leaves all of them out")
         for first, arrays in read_batches(self.path, num_rows, paths, ROWS_AT_ONCE):
-            with Place(self.path, f"row {first}").foreign():
+            with Location(self.path, f"row {first}").foreign():
                 columns = {name: array.to_pylist() for (name,), array in arrays.items()}
             for at in range(len(next(iter(columns.values())))):
                 row = {name: values[at] for name, values in columns.items()}
-                yield Place(self.path, f"row {first + at}"), row
+                yield Location(self.path, f"row {first + at}"), row
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The dialogue of a row."""
         return self._object(raw, location)
 
@@ -340,13 +339,13 @@ class JoinedDialogues:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.sources)!r})"
 
-    def rows(self) -> Iterator[tuple[Place, Any]]:
+    def rows(self) -> Iterator[tuple[Location, Any]]:
         """The rows of all, each with the source that it is of."""
         for source in self.sources:
             for location, raw in source.rows():
                 yield location, (source, raw)
 
-    def read(self, raw: Any, location: Place) -> Any:
+    def read(self, raw: Any, location: Location) -> Any:
         """The dialogue of a row, as its source parses it."""
         source, content = raw
         return source.read(content, location)

@@ -21,7 +21,7 @@ PURPOSES = {
     "eod": "ends a dialogue that is over",
 }
 FIX = (
-    "HFTokenizer(folder, add_missing=True) of raffia.lm.envs adds the special tokens that one of "
+    "HFTokenizer(folder, add_missing=True) of raffia.lm adds the special tokens that one of "
     "Hugging Face lacks (the model's vocabulary must be as large then), and those of Raffia have "
     "them all"
 )
@@ -35,7 +35,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: this SimpleNamespace as a tokenizer has no pad_token_id, a number of a token, which
-    fills rows up: HFTokenizer(folder, add_missing=True) of raffia.lm.envs adds the special ...
+    fills rows up: HFTokenizer(folder, add_missing=True) of raffia.lm adds the special ...
     """
     kind = f"this {type(tokenizer).__name__} as a tokenizer"
     num_tokens = getattr(tokenizer, "num_tokens", None)
