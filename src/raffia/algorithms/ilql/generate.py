@@ -12,8 +12,7 @@ from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.algorithms.ilql.token_planning import planned
 from raffia.lm.decoding.beam import beam_search
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Generations, Stop
-from raffia.lm.decoding.rerank import rerank
+from raffia.lm.decoding.generations import Generations, Stop, rerank
 from raffia.lm.decoding.sampling import best_token, drawing, new_seeds
 from raffia.lm.decoding.scorer import Needs, Scorer, check_prompts
 from raffia.lm.decoding.steps import Choose, gathered, limits_of, token_steps

@@ -6,8 +6,7 @@ Shapes: P prompts, W beams of each, M live beams of all, V tokens of the vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -88,38 +87,33 @@ class Beams:
     length: Tensor  # int64 [P W]
     stopped: Tensor  # bool [P W]
     log_prob: Tensor  # [P W]; -inf: no such text
-    kl: Tensor | None
-    advantage: Tensor | None
-    value: Tensor | None
+    scores: dict[str, Tensor]  # "kl", "value", "advantage", as far as they are known: [P W]
 
     @classmethod
     def begin(cls, num: int, most: int, choice: Choice, live: Tensor) -> Beams:
         """Texts without tokens."""
         zeros = choice.log_probs.new_zeros(num)
-        valued = choice.target_q is not None
+        known = {"kl": choice.logits, "value": choice.target_q, "advantage": choice.target_q}
         return cls(
             tokens=torch.zeros((num, most), dtype=torch.int64, device=zeros.device),
             length=torch.zeros(num, dtype=torch.int64, device=zeros.device),
             stopped=torch.zeros(num, dtype=torch.bool, device=zeros.device),
             log_prob=zeros.masked_fill(~live, -torch.inf),
-            kl=None if choice.logits is None else zeros.clone(),
-            advantage=zeros.clone() if valued else None,
-            value=zeros.clone() if valued else None,
+            scores={name: zeros.clone() for name, part in known.items() if part is not None},
         )
 
     def at(self, slots: Tensor) -> Beams:
         """The texts of these slots [P W]."""
-        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
-        for name, part in parts.items():
-            parts[name] = None if part is None else part[slots]
-        return Beams(**parts)
+        return Beams(
+            tokens=self.tokens[slots],
+            length=self.length[slots],
+            stopped=self.stopped[slots],
+            log_prob=self.log_prob[slots],
+            scores={name: score[slots] for name, score in self.scores.items()},
+        )
 
     def generations(self, width: int) -> Generations:
         """The same as texts of prompts."""
-
-        def shaped(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part.view(-1, width)
-
         texts = [
             text[:length]
             for text, length in zip(self.tokens.tolist(), self.length.tolist(), strict=True)
@@ -128,9 +122,7 @@ class Beams:
             tokens=[texts[start : start + width] for start in range(0, len(texts), width)],
             log_prob=self.log_prob.view(-1, width),
             stopped=self.stopped.view(-1, width),
-            kl=shaped(self.kl),
-            advantage=shaped(self.advantage),
-            value=shaped(self.value),
+            **{name: score.view(-1, width) for name, score in self.scores.items()},
         )
 
 
@@ -186,11 +178,10 @@ def extended(
     row_of, new = row[grown], token[grown]
     beams.tokens[grown, step] = new
     beams.length[grown] = step + 1
-    _, kl, value, advantage = choice.at(row_of).of_token(new)
-    if beams.kl is not None and kl is not None:
-        beams.kl[grown] += kl
-    if beams.advantage is not None and advantage is not None:
-        beams.advantage[grown] += advantage
-    if beams.value is not None and value is not None:
-        beams.value[grown] = value
+    _, *found = choice.at(row_of).of_token(new)
+    for name, score in zip(("kl", "value", "advantage"), found, strict=True):
+        if score is not None and name == "value":  # of the last token
+            beams.scores[name][grown] = score
+        elif score is not None:
+            beams.scores[name][grown] += score
     return beams, row

@@ -1,15 +1,15 @@
-"""Generations: the texts that continue each prompt, and the model's scores of them."""
+"""Generations: the texts that continue each prompt, the model's scores of them, their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Generations", "Stop"]
+__all__ = ["Generations", "Stop", "rerank"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,44 @@ class Generations:
         ...             stopped=torch.tensor([[True, False]])).first(1).log_prob
         tensor([[-1.5000]])
         """
+        return self.take(torch.arange(num).expand(len(self.tokens), num))
+
+    def take(self, index: Tensor) -> Generations:  # int64 [P, K]
+        """These texts of each prompt, in this order.
+
+        >>> two = Generations(tokens=[[[5], [6]]], log_prob=torch.tensor([[-1.5, -2.0]]),
+        ...                   stopped=torch.tensor([[True, False]]))
+        >>> two.take(torch.tensor([[1, 0]])).tokens
+        [[[6], [5]]]
+        """
+        index = index.to(self.log_prob.device)
         parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
-        tokens = [texts[:num] for texts in parts.pop("tokens")]
+        tokens = [
+            [texts[number] for number in numbers]
+            for texts, numbers in zip(parts.pop("tokens"), index.tolist(), strict=True)
+        ]
         for name, part in parts.items():
-            parts[name] = None if part is None else part[:, :num]
+            parts[name] = None if part is None else part.gather(-1, index)
         return Generations(tokens=tokens, **parts)
+
+
+def rerank(
+    generations: Generations,
+    by: Literal["log_prob", "advantage", "value"],  # the sum or value that puts them in order
+) -> Generations:
+    """The texts of each prompt from the best to the worst.
+
+    >>> two = Generations(tokens=[[[1], [2]]], log_prob=torch.tensor([[-3.0, -2.0]]),
+    ...                   stopped=torch.tensor([[True, True]]))
+    >>> rerank(two, "log_prob").tokens
+    [[[2], [1]]]
+    """
+    scores: Tensor | None = getattr(generations, by)
+    if scores is None:
+        raise ValueError(
+            f"these generations have no {by} to be put in order by: make them with "
+            f"DecodeConfig(rerank={by!r}), or with report_all=True"
+        )
+    missing = generations.log_prob == -torch.inf  # no such text: behind all others
+    scores = scores.masked_fill(missing, -torch.inf)
+    return generations.take(scores.argsort(dim=-1, descending=True, stable=True))

@@ -99,42 +99,23 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_TOKENS}
 
 
+def _id_of(role: str) -> cached_property[int]:
+    return cached_property(lambda tokenizer: tokenizer.special(role))
+
+
 class SpecialTokens(ABC):
     """The numbers of the special tokens, by their roles."""
+
+    pad_token_id = _id_of("pad")
+    bos_token_id = _id_of("bos")
+    boa_token_id = _id_of("boa")
+    eos_token_id = _id_of("eos")
+    eoa_token_id = _id_of("eoa")
+    eod_token_id = _id_of("eod")
 
     @abstractmethod
     def special(self, role: str) -> int:
         """The number of the special token that has this role."""
-
-    @property
-    def pad_token_id(self) -> int:
-        """Fills rows up."""
-        return self.special("pad")
-
-    @property
-    def bos_token_id(self) -> int:
-        """Begins a dialogue that the environment begins."""
-        return self.special("bos")
-
-    @property
-    def boa_token_id(self) -> int:
-        """Begins a dialogue that the agent begins."""
-        return self.special("boa")
-
-    @property
-    def eos_token_id(self) -> int:
-        """Ends an utterance of the environment."""
-        return self.special("eos")
-
-    @property
-    def eoa_token_id(self) -> int:
-        """Ends an utterance of the agent."""
-        return self.special("eoa")
-
-    @property
-    def eod_token_id(self) -> int:
-        """Ends a dialogue that is over."""
-        return self.special("eod")
 
 
 @dataclass(frozen=True)

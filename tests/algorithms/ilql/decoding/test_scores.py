@@ -8,7 +8,7 @@ from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.scores import get_scores, score_utterances
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.rerank import rerank
+from raffia.lm.decoding.generations import rerank
 
 PAD, END = 29, 30
 
