@@ -16,7 +16,7 @@ from raffia.lm.data.dialogue import (
     ObservationDialogues,
     Vocabulary,
 )
-from raffia.lm.data.dialogue_batches import BatchOrder, collate
+from raffia.lm.data.dialogue_batches import BatchOrder
 from raffia.train.stream import OfflineStream
 
 A = Dialogue([("ab", -0.5), ("<g>", None), ("c", 2.0)])
@@ -102,7 +102,8 @@ def test_the_batches_of_the_numeric_cases(cases, tokenizer, name, prefix):
             )
         )
         assert u == len(points[-1].utterance_action_idxs)
-    batch = collate(points, pad_token_id=29, per_token=not prefix)
+    data = DialogueDataset.of_points([], Vocabulary(35, pad_token_id=29))
+    batch = data.collate(points, per_token=not prefix)
     for at, row in enumerate(rows):
         num = len(row[prefix + "rewards"])
         length = len(row["tokens"])

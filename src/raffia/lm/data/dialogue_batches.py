@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raffia.functional.seeds import generator_for
-from raffia.lm.data.data_point import DataPoint
-from raffia.lm.data.token_store import Row, TokenStore
+from raffia.lm.data.token_store import Row
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["BatchOrder", "collate", "collate_rows"]
+__all__ = ["BatchOrder", "collate_rows"]
 
 
 class BatchOrder(NamedTuple):
@@ -87,38 +86,6 @@ class BatchOrder(NamedTuple):
             rows = joined[self.batch_size :]
 
 
-def collate(
-    points: Sequence[DataPoint],
-    *,
-    pad_token_id: int,
-    per_token: bool = True,
-    buckets: Sequence[int] = (),
-    device: torch.device | str | None = None,
-) -> TensorDict:
-    """A batch of some rows; `index` counts them.
-
-    >>> short = DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 1.0], terminal=False)
-    >>> batch = collate([short, DataPoint.from_tokens([1, 7, 2, 4], [], [])], pad_token_id=9)
-    >>> batch["tokens"]
-    tensor([[1, 5, 3, 9],
-            [1, 7, 2, 4]])
-    >>> batch["state_idxs"], batch["terminals"]
-    (tensor([[0, 1, 2],
-            [3, 0, 0]]), tensor([[False, False, False],
-            [ True,  True,  True]]))
-    """
-    store = TokenStore.of(points)
-    rows = [store.row(number) for number in range(len(store))]
-    return collate_rows(
-        rows,
-        np.arange(len(rows)),
-        pad_token_id=pad_token_id,
-        per_token=per_token,
-        buckets=buckets,
-        device=device,
-    )
-
-
 def collate_rows(
     rows: Sequence[Row],
     index: NDArray[np.integer],
@@ -139,6 +106,8 @@ def collate_rows(
     state_idxs [B, A + 1], 0 where padded; rewards [B, A] float32; terminals [B, A + 1], True where
     padded; action_mask [B, A]; index [B]. A is at least 1.
 
+    >>> from raffia.lm.data.data_point import DataPoint
+    >>> from raffia.lm.data.token_store import TokenStore
     >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
     >>> batch = collate_rows([store.row(0)], np.array([0]), pad_token_id=0, per_token=False)
     >>> batch["action_idxs"], batch["state_idxs"], batch["rewards"]

@@ -103,22 +103,25 @@ def dialogue_of(row: Mapping[str, Any], location: Location, roles: Mapping[str, 
             'For a column of another name: columns={"conversation": "messages"}; to leave one out: '
             'columns={"tokens": None}'
         )
-    check_names(row, FORMS[forms[0]], location)
+    (form,) = forms
+    check_names(row, FORMS[form], location)
     terminal = row.get("terminal", True)
     if type(terminal) is not bool:
         location.fail(
             f"{_found(terminal)} where true or false is expected (was it over?)", "terminal"
         )
-    form = forms[0]
-    if form in ("messages", "conversations"):
-        return Dialogue(messages_of(row[form], location, roles, row.get("reward")), terminal)
-    if form == "prompt":
-        return Dialogue(_answered(row, location), terminal)
-    if form == "sequence":
-        return Dialogue(_pairs(row["sequence"], location), terminal)
-    if form == "utterances":
-        return Dialogue(_parallel(row, location), terminal)
-    return _token_row(row, location, terminal)
+    match form:
+        case "messages" | "conversations":
+            sequence = messages_of(row[form], location, roles, row.get("reward"))
+        case "prompt":
+            sequence = _answered(row, location)
+        case "sequence":
+            sequence = _pairs(row["sequence"], location)
+        case "utterances":
+            sequence = _parallel(row, location)
+        case _:
+            return _token_row(row, location, terminal)
+    return Dialogue(sequence, terminal)
 
 
 def check_names(entries: Mapping[str, Any], allowed: set[str], location: Location) -> None:

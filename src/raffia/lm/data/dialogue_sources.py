@@ -200,10 +200,17 @@ class FileDialogues:
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _object(self, row: Mapping[str, Any], location: Location) -> Any:
-        """A row of the file, with its entries renamed by `columns`."""
+    def read(self, raw: Any, location: Location) -> Any:
+        """The dialogue of a row, whose entries are renamed by `columns`; or of a list of messages.
+
+        Raises MalformedDataError.
+        """
+        if isinstance(raw, list):
+            return Dialogue(messages_of(raw, location, self._roles))
+        if not isinstance(raw, dict):
+            location.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
         renamed: dict[str, Any] = {}
-        for name, value in row.items():
+        for name, value in raw.items():
             new = self._columns.get(name, name)
             if new in renamed:
                 location.fail(f"two entries are called {new!r}", name)
@@ -270,12 +277,8 @@ class JsonLineDialogues(FileDialogues):
 
     def read(self, raw: Any, location: Location) -> Any:
         """The dialogue of a line, or of a row of a list."""
-        if isinstance(raw, list):
-            return Dialogue(messages_of(raw, location, self._roles))
         if not isinstance(raw, bytes):
-            if not isinstance(raw, dict):
-                location.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
-            return self._object(raw, location)
+            return super().read(raw, location)
         if len(raw) > self._max_line_bytes:
             location.fail(
                 f"it is longer than {self._max_line_bytes} bytes; to read it give max_line_bytes, "
@@ -286,7 +289,7 @@ class JsonLineDialogues(FileDialogues):
         if not raw.lstrip().startswith(b"{"):
             start = raw.strip()[:40].decode(errors="replace")
             location.fail(f'it begins with {start!r}, not with an object: {{"messages": [...]}}')
-        return self._object(parse(raw, location), location)
+        return super().read(parse(raw, location), location)
 
 
 class ParquetDialogues(FileDialogues):
@@ -318,10 +321,6 @@ class ParquetDialogues(FileDialogues):
             for at in range(len(next(iter(columns.values())))):
                 row = {name: values[at] for name, values in columns.items()}
                 yield Location(self.path, f"row {first + at}"), row
-
-    def read(self, raw: Any, location: Location) -> Any:
-        """The dialogue of a row."""
-        return self._object(raw, location)
 
 
 class JoinedDialogues:

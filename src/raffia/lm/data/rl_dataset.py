@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from raffia.functional.seeds import generator_for
 from raffia.lm.data.data_point import DataPoint
-from raffia.lm.data.dialogue_batches import BatchOrder, collate
+from raffia.lm.data.dialogue_batches import BatchOrder, collate_rows
+from raffia.lm.data.token_store import TokenStore
 from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
@@ -74,12 +75,27 @@ class RL_Dataset(ABC):
         per_token: bool = True,
         device: torch.device | str | None = None,
     ) -> TensorDict:
-        """A batch of some rows, padded on the right; see `dialogue_batches.collate_rows`.
+        """A batch of some rows, padded on the right, see `dialogue_batches.collate_rows`.
 
         per_token: an action is a token of the agent; else it is a whole utterance.
+        `index` counts the rows.
+
+        >>> from raffia.lm.data.dialogue import DialogueDataset
+        >>> short = DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 1.0], terminal=False)
+        >>> points = [short, DataPoint.from_tokens([1, 7, 2, 4], [], [])]
+        >>> batch = DialogueDataset.of_points([], Vocabulary(10, pad_token_id=9)).collate(points)
+        >>> batch["tokens"]
+        tensor([[1, 5, 3, 9],
+                [1, 7, 2, 4]])
+        >>> batch["state_idxs"], batch["terminals"]
+        (tensor([[0, 1, 2],
+                [3, 0, 0]]), tensor([[False, False, False],
+                [ True,  True,  True]]))
         """
-        return collate(
-            list(checked_points(points, self.vocabulary, self.max_len)),
+        store = TokenStore.of(checked_points(points, self.vocabulary, self.max_len))
+        return collate_rows(
+            [store.row(number) for number in range(len(store))],
+            np.arange(len(store)),
             pad_token_id=self.vocabulary.pad_token_id,
             per_token=per_token,
             buckets=self.buckets,

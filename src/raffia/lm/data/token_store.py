@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -175,15 +176,12 @@ class TokenStore:
                 for words in _rows(points, index):
                     file.write(words.astype("<i4", copy=False).tobytes())
 
-        def write_index(path: str) -> None:
-            with open(path, "xb") as file:
-                file.write(index)
-
-        def write_report(path: str) -> None:
-            with open(path, "xb") as file:
-                file.write(dump(asdict(StoreReport() if report is None else report)))
-
-        files: dict[str, Content] = {WORDS: write_words, INDEX: write_index, REPORT: write_report}
+        counts = StoreReport() if report is None else report
+        files: dict[str, Content] = {  # the last two are known when the rows are written
+            WORDS: write_words,
+            INDEX: lambda path: Path(path).write_bytes(index),
+            REPORT: lambda path: Path(path).write_bytes(dump(asdict(counts))),
+        }
         write_folder(folder, KIND, VERSION, files, extras={"key": key})
 
     @classmethod
