@@ -43,15 +43,15 @@ class CompiledLM:
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model  # whose parameters stay alive with it
-        self._kept: list[Tensor | None] = [model.wte.weight, model.wpe.weight]
-        self._kept += [model.ln_f.weight, model.ln_f.bias]
+        self._weights: list[Tensor | None] = [model.wte.weight, model.wpe.weight]
+        self._weights += [model.ln_f.weight, model.ln_f.bias]
         for block in model.h:
             for layer in _layers(cast(Block, block)):
-                self._kept += [layer.weight, layer.bias]
-        self._addresses = array("q", [0 if p is None else p.data_ptr() for p in self._kept])
+                self._weights += [layer.weight, layer.bias]
+        self._addresses = array("q", [0 if p is None else p.data_ptr() for p in self._weights])
         inner = cast(Block, model.h[0]).fc.out_features
         self._sizes = len(model.h), model.n_head, model.n_embd, inner
-        self._num_weights = sum(0 if p is None else p.numel() for p in self._kept[2:])
+        self._num_weights = sum(0 if p is None else p.numel() for p in self._weights[2:])
         self._room = torch.empty(0)
 
     @classmethod

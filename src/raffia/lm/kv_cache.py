@@ -47,7 +47,8 @@ class KeyValueCache:
         self._values = torch.empty_like(self._keys)
         self._layers = list(zip(self._keys, self._values, strict=True))
         self._attended: Tensor | None = None  # [B, capacity]; None: every column is a token
-        # Which row wrote a column, [B, num_told]: rows of one writer have all before it in common.
+        # Which row wrote a column, [B, S'], S' <= S: rows of one writer have
+        # all columns before it in common.
         self._writer = torch.empty(batch_size, 0, dtype=torch.int64, device=self._keys.device)
         self._length = 0
 
@@ -153,13 +154,13 @@ class KeyValueCache:
             dtype=self._keys.dtype,
             device=self._keys.device,
         )
-        kept = slice(start, self.length)
+        columns = slice(start, self.length)
         new._length = self.length - start
         for old, part in ((self._keys, new._keys), (self._values, new._values)):
-            part[:, :, :, : new._length] = old[:, :, :, kept].index_select(1, index)
+            part[:, :, :, : new._length] = old[:, :, :, columns].index_select(1, index)
         if self._attended is not None:
             new._attended = torch.ones_like(self._attended[index])
-            new._attended[:, : new._length] = self._attended[:, kept][index]
+            new._attended[:, : new._length] = self._attended[:, columns][index]
         new._writer = self._written()[index][:, start:]
         return new
 

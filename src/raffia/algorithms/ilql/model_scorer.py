@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.heads import AnyHead
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.lm.compiled import CompiledLM
-from raffia.lm.decoding.one_token import read_token, steps_by_one
+from raffia.lm.decoding.one_token import TokenReader
 from raffia.lm.decoding.scorer import Needs, NextToken
 from raffia.lm.model import LanguageModel
 
@@ -183,7 +182,7 @@ class ModelRows:
     ) -> None:
         self._scorer, self._needs = scorer, needs
         self._trunks = scorer.trunks(needs)
-        self._compiled = {name: CompiledLM.of(trunk) for name, trunk in self._trunks.items()}
+        self._readers = {name: TokenReader(trunk) for name, trunk in self._trunks.items()}
         self._heads = None
         if not (needs.values and scorer.few_q(needs)):
             self._heads = CompiledHeads.of(scorer.model, scorer.target if needs.values else None)
@@ -214,17 +213,11 @@ class ModelRows:
     def advance(self, tokens: Tensor) -> NextToken:
         """Append a token to each row: int64 [R]."""
         hidden: dict[str, Tensor] = {}
-        quick = self._heads is not None
-        for name, trunk in self._trunks.items():
-            cache, compiled = self._caches[name], self._compiled[name]
-            if compiled is not None and compiled.fits(len(tokens)):
-                hidden[name] = compiled.read(tokens, cache, self._padding_tensor)
-            elif steps_by_one(trunk):
-                hidden[name], quick = read_token(trunk, tokens, cache, self._padding_tensor), False
-            else:
-                hidden[name], quick = trunk(tokens.unsqueeze(1), cache=cache)[:, -1], False
+        for name, reader in self._readers.items():
+            hidden[name] = reader.read(tokens, self._caches[name], self._padding_tensor)
             self.num_passes += 1
-        if quick and self._heads is not None:
+        compiled = all(reader.compiles(len(tokens)) for reader in self._readers.values())
+        if compiled and self._heads is not None:
             return self._heads.next_token(hidden, self._needs)
         return self._scorer.next_token(hidden, self._needs)
 

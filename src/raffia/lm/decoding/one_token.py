@@ -1,4 +1,4 @@
-"""A language model's step by one token for each row, in few small operations.
+"""A language model's step by one token for each row, by the quickest way that the model allows.
 
 Legend: R rows, H heads, F numbers of a head, S columns of the cache, d = H F.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from raffia.lm.compiled import CompiledLM
 from raffia.lm.kv_cache import KeyValueCache
+from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
 
@@ -21,15 +23,46 @@ from raffia.lm.transformer_block import Block
 # columns took 470 us with it and 230 us without, one row 18 us and 30 us.
 FEW_ROWS = 4
 
-__all__ = ["read_token", "steps_by_one"]
+__all__ = ["TokenReader", "read_token"]
 
 
-def steps_by_one(model: object) -> TypeGuard[CausalLM]:
-    """Whether `read_token` knows this language model; others are called as they are.
+class TokenReader:
+    """Reads a token a row behind a cache: in one compiled call, by `read_token`, or by the model.
 
-    >>> steps_by_one(CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6))
-    True
+    >>> model = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6, dropout=0.0)
+    >>> reader, cache = TokenReader(model), model.new_cache(2)
+    >>> with torch.no_grad():
+    ...     reader.read(torch.tensor([3, 4]), cache).shape, cache.length
+    (torch.Size([2, 8]), 1)
     """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self._compiled = model, CompiledLM.of(model)
+
+    def compiles(self, num_rows: int) -> bool:
+        """Whether so many rows are read in one compiled call.
+
+        >>> TokenReader(CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)).compiles(2)
+        False
+        """
+        return self._compiled is not None and self._compiled.fits(num_rows)
+
+    def read(
+        self,
+        token: Tensor,  # int64 [R]
+        cache: Any,  # of the tokens before; these are added
+        padding: Tensor
+        | None = None,  # int64 [R]: columns at the left that are none; None: no row's
+    ) -> Tensor:  # [R, d]
+        """Hidden states after the last norm."""
+        if self._compiled is not None and self._compiled.fits(len(token)):
+            return self._compiled.read(token, cache, padding)
+        if _is_plain_gpt2(self.model):
+            return read_token(self.model, token, cache, padding)
+        return self.model(token.unsqueeze(1), cache=cache)[:, -1]
+
+
+def _is_plain_gpt2(model: object) -> TypeGuard[CausalLM]:
     return type(model) is CausalLM and model.positions == "learned" and model.activation == "GELU"
 
 

@@ -72,18 +72,18 @@ def evaluation_of(games: Iterable[WordleObservation]) -> WordleEvaluation:
     >>> evaluation_of([WordleObservation((("crane", "ggggg"),))]).share_won
     1.0
     """
-    kept = list(games)
-    if not kept:
+    finished = list(games)
+    if not finished:
         raise ValueError("there is no game; play one at least")
-    if not all(game.terminal for game in kept):
+    if not all(game.terminal for game in finished):
         raise ValueError("a game is not over; play it to its end")
-    guesses: list[Counter[str]] = [Counter() for _ in range(max(len(g.turns) for g in kept))]
-    for game in kept:
+    guesses: list[Counter[str]] = [Counter() for _ in range(max(len(g.turns) for g in finished))]
+    for game in finished:
         for counter, (guess, _) in zip(guesses, game.turns, strict=False):
             counter[guess] += 1
     return WordleEvaluation(
-        returns=tuple(sum(game.rewards()) for game in kept),
-        won=tuple(game.won for game in kept),
+        returns=tuple(sum(game.rewards()) for game in finished),
+        won=tuple(game.won for game in finished),
         guess_entropy=tuple(_entropy(counter) for counter in guesses),
     )
 
