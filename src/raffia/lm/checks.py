@@ -10,7 +10,7 @@ from torch import Tensor
 from raffia.lm.model import Cache, LanguageModel
 from raffia.lm.packing import Packing
 
-__all__ = ["check_call", "check_cut", "check_room", "unknown_token"]
+__all__ = ["check_call", "check_cut", "check_known", "check_room"]
 
 
 def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
@@ -133,16 +133,22 @@ def _num_prefix(
     return prefix_embs.shape[1]
 
 
-def unknown_token(tokens: Tensor, vocab_size: int) -> str:
-    """The error for tokens of which one is not among 0 .. vocab_size - 1.
+def check_known(tokens: Tensor, vocab_size: int) -> None:
+    """ValueError unless all tokens are among 0 .. vocab_size - 1.
 
-    >>> unknown_token(torch.tensor([1, 7]), vocab_size=5)[:43]
-    'token 7 is not in the vocabulary, 0 to 4: e'
+    >>> check_known(torch.tensor([1, 7]), vocab_size=5)
+    Traceback (most recent call last):
+    ...
+    ValueError: token 7 is not in the vocabulary, 0 to 4: encode the text with the tokenizer that
+    the model goes with, or make the model with vocab_size=8 or more
     """
-    odd = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if not bool(outside.any()):
+        return
+    odd = tokens[outside]
     first, most = int(odd[0]), int(odd.max())
     fix = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
-    return (
+    raise ValueError(
         f"token {first} is not in the vocabulary, 0 to {vocab_size - 1}: encode the text with the "
         f"tokenizer that the model goes with{fix}"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import raffia.jit
-from raffia.lm.checks import check_room, unknown_token
+from raffia.lm.checks import check_known, check_room
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
@@ -110,7 +110,7 @@ class CompiledLM:
             out.data_ptr(),
         )
         if wrong >= 0:
-            raise ValueError(unknown_token(token, self._model.vocab_size))
+            check_known(token, self._model.vocab_size)
         cache.advance(1, None)
         return out
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.functional.trees import is_traced
-from raffia.lm.checks import check_call, check_cut, unknown_token
+from raffia.lm.checks import check_call, check_cut, check_known
 from raffia.lm.columns import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.lm.packing import Packing
@@ -123,12 +123,14 @@ class HFTrunk(nn.Module):
         positions = columns.positions(tokens.device)
         if self._takes_positions:
             inputs["position_ids"] = positions.expand(len(tokens), -1)
+        if not is_traced() and tokens.shape[1] > 1:  # one token a row is what was just decoded
+            check_known(tokens, self.vocab_size)
         if prefix_embs is None:
-            inputs["input_ids"] = self._known(tokens)
+            inputs["input_ids"] = tokens
         else:
             if remove_prefix_position_embs:
                 prefix_embs = prefix_embs - self._position_embs(positions[:, :num_prefix])
-            embedded = self.model.get_input_embeddings()(self._known(tokens))
+            embedded = self.model.get_input_embeddings()(tokens)
             inputs["inputs_embeds"] = torch.cat([prefix_embs.to(embedded.dtype), embedded], 1)
         hidden = self._body(**inputs).last_hidden_state
         if cache is not None:
@@ -160,13 +162,6 @@ class HFTrunk(nn.Module):
     def _body(self) -> Any:
         """The model without its output layer."""
         return self.model.base_model
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        if is_traced() or tokens.shape[1] == 1:  # one token a row is what was just decoded
-            return tokens
-        if bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
-            raise ValueError(unknown_token(tokens, self.vocab_size))
-        return tokens
 
     def _position_embs(self, positions: Tensor) -> Tensor:
         """What the model adds to embeddings at these positions."""

@@ -7,6 +7,7 @@ numbers of a hidden state, V vocabulary.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -16,7 +17,7 @@ from torch.nn.functional import dropout as drop
 
 from raffia.functional.trees import is_traced
 from raffia.lm.attention import View
-from raffia.lm.checks import check_call, unknown_token
+from raffia.lm.checks import check_call, check_known
 from raffia.lm.columns import Columns, attended_columns, right_padded
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.packing import Packing
@@ -214,14 +215,13 @@ class CausalLM(nn.Module):
     def _embedded(self, tokens: Tensor) -> Tensor:
         if is_traced():
             return self.wte(tokens)
-        if tokens.device.type == "cpu":  # the look-up itself checks
-            try:
+        on_cpu = tokens.device.type == "cpu"
+        if on_cpu:
+            with suppress(IndexError):  # the look-up itself checks
                 return self.wte(tokens)
-            except IndexError:
-                raise ValueError(unknown_token(tokens, self.vocab_size)) from None
         # Elsewhere it would bring down the process; one token a row is what was just decoded.
-        if tokens.shape[-1] > 1 and bool(((tokens < 0) | (tokens >= self.vocab_size)).any()):
-            raise ValueError(unknown_token(tokens, self.vocab_size))
+        if on_cpu or tokens.shape[-1] > 1:
+            check_known(tokens, self.vocab_size)
         return self.wte(tokens)
 
     def _with_positions(self, x: Tensor, positions: Tensor, bare: int = 0) -> Tensor:

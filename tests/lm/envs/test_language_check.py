@@ -15,7 +15,7 @@ from raffia.lm.tokenizers.tokenizer import character_tokenizer
 WORDS = ("crane", "slate", "crown", "adieu")
 
 
-class Said(Language_Observation):
+class Dialogue(Language_Observation):
     def __init__(self, sequence, terminal):
         self.sequence, self.terminal = sequence, terminal
 
@@ -32,23 +32,23 @@ class Count(Language_Environment):
     def reset(self, seed):
         self.goal = str(seed % 2)
         self.turns = 0
-        self.seen = self.first(seed)
-        return self.seen
+        self.observation = self.first(seed)
+        return self.observation
 
     def first(self, seed):
-        return Said((("which?", None),), False)
+        return Dialogue((("which?", None),), False)
 
     def step(self, action):
         if self.is_terminal():
             raise RuntimeError("it is over: reset(seed)")
         self.turns += 1
         reward = float(action == self.goal)
-        self.seen = self.after(action, reward)
-        return self.seen, reward, self.is_terminal()
+        self.observation = self.after(action, reward)
+        return self.observation, reward, self.is_terminal()
 
     def after(self, action, reward):
         answer = (action, reward), ("good" if reward else "bad", None)
-        return Said((*self.seen.sequence, *answer), self.turns == 2)
+        return Dialogue((*self.observation.sequence, *answer), self.turns == 2)
 
     def is_terminal(self):
         return self.turns == 2
@@ -57,27 +57,27 @@ class Count(Language_Environment):
 class NoEnd(Count):
     def step(self, action):
         self.turns = min(self.turns, 1)
-        return super().step(action) if self.turns < 1 else (self.seen, 0.0, False)
+        return super().step(action) if self.turns < 1 else (self.observation, 0.0, False)
 
 
 class Forgets(Count):
     def after(self, action, reward):
-        return Said(((action, reward), ("so", None)), self.turns == 2)
+        return Dialogue(((action, reward), ("so", None)), self.turns == 2)
 
 
-class SaysNothingOfTheAgent(Count):
+class WithoutTheAction(Count):
     def after(self, action, reward):
-        return Said((*self.seen.sequence, ("so", None)), self.turns == 2)
+        return Dialogue((*self.observation.sequence, ("so", None)), self.turns == 2)
 
 
 class OtherReward(Count):
     def after(self, action, reward):
-        return Said((*self.seen.sequence, (action, reward - 1)), self.turns == 2)
+        return Dialogue((*self.observation.sequence, (action, reward - 1)), self.turns == 2)
 
 
 class OtherEnd(Count):
     def after(self, action, reward):
-        return Said((*self.seen.sequence, (action, reward)), False)
+        return Dialogue((*self.observation.sequence, (action, reward)), False)
 
 
 class GoesOn(Count):
@@ -90,26 +90,26 @@ class ByChance(Count):
     numbers = itertools.count()
 
     def first(self, seed):
-        return Said(((f"which, {next(self.numbers)}?", None),), False)
+        return Dialogue(((f"which, {next(self.numbers)}?", None),), False)
 
 
 class InPlace(Count):
     def first(self, seed):
-        return Said([("which?", None)], False)
+        return Dialogue([("which?", None)], False)
 
     def after(self, action, reward):
-        self.seen.sequence.append((action, reward))
-        return Said(self.seen.sequence, self.turns == 2)
+        self.observation.sequence.append((action, reward))
+        return Dialogue(self.observation.sequence, self.turns == 2)
 
 
 class NoText(Count):
     def first(self, seed):
-        return Said(((seed, None),), False)
+        return Dialogue(((seed, None),), False)
 
 
 class NotANumber(Count):
     def after(self, action, reward):
-        return Said((*self.seen.sequence, (action, float("nan"))), self.turns == 2)
+        return Dialogue((*self.observation.sequence, (action, float("nan"))), self.turns == 2)
 
 
 class Broken(Count):
@@ -119,9 +119,9 @@ class Broken(Count):
 
 class Tensors(Count):
     def first(self, seed):
-        said = super().first(seed)
-        said.metadata = lambda: {"seed": {seed}}
-        return said
+        observation = super().first(seed)
+        observation.metadata = lambda: {"seed": {seed}}
+        return observation
 
 
 def test_an_env_that_keeps_the_contract():
@@ -148,7 +148,7 @@ def test_wordle_keeps_the_contract():
     ("env", "complaint"),
     [
         (Forgets, "growth: earlier utterances are gone"),
-        (SaysNothingOfTheAgent, "growth: the action was '[01]', and .*'so'"),
+        (WithoutTheAction, "growth: the action was '[01]', and .*'so'"),
         (OtherReward, "rewards: step gave the reward"),
         (OtherEnd, "ends: done=True, is_terminal.*terminal=False"),
         (GoesOn, "after the end: a step after the end gave no error"),

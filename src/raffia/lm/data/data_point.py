@@ -162,15 +162,15 @@ class DataPoint:
         if terminal:
             tokens.append(tokenizer.eod_token_id)
         by_token = [0.0] * len(tokens) if token_reward is None else _by_token(token_reward, tokens)
-        rewards = []
+        actions: list[int] = []
+        rewards: list[float] = []
+        totals: list[float] = []
         for begin, end, reward in zip(begins, ends, earned, strict=True):
-            rewards += by_token[begin + 1 : end + 1]
-            rewards[-1] += reward
-        totals = [
-            reward + math.fsum(by_token[begin + 1 : end + 1])
-            for begin, end, reward in zip(begins, ends, earned, strict=True)
-        ]
-        actions = [index for b, e in zip(begins, ends, strict=True) for index in range(b, e)]
+            within = by_token[begin + 1 : end + 1]
+            totals.append(reward + math.fsum(within))
+            within[-1] += reward
+            actions += range(begin, end)
+            rewards += within
         utterances = _Utterances(begins, ends, totals)
         return cls._of(tokens, actions, rewards, utterances, terminal).cut(max_len)
 
