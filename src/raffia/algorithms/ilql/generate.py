@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -106,9 +107,9 @@ def decode(
     [[3, 3, 3], [4, 4]]
     """
     check_prompts(prompts, scorer)
-    if num_generations is None:
-        num_generations = config.num_generations
-    _check_number(num_generations, config)
+    if num_generations is not None:
+        config = replace(config, num_generations=num_generations)
+    num_generations = config.num_generations
     if not prompts:
         nothing = torch.zeros(0, num_generations)
         return Generations(tokens=[], log_prob=nothing, stopped=nothing.bool())
@@ -175,13 +176,3 @@ def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
     forbidden = torch.zeros(scorer.vocab_size, device=scorer.device)
     forbidden[pad_token] = -torch.inf
     return forbidden
-
-
-def _check_number(num_generations: int, config: DecodeConfig) -> None:
-    if num_generations < 1:
-        raise ValueError(f"num_generations={num_generations} must be at least 1")
-    if config.num_beams is not None and num_generations > config.num_beams:
-        raise ValueError(
-            f"num_generations={num_generations} of num_beams={config.num_beams}: a beam search "
-            f"ends with as many texts as beams; pass DecodeConfig(num_beams={num_generations})"
-        )
