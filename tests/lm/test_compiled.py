@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from raffia.lm import compiled as compiled_lm
 from raffia.lm.compiled import CompiledLM, compiles
+from raffia.lm.decoding.one_token import TokenReader
 from raffia.lm.gelu import gelu
 from raffia.lm.transformer import CausalLM
 
@@ -154,3 +155,20 @@ def test_gelu_within_transforms_and_of_other_numbers():
     assert_close(torch.vmap(gelu)(x), gelu(x), rtol=1e-5, atol=1e-6)
     assert gelu(x.double()).dtype == torch.float64
     assert_close(gelu(x.transpose(0, 1)), gelu(x).transpose(0, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "options"),
+    [
+        (True, {}),
+        (False, {"n_embd": 8}),  # by `read_token`
+        (False, {"positions": "rotary"}),  # by the model itself
+    ],
+)
+def test_a_reader_gives_what_the_model_gives(compiled, options):
+    model = make_model(**options)
+    reader, cache, tokens = TokenReader(model), model.new_cache(3), torch.randint(13, (3, 6))
+    assert reader.compiles(3) is compiled
+    with torch.no_grad():
+        steps = [reader.read(token, cache) for token in tokens.unbind(1)]
+        assert torch.allclose(torch.stack(steps, 1), model(tokens), atol=1e-5)

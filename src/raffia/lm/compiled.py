@@ -73,8 +73,7 @@ class CompiledLM:
         self,
         token: Tensor,  # int64 [R]
         cache: KeyValueCache,  # of the tokens before; these are added
-        padding: Tensor
-        | None = None,  # int64 [R]: columns at the left that are none; None: no row's
+        padding: Tensor | None = None,  # int64 [R]: columns of padding at the left; None: none
     ) -> Tensor:  # [R, d]
         """Hidden states after the last norm."""
         from raffia.lm.kernels.token_step import token_step

@@ -51,8 +51,7 @@ class TokenReader:
         self,
         token: Tensor,  # int64 [R]
         cache: Any,  # of the tokens before; these are added
-        padding: Tensor
-        | None = None,  # int64 [R]: columns at the left that are none; None: no row's
+        padding: Tensor | None = None,  # int64 [R]: columns of padding at the left; None: none
     ) -> Tensor:  # [R, d]
         """Hidden states after the last norm."""
         if self._compiled is not None and self._compiled.fits(len(token)):
