@@ -216,9 +216,9 @@ class ModelRows:
         for name, reader in self._readers.items():
             hidden[name] = reader.read(tokens, self._caches[name], self._padding_tensor)
             self.num_passes += 1
-        compiled = all(reader.compiles(len(tokens)) for reader in self._readers.values())
-        if compiled and self._heads is not None:
-            return self._heads.next_token(hidden, self._needs)
+        if self._heads is not None:
+            if all(reader.compiles(len(tokens)) for reader in self._readers.values()):
+                return self._heads.next_token(hidden, self._needs)
         return self._scorer.next_token(hidden, self._needs)
 
     @property
