@@ -19,7 +19,8 @@ GROUPS = {
     "agents": {
         "demo": "EfficientZero learns CartPole before your eyes, and writes a report",
         "train": "train an agent: a folder with checkpoints, metrics and settings",
-        "resume": "go on with a run, as if it had never been stopped; or lengthen it",
+        "sweep": "many runs over seeds and settings, in worker processes; one report",
+        "resume": "go on with a run or a sweep, as if it had never been stopped",
         "evaluate": "play episodes without exploring: mean, spread, recordings",
         "play": "play TicTacToe or Connect4 against the agent of a run",
         "chat": "talk with an agent of ILQL, or let it guess your Wordle word",
@@ -151,6 +152,10 @@ def _command(name: str) -> Command:
             from raffia.cli.train import train
 
             return train
+        case "sweep":
+            from raffia.cli.sweep import sweep
+
+            return sweep
         case "resume":
             from raffia.cli.resume import resume
 

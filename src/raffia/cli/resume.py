@@ -12,6 +12,7 @@ from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
 from raffia.cli.sessions import print_next, print_start, require_device
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
+from raffia.report.folder import MANIFEST
 from raffia.report.summary import RunSummary
 from raffia.train.config import changed_settings, from_command_line
 
@@ -42,10 +43,14 @@ Of runs of ILQL:
 
 Any other setting shaped what was learnt, and needs a run of its own.
 
+Of a sweep's folder: finished runs are kept, broken-off ones resumed, missing ones begun, failed
+ones tried again. It takes --workers, --engine.name, --engine.address and --devices.
+
 examples:
   raffia resume runs/cartpole-0
   raffia resume runs/cartpole-0 --collect.num_env_steps 30000
-  raffia resume runs/demo --evaluate.target_return none"""
+  raffia resume runs/demo --evaluate.target_return none
+  raffia resume sweeps/lr --workers 4"""
 
 
 def resume(words: Sequence[str]) -> int:
@@ -60,6 +65,10 @@ def resume(words: Sequence[str]) -> int:
         print(filled(HELP, help_width()))
         return 0
     given = words[0] if words and not words[0].startswith("-") else None
+    if given is not None and (Path(given) / MANIFEST).is_file():
+        from raffia.cli.sweep import resume_sweep
+
+        return resume_sweep(Path(given), words[1:])
     run = chosen_run(given, "resume")
     flags, settings = split_own(words[1:], ["--algorithm"])
     algorithm, before = config_of(run, flags.get("--algorithm", ""))

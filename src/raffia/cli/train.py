@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from raffia.cli.algorithm import commands_of
+from raffia.cli.algorithm import AlgorithmCommands, commands_of
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import HOME, free_folder, refuse_taken, state_of, summary_line
 from raffia.cli.sessions import print_next, print_start, require_device
 from raffia.cli.style import call, filled, help_width
-from raffia.recipes.algorithm import ALGORITHMS, find_algorithm
+from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
 from raffia.report.folder import is_run
 from raffia.train.config import ConfigError, from_command_line
 
@@ -47,36 +49,66 @@ def train(words: Sequence[str]) -> int:
         rows = [f"  {name:<14} {one.summary}" for name, one in ALGORITHMS.items()]
         print(filled(HELP.format(algorithms="\n".join(rows)), help_width()))
         return 0
-    first = next(iter(ALGORITHMS))
-    if not words or words[0].startswith("-"):
-        raise UsageError("which algorithm?", call("raffia", "train", first, *words))
-    name, words = words[0], words[1:]
-    try:
-        algorithm = find_algorithm(name)
-    except ConfigError as error:
-        known = "raffia train --help" if ":" in name else call("raffia", "train", first, *words)
-        raise UsageError(str(error), known) from error
-    commands = commands_of(algorithm)
-    flags, settings = split_own(words, ["--preset", "--run", *commands.train_flags], name)
-    flags |= split_own(words, ["--config"], name)[0]
-    preset, config = commands.start_with(flags, words)
-    config = from_command_line(
-        config, settings, prog=f"raffia train {name}", description=commands.help(preset)
-    )
-    commands.check(config, flags, settings, words)
+    asked = Asked.of(words, "train", ["--run"])
+    name, config, commands, flags = asked.name, asked.config, asked.commands, asked.flags
     folder = new_folder(
         flags.get("--run"),
-        f"{commands.run_name(flags, preset)}-{config.seed}",
+        f"{commands.run_name(flags, asked.preset)}-{config.seed}",
         name,
-        *split_own(words, ["--run"], name)[1],
+        *split_own(words[1:], ["--run"], name)[1],
     )
 
     print_start(config, folder)
     from raffia.recipes.running import train_run
 
     require_device(config.device)
-    config = commands.with_data_settings(config, settings)
-    return commands.print_end(train_run(algorithm, config, folder, preset=preset))
+    config = commands.with_data_settings(config, asked.settings)
+    return commands.print_end(train_run(asked.algorithm, config, folder, preset=asked.preset))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the words behind `raffia train` or `raffia sweep` ask for.
+
+    >>> Asked.of(["efficientzero", "--preset", "smoke", "--seed", "3"], "train", []).config.seed
+    3
+    """
+
+    name: str  # of the algorithm, as it was given
+    algorithm: Algorithm
+    commands: AlgorithmCommands
+    flags: dict[str, str]  # of the command and of the algorithm, that name no settings
+    settings: list[str]  # the other words
+    preset: str
+    config: Any
+
+    @classmethod
+    def of(cls, words: Sequence[str], command: str, own: Sequence[str]) -> Asked:
+        """Read the words; UsageError or ConfigError with the call that works.
+
+        own: flags of the command itself, each with a value.
+        """
+        first = next(iter(ALGORITHMS))
+        if not words or words[0].startswith("-"):
+            raise UsageError("which algorithm?", call("raffia", command, first, *words))
+        name, words = words[0], words[1:]
+        try:
+            algorithm = find_algorithm(name)
+        except ConfigError as error:
+            help_of, other = f"raffia {command} --help", call("raffia", command, first, *words)
+            raise UsageError(str(error), help_of if ":" in name else other) from error
+        commands = commands_of(algorithm)
+        flags, settings = split_own(words, ["--preset", *own, *commands.train_flags], name)
+        flags |= split_own(words, ["--config"], name)[0]
+        preset, config = commands.start_with(flags, words)
+        config = from_command_line(
+            config,
+            settings,
+            prog=f"raffia {command} {name}",
+            description=commands.help(preset),
+        )
+        commands.check(config, flags, settings, words)
+        return cls(name, algorithm, commands, flags, settings, preset, config)
 
 
 def new_folder(given: str | None, name: str, *words: str) -> Path:

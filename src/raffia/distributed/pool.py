@@ -165,9 +165,13 @@ class Pool:
     def reset(self) -> None:
         """Drop all open tasks and end all workers; those that are needed are started again."""
         for worker in range(self.num_workers):
-            self._open[worker].clear()
-            self._num_losses[worker] = 0
-            self._forget(worker)
+            self.drop(worker)
+
+    def drop(self, worker: int) -> None:
+        """Drop the open tasks of a worker and end it; if it is needed, it is started again."""
+        self._open[worker].clear()
+        self._num_losses[worker] = 0
+        self._forget(worker)
 
     def close(self) -> None:
         """End all workers."""

@@ -27,7 +27,7 @@ from raffia.recipes.run_folder import (
     write_config,
 )
 from raffia.train.config import changed_settings
-from raffia.train.experiment import Experiment, RunError
+from raffia.train.experiment import Experiment, RunError, Stop
 from raffia.train.live_view import make_view
 from raffia.train.session import RunResult, TrainingSession
 from raffia.train.signals import stop_on_signals
@@ -48,6 +48,7 @@ def train_run(
     preset: str = "",
     own: Sequence[str] = (),
     make: Make | None = None,
+    stop: Stop = lambda: False,
 ) -> RunResult:
     """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
 
@@ -55,6 +56,7 @@ def train_run(
     preset: the name of the config, for the report.
     own: names of what `make` has besides the config, without which there can be no resume.
     make: replaces the algorithm's.
+    stop: asked after each update; once it is true, the run saves and stops.
     Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
@@ -70,7 +72,7 @@ def train_run(
     folder, config = Path(folder), algorithm.settled(config)
     create_run(folder, config, preset, own, algorithm)
     with given_back(folder):
-        return _run_session(folder, make or imported(algorithm.make), config, view)
+        return _run_session(folder, make or imported(algorithm.make), config, view, stop=stop)
 
 
 def resume_run(
@@ -81,12 +83,13 @@ def resume_run(
     view: View | None = None,
     own: Sequence[str] = (),
     make: Make | None = None,
+    stop: Stop = lambda: False,
 ) -> RunResult:
     """Go on at the newest checkpoint, as if the run had never been stopped.
 
     algorithm: of the run; None: the one that the run names.
     config: replaces the run's, which `read_run(folder)` gives: a longer run, another target.
-    own, make: as in `train_run`.
+    own, make, stop: as in `train_run`.
     Raises RunError if the config differs in what has shaped what was learnt.
 
     >>> import io, tempfile
@@ -122,7 +125,8 @@ def resume_run(
             preset = read_made_by(folder, algorithm)["preset"]
             write_config(folder, after, preset, own, algorithm)
 
-    return _run_session(folder, make or imported(algorithm.make), after, view, on_start)
+    made = make or imported(algorithm.make)
+    return _run_session(folder, made, after, view, on_start, stop)
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ def _run_session(
     config: Any,
     view: View | None,
     on_start: Callable[[], None] = lambda: None,
+    stop: Stop = lambda: False,
 ) -> RunResult:
     """A session of a run, until its end, its target, Ctrl-C or SIGTERM.
 
@@ -190,7 +195,7 @@ def _run_session(
         if unclaimed:
             shown.message(unclaimed)
         signals.announce = shown.message
-        result = session.run(lambda: signals.requested, on_start)
+        result = session.run(lambda: signals.requested or stop(), on_start)
     return replace(result, signal=signals.name)
 
 

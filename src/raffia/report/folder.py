@@ -20,6 +20,7 @@ from raffia.report.rows import Row, counted_rows, key_rows, number
 
 LARGEST = 50_000_000  # bytes of a file of JSON
 ABOUT = ("run", "preset", "versions")  # of config.json: what is no setting
+MANIFEST = "sweep.json"  # of a folder of many runs, which lie in its folder "runs"
 _FEW = 6  # names in an error
 
 
@@ -224,6 +225,29 @@ def find_runs(root: str | os.PathLike[str], depth: int = 3) -> list[Path]:
     below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     shown = [entry for entry in below if not entry.name.startswith(".")]
     return [run for entry in shown for run in find_runs(entry, depth - 1)]
+
+
+def runs_of_sweep(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]] | None:
+    """The runs of a sweep's folder, and lines about those that are not there; None if it is none.
+
+    >>> runs_of_sweep("no such folder")
+    """
+    there = Path(folder)
+    if not (there / MANIFEST).is_file():
+        return None
+    found = find_runs(there / "runs", 1)
+    try:
+        data = read_json(there / MANIFEST)
+        planned = [str(run["name"]) for run in data["runs"]]
+        errors = {str(name): str(text) for name, text in data["errors"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return found, [f"{MANIFEST} could not be read: {error}"]
+    begun = {run.name for run in found}
+    missing = [name for name in planned if name not in begun and name not in errors]
+    failed = [f"{name} failed: {errors[name]}" for name in planned if name in errors]
+    if missing:
+        failed.append(f"{len(missing)} of {len(planned)} runs have not begun: {_listed(missing)}")
+    return found, failed
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

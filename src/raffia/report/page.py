@@ -14,6 +14,7 @@ from raffia.report.folder import Run, read_run
 from raffia.report.groups import grouped
 from raffia.report.heads import head
 from raffia.report.plots import bad_numbers
+from raffia.report.scores import ranking
 from raffia.report.style import STYLE
 
 
@@ -21,12 +22,14 @@ def page(
     runs: Sequence[Run],
     path: Path,  # where the page will stand: links are relative to it
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    missing: Sequence[str] = (),
 ) -> str:
     """The HTML of a report; the same files give the same bytes."""
     groups = grouped(runs)
-    notes: list[str] = []
+    notes: list[str] = list(missing)
     body = [
         sections.learning(groups, notes),
+        ranking(groups),
         compared.methods(groups, notes),
         population.populations(groups, notes),
         dialogues.dialogues(groups, notes),
@@ -57,6 +60,7 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     *,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    missing: Sequence[str] = (),
 ) -> Path:
     """Write the page of one run, or of several side by side; gives where it stands.
 
@@ -64,6 +68,7 @@ def write_report(
         holds them all.
     presets: whole configs by the names of presets, to mark what a run has otherwise; not needed
         for runs that record it themselves.
+    missing: further lines of what is missing, such as runs that have not begun.
     Raises FileNotFoundError, with the runs nearby, if a folder is no run's.
 
     >>> import tempfile
@@ -79,7 +84,7 @@ def write_report(
     folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
     found = [read_run(folder) for folder in folders]
     path = Path(out) if out is not None else _default(folders)
-    text = page(found, path.resolve(), presets)
+    text = page(found, path.resolve(), presets, missing)
     make_folder(path.parent)
     # All at once: whoever has the old page open never loads half of the new one.
     write_atomically(path, text.encode("utf-8", "replace"))  # of half a surrogate pair, "?"

@@ -1,0 +1,262 @@
+"""raffia sweep: many runs over seeds and settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raffia.cli.errors import UsageError
+from raffia.cli.sessions import print_next, require_device
+from raffia.cli.style import call, columns, filled, help_width, number, printable
+from raffia.cli.train import Asked, split_own
+from raffia.files import is_free
+from raffia.train.config import ConfigError
+
+if TYPE_CHECKING:
+    from raffia.sweep import Manifest, SweepResult
+
+HELP = """\
+usage: raffia sweep ALGORITHM (--preset NAME | --config FILE | --data FILE)
+                    [--seeds 0..4] [--grid NAME=ONE,TWO ...]
+                    [--random N --ranges NAME=LOW..HIGH ...] [--out FOLDER]
+                    [--workers N] [settings]
+       raffia sweep --resume FOLDER
+
+Train an agent for each seed, at each point of a grid of settings or at random draws of them: each
+a run in a worker process of its own, and an ordinary run folder in FOLDER/runs. Settings are those
+of `raffia train`. The same command plans the same runs. Ctrl-C saves all runs and leaves, and
+`raffia resume FOLDER` goes on. A run that fails is told, and ends no other.
+
+what varies:
+  --seeds 0..4      one run for each; also 0,1,7; if not given, the seed of
+                    the settings
+  --grid NAME=ONE,TWO ...
+                    values of settings, all combinations of them
+  --random N        random draws, from
+  --ranges NAME=LOW..HIGH NAME=ONE,TWO ...
+                    logarithmic where LOW is above 0 and HIGH ten times as
+                    large or more, whole numbers where both are
+  --sweep_seed N    of the draws; 0 if not given
+
+where it runs:
+  --out FOLDER      if not given, sweeps/NAME
+  --workers N       runs at a time; if not given, as the processors have room
+  --engine.name     process (if not given), ray, or inline: in this process,
+                    one run after the other; of the sweep, not of its runs
+  --engine.address  of a Ray cluster
+  --devices cuda:0,cuda:1
+                    a worker for each; a run gets that of its worker
+
+examples:
+  raffia sweep efficientzero --preset cartpole --seeds 0..4
+  raffia sweep efficientzero --preset cartpole --seeds 0..4 \\
+      --grid optimizer.learning_rate=1e-3,2e-3 --out sweeps/lr --workers 2
+  raffia sweep efficientzero --preset atari100k --seeds 0..4 \\
+      --grid env.id=atari/pong,atari/breakout --devices cuda:0,cuda:1
+  raffia sweep ilql --preset ilql-smoke --random 20 \\
+      --ranges optimizer.learning_rate=1e-5..1e-2
+  raffia report sweeps/lr    # all runs on one page, settings by score
+  raffia resume sweeps/lr"""
+HOME = Path("sweeps")
+HOW = ("--workers", "--engine.name", "--engine.address", "--devices")
+LISTS = ("--grid", "--ranges")
+FLAGS = ("--seeds", "--random", "--sweep_seed", "--out", *HOW)
+
+
+def sweep(words: Sequence[str]) -> int:
+    """`raffia sweep ALGORITHM ...`
+
+    >>> sweep(["efficientzero", "--preset", "smoke", "--seeds", "0-4"])
+    Traceback (most recent call last):
+        ...
+    raffia.train.settings.ConfigError: --seeds 0-4: '0-4' is no seed; write 0..4, or 0,1,7
+    """
+    if words and words[0] in ("-h", "--help"):
+        print(filled(HELP, help_width()))
+        return 0
+    if words and words[0].partition("=")[0] == "--resume":
+        flags, others = split_own(words, ["--resume"])
+        return resume_sweep(Path(flags["--resume"]), others)
+    lists, words = _lists(words)
+    asked = Asked.of(words, "sweep", FLAGS)
+    flags = asked.flags
+    from raffia.sweep import plan_runs, read_choices, read_ranges, read_seeds
+
+    runs = plan_runs(
+        read_seeds(flags.get("--seeds", str(asked.config.seed))),
+        read_choices(lists["--grid"]),
+        read_ranges(lists["--ranges"]),
+        _whole(flags, "--random", 0),
+        _whole(flags, "--sweep_seed", 0),
+    )
+    folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
+    _refuse_taken(folder, words)
+    from raffia.sweep import Manifest, write_manifest
+
+    base = asked.commands.with_data_settings(asked.config, asked.settings)
+    base = asked.algorithm.settled(base)
+    if not any(word.startswith(("--num_threads", "--num-threads")) for word in asked.settings):
+        at_once = _whole(flags, "--workers", 0) or flags.get("--devices", "").count(",") + 1
+        part = max(1, num_cores() // at_once)
+        base = replace(base, num_threads=min(base.num_threads, part))
+    manifest = Manifest.of(asked.algorithm, base, runs, preset=asked.preset)
+    manifest = _where(manifest, flags, asked.algorithm)
+    for device in _devices(manifest, asked.algorithm):
+        require_device(device)
+    write_manifest(folder, manifest)
+    return _run(folder, asked.algorithm, manifest)
+
+
+def resume_sweep(folder: Path, words: Sequence[str]) -> int:
+    """Go on with a sweep: `raffia resume FOLDER`."""
+    from raffia.sweep import is_sweep, read_manifest, write_manifest
+
+    flags, others = split_own(words, ["--algorithm", *HOW])
+    if others:
+        raise UsageError(
+            f"{others[0]}: of a sweep only {', '.join(HOW)} may change",
+            call("raffia", "resume", folder),
+        )
+    if not is_sweep(folder):
+        raise UsageError(f"{folder} is no sweep", "raffia sweep --help")
+    manifest = read_manifest(folder)
+    algorithm = manifest.find_algorithm(flags.get("--algorithm", ""))
+    if algorithm.name != manifest.algorithm:
+        raise UsageError(f"{folder} is a sweep of {manifest.algorithm}, not of {algorithm.name}")
+    changed = _where(manifest, flags, algorithm) if flags.keys() & set(HOW) else manifest
+    if changed != manifest:
+        write_manifest(folder, changed)
+    return _run(folder, algorithm, changed)
+
+
+def _run(folder: Path, algorithm: Any, manifest: Manifest) -> int:
+    from raffia.sweep import SweepSession
+
+    num, where = manifest.workers, manifest.engine.name
+    print(
+        f"{len(manifest.runs)} runs of {algorithm.title} in {folder}, {num} at a time "
+        f"({where}); Ctrl-C saves and leaves",
+        flush=True,
+    )
+    result = SweepSession(folder, algorithm).run()
+    return _print_end(result, manifest)
+
+
+def _print_end(result: SweepResult, manifest: Manifest) -> int:
+    folder, states = result.folder, list(result.states.values())
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    print(f"{folder}: {', '.join(counts)}")
+    print(printable(scores_of(folder)))
+    named = ["--algorithm", manifest.reference] if manifest.reference else []
+    calls = [[call("raffia", "report", folder), "all runs on one page"]]
+    if any(state not in ("finished", "target") for state in states):
+        what = "try the failed ones again" if result.failed else "go on with what is not done"
+        calls.insert(0, [call("raffia", "resume", folder, *named), what])
+    print_next(calls)
+    if result.signal:
+        return 128 + signal.Signals[result.signal].value
+    return 1 if any(state not in ("finished", "target") for state in states) else 0
+
+
+def scores_of(folder: Path) -> str:
+    """The settings of a sweep by their scores, as a table.
+
+    >>> scores_of(Path("no such sweep"))
+    'no run was evaluated yet'
+    """
+    from raffia.report.folder import find_runs, read_key_rows
+    from raffia.report.groups import grouped
+    from raffia.report.scores import scores
+
+    found = scores(grouped([read_key_rows(run) for run in find_runs(folder / "runs", 1)]))
+    if not found:
+        return "no run was evaluated yet"
+    rows = [["settings", "runs", "at the end", "95 % interval", "best"]]
+    for one in found:
+        between = "-" if one.low != one.low else f"{number(one.low)} to {number(one.high)}"
+        mean, best = number(one.last), number(one.best)
+        rows.append([one.group.label, str(len(one.group.runs)), mean, between, best])
+    return columns(rows, right=[1, 2, 4])
+
+
+def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifest:
+    """The manifest with workers, engine and devices as the flags have them."""
+    from raffia.recipes.scale_config import EngineConfig
+
+    devices = tuple(filter(None, flags.get("--devices", "").split(","))) or manifest.devices
+    engine = manifest.engine
+    if "--engine.name" in flags or "--engine.address" in flags:
+        try:
+            engine = EngineConfig(
+                name=flags.get("--engine.name", engine.name),  # type: ignore[arg-type]
+                address=flags.get("--engine.address", ""),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    configs = [manifest.config_of(run, algorithm) for run in manifest.runs]
+    threads = max(config.num_threads for config in configs)
+    fit = len(devices) or max(1, num_cores() // max(1, threads))
+    workers = _whole(flags, "--workers", fit, least=1)
+    workers = 1 if engine.name == "inline" else min(workers, len(configs))
+    return replace(manifest, devices=devices, engine=engine, workers=workers)
+
+
+def num_cores() -> int:
+    """The processors that this process may use.
+
+    >>> num_cores() >= 1
+    True
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _devices(manifest: Manifest, algorithm: Any) -> list[str]:
+    used = [manifest.config_of(run, algorithm).device for run in manifest.runs]
+    return list(dict.fromkeys(manifest.devices or used))
+
+
+def _lists(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The words of flags that take several, and the others."""
+    found: dict[str, list[str]] = {flag: [] for flag in LISTS}
+    others, at = [], ""
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            at = flag if flag in LISTS else ""
+            if at and equals:
+                found[at].append(value)
+            elif not at:
+                others.append(word)
+        elif at:
+            found[at].append(word)
+        else:
+            others.append(word)
+    return found, others
+
+
+def _whole(flags: dict[str, str], flag: str, default: int, least: int = 0) -> int:
+    text = flags.get(flag, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{flag} {text}: it is a whole number from {least} on")
+    return int(text)
+
+
+def _refuse_taken(folder: Path, words: Sequence[str]) -> None:
+    from raffia.sweep import is_sweep
+
+    if is_sweep(folder):
+        raise UsageError(
+            f"{folder} holds a sweep already",
+            call("raffia", "resume", folder),
+            call("raffia", "sweep", *words, "--out", f"{folder}-2"),
+        )
+    if not is_free(folder):
+        raise UsageError(
+            f"{folder} is there already, and is no sweep",
+            call("raffia", "sweep", *words, "--out", f"{folder}-2"),
+        )

@@ -1,0 +1,26 @@
+"""Many runs over seeds and settings: a plan, a folder, and an engine that spreads the runs.
+
+The first line of each file tells what it is for; docs/sweep.md is the guide.
+"""
+
+from raffia.sweep.manifest import MANIFEST, Manifest, is_sweep, read_manifest, write_manifest
+from raffia.sweep.plan import PlannedRun, Range, plan_runs, read_choices, read_ranges, read_seeds
+from raffia.sweep.session import SweepResult, SweepSession
+from raffia.sweep.worker import RunRole
+
+__all__ = [
+    "MANIFEST",
+    "Manifest",
+    "PlannedRun",
+    "Range",
+    "RunRole",
+    "SweepResult",
+    "SweepSession",
+    "is_sweep",
+    "plan_runs",
+    "read_choices",
+    "read_manifest",
+    "read_ranges",
+    "read_seeds",
+    "write_manifest",
+]

@@ -1,0 +1,144 @@
+"""The manifest of a sweep's folder: the plan of all runs, and how they are to be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raffia._version import __version__
+from raffia.files import DamagedFileError, make_folder, parse_json, write_atomically
+from raffia.recipes.algorithm import Algorithm, find_algorithm, recorded_algorithm
+from raffia.recipes.scale_config import EngineConfig
+from raffia.report.folder import MANIFEST
+from raffia.sweep.plan import PlannedRun
+from raffia.train.config import ConfigError, changed_settings, from_json, to_json
+
+__all__ = ["MANIFEST", "Manifest", "is_sweep", "read_manifest", "write_manifest"]
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A sweep: its algorithm, the config that its runs share, the runs, and where they run.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> ilql = ALGORITHMS["ilql"]
+    >>> runs = [PlannedRun("0", {"num_updates": 3}, 1)]
+    >>> made = Manifest.of(ilql, ilql.presets["ilql-smoke"], runs)
+    >>> made.config_of(made.runs[0], ilql).num_updates, made.config_of(made.runs[0], ilql).seed
+    (3, 1)
+    """
+
+    algorithm: str
+    config: Mapping[str, Any]  # all settings, as JSON
+    runs: tuple[PlannedRun, ...]
+    reference: str = ""  # where an algorithm from outside the package was found
+    preset: str = ""
+    workers: int = 1
+    engine: EngineConfig = EngineConfig(name="process")
+    devices: tuple[str, ...] = ()  # of the workers, in turn; none: as the settings have it
+    errors: Mapping[str, str] = field(default_factory=dict)  # by run: what ended it
+
+    @classmethod
+    def of(
+        cls, algorithm: Algorithm, base: Any, runs: Sequence[PlannedRun], **more: Any
+    ) -> Manifest:
+        """The manifest of these runs, each with its settings in the place of the base's.
+
+        Raises ConfigError, with the run's name, for settings that are refused.
+        """
+        planned = []
+        for run in runs:
+            try:
+                config = _with(base, {**run.settings, "seed": run.seed})
+                config = algorithm.settled(config)
+            except (ConfigError, ValueError) as error:
+                raise ConfigError(f"run {run.name}: {error}") from None
+            names = changed_settings(base, config)
+            data = to_json(config)
+            planned.append(replace(run, changed={name: _at(data, name) for name in names}))
+        return cls(
+            algorithm=algorithm.name,
+            reference=algorithm.reference,
+            config=to_json(base),
+            runs=tuple(planned),
+            **more,
+        )
+
+    def config_of(self, run: PlannedRun, algorithm: Algorithm) -> Any:
+        """The whole config of a run."""
+        return _with(from_json(algorithm.config, self.config), run.changed or {})
+
+    def find_algorithm(self, given: str = "") -> Algorithm:
+        """The algorithm; `given` names one that is no installed package."""
+        if given:
+            return find_algorithm(given)
+        return recorded_algorithm({"algorithm": self.algorithm, "reference": self.reference})
+
+
+def is_sweep(folder: str | Path) -> bool:
+    """Whether a folder is a sweep's.
+
+    >>> is_sweep("no such folder")
+    False
+    """
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, all at once; the folder is made if it is not there."""
+    data = {"raffia": __version__, **asdict(manifest)}
+    make_folder(folder)
+    write_atomically(folder / MANIFEST, json.dumps(data, indent=1).encode())
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a sweep; DamagedFileError or ConfigError if it can't be read.
+
+    >>> import tempfile
+    >>> made = Manifest(algorithm="ilql", config={}, runs=(PlannedRun("0", {"x": 1}, 2),))
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     write_manifest(Path(there), made)
+    ...     read_manifest(there) == made
+    True
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        data = parse_json(path, path.read_bytes())
+        data.pop("raffia")
+        runs = tuple(PlannedRun(**_plain_name(run)) for run in data.pop("runs"))
+        engine, devices = EngineConfig(**data.pop("engine")), tuple(data.pop("devices"))
+        return Manifest(runs=runs, engine=engine, devices=devices, **data)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
+        raise DamagedFileError(path, f"it is no manifest of a sweep: {error}") from error
+
+
+def _plain_name(run: dict[str, Any]) -> dict[str, Any]:
+    """A run whose name leads nowhere else; a sweep's folder may come from elsewhere."""
+    name = run["name"]
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} names no folder of a run")
+    return run
+
+
+def _with(base: Any, values: Mapping[str, Any]) -> Any:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        table = nested
+        for part in outer:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return from_json(type(base), nested, base=base)
+
+
+def _at(data: Any, name: str) -> Any:
+    for part in name.split("."):
+        data = data[part]
+    return data

@@ -1,0 +1,242 @@
+"""`SweepSession`: the runs of a sweep that are not done, spread over the workers of an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError
+from raffia.distributed.pool import Pool
+from raffia.files import write_atomically
+from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.engines import make_engine
+from raffia.recipes.run_folder import claimed, is_saved
+from raffia.report.folder import is_run
+from raffia.report.summary import RunSummary, summarise
+from raffia.sweep.manifest import RUNS, read_manifest, write_manifest
+from raffia.sweep.progress import Progress, SweepView
+from raffia.sweep.worker import STOP, answer_of
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.signals import stop_on_signals
+
+__all__ = ["SweepResult", "SweepSession"]
+
+DONE = ("finished", "target")
+_PAUSE = 0.2  # seconds that an answer is waited for
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The state of each run when a session of a sweep ends.
+
+    >>> SweepResult(Path("sweeps/lr"), {"0": "finished", "1": "failed"}).failed
+    ['1']
+    """
+
+    folder: Path
+    states: Mapping[str, str]  # by run: "finished", "target", "failed", "stopped" or "waiting"
+    signal: str = ""  # that stopped the session, such as "SIGINT"
+
+    @property
+    def failed(self) -> list[str]:
+        """The runs that ended in an error."""
+        return [name for name, state in self.states.items() if state == "failed"]
+
+
+class SweepSession:
+    """A session of a sweep: finished runs are kept, the others begun or resumed.
+
+    engine: in the place of the one that the manifest names; the session ends it.
+    Whoever is killed, worker or leader: the next session, or the next worker, resumes the run.
+
+    >>> def run(folder: Path, algorithm: Algorithm) -> list[str]:
+    ...     return SweepSession(folder, algorithm).run().failed
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        algorithm: Algorithm,
+        *,
+        view: SweepView | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self.folder, self.algorithm = Path(folder).resolve(), algorithm
+        self.shown_folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        self.view = view or SweepView()
+        self._engine = engine
+        self._began = time.monotonic()
+        self._session = secrets.token_hex(8)
+        self._states: dict[str, str] = {}
+        self._due = 0.0
+        self._seconds: dict[str, float] = {}  # of runs that are done
+
+    def run(self) -> SweepResult:
+        """Run all that is not done, until it is, or until Ctrl-C or SIGTERM."""
+        with (
+            claimed(self.folder),
+            stop_on_signals() as signals,
+            contextlib.closing(self._engine or make_engine(self.manifest.engine)) as engine,
+            self.view,
+        ):
+            signals.announce = lambda text: self.view.message(
+                f"{signals.name}: the runs save and stop; once more leaves at once"
+            )
+            waiting: deque[int] = deque()
+            for index, run in enumerate(self.manifest.runs):
+                is_done = self._is_done(self.folder / RUNS / run.name)
+                self._states[run.name] = is_done or "waiting"
+                if not is_done:
+                    waiting.append(index)
+            signal = self._spread(waiting, engine, lambda: signals.name) if waiting else ""
+        return SweepResult(self.shown_folder, dict(self._states), signal)
+
+    def _spread(self, waiting: deque[int], engine: Engine, asked: Any) -> str:
+        """Have the workers do the runs; gives the signal that ended it, or nothing."""
+        manifest, is_inline = self.manifest, isinstance(engine, InlineEngine)
+        num_workers = 1 if is_inline else min(manifest.workers, len(waiting))
+        config = {
+            "folder": str(self.folder),
+            "reference": _absolute(self.algorithm.reference),
+            "session": self._session,
+            "devices": manifest.devices,
+        }
+        pool = Pool(
+            engine,
+            "raffia.sweep.worker:RunRole",
+            json.dumps(config),
+            num_workers,
+            needs=self._needs(),
+            max_restarts=manifest.engine.max_restarts,
+            patience=manifest.engine.patience_seconds,
+        )
+        key, signal, is_told = 0, "", False
+        at_work: dict[int, tuple[int, int]] = {}  # by worker: key and number of the run
+        while at_work or (waiting and not signal):
+            signal = signal or asked()
+            if signal and not is_told:
+                is_told = True
+                write_atomically(self.folder / STOP, self._session.encode())
+            for worker in range(num_workers):
+                if worker not in at_work and waiting and not signal:
+                    at_work[worker] = key, waiting.popleft()
+                    self._states[manifest.runs[at_work[worker][1]].name] = "running"
+                    pool.ask(worker, key, TensorDict(run=torch.tensor(at_work[worker][1])))
+                    key += 1
+            self._show()
+            for worker, (of, index) in list(at_work.items()):
+                ended = self._ended(pool, worker, of, _PAUSE / len(at_work))
+                if ended is not None:
+                    del at_work[worker]
+                    self._note(manifest.runs[index].name, ended)
+                    if is_inline and ended["reason"] == "stopped":
+                        signal = signal or ended["signal"]
+        return signal
+
+    def _ended(self, pool: Pool, worker: int, key: int, seconds: float) -> dict[str, Any] | None:
+        try:
+            answer = pool.try_to_take(worker, key, seconds)
+        except RoleError as error:  # its process was lost again and again, or could not begin
+            pool.drop(worker)
+            return {"reason": "failed", "error": str(error), "signal": "", "messages": []}
+        return None if answer is None else answer_of(answer)
+
+    def _note(self, name: str, ended: Mapping[str, Any]) -> None:
+        """Tell the end of a run, and keep its error in the manifest."""
+        self._states[name] = ended["reason"]
+        for line in ended["messages"]:
+            self.view.message(f"{name}: {line}")
+        error = ended.get("error", "")
+        self.view.message(f"{name}: {ended['reason']}{f': {error}' if error else ''}")
+        errors = {key: text for key, text in self.manifest.errors.items() if key != name}
+        errors |= {name: error} if error else {}
+        if errors != self.manifest.errors:
+            self.manifest = replace(self.manifest, errors=errors)
+            write_manifest(self.folder, self.manifest)
+
+    def _is_done(self, run: Path) -> str:
+        """How a run ended, if it needs nothing more."""
+        if not is_run(run):
+            return ""
+        found = summarise(run)
+        is_whole = found.state in DONE and is_saved(run, found.update or 0, self.view.message)
+        return found.state if is_whole else ""
+
+    def _needs(self) -> Needs:
+        configs = [self.manifest.config_of(run, self.algorithm) for run in self.manifest.runs]
+        devices = [*self.manifest.devices, *[config.device for config in configs]]
+        on_card = any(device.startswith("cuda") for device in devices)
+        cpus = max(config.num_threads for config in configs)
+        return Needs(cpus=float(max(1, cpus)), gpus=1.0 if on_card else 0.0)
+
+    # -- progress
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + self.view.every_seconds
+        names = [name for name, state in self._states.items() if state == "running"]
+        found = [(name, self._summary(name)) for name in names]
+        states = list(self._states.values())
+        progress = Progress(
+            num_runs=len(states),
+            num_done=sum(state in DONE for state in states),
+            num_failed=states.count("failed"),
+            running=found,
+            seconds=now - self._began,
+            seconds_left=self._seconds_left(),
+        )
+        self.view.show(progress)
+
+    def _summary(self, name: str) -> RunSummary | None:
+        run = self.folder / RUNS / name
+        return summarise(run) if is_run(run) else None
+
+    def _seconds_left(self) -> float | None:
+        """By the pace of the runs so far; None while there is none."""
+        whole, left = [], 0.0
+        for run in self.manifest.runs:
+            state = self._states[run.name]
+            if state in DONE:
+                whole += [self._seconds_of_done(run.name)]
+            elif state == "running":
+                found = self._summary(run.name)
+                fraction = 0.0 if found is None else self._fraction(run, found)
+                left += 1.0 - fraction
+                if found is not None and found.seconds and fraction > 0:
+                    whole.append(found.seconds / fraction)
+            elif state == "waiting":
+                left += 1.0
+        if not whole:
+            return None
+        return left * sum(whole) / len(whole) / max(1, self.manifest.workers)
+
+    def _seconds_of_done(self, name: str) -> float:
+        if name not in self._seconds:
+            found = self._summary(name)
+            self._seconds[name] = (found.seconds if found else None) or 0.0
+        return self._seconds[name]
+
+    def _fraction(self, run: Any, found: RunSummary) -> float:
+        config = self.manifest.config_of(run, self.algorithm)
+        length = functools.reduce(getattr, self.algorithm.length.split("."), config)
+        done = found.env_step if "env_step" in self.algorithm.length else found.update
+        return min(1.0, (done or 0) / length) if length else 0.0
+
+
+def _absolute(reference: str) -> str:
+    """A file of Python by its whole path: workers may run in another folder."""
+    file, colon, name = reference.rpartition(":")
+    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else reference

@@ -1,0 +1,140 @@
+"""`RunRole`: a worker that trains runs of a sweep, each begun or resumed by its folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from raffia.recipes.algorithm import Algorithm, find_algorithm
+from raffia.recipes.run_folder import CONFIG, read_run
+from raffia.recipes.running import resume_run, train_run
+from raffia.sweep.manifest import RUNS, Manifest, read_manifest
+from raffia.sweep.plan import PlannedRun
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.view import Status
+
+__all__ = ["STOP", "RunRole", "Stopped", "answer_of", "train_one"]
+
+STOP = ".stop"  # in a sweep's folder: names the session whose runs are to save and stop
+_EVERY = 0.5  # seconds between looks at it
+
+
+class RunRole:
+    """A worker of a sweep: the answer to the number of a run is how that ended, as JSON.
+
+    config: JSON with `folder`, `reference`, `session` and `devices`.
+    A run that fails is an answer, too: only what hinders every run is an error.
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        given = json.loads(config)
+        self.folder = Path(given["folder"])
+        self.manifest = read_manifest(self.folder)
+        self.algorithm = sweep_algorithm(self.manifest, given["reference"])
+        self.device = (given["devices"] or [""])[index % max(1, len(given["devices"]))]
+        self.stop = Stopped(self.folder / STOP, given["session"])
+
+    def load(self, state: TensorDict) -> None:
+        """Nothing is kept between runs."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Train the run of this number until it ends."""
+        run = self.manifest.runs[int(task["run"])]
+        ended = train_one(
+            self.manifest, run, self.folder / RUNS, self.algorithm, self.device, self.stop
+        )
+        data = bytearray(json.dumps(ended).encode())
+        return TensorDict(json=torch.frombuffer(data, dtype=torch.uint8))
+
+
+def sweep_algorithm(manifest: Manifest, reference: str) -> Algorithm:
+    """The algorithm from where the leader found it, under the name that runs record."""
+    if not reference:
+        return manifest.find_algorithm()
+    return replace(find_algorithm(reference), reference=manifest.reference)
+
+
+def answer_of(answer: TensorDict) -> dict[str, Any]:
+    """The end of a run, from a worker's answer.
+
+    >>> answer_of(TensorDict(json=torch.tensor(list(b'{"reason": "finished"}'))))
+    {'reason': 'finished'}
+    """
+    found: dict[str, Any] = json.loads(bytes(answer["json"].tolist()))
+    return found
+
+
+def train_one(
+    manifest: Manifest,
+    run: PlannedRun,
+    home: Path,
+    algorithm: Algorithm,
+    device: str = "",
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Begin a run, or go on with it; gives `reason`, `signal` and `messages`.
+
+    The reason is "failed" if the run ended in an error, which `error` tells.
+    """
+    folder, view = home / run.name, _Quiet()
+    on = {"device": device} if device else {}
+    try:
+        if (folder / CONFIG).exists():
+            config = replace(read_run(folder, algorithm), **on) if on else None
+            result = resume_run(folder, algorithm, config=config, view=view, stop=stop)
+        else:
+            config = replace(manifest.config_of(run, algorithm), **on)
+            result = train_run(
+                algorithm, config, folder, view=view, preset=manifest.preset, stop=stop
+            )
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return {"reason": "failed", "error": text, "signal": "", "messages": view.messages}
+    return {"reason": result.reason, "signal": result.signal, "messages": view.messages}
+
+
+class Stopped:
+    """Whether the leader has asked the runs of a session to stop.
+
+    >>> Stopped(Path("no such file"), "a")()
+    False
+    """
+
+    def __init__(self, path: Path, session: str) -> None:
+        self.path, self.session = path, session
+        self._due, self._found = 0.0, False
+
+    def __call__(self) -> bool:
+        """Look at the file now and then."""
+        if not self._found and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _EVERY
+            try:
+                self._found = self.path.read_text() == self.session
+            except OSError:
+                self._found = False
+        return self._found
+
+
+class _Quiet:
+    """Shows nothing, and keeps what is worth a line."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def show(self, status: Status) -> None:
+        pass
+
+    def message(self, line: str) -> None:
+        self.messages.append(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass

@@ -1,0 +1,261 @@
+"""Sweeps as a user calls them: the same runs by any engine, whoever dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raffia.cli import main
+from raffia.recipes.algorithm import find_algorithm
+from raffia.recipes.run_folder import read_run
+from raffia.report.folder import find_runs
+from raffia.sweep import SweepSession, read_manifest
+from raffia.sweep.progress import SweepView
+from tests.recipes.runs import last_state, same
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
+DQN = f"{ROOT}/examples/own_algorithm.py:dqn"
+SHORT = ["--num_env_steps", "240", "--random_env_steps", "100", "--evaluate_every", "120"]
+TWO = [*SHORT, "--seeds", "0..1", "--grid", "learning_rate=1e-3,2e-3"]
+
+
+def words(out, *more):
+    return ["sweep", DQN, *(more or TWO), "--out", str(out)]
+
+
+def digests(folder):
+    """What the runs have come to, by name: rows without times, and the last checkpoint."""
+    return {run.name: (rows(run), last_state(run)[1]) for run in find_runs(folder / "runs", 1)}
+
+
+def rows(run):
+    """Evaluations and the end; how often a run was resumed does not count."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in found if row["kind"] in ("evaluate", "episode", "end")]
+    return [{key: row[key] for key in row if "seconds" not in key} for row in kept]
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys() and one
+    for name in one:
+        assert one[name][0] == other[name][0], name
+        parts, others = one[name][1], other[name][1]
+        assert parts.keys() == others.keys()
+        assert all(same(parts[part], others[part]) for part in parts), name
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory):
+    """A sweep of four runs in this process."""
+    folder = tmp_path_factory.mktemp("inline") / "lr"
+    assert main(words(folder, *TWO, "--engine.name", "inline")) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_runs_are_ordinary_and_as_planned(inline, capsys):
+    manifest = read_manifest(inline)
+    algorithm = find_algorithm(DQN)
+    names = [run.name for run in manifest.runs]
+    assert names == [run.name for run in find_runs(inline / "runs", 1)]
+    for run in manifest.runs:
+        config = read_run(inline / "runs" / run.name, algorithm)
+        assert config == manifest.config_of(run, algorithm)
+        assert (config.seed, config.learning_rate) == (run.seed, run.settings["learning_rate"])
+    run = str(inline / "runs" / names[0])
+    assert main(["evaluate", run, "--algorithm", DQN, "--episodes", "2"]) == 0
+    assert main(["resume", run, "--algorithm", DQN]) == 0
+    assert "nothing left to do" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_runs(inline, tmp_path, capsys):
+    assert main(words(tmp_path / "lr", *TWO, "--workers", "2")) == 0
+    shown = capsys.readouterr().out
+    assert "4 runs of DQN" in shown and "2 at a time (process)" in shown
+    assert "4 finished" in shown and "learning_rate=0.002" in shown
+    assert_equal(digests(tmp_path / "lr"), digests(inline))
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_has_nothing_left_to_do(inline, capsys):
+    before = {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")}
+    assert main(["resume", str(inline), "--algorithm", DQN]) == 0
+    assert main(["sweep", "--resume", str(inline), "--algorithm", DQN]) == 0
+    assert {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")} == before
+
+
+@pytest.mark.slow
+def test_one_report_over_all(inline, capsys):
+    assert main(["report", str(inline)]) == 0
+    page = (inline / "report.html").read_text()
+    for text in ("Scores", "learning_rate=0.001", "95 % interval", "best evaluation", "Runs"):
+        assert text in page
+    for run in find_runs(inline / "runs", 1):
+        assert run.name in page
+
+
+def started(out, *more):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *more]
+        if more
+        else [sys.executable, "-c", PROGRAM, *words(out, *LONG)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+LONG = [
+    *("--num_env_steps", "4000", "--random_env_steps", "100", "--evaluate_every", "1000"),
+    *("--seeds", "0..1", "--workers", "2"),
+]
+
+
+def workers_of(leader):
+    """The processes that train runs, by what they hold open; by their parents."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_text()
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            found.append((int(entry.name), int(parent), command))
+    servers = [
+        pid for pid, parent, command in found if parent == leader and "forkserver" in command
+    ]
+    return [pid for pid, parent, _ in found if parent in servers]
+
+
+def wait_for(what, seconds=60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come to that")
+
+
+def checkpoints(out):
+    return len(list(out.glob("runs/*/checkpoints/0*")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "lr"
+    assert main(words(folder, *LONG)) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
+    out = tmp_path / "lr"
+    leader = started(out)
+    wait_for(lambda: checkpoints(out) >= 3)
+    os.kill(workers_of(leader.pid)[0], signal.SIGKILL)
+    shown, _ = leader.communicate(timeout=100)
+    assert leader.returncode == 0, shown
+    kinds = [line for file in out.rglob("metrics.jsonl") for line in file.read_text().splitlines()]
+    assert sum('"kind": "resume"' in line for line in kinds) == 1  # it was killed in a run
+    assert_equal(digests(out), digests(undisturbed))
+
+
+@pytest.mark.slow
+def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
+    out = tmp_path / "lr"
+    leader = started(out)
+    wait_for(lambda: checkpoints(out) >= 3)
+    leader.kill()
+    leader.communicate()
+    again = started(out, "resume", str(out), "--algorithm", DQN)
+    shown, _ = again.communicate(timeout=100)
+    assert again.returncode == 0, shown
+    assert_equal(digests(out), digests(undisturbed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tmp_path):
+    out = tmp_path / "lr"
+    leader = started(out)
+    wait_for(lambda: checkpoints(out) >= 3)
+    leader.send_signal(number)
+    shown, _ = leader.communicate(timeout=60)
+    assert leader.returncode == 128 + number, shown
+    assert "2 stopped" in shown and f"raffia resume {out} --algorithm" in shown
+    ends = [row["reason"] for run in find_runs(out / "runs", 1) for row in rows(run)[-1:]]
+    assert ends == ["stopped", "stopped"]
+    assert main(["resume", str(out), "--algorithm", DQN]) == 0
+    kept = {name: (found[0][-1:], found[1]) for name, found in digests(out).items()}
+    wanted = {name: (found[0][-1:], found[1]) for name, found in digests(undisturbed).items()}
+    assert_equal(kept, wanted)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_no_other(tmp_path, capsys):
+    out = tmp_path / "lr"
+    given = [*SHORT, "--seeds", "0", "--grid", "learning_rate=1e-3,1e30", "--workers", "2"]
+    assert main(words(out, *given)) == 1
+    shown = capsys.readouterr().out
+    assert "1 finished, 1 failed" in shown and "not finite" in shown
+    assert list(read_manifest(out).errors) == ["1-learning_rate=1e+30-seed=0"]
+    assert main(["report", str(out)]) == 0
+    assert "1-learning_rate=1e+30-seed=0 failed" in (out / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_before_it_has_begun_is_told(tmp_path, capsys):
+    out = tmp_path / "envs"
+    given = [*SHORT, "--seeds", "0", "--grid", "env.id=CartPole-v1,CartPol-v1", "--engine.name"]
+    assert main(words(out, *given, "inline")) == 1
+    assert "1 finished, 1 failed" in capsys.readouterr().out
+    assert main(["report", str(out)]) == 0
+    assert "CartPol-v1" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--grid", "learning_rat=1"], "did you mean"),
+        (["--grid", "learning_rate=x"], "learning_rate"),
+        (["--seeds", "a"], "is no seed"),
+        (["--random", "3"], "go together"),
+        (["--workers", "0"], "--workers 0: it is a whole number from 1 on"),
+        (["--engine.name", "cloud"], "cloud"),
+        (["--devices", "tpu9"], "tpu9"),
+        (["--learning_rat", "1"], "did you mean"),
+    ],
+)
+def test_a_call_without_sense_is_refused_before_anything_is_written(more, text, tmp_path, capsys):
+    assert main(words(tmp_path / "lr", *SHORT, *more)) == 2
+    assert text in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "x").write_text("mine")
+    assert main(words(tmp_path)) == 2
+    assert "is there already" in capsys.readouterr().err
+    (tmp_path / "sweep.json").write_text("{}")
+    assert main(words(tmp_path)) == 2
+    assert f"raffia resume {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_second_process_is_kept_out(tmp_path):
+    from raffia.recipes import RunError
+    from raffia.recipes.run_folder import claimed
+    from raffia.sweep import Manifest, plan_runs, write_manifest
+
+    algorithm = find_algorithm(DQN)
+    write_manifest(tmp_path, Manifest.of(algorithm, algorithm.config(), plan_runs([0])))
+    with claimed(tmp_path), pytest.raises(RunError, match="run by another process"):
+        SweepSession(tmp_path, algorithm, view=SweepView()).run()
