@@ -46,6 +46,7 @@ PAGES = [
         "docs/graph.md",
         "docs/search.md",
         "docs/scale.md",
+        "docs/sweep.md",
     ),
     *("docs/training.md", "docs/ilql.md", "docs/evolution.md", "docs/own_algorithm.md"),
 ]
@@ -110,6 +111,7 @@ def dead_links(page: Path) -> list[str]:
         *("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"),
         *("docs/functional.md", "docs/graph.md", "docs/tensordict.md", "docs/training.md"),
         *("docs/ilql.md", "docs/evolution.md", "docs/torchrl.md", "docs/own_algorithm.md"),
+        "docs/sweep.md",
     ],
 )
 def test_links_lead_somewhere(name):

@@ -114,7 +114,7 @@ def started(out, *more):
 
 
 LONG = [
-    *("--num_env_steps", "4000", "--random_env_steps", "100", "--evaluate_every", "1000"),
+    *("--num_env_steps", "1300", "--random_env_steps", "100", "--evaluate_every", "200"),
     *("--seeds", "0..1", "--workers", "2"),
 ]
 
@@ -160,7 +160,7 @@ def undisturbed(tmp_path_factory):
 def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 3)
+    wait_for(lambda: checkpoints(out) >= 2)
     os.kill(workers_of(leader.pid)[0], signal.SIGKILL)
     shown, _ = leader.communicate(timeout=100)
     assert leader.returncode == 0, shown
@@ -173,7 +173,7 @@ def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
 def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 3)
+    wait_for(lambda: checkpoints(out) >= 2)
     leader.kill()
     leader.communicate()
     again = started(out, "resume", str(out), "--algorithm", DQN)
@@ -187,7 +187,7 @@ def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
 def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 3)
+    wait_for(lambda: checkpoints(out) >= 2)
     leader.send_signal(number)
     shown, _ = leader.communicate(timeout=60)
     assert leader.returncode == 128 + number, shown

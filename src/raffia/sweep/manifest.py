@@ -90,7 +90,15 @@ def is_sweep(folder: str | Path) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, all at once; the folder is made if it is not there."""
+    """Write the manifest, all at once; the folder is made if it is not there.
+
+    >>> import tempfile
+    >>> made = Manifest(algorithm="ilql", config={}, runs=())
+    >>> with tempfile.TemporaryDirectory() as there:
+    ...     write_manifest(Path(there), made)
+    ...     is_sweep(there)
+    True
+    """
     data = {"raffia": __version__, **asdict(manifest)}
     make_folder(folder)
     write_atomically(folder / MANIFEST, json.dumps(data, indent=1).encode())

@@ -30,6 +30,11 @@ class RunRole:
 
     config: JSON with `folder`, `reference`, `session` and `devices`.
     A run that fails is an answer, too: only what hinders every run is an error.
+
+    >>> RunRole("{}", 0)
+    Traceback (most recent call last):
+    ...
+    KeyError: 'folder'
     """
 
     def __init__(self, config: str, index: int) -> None:
