@@ -84,6 +84,34 @@ def test_processes_give_the_same_runs(inline, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_actors_of_ray_give_the_same_runs(inline, tmp_path):
+    pytest.importorskip("ray")
+    out = tmp_path / "lr"
+    leader = started(out, *words(out, *TWO, "--workers", "2", "--engine.name", "ray"))
+    shown, _ = leader.communicate(timeout=100)
+    assert leader.returncode == 0, shown
+    assert_equal(digests(out), digests(inline))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["ilql", "--preset", "ilql-smoke", "--num_updates", "3", "--population", "2"],
+        ["efficientzero", "--preset", "smoke", "--population", "2", "--env.id", "probe/value"],
+    ],
+    ids=lambda given: given[0],
+)
+def test_populations_and_presets_of_either_agent(given, tmp_path, capsys):
+    out = tmp_path / "of"
+    more = [] if given[0] == "ilql" else ["--collect.num_env_steps", "100"]
+    more += ["--random", "2", "--ranges", "optimizer.learning_rate=1e-4..1e-2"]
+    assert main(["sweep", *given, *more, "--engine.name", "inline", "--out", str(out)]) == 0
+    assert "2 finished" in capsys.readouterr().out
+    assert {read_run(run).population.size for run in find_runs(out / "runs", 1)} == {2}
+
+
+@pytest.mark.slow
 def test_a_finished_sweep_has_nothing_left_to_do(inline, capsys):
     before = {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")}
     assert main(["resume", str(inline), "--algorithm", DQN]) == 0
