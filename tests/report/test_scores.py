@@ -1,0 +1,49 @@
+"""Configurations by their scores: the best first, with what their runs came to."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raffia.report.curves import bootstrap_band
+from raffia.report.folder import Run
+from raffia.report.groups import grouped
+from raffia.report.scores import ranking, scores
+
+
+def run(name, rate, seed, *means, loss=False):
+    key = "loss" if loss else "mean_return"
+    rows = [
+        {"kind": "evaluate", "update": i, "env_step": 10 * i, "seconds": i, key: mean}
+        for i, mean in enumerate(means)
+    ]
+    return Run(Path(name), {"seed": seed, "rate": rate}, rows=tuple(rows))
+
+
+def test_the_best_configuration_is_first_by_its_newest_evaluations():
+    low = [run(f"a{seed}", 0.1, seed, 90.0, 1.0 + seed) for seed in range(5)]
+    high = [run(f"b{seed}", 0.2, seed, 5.0, 10.0 + seed) for seed in range(5)]
+    first, second = scores(grouped([*low, *high]))
+    assert [first.group.label, second.group.label] == ["rate=0.2", "rate=0.1"]
+    assert first.last == 12.0  # of 10 .. 14, without the least and the largest
+    wanted = bootstrap_band(np.arange(10.0, 15.0))
+    assert (first.low, first.high) == tuple(map(float, wanted))
+    assert (first.best, second.best) == (14.0, 90.0)
+
+
+def test_of_losses_the_least_is_first():
+    runs = [run("a", 0.1, 0, 3.0, 2.0, loss=True), run("b", 0.2, 0, 3.0, 1.0, loss=True)]
+    assert [one.last for one in scores(grouped(runs))] == [1.0, 2.0]
+
+
+def test_runs_without_an_evaluation_do_not_count():
+    runs = [run("a", 0.1, 0, 3.0), run("b", 0.1, 1), run("c", 0.2, 0)]
+    [only] = scores(grouped(runs))
+    assert only.last == 3.0 and np.isnan(only.low)
+    page = ranking(grouped(runs))
+    assert "1 of 2" in page and all(name in page for name in ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("runs", [[], [run("a", 0.1, 0, 3.0)]])
+def test_a_single_run_has_no_ranking(runs):
+    assert ranking(grouped(runs)) == ""
