@@ -173,8 +173,9 @@ def wait_for(what, seconds=60.0):
     raise AssertionError("it did not come to that")
 
 
-def checkpoints(out):
-    return len(list(out.glob("runs/*/checkpoints/0*")))
+def has_saved_both(out):
+    """Whether each of the two runs has a checkpoint, from which it can be resumed."""
+    return len({path.parent for path in out.glob("runs/*/checkpoints/0*")}) == 2
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ def undisturbed(tmp_path_factory):
 def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 2)
+    wait_for(lambda: has_saved_both(out))
     os.kill(workers_of(leader.pid)[0], signal.SIGKILL)
     shown, _ = leader.communicate(timeout=100)
     assert leader.returncode == 0, shown
@@ -201,7 +202,7 @@ def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
 def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 2)
+    wait_for(lambda: has_saved_both(out))
     leader.kill()
     leader.communicate()
     again = started(out, "resume", str(out), "--algorithm", DQN)
@@ -215,7 +216,7 @@ def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
 def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: checkpoints(out) >= 2)
+    wait_for(lambda: has_saved_both(out))
     leader.send_signal(number)
     shown, _ = leader.communicate(timeout=60)
     assert leader.returncode == 128 + number, shown
