@@ -73,11 +73,11 @@ class Recipe:
         make_run(folder, config=config, preset=preset, rows=STOPPED)
         return self.result(folder)
 
-    def train_run(self, algorithm, config, folder, *, preset):
+    def train_run(self, algorithm, config, folder, *, preset, make=None):
         assert type(config) is algorithm.config
         return self.train(config, folder, preset=preset)
 
-    def resume_run(self, folder, algorithm, *, config):
+    def resume_run(self, folder, algorithm, *, config, make=None):
         self.calls.append(("resume", folder, config))
         if self.error is not None:
             raise self.error

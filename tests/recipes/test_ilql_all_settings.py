@@ -71,6 +71,7 @@ def make_bases(folder):
 
 RUNS, WORDS = "tests/recipes/test_ilql.py::", "tests/recipes/test_ilql_settings.py::"
 MODELS = "tests/recipes/test_ilql_language_models.py::"
+OWN = "tests/recipes/test_ilql_own_environment.py::"
 HERE = "tests/recipes/test_ilql_all_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
 LEARNERS = "tests/recipes/test_learners.py::"
@@ -189,6 +190,7 @@ SETTINGS = {
     "evaluate.batch_size": ("file", 2, "evaluate"),
     "evaluate.adv_weights": ("wordle", (0.0,), "evaluate"),
     "evaluate.target_return": ("wordle", -99.0, "end"),
+    "evaluate.env": OWN + "test_an_environment_of_ones_own_from_the_first_word_to_the_last",
     "device": HERE + "test_networks_lie_on_the_device",
     "compile": WORDS + "test_what_saves_memory_or_time_learns_the_same",
     "model.trunk.kind": MODELS

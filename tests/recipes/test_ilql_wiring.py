@@ -324,7 +324,7 @@ ELSEWHERE = {
     DialogueDataConfig: {"malformed", "add_special_tokens"},  # test_ilql_settings
     LoRAConfig: {"rank", "alpha", "dropout", "layers", "learn_embeddings"},  # ..._language_models
     ILQLEvaluateConfig: {"every_updates", "num_episodes", "batch_size", "adv_weights"}
-    | {"target_return"},  # test_ilql
+    | {"target_return", "env"},  # test_ilql, test_ilql_own_environment
     ILQLConfig: set(),
     ILQLRun: {"seed", "device", "num_threads", "task", "language_model", "num_updates"}
     | {"batch_size", "num_micro_batches", "compile"},  # test_ilql, test_ilql_settings

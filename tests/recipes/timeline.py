@@ -10,7 +10,6 @@ from raffia.recipes import efficientzero, ilql
 from raffia.recipes.efficientzero import evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.ilql import experiment as ilql_module
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
@@ -175,7 +174,7 @@ def ilql_timeline(config, folder):
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ilql_module, "ILQLExperiment", Noted)
+        patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Noted)
         patch.setattr(Checkpoints, "save", saves)
         result = ilql.train(config, folder, view=Quiet())
     note("end", result.reason)

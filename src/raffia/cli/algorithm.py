@@ -32,10 +32,11 @@ from raffia.recipes.population_config import PopulationConfig
 
 if TYPE_CHECKING:
     from raffia.recipes import RunResult
-    from raffia.recipes.running import Evaluation
+    from raffia.recipes.running import Evaluation, Make
 
-# Flags of `raffia evaluate` that only some algorithms have, by their names there.
+# Flags of `raffia evaluate` that only EfficientZero has, or ILQL, by their names there.
 SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
+OF_ILQL = {"env": "--env"}
 ABOUT = """\
 Train {title} in a new folder, and show how it goes. Ctrl-C saves and leaves.
 
@@ -60,6 +61,9 @@ class AlgorithmCommands:
     """
 
     train_flags: Sequence[str] = ()  # flags of `raffia train`, besides --preset, --config and --run
+    vouched_flags: Sequence[
+        str
+    ] = ()  # flags of train, resume and evaluate that name what is imported
     about = ABOUT  # help of `raffia train`, with {title}, {presets} and {shown}
     no_preset = "no preset"  # whose values help shows then
 
@@ -115,6 +119,14 @@ class AlgorithmCommands:
     def with_data_settings(self, config: Any, settings: Sequence[str]) -> Any:
         """The config with what follows from data; called once torch may be loaded."""
         return config
+
+    def given(self, config: Any, flags: Mapping[str, str]) -> Any:
+        """The config with what the flags of `raffia resume`, the `vouched_flags`, say of it."""
+        return config
+
+    def make(self, flags: Mapping[str, str]) -> Make | None:
+        """What makes the experiment, if flags give it more than settings do; else None."""
+        return None
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """Name of a new run's folder, without the seed."""
@@ -182,13 +194,14 @@ class AlgorithmCommands:
         return show_evaluation(run, args, found)
 
     def refuse_special(self, run: Path, args: argparse.Namespace) -> None:
-        """UsageError for flags that are EfficientZero's alone."""
-        for name, flag in SPECIAL.items():
-            if getattr(args, name):
-                raise UsageError(
-                    f"{flag} is for runs of EfficientZero; {run} is one of {self.algorithm.title}",
-                    call("raffia", "evaluate", run),
-                )
+        """UsageError for flags that are another algorithm's alone."""
+        for names, title in ((SPECIAL, "EfficientZero"), (OF_ILQL, "ILQL")):
+            for name, flag in names.items():
+                if title != self.algorithm.title and getattr(args, name):
+                    raise UsageError(
+                        f"{flag} is for runs of {title}; {run} is one of {self.algorithm.title}",
+                        call("raffia", "evaluate", run, *self.named_for_calls()),
+                    )
 
 
 def commands_of(algorithm: Algorithm) -> AlgorithmCommands:

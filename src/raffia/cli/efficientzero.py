@@ -82,6 +82,7 @@ class EfficientZeroCommands(AlgorithmCommands):
 
     def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
         """Evaluate: episodes without noise, in games of two players against an opponent."""
+        self.refuse_special(run, args)
         waiting(f"playing {plural(args.episodes)} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
         from raffia.recipes.environments import num_players

@@ -14,7 +14,8 @@ Play whole episodes with the agent of a run, without exploring: no noise at the 
 action always. Prints mean, standard error, minimum, median and maximum of the returns; of games of
 two players the wins, draws and losses from either side. The same call gives the same episodes.
 
-Of a run of ILQL: games by each decoding, with 95 % intervals; or its losses on held-out rows.
+Of a run of ILQL: games by each decoding, with 95 % intervals; or its losses on held-out rows,
+and with --env dialogues in an environment of yours.
 
 writes all figures as JSON into RUN/evaluations, and with --record
 films of episodes, with what the agent thought, into RUN/episodes."""
@@ -23,6 +24,7 @@ EXAMPLES = [
     "raffia evaluate runs/cartpole-0",
     "raffia evaluate runs/cartpole-0 --num-simulations 100  # thinks longer",
     "raffia evaluate runs/tictactoe-0 --opponent random --record 5 --format mp4",
+    "raffia evaluate runs/chats-0 --env desk.py:Desk",
     "raffia evaluate runs/cartpole-0 --json | jq .mean_return",
 ]
 
@@ -59,6 +61,12 @@ def _parser() -> Parser:
         "--opponent",
         choices=["random", "rule", "perfect"],
         help="in games of two players; as in the run's settings if not given",
+    )
+    parser.add_argument(
+        "--env",
+        default="",
+        metavar="WHERE",
+        help="environment of your own for ILQL: package.module:name or file.py:name",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the episodes; 0")
     parser.add_argument(

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
 
 if TYPE_CHECKING:
     from raffia.recipes.ilql import ILQLEvaluation
+    from raffia.recipes.running import Make
 
 TRUNK = "--model.trunk."
 FREE = (
@@ -46,6 +48,8 @@ begin with:
                   --lora.rank 8 its weights stay, and small changes are learnt
   --population N  N members that learn side by side, of whom the better go on,
                   with other hyper-parameters: --population.ranges and so on
+  --env WHERE     an environment of yours that answers the agent, in which it is
+                  evaluated: package.module:name or file.py:name; see docs/ilql.md
   --config FILE   settings from .json or .yaml, such as a run's config.json
   --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
                   first of runs/NAME-SEED-2, -3 ... that is free
@@ -68,6 +72,8 @@ class ILQLCommands(AlgorithmCommands):
     """ILQL's part of `raffia train`, `resume` and `evaluate`."""
 
     train_flags = ("--data", "--model", "--population")
+    vouched_flags = ("--env",)
+    env = ""  # what `given` found
     about = ABOUT
 
     def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, ILQLRun]:
@@ -90,7 +96,22 @@ class ILQLCommands(AlgorithmCommands):
                 # The model's own tokens, where nothing else is set.
                 data = replace(config.data, tokenizer=flags["--model"], add_special_tokens=True)
                 config = replace(config, data=data)
-        return preset, config
+        return preset, self.given(config, flags)
+
+    def given(self, config: ILQLRun, flags: Mapping[str, str]) -> ILQLRun:
+        """The config with the environment that --env names."""
+        self.env = flags.get("--env", config.evaluate.env)
+        return replace(config, evaluate=replace(config.evaluate, env=self.env))
+
+    def named_for_calls(self) -> list[str]:
+        """The flag that names the environment, if one was given, or recorded."""
+        return ["--env", self.env] if self.env else []
+
+    def make(self, flags: Mapping[str, str]) -> Make | None:
+        """An experiment in the environment that --env names, who gave it vouching for it."""
+        from raffia.recipes.ilql.experiment import ILQLExperiment
+
+        return partial(ILQLExperiment, make_env=flags.get("--env"))
 
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
@@ -130,7 +151,7 @@ class ILQLCommands(AlgorithmCommands):
     def uses(self, run: Path) -> list[list[str]]:
         """Calls that use the agent: it can be talked to."""
         return [
-            [call("raffia", "evaluate", run), "how good it is now"],
+            [call("raffia", "evaluate", run, *self.named_for_calls()), "how good it is now"],
             [call("raffia", "report", run), "curves, and dialogues with what it thinks of them"],
             [call("raffia", "chat", run), "talk to it"],
         ]
@@ -142,7 +163,13 @@ class ILQLCommands(AlgorithmCommands):
         from raffia.recipes.ilql import evaluate
         from raffia.recipes.ilql.dialogues import write_dialogues
 
-        found = evaluate(run, episodes=args.episodes, checkpoint=args.checkpoint, seed=args.seed)
+        found = evaluate(
+            run,
+            episodes=args.episodes,
+            checkpoint=args.checkpoint,
+            seed=args.seed,
+            make_env=args.env or None,
+        )
         record = {
             "run": str(run),
             "checkpoint": args.checkpoint,
@@ -170,19 +197,20 @@ def _plain(words: Sequence[str]) -> list[str]:
 
 def figures(found: ILQLEvaluation) -> dict[str, Any]:
     """The figures of an evaluation, for JSON."""
-    if found.held_out:
-        return {"held_out": found.held_out}
-    by_name = {}
+    held_out = {"held_out": found.held_out} if found.held_out else {}
+    if not found.games:
+        return held_out
+    by_name: dict[str, Any] = {}
     for name, games in found.games.items():
         low, high = games.interval if len(games.returns) > 1 else (None, None)
         by_name[name] = {
             "mean_return": games.mean_return,
             "low": low,
             "high": high,
-            "share_won": games.share_won,
+            **({"share_won": games.share_won} if hasattr(games, "share_won") else {}),
             "returns": list(games.returns),
         }
-    return {"mean_return": by_name["decode"]["mean_return"], "decodings": by_name}
+    return {**held_out, "mean_return": by_name["decode"]["mean_return"], "decodings": by_name}
 
 
 def table(record: dict[str, Any]) -> str:
@@ -199,12 +227,14 @@ def table(record: dict[str, Any]) -> str:
               return    low   high   won  games
       decode   -2.50  -3.00  -2.00  75 %      1
     """
-    if "held_out" in record:
+    if "decodings" not in record:
         return _held_out(record["held_out"])
-    rows = [["", "return", "low", "high", "won", "games"]]
+    shares = all("share_won" in one for one in record["decodings"].values())
+    rows = [["", "return", "low", "high", *(["won"] if shares else []), "games"]]
     for name, one in record["decodings"].items():
         returns = [number(one[key], 2) for key in ("mean_return", "low", "high")]
-        rows.append([name, *returns, f"{100 * one['share_won']:.0f} %", str(len(one["returns"]))])
+        won = [f"{100 * one['share_won']:.0f} %"] if shares else []
+        rows.append([name, *returns, *won, str(len(one["returns"]))])
     return columns(rows, right=[1, 2, 3, 4, 5])
 
 

@@ -40,6 +40,7 @@ Of runs of ILQL:
                                how it speaks when evaluated, how often, how much
   --num_micro_batches --learners.* --device --num_threads --compile
                                where it runs
+  --env file.py:name           as in the call that started it: see docs/ilql.md
 
 Any other setting shaped what was learnt, and needs a run of its own.
 
@@ -73,7 +74,10 @@ def resume(words: Sequence[str]) -> int:
     flags, settings = split_own(words[1:], ["--algorithm"])
     algorithm, before = config_of(run, flags.get("--algorithm", ""))
     commands = commands_of(algorithm)
-    after = from_command_line(before, settings, prog="raffia resume", description="")
+    flags, settings = split_own(settings, commands.vouched_flags, algorithm.name)
+    after = from_command_line(
+        commands.given(before, flags), settings, prog="raffia resume", description=""
+    )
     changed = changed_settings(before, after)
     fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
@@ -86,7 +90,7 @@ def resume(words: Sequence[str]) -> int:
     from raffia.recipes.running import resume_run
 
     require_device(after.device)
-    return commands.print_end(resume_run(run, algorithm, config=after))
+    return commands.print_end(resume_run(run, algorithm, config=after, make=commands.make(flags)))
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:

@@ -63,7 +63,9 @@ def train(words: Sequence[str]) -> int:
 
     require_device(config.device)
     config = commands.with_data_settings(config, asked.settings)
-    return commands.print_end(train_run(asked.algorithm, config, folder, preset=asked.preset))
+    make = commands.make(flags)
+    result = train_run(asked.algorithm, config, folder, preset=asked.preset, make=make)
+    return commands.print_end(result)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Asked:
             help_of, other = f"raffia {command} --help", call("raffia", command, first, *words)
             raise UsageError(str(error), help_of if ":" in name else other) from error
         commands = commands_of(algorithm)
+        if command == "train":  # what is vouched for can be used by this process only
+            own = [*own, *commands.vouched_flags]
         flags, settings = split_own(words, ["--preset", *own, *commands.train_flags], name)
         flags |= split_own(words, ["--config"], name)[0]
         preset, config = commands.start_with(flags, words)

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, LanguagePolicy
 
-__all__ = ["Played", "play_dialogues"]
+__all__ = ["DialogueReturns", "Played", "play_dialogues"]
+
+_Z95 = 1.959964  # of the normal distribution, both sides
+
+
+@dataclass(frozen=True)
+class DialogueReturns:
+    """The returns of N dialogues that were played, with their mean and its interval.
+
+    >>> DialogueReturns((1.0, 3.0)).mean_return
+    2.0
+    """
+
+    returns: tuple[float, ...]
+
+    @property
+    def mean_return(self) -> float:
+        """The mean over the dialogues."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the mean return, 95 %, as for a normal distribution: for many dialogues."""
+        if len(self.returns) < 2:
+            return -math.inf, math.inf
+        error = float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+        return self.mean_return - _Z95 * error, self.mean_return + _Z95 * error
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, make_corpus
+from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment, with_env
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, with_member_decode
-from raffia.recipes.ilql.experiment import evaluate_networks
+from raffia.recipes.ilql.experiment import ILQLExperiment, evaluate_networks
 from raffia.recipes.ilql.language_model import making_of
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.sizes import with_sizes, with_threads
 from raffia.recipes.members import best_of
-from raffia.recipes.run_folder import find_checkpoint, read_run_of
+from raffia.recipes.run_folder import find_checkpoint, read_run_of, require_config
 from raffia.recipes.running import resume_run, threads, train_run
 from raffia.train.session import RunResult
 from raffia.train.view import View
@@ -38,12 +40,19 @@ __all__ = [
 
 
 def train(
-    config: ILQLRun, folder: str | Path, *, view: View | None = None, preset: str = ""
+    config: ILQLRun,
+    folder: str | Path,
+    *,
+    view: View | None = None,
+    preset: str = "",
+    make_env: str | MakeLanguageEnv | None = None,
 ) -> RunResult:
     """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be shown in the report.
+    make_env: of data, a `Language_Environment` in which the agent is evaluated: its class, a
+        function, or "file.py:name".
     Raises RunError if the folder holds a run already, TypeError for what is no config.
 
     >>> import io, tempfile
@@ -55,16 +64,28 @@ def train(
     >>> result.reason, result.update, result.env_step
     ('finished', 3, None)
     """
-    return train_run(ALGORITHMS["ilql"], config, folder, view=view, preset=preset)
+    if make_env is not None:
+        require_config(config, ALGORITHMS["ilql"])
+    return train_run(
+        *(ALGORITHMS["ilql"], with_env(config, make_env), folder),
+        view=view,
+        preset=preset,
+        make=partial(ILQLExperiment, make_env=make_env),
+    )
 
 
 def resume(
-    folder: str | Path, *, config: ILQLRun | None = None, view: View | None = None
+    folder: str | Path,
+    *,
+    config: ILQLRun | None = None,
+    view: View | None = None,
+    make_env: str | MakeLanguageEnv | None = None,
 ) -> RunResult:
     """Go on at the newest checkpoint, as if the run had never been stopped.
 
     config: instead of the run's, which `read_run(folder)` gives: a longer run, other evaluations.
         A learning rate that falls over the run follows its length.
+    make_env: as in `train`; None: the run's, which is imported if it is of an installed package.
     Raises RunError if the config differs in what has shaped what was learnt.
 
     >>> import io, tempfile
@@ -78,7 +99,14 @@ def resume(
     >>> first.update, then.update
     (2, 3)
     """
-    return resume_run(folder, ALGORITHMS["ilql"], config=config, view=view)
+    if make_env is not None:
+        config = with_env(config or read_run_of(ILQLRun, folder), make_env)
+    return resume_run(
+        *(folder, ALGORITHMS["ilql"]),
+        config=config,
+        view=view,
+        make=partial(ILQLExperiment, make_env=make_env),
+    )
 
 
 def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
@@ -139,11 +167,13 @@ def evaluate(
     seed: int = 0,
     decode: DecodeConfig | None = None,
     adv_weights: tuple[float, ...] | None = None,
+    make_env: str | MakeLanguageEnv | None = None,
 ) -> ILQLEvaluation:
     """Play games with the agent of a run, by each decoding; or its losses on held-out rows.
 
     episodes: games, or rows at most.
     decode, adv_weights: instead of the run's.
+    make_env: as in `train`; None: the run's, which is imported if it is of an installed package.
 
     >>> import io, tempfile
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -156,7 +186,7 @@ def evaluate(
     {'decode': 3, 'adv_weight=0': 3}
     """
     folder = Path(folder)
-    config = read_run_of(ILQLRun, folder)
+    config = with_env(read_run_of(ILQLRun, folder), make_env)
     own = replace(config.evaluate, num_episodes=episodes)
     if adv_weights is not None:
         own = replace(own, adv_weights=adv_weights)
@@ -168,5 +198,6 @@ def evaluate(
     networks.refresh(state)
     with threads(config.num_threads):
         corpus = make_corpus(config, folder)
-        found = evaluate_networks(networks, corpus, config, seed=seed)
+        environment = find_environment(config, make_env, corpus.tokenizer)
+        found = evaluate_networks(networks, corpus, config, seed=seed, make_env=environment)
     return replace(found, update=saved.update)

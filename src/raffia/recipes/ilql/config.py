@@ -193,12 +193,18 @@ class ILQLEvaluateConfig:
     # alone: what the values are good for.
     adv_weights: tuple[float, ...] = ()
     target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
+    # Of data: what makes the `Language_Environment` in which the agent is evaluated, besides its
+    # losses on held-out rows: package.module:name or file.py:name. `--env` names it and vouches
+    # for it; without, only an installed package is imported.
+    env: str = ""
 
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "every_updates", "num_episodes", "batch_size")
         if any(not weight >= 0 for weight in self.adv_weights):
             raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")
+        if self.env and not all(self.env.rpartition(":")):
+            raise ValueError(f"env={self.env!r} must be package.module:name or file.py:name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +247,16 @@ class ILQLRun(ILQLConfig):
                 f"batch_size={self.batch_size} can't be cut into num_micro_batches="
                 f"{self.num_micro_batches} equal parts"
             )
-        if self.task == "data" and self.evaluate.target_return is not None:
+        if self.task == "wordle" and self.evaluate.env:
+            raise ValueError(
+                f"env={self.evaluate.env!r} is of a run on data (--data FILE), and wordle is "
+                "evaluated in its own games: leave it out"
+            )
+        if not self.plays and self.evaluate.target_return is not None:
             raise ValueError(
                 f"target_return={self.evaluate.target_return} is of games, and on data none are "
-                "played: leave it out, num_updates ends the run"
+                "played: leave it out, num_updates ends the run; or name an environment, --env "
+                "file.py:name"
             )
         self.population.check_compile(self.compile)
         longest = self.population.longest_batch(self.batch_size)
@@ -267,6 +279,11 @@ class ILQLRun(ILQLConfig):
     def title(self) -> str:
         """What is done, without the seed."""
         return f"ILQL on {self.task}"
+
+    @property
+    def plays(self) -> bool:
+        """Whether the agent is evaluated in dialogues of its own."""
+        return self.task == "wordle" or bool(self.evaluate.env)
 
     def _check_learners(self) -> None:
         num = self.learners.num
@@ -306,16 +323,17 @@ class ILQLRun(ILQLConfig):
     def _check_decoding(self) -> None:
         weights = self.evaluate.adv_weights
         wants = self.decode.needs_values or any(weights)
-        if self.task == "data" and weights:
+        if not self.plays and weights:
             raise ValueError(
-                f"adv_weights={weights} are of games, and on data none are played: leave them out"
+                f"adv_weights={weights} are of games, and on data none are played: leave them out, "
+                "or name an environment, --env file.py:name"
             )
-        if self.task == "wordle" and wants and not self.loss.needs_values:
+        if self.plays and wants and not self.loss.needs_values:
             raise ValueError(
                 "decoding asks for values, and this agent learns none: set decode.include_adv="
                 'False and evaluate.adv_weights=(), as method("bc", config) does for the former'
             )
-        if self.task == "wordle" and wants and not self.model.per_token:
+        if self.plays and wants and not self.model.per_token:
             raise ValueError(
                 "decoding asks for the value of each token, and with model.per_token=False Q is "
                 "of whole utterances: set decode.include_adv=False and evaluate.adv_weights=()"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import Corpus, make_wordle
+from raffia.recipes.ilql.environments import MakeLanguageEnv
 from raffia.recipes.ilql.evaluation import for_games
 from raffia.recipes.ilql.networks import Networks, Stoppable
 
@@ -46,6 +48,7 @@ def scored_dialogues(
     config: ILQLRun,
     *,
     stop: Callable[[], bool] = lambda: False,
+    make_env: MakeLanguageEnv | None = None,  # of data; None: no games
 ) -> Record:
     """Games of the agent's own, where there are games, and logged rows, with Q and V; for JSON.
 
@@ -59,8 +62,8 @@ def scored_dialogues(
     (['own', 'logged'], 200)
     """
     tokenizer, shown = corpus.tokenizer, []
-    if config.task == "wordle":
-        for game in _own_games(networks, corpus, config, stop):
+    if config.task == "wordle" or make_env is not None:
+        for game in _own_games(networks, corpus, config, stop, make_env):
             shown.append(("own", game))
     rows = corpus.learnt if corpus.held_out is None else corpus.held_out
     source = "logged" if corpus.held_out is None else "held out"
@@ -126,17 +129,24 @@ def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) 
 
 
 def _own_games(
-    networks: Networks, corpus: Corpus, config: ILQLRun, stop: Callable[[], bool]
+    networks: Networks,
+    corpus: Corpus,
+    config: ILQLRun,
+    stop: Callable[[], bool],
+    make_env: MakeLanguageEnv | None,
 ) -> list[DataPoint]:
-    wordle = make_wordle(config.wordle)
+    decode = config.decode
+    if make_env is None:
+        wordle = make_wordle(config.wordle)
+        make_env, decode = partial(WordleEnv, wordle), for_games(decode, config.wordle)
     policy = ILQL_Policy(
         networks,
         corpus.tokenizer,
-        for_games(config.decode, config.wordle),
+        decode,
         generator=generator_for(config.seed, "dialogues"),
     )
     seeds = game_seeds(derive_seed(config.wordle.data_seed, "dialogues"), NUM_OF_EACH)
-    played = play_dialogues(lambda: WordleEnv(wordle), Stoppable(policy, stop), seeds)
+    played = play_dialogues(make_env, Stoppable(policy, stop), seeds)
     return [DataPoint.from_obs(game.observation, corpus.tokenizer) for game in played]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,14 +16,16 @@ from raffia.algorithms.ilql.learner import hyper_of
 from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.token_weights import masks_of
-from raffia.functional.seeds import generator_for
+from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.dialogue import DialogueDataset
 from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.envs.play import DialogueReturns, play_dialogues
 from raffia.lm.envs.wordle.game import Wordle
 from raffia.lm.envs.wordle.play import WordleEvaluation
 from raffia.lm.envs.wordle.play import evaluate as play
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun, WordleConfig
+from raffia.recipes.ilql.environments import MakeLanguageEnv
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.outcome import Evaluated
@@ -37,6 +39,7 @@ __all__ = [
     "for_games",
     "held_out_means",
     "logged_replies",
+    "play_own",
     "play_wordle",
     "with_estimate",
 ]
@@ -68,13 +71,13 @@ class Replies(NamedTuple):
 
 @dataclass(frozen=True)
 class ILQLEvaluation:
-    """What came of an evaluation: games by decoding, or means over rows that were held out.
+    """What came of an evaluation: games by decoding, means over rows that were held out, or both.
 
     >>> ILQLEvaluation(held_out={"loss": 0.5}).games
     {}
     """
 
-    games: dict[str, WordleEvaluation] = field(default_factory=dict)
+    games: Mapping[str, DialogueReturns] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)  # losses; `with_estimate` adds to it
     replies: Replies | None = field(default=None, repr=False, compare=False)
     dialogues: dict[str, Any] = field(default_factory=dict)  # see `ilql_dialogues`
@@ -165,6 +168,27 @@ def play_wordle(
             seed,
             batch_size=config.evaluate.batch_size,
         )
+    return found
+
+
+def play_own(
+    networks: Networks,
+    tokenizer: Tokenizer,
+    make_env: MakeLanguageEnv,
+    config: ILQLRun,
+    *,
+    seed: int,
+    stop: Stop = lambda: False,
+) -> dict[str, DialogueReturns]:
+    """Dialogues of each decoding in a custom environment; all meet the same chances."""
+    found = {}
+    own = config.evaluate
+    seeds = [derive_seed(seed, "dialogue", number) for number in range(own.num_episodes)]
+    for name, decode in decodings(config).items():
+        generator = generator_for(seed, "decode", name)
+        policy = Stoppable(ILQL_Policy(networks, tokenizer, decode, generator=generator), stop)
+        played = play_dialogues(make_env, policy, seeds, batch_size=own.batch_size)
+        found[name] = DialogueReturns(tuple(one.episode_return for one in played))
     return found
 
 
@@ -286,9 +310,9 @@ def fitness_of(found: ILQLEvaluation) -> float:
     >>> fitness_of(ILQLEvaluation(held_out={"score": 0.0, "gain_low": -0.5}))
     -0.5
     """
-    if found.held_out:
-        return found.held_out.get("gain_low", found.held_out["score"])
-    return found.games[AS_SET].mean_return
+    if found.games:
+        return found.games[AS_SET].mean_return
+    return found.held_out.get("gain_low", found.held_out["score"])
 
 
 def evaluated(found: ILQLEvaluation) -> Evaluated:
@@ -297,19 +321,20 @@ def evaluated(found: ILQLEvaluation) -> Evaluated:
     >>> evaluated(ILQLEvaluation(held_out={"loss": 0.5, "score": 0.25})).score
     0.25
     """
-    if found.held_out:
+    if not found.games:
         return Evaluated(found.held_out["score"], found.held_out)
     by_name = {name: _figures(games) for name, games in found.games.items()}
     first = found.games[AS_SET]
-    values = {**by_name[AS_SET], "returns": list(first.returns), "decodings": by_name}
+    values = {
+        **found.held_out,
+        **by_name[AS_SET],
+        "returns": list(first.returns),
+        "decodings": by_name,
+    }
     return Evaluated(first.mean_return, values)
 
 
-def _figures(games: WordleEvaluation) -> dict[str, Any]:
+def _figures(games: DialogueReturns) -> dict[str, Any]:
     low, high = games.interval
-    return {
-        "mean_return": games.mean_return,
-        "low": low,
-        "high": high,
-        "share_won": games.share_won,
-    }
+    found = {"mean_return": games.mean_return, "low": low, "high": high}
+    return found | ({"share_won": games.share_won} if isinstance(games, WordleEvaluation) else {})

@@ -24,12 +24,14 @@ from raffia.recipes.ilql.data import (
     make_wordle,
 )
 from raffia.recipes.ilql.dialogues import Record, scored_dialogues, write_dialogues
+from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
     evaluated,
     fitness_of,
     held_out_means,
     logged_replies,
+    play_own,
     play_wordle,
     with_estimate,
     with_member_decode,
@@ -56,13 +58,21 @@ class ILQLExperiment(Experiment):
 
     shaped_by = "model.*, the task's tokens, population.size and optimizer.*"
 
-    def __init__(self, config: ILQLRun, folder: Path, view: View) -> None:
+    def __init__(
+        self,
+        config: ILQLRun,
+        folder: Path,
+        view: View,
+        *,
+        make_env: str | MakeLanguageEnv | None = None,
+    ) -> None:
         super().__init__(folder, view, seed=config.seed)
         self.config = config
         self.plan = plan_of(config)
         require_device(config.device)
         self.corpus = make_corpus(config, folder)
         refuse_unfit(config, self.corpus.tokenizer)
+        self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
         self.making = begin_making(config, folder).on(config.device)
         self.networks = make_networks(self.making)
         self.learner: Learner = compiled(self.networks) if config.compile else self.networks
@@ -176,6 +186,7 @@ class ILQLExperiment(Experiment):
             with_member_decode(self.config, state["hyper"]),
             seed=derive_seed(self.config.seed, "evaluate", update),
             stop=stop,
+            make_env=self.make_env,
         )
 
     def _evaluate_members(
@@ -230,7 +241,7 @@ def plan_of(config: ILQLRun) -> Plan:
         title=f"{config.title}, seed {config.seed}",
         num_updates=config.num_updates,
         evaluate_every=config.evaluate.every_updates,
-        of_returns=config.task == "wordle",
+        of_returns=config.plays,
         target_return=config.evaluate.target_return,
         save_every=config.checkpoint.every_updates,
         keep=config.checkpoint.keep,
@@ -245,9 +256,17 @@ def evaluate_networks(
     *,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
+    make_env: MakeLanguageEnv | None = None,
 ) -> ILQLEvaluation:
-    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true."""
-    if corpus.held_out is not None:
+    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true.
+
+    make_env: the environment of a task on data, whose dialogues are played besides.
+    """
+    if corpus.held_out is not None and make_env is not None:
+        means = held_out_means(networks, corpus.held_out, config, stop=stop)
+        own = play_own(networks, corpus.tokenizer, make_env, config, seed=seed, stop=stop)
+        found = ILQLEvaluation(games=own, held_out=means)
+    elif corpus.held_out is not None:
         held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
         means = held_out_means(networks, held_out, config, stop=stop)
         replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
@@ -259,4 +278,6 @@ def evaluate_networks(
             *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
         )
         found = ILQLEvaluation(games=played)
-    return replace(found, dialogues=scored_dialogues(networks, corpus, config, stop=stop))
+    return replace(
+        found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)
+    )

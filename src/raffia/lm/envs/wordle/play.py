@@ -12,7 +12,7 @@ import numpy as np
 
 from raffia.lm.envs.contract import LanguagePolicy
 from raffia.lm.envs.draws import Draws
-from raffia.lm.envs.play import play_dialogues
+from raffia.lm.envs.play import DialogueReturns, play_dialogues
 from raffia.lm.envs.wordle.env import WordleEnv
 from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds
@@ -20,11 +20,9 @@ from raffia.lm.envs.wordle.policies import NON_WORD, Positions, Script
 
 __all__ = ["Player", "WordleEvaluation", "evaluate", "evaluation_of"]
 
-_Z95 = 1.959964  # of the normal distribution, both sides
-
 
 @dataclass(frozen=True)
-class WordleEvaluation:
+class WordleEvaluation(DialogueReturns):
     """What came of N games.
 
     >>> games = [WordleObservation((("crane", "ggggg"),)),
@@ -36,22 +34,8 @@ class WordleEvaluation:
     [0.693, 0.0]
     """
 
-    returns: tuple[float, ...]
     won: tuple[bool, ...]
     guess_entropy: tuple[float, ...]  # nats, over the games: how diverse the first guesses are, ...
-
-    @property
-    def mean_return(self) -> float:
-        """The mean over the games."""
-        return sum(self.returns) / len(self.returns)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Of the mean return, 95 %, as for a normal distribution: for many games."""
-        if len(self.returns) < 2:
-            return -math.inf, math.inf
-        error = float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
-        return self.mean_return - _Z95 * error, self.mean_return + _Z95 * error
 
     @property
     def share_won(self) -> float:

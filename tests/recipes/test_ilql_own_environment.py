@@ -1,0 +1,159 @@
+"""Runs of ILQL on data that are evaluated in an environment of the user's own."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raffia.cli import main
+from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.recipes.ilql import evaluate, resume, train, with_sizes
+from raffia.recipes.run_folder import RunError, read_run
+from raffia.train.config import ConfigError
+from tests.recipes.ilql_runs import of_file, write_chats
+from tests.recipes.runs import Quiet
+
+ENV = '''
+from raffia.lm import Language_Environment
+from raffia.lm.data.dialogue import Dialogue
+
+
+class Echo(Language_Environment):
+    """Asks for a number, drawn by the seed; whatever is said brings that number."""
+
+    def reset(self, seed):
+        self.said, self.ended = [(f"say {seed % 10}", None)], False
+        return Dialogue(self.said, terminal=False)
+
+    def step(self, action):
+        reward = float(self.said[0][0].split()[1])
+        self.ended = True
+        return Dialogue([*self.said, (action, reward)], terminal=True), reward, True
+
+    def is_terminal(self):
+        return self.ended
+
+
+class Other:
+    pass
+
+
+class Stranger(Echo):
+    def reset(self, seed):
+        return Dialogue([("sprich 3", None)], terminal=False)
+'''
+SMALL = "--num_updates 2 --evaluate.every_updates 2 --evaluate.num_episodes 4 --batch_size 4"
+TRUNK = "--model.trunk.n_layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("echo_env.py").write_text(ENV)
+    write_chats(tmp_path / "chats.jsonl")
+    yield tmp_path
+    sys.modules.pop("echo_env", None)
+
+
+def run(words, capsys):
+    assert main(words.split()) == 0
+    return capsys.readouterr().out
+
+
+def fails(words, capsys):
+    assert main(words.split()) in (1, 2)
+    return capsys.readouterr().err
+
+
+def test_an_environment_of_ones_own_from_the_first_word_to_the_last(here, capsys):
+    flags = f"{SMALL} {TRUNK} --evaluate.adv_weights 0 --evaluate.target_return 99"
+    said = run(f"train ilql --data chats.jsonl --env echo_env.py:Echo {flags}", capsys)
+    assert "raffia evaluate runs/chats-0 --env echo_env.py:Echo" in said
+    assert "best mean return" in said
+    rows = map(json.loads, Path("runs/chats-0/metrics.jsonl").read_text().splitlines())
+    [row] = [row for row in rows if "returns" in row]
+    assert sorted(row["decodings"]) == ["adv_weight=0", "decode"]
+    assert len(row["returns"]) == 4 and row["mean_return"] == sum(row["returns"]) / 4
+    assert "share_won" not in row and "loss" in row
+    dialogues = json.loads(next(Path("runs/chats-0/dialogues").iterdir()).read_text())
+    assert [one["source"] for one in dialogues["dialogues"]].count("own") == 4
+
+    refused = fails("resume runs/chats-0 --num_updates 3", capsys)
+    assert "if you trust it, name it: --env echo_env.py:Echo" in refused
+    assert "--env echo_env.py:Echo" in fails("evaluate runs/chats-0", capsys)
+    run("resume runs/chats-0 --num_updates 3 --env echo_env.py:Echo", capsys)
+    said = run("evaluate runs/chats-0 --env echo_env.py:Echo --episodes 5", capsys)
+    assert "adv_weight=0" in said and "won" not in said.split("wrote")[0]
+    [path] = Path("runs/chats-0/evaluations").iterdir()
+    record = json.loads(path.read_text())
+    assert len(record["decodings"]["decode"]["returns"]) == 5 and "loss" in record["held_out"]
+
+
+def small(here, **changes):
+    return replace(with_sizes(of_file(str(here / "chats.jsonl"))), num_updates=2, **changes)
+
+
+def test_an_installed_package_is_imported_on_the_word_of_a_run(here, monkeypatch):
+    """And a class is as good as its name."""
+    monkeypatch.syspath_prepend(str(here))
+    from echo_env import Echo
+
+    train(small(here), "run", view=Quiet(), make_env=Echo)
+    assert read_run("run").evaluate.env == "echo_env:Echo"
+    found = evaluate("run", episodes=6)
+    assert len(found.games["decode"].returns) == 6 and found.held_out["loss"] > 0
+    longer = replace(read_run("run"), num_updates=3)
+    assert resume("run", config=longer, view=Quiet()).update == 3
+
+
+def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(here, monkeypatch):
+    shutil.copy("echo_env.py", "echo_elsewhere.py")
+    config = small(here)
+    config = replace(config, evaluate=replace(config.evaluate, env="echo_elsewhere:Echo"))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
+    with pytest.raises(RunError, match="name it: --env echo_elsewhere:Echo"):
+        train(config, "run", view=Quiet())
+    assert "echo_elsewhere" not in sys.modules and not Path("run").exists()
+    result = train(config, "run", view=Quiet(), make_env="echo_elsewhere:Echo")
+    assert result.update == 2
+    del sys.modules["echo_elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("echo_env.py:Ecco", "has no attribute 'Ecco'"),
+        ("nowhere.py:Echo", "nowhere.py:Echo can't be imported"),
+        ("echo_env.py:Other", "it must be a class, or a function, that gives a raffia.lm.Langua"),
+        ("echo_env.py:Stranger", "echo_env.py:Stranger says first cannot be encoded"),
+        ("echo_env.py", "must be package.module:name or file.py:name"),
+    ],
+)
+def test_what_is_no_environment_is_refused_and_leaves_no_folder(name, text, here, capsys):
+    said = fails(f"train ilql --data chats.jsonl --env {name} {SMALL} {TRUNK}", capsys)
+    assert text in " ".join(said.split()) and not Path("runs/chats-0").exists()
+
+
+def test_runs_without_data_have_environments_of_their_own(here, capsys):
+    said = fails("train ilql --preset wordle --env echo_env.py:Echo", capsys)
+    assert "wordle is evaluated in its own games" in said
+    with pytest.raises(ValueError, match="name an environment, --env file.py:name"):
+        small(here, evaluate=replace(small(here).evaluate, target_return=1.0))
+    with pytest.raises(ConfigError, match=r"gives .*WordleEnv"):
+        train(small(here), "run", view=Quiet(), make_env=lambda: WordleEnv)
+    run(f"train ilql --preset ilql-smoke {SMALL}", capsys)
+    said = fails("evaluate runs/ilql-smoke-0 --env echo_env.py:Echo", capsys)
+    assert "wordle is evaluated in its own games" in said
+    run(f"train ilql --data chats.jsonl {SMALL} {TRUNK}", capsys)
+    assert "estimated" in run("evaluate runs/chats-0", capsys)  # without one, as ever
+
+
+def test_another_algorithm_has_no_flag_of_it(here, capsys):
+    from tests.cli.test_runs import make_run
+
+    make_run("runs/a")
+    said = fails("evaluate runs/a --env echo_env.py:Echo", capsys)
+    assert "--env is for runs of ILQL; runs/a is one of EfficientZero" in said
