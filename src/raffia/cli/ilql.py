@@ -101,7 +101,10 @@ class ILQLCommands(AlgorithmCommands):
     def given(self, config: ILQLRun, flags: Mapping[str, str]) -> ILQLRun:
         """The config with the environment that --env names."""
         self.env = flags.get("--env", config.evaluate.env)
-        return replace(config, evaluate=replace(config.evaluate, env=self.env))
+        try:
+            return replace(config, evaluate=replace(config.evaluate, env=self.env))
+        except ValueError as error:
+            raise UsageError(str(error), "raffia train ilql --help") from error
 
     def named_for_calls(self) -> list[str]:
         """The flag that names the environment, if one was given, or recorded."""
